@@ -1,0 +1,37 @@
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup run test check bench count format
+help: ## show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+setup: $(STAMP) ## create .venv and install the pinned set
+
+run: setup ## run the main job: a byte-level Llama under FSDP on one simulated trn1n.32xlarge
+	$(BIN)/shardwright run examples/llama_fsdp/job.toml --out $(CURDIR)/out/llama_fsdp
+
+test: setup ## run the tests
+	$(BIN)/python -m pytest
+
+check: setup ## format, lint, types, layer rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_layers.py
+
+format: setup ## format and fix what ruff can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## run the benchmarks (ratios, never asserted)
+	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+count: ## lines per file, largest first
+	@git ls-files '*.py' | xargs wc -l | sort -rn | head -40

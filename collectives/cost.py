@@ -1,0 +1,63 @@
+"""The time of a collective: choose the algorithm, then time it over all groups at once.
+
+The entry for simulators and tools. Choices and reasons are in `select.py`, arithmetic in
+`timing.py`, constants in `costs.py`; all groups of the collective run together and share links and
+EFA devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collectives.costs import CONSERVATIVE, NOMINAL, PEAK, PROFILES, CollectiveCosts
+from collectives.ops import CollectiveKind, ReplicaGroups
+from collectives.select import choose
+from collectives.timing import PS_PER_S, CollectiveTime, closed_time, schedule_time
+from collectives.topology import Topology
+
+__all__ = [
+    "CONSERVATIVE",
+    "NOMINAL",
+    "PEAK",
+    "PROFILES",
+    "CollectiveCosts",
+    "CollectiveTime",
+    "bus_bytes_per_s",
+    "closed_time",
+    "collective_time",
+    "schedule_time",
+]
+
+
+def collective_time(
+    kind: CollectiveKind,
+    topology: Topology,
+    groups: ReplicaGroups,
+    size_bytes: int,
+    element_bytes: int,
+    costs: CollectiveCosts,
+    *,
+    pairs: Sequence[tuple[int, int]] = (),
+) -> CollectiveTime:
+    """Time of `kind` running in all `groups` at once, in closed form.
+
+    `size_bytes` is the larger of source and target of one rank; `pairs` are group positions, for
+    collective_permute.
+    Raises CollectiveError for sizes below one element and groups that do not fit the topology.
+    """
+    choice = choose(kind, topology, groups, size_bytes, element_bytes, costs, pairs=pairs)
+    return closed_time(choice, size_bytes, element_bytes, costs)
+
+
+def bus_bytes_per_s(kind: CollectiveKind, num_ranks: int, size_bytes: int, time_ps: int) -> float:
+    """Bus bandwidth as the published tables print it.
+
+    Source: documented: factor 2(r-1)/r for all_reduce, 1 for permutes, else (r-1)/r (nccom-test
+    page).
+    """
+    factor = (num_ranks - 1) / num_ranks
+    if kind is CollectiveKind.ALL_REDUCE:
+        factor *= 2
+    if kind is CollectiveKind.COLLECTIVE_PERMUTE:
+        factor = 1.0
+    return size_bytes * factor * PS_PER_S / time_ps

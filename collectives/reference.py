@@ -1,0 +1,90 @@
+"""What each collective means, on whole arrays: the oracle of `execute.py`.
+
+Sources are viewed as [outer, dim, inner]; gathers concatenate and scatters split along the middle
+dim, in group order. Reductions accumulate in fp32 for float types narrower than that and round once
+at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.ops import CollectiveError, CollectiveKind
+
+Array = npt.NDArray[Any]
+REDUCTIONS: dict[str, np.ufunc] = {
+    "add": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "multiply": np.multiply,
+}
+
+
+def reference(
+    kind: CollectiveKind,
+    sources: Sequence[Array],
+    *,
+    shape: tuple[int, int, int] | None = None,
+    reduction: str = "add",
+    pairs: Sequence[tuple[int, int]] = (),
+) -> list[Array]:
+    """The result of every rank of one group.
+
+    Shapes: `shape` is [outer, dim, inner] of one source, default (1, size, 1); results of
+    all_gather have [outer, n * dim, inner], of reduce_scatter [outer, dim / n, inner], all others
+    the shape of the source.
+    Raises CollectiveError when a dim does not divide or the reduction is unknown.
+    """
+    n = len(sources)
+    view = shape or (1, sources[0].size, 1)
+    blocks = [s.reshape(view) for s in sources]
+    match kind:
+        case CollectiveKind.ALL_GATHER:
+            return [np.concatenate(blocks, axis=1)] * n
+        case CollectiveKind.ALL_REDUCE:
+            return [reduce_whole(blocks, reduction)] * n
+        case CollectiveKind.REDUCE_SCATTER:
+            check_divides(kind, view[1], n)
+            return np.split(reduce_whole(blocks, reduction), n, axis=1)
+        case CollectiveKind.ALL_TO_ALL:
+            check_divides(kind, view[1], n)
+            pieces = [np.split(b, n, axis=1) for b in blocks]
+            return [np.concatenate([p[t] for p in pieces], axis=1) for t in range(n)]
+        case CollectiveKind.COLLECTIVE_PERMUTE:
+            sender = {t: s for s, t in pairs}
+            zeros = np.zeros_like(blocks[0])
+            return [blocks[sender[t]] if t in sender else zeros for t in range(n)]
+
+
+def reduce_whole(blocks: Sequence[Array], reduction: str) -> Array:
+    """All blocks reduced in order, narrow floats in fp32."""
+    dtype = blocks[0].dtype
+    wide = np.dtype(np.float32) if is_narrow_float(dtype) else dtype
+    total = blocks[0].astype(wide)
+    for block in blocks[1:]:
+        total = ufunc(reduction)(total, block.astype(wide))
+    return total.astype(dtype)
+
+
+def is_narrow_float(dtype: np.dtype[Any]) -> bool:
+    """True for float types below 32 bits; extension types (bf16, fp8) report kind V."""
+    return dtype.itemsize < 4 and dtype.kind in "fV"
+
+
+def ufunc(reduction: str) -> np.ufunc:
+    """The NumPy function of a reduction. Raises CollectiveError for an unknown one."""
+    if reduction not in REDUCTIONS:
+        raise CollectiveError(f"reductions are {', '.join(REDUCTIONS)}, got {reduction!r}")
+    return REDUCTIONS[reduction]
+
+
+def check_divides(kind: CollectiveKind, dim: int, num_ranks: int) -> None:
+    """Raises CollectiveError unless the split dim divides by the group size."""
+    if dim % num_ranks:
+        raise CollectiveError(
+            f"{kind.value} requires a dim that divides by its {num_ranks} ranks, got {dim}"
+        )

@@ -1,0 +1,157 @@
+"""Time of a chosen algorithm, in integer picoseconds, without contention from anything but itself.
+
+time = launch + longest chain of hops + per phase the slowest of: the rank's own copy or reduce
+path, the busiest link, the busiest EFA device (formula inferred from the intra- and inter-node
+collectives pages: steps x hop + bytes / bandwidth). Counts come from `loads.py`, either link by
+link or in closed form; both give the same picoseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from collectives.costs import CollectiveCosts
+from collectives.loads import Loads, PhaseLoad, closed_loads, schedule_loads
+from collectives.ops import CollectiveError
+from collectives.recipe import Choice
+
+PS_PER_S = 10**12
+COPY_TOUCHES, REDUCE_TOUCHES = 2, 3  # inferred: read + write; two reads + write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTime:
+    """The time of one collective over all its groups, and what it used.
+
+    Units: `total_ps = launch_ps + latency_ps + transfer_ps`. `bytes_per_rank` is the payload the
+    busiest rank receives, `touch_bytes_per_rank` what its DMA reads and writes for it; `link_bytes`
+    crosses the busiest directed NeuronLink, `efa_bytes` the busiest EFA device in one direction.
+    `bound` names what limits the longest phase: rank, link or efa.
+    """
+
+    total_ps: int
+    launch_ps: int
+    latency_ps: int
+    transfer_ps: int
+    algorithm: str
+    why: str
+    bound: str
+    bytes_per_rank: int
+    touch_bytes_per_rank: int
+    link_bytes: int
+    efa_bytes: int
+    uses_efa: bool
+
+
+def closed_time(
+    choice: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts
+) -> CollectiveTime:
+    """Time in closed form; permutes, which have none, are counted link by link.
+
+    Raises CollectiveError for sizes below one element.
+    """
+    _check_size(size_bytes, element_bytes)
+    if choice.layout.group_size == 1:
+        return _nothing()
+    direct = choice.algorithm == "direct"
+    loads = (_schedule_loads if direct else _closed_loads)(choice, costs)
+    return _time(choice, loads, size_bytes, element_bytes, costs)
+
+
+def schedule_time(
+    choice: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts
+) -> CollectiveTime:
+    """Time of the schedules of `choice`, link by link; the oracle of `closed_time`.
+
+    Raises CollectiveError for sizes below one element.
+    """
+    _check_size(size_bytes, element_bytes)
+    if choice.layout.group_size == 1:
+        return _nothing()
+    loads = _schedule_loads(choice, costs)
+    return _time(choice, loads, size_bytes, element_bytes, costs)
+
+
+@lru_cache(maxsize=1024)
+def _closed_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
+    return closed_loads(choice, costs)
+
+
+@lru_cache(maxsize=64)
+def _schedule_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
+    return schedule_loads(choice, costs)
+
+
+def _check_size(size_bytes: int, element_bytes: int) -> None:
+    if element_bytes < 1 or size_bytes < element_bytes:
+        raise CollectiveError(
+            f"a collective requires at least one element of {element_bytes} B, got {size_bytes} B"
+        )
+
+
+def _time(
+    choice: Choice, loads: Loads, size_bytes: int, element_bytes: int, costs: CollectiveCosts
+) -> CollectiveTime:
+    """Loads times chunk bytes, phase after phase."""
+    elements = -(-size_bytes // element_bytes)
+    chunk = -(-elements // loads.chunks_per_buffer) * element_bytes
+    spent = [_phase_ps(phase, chunk, costs) for phase in loads.phases]
+    transfer = sum(ps for ps, _ in spent)
+    copied = sum(max((c for c, _, _ in p.ranks), default=0) for p in loads.phases)
+    reduced = sum(max((r for _, r, _ in p.ranks), default=0) for p in loads.phases)
+    efa = sum(max((n for _, n in p.efa), default=0) for p in loads.phases)
+    return CollectiveTime(
+        total_ps=costs.launch_ps + loads.latency_ps + transfer,
+        launch_ps=costs.launch_ps,
+        latency_ps=loads.latency_ps,
+        transfer_ps=transfer,
+        algorithm=choice.algorithm,
+        why=choice.why,
+        bound=max(spent, default=(0, "none"))[1],
+        bytes_per_rank=(copied + reduced) * chunk,
+        touch_bytes_per_rank=(COPY_TOUCHES * copied + REDUCE_TOUCHES * reduced) * chunk,
+        link_bytes=sum(max((n for _, n in p.links), default=0) for p in loads.phases) * chunk,
+        efa_bytes=efa * chunk,
+        uses_efa=efa > 0,
+    )
+
+
+def _phase_ps(phase: PhaseLoad, chunk: int, costs: CollectiveCosts) -> tuple[int, str]:
+    """Time of a phase and what limits it."""
+    copy, reduce = costs.rank_copy_bytes_per_s, costs.rank_reduce_bytes_per_s
+    rank = max(
+        (
+            max(_ps(c * chunk, copy) + _ps(r * chunk, reduce), _ps(s * chunk, copy))
+            for c, r, s in phase.ranks
+        ),
+        default=0,
+    )
+    link = max((_ps(n * chunk, rate) for rate, n in phase.links), default=0)
+    efa = max(
+        (_ps(n * chunk, int(rate * costs.efa_efficiency)) for rate, n in phase.efa), default=0
+    )
+    return max((rank, "rank"), (link, "link"), (efa, "efa"))
+
+
+def _ps(num_bytes: int, bytes_per_s: int) -> int:
+    """Picoseconds, rounded up."""
+    return -(-num_bytes * PS_PER_S // bytes_per_s)
+
+
+def _nothing() -> CollectiveTime:
+    """A group of one rank communicates nothing."""
+    return CollectiveTime(
+        total_ps=0,
+        launch_ps=0,
+        latency_ps=0,
+        transfer_ps=0,
+        algorithm="none",
+        why="a group of one rank moves nothing",
+        bound="none",
+        bytes_per_rank=0,
+        touch_bytes_per_rank=0,
+        link_bytes=0,
+        efa_bytes=0,
+        uses_efa=False,
+    )

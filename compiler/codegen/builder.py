@@ -1,0 +1,281 @@
+"""Where instructions and tiles go: the region under construction, its loops, and access patterns over atoms.
+
+A `Scope` is a place in the loop nest: a body to append to, and for every atom a `Box` (origin and extent) that says which
+part of the index space the code there works on. A `Held` value is a tile with an element stride per atom, so that reading
+it anywhere is one rule: stride 0 for atoms it does not span.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.codegen.space import Split, Walk
+from compiler.dtypes import DType
+from compiler.isa.limits import Limits
+from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
+from compiler.isa.region import Affine, Tensor
+
+Dims = tuple[tuple[int, int], ...]
+PSUM_WORD = 4  # PSUM holds fp32 (documented: hardware.json psum_output_dtypes)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The part of an atom some code works on: `extent` points from `origin`."""
+
+    origin: Affine
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an atom that one body of code covers: `trip` blocks of `extent` from `start`.
+
+    `shorter` lists atoms (the minor part of a split) that are shorter in this piece.
+    """
+
+    start: int
+    extent: int
+    trip: int = 1
+    shorter: tuple[tuple[int, int], ...] = ()
+
+
+def pieces(size: int, extent: int, split: Split | None = None) -> list[Piece]:
+    """Full blocks, then a shorter block, then the tail of a split."""
+    found = [Piece(0, extent, size // extent)] if size >= extent else []
+    if size % extent:
+        found.append(Piece(size - size % extent, size % extent))
+    if split is not None and split.tail:
+        found.append(Piece(size, 1, 1, ((split.minor, split.tail),)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A value on chip: tile number, element offset in the slot, element stride per spanned atom."""
+
+    tile: int
+    strides: Mapping[int, int]
+    offset: Affine = field(default_factory=Affine)
+
+
+class Builder:
+    """A region under construction: tiles, code, registers, and what is made once in front of everything."""
+
+    def __init__(
+        self, limits: Limits, tensors: Sequence[Tensor], first_register: int, slots: int
+    ) -> None:
+        self.limits = limits
+        self.tensors = tensors
+        self.tiles: list[Tile] = []
+        self.prefix: list[Instr | Loop] = []
+        self.body: list[Instr | Loop] = []
+        self.next_register = first_register
+        self.slots = slots  # of tiles that rotate with a loop
+        self.once: set[object] = set()  # marks of what was already made in `prefix`
+        self._splats: dict[tuple[object, ...], Held] = {}
+
+    def new_register(self) -> int:
+        """A register no other loop uses."""
+        self.next_register += 1
+        return self.next_register - 1
+
+    def add_tile(self, tile: Tile) -> int:
+        """Number of a new tile."""
+        self.tiles.append(tile)
+        return len(self.tiles) - 1
+
+    def dtype(self, held: Held) -> DType:
+        """Element type of a value on chip."""
+        return self.tiles[held.tile].dtype
+
+    def filled(
+        self, value: Any, dtype: DType, elements: int = 1, partitions: int = 0, part: str = ""
+    ) -> Held:
+        """A tile full of `value` (number or, for a register as data, `Affine`), made once per region.
+
+        `part` keeps equal tiles apart that should not share memory.
+        """
+        key = (str(value), dtype, elements, partitions, part)
+        if key not in self._splats:
+            rows = partitions or self.limits.partitions
+            tile = self.add_tile(Tile(f"fill{len(self._splats)}", Space.SBUF, rows, elements, dtype))
+            dst = AccessPattern(Space.SBUF, tile, Affine(), ((1, rows), (1, elements)))
+            self.prefix.append(_fill(value, dst, dtype))
+            self._splats[key] = Held(tile, {})
+        return self._splats[key]
+
+
+def _fill(value: Any, dst: AccessPattern, dtype: DType) -> Instr:
+    if isinstance(value, Affine):
+        attrs = {"start": value, "partition_step": 0, "steps": (0,)}
+        return Instr("iota", Engine.GPSIMD, dst, (), attrs)
+    engine = Engine.GPSIMD if dtype.is_integer else Engine.VECTOR
+    return Instr("memset", engine, dst, (), {"value": value})
+
+
+class Scope:
+    """A place in the loop nest. `register` and `trip` describe the innermost loop around it (-1, 1 outside)."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        body: list[Instr | Loop],
+        boxes: Mapping[int, Box],
+        register: int = -1,
+        trip: int = 1,
+    ) -> None:
+        self.builder = builder
+        self.body = body
+        self.boxes = dict(boxes)
+        self.register = register
+        self.trip = trip
+        self.sizes: dict[int, int] = {}  # atoms that are shorter here (the tail of a split)
+        self.first: dict[int, tuple[int, ...] | None] = {}  # see `enter`
+        self._free: dict[tuple[object, ...], list[int]] = {}
+
+    def straight(self, boxes: Mapping[int, Box]) -> Scope:
+        """The same place with other boxes."""
+        scope = Scope(self.builder, self.body, {**self.boxes, **boxes}, self.register, self.trip)
+        scope._free, scope.sizes, scope.first = self._free, self.sizes, self.first
+        return scope
+
+    def loop(self, trip: int) -> Scope:
+        """The body of a new loop of `trip` iterations, appended here; its boxes are still those of this scope."""
+        register = self.builder.new_register()
+        loop = Loop(register, trip, [])
+        self.body.append(loop)
+        scope = Scope(self.builder, loop.body, self.boxes, register, trip)
+        scope.sizes, scope.first = self.sizes, self.first
+        return scope
+
+    def enter(self, atom: int, piece: Piece) -> Scope:
+        """The code for one piece of an atom: a loop when it repeats.
+
+        `first` of the result tells accumulations over the atom how to start: the registers that are 0 in the first
+        iteration, or None when an earlier piece has already been added.
+        """
+        scope = self.loop(piece.trip) if piece.trip > 1 else self.straight({})
+        terms = ((scope.register, piece.extent),) if piece.trip > 1 else ()
+        scope.boxes[atom] = Box(Affine(piece.start, terms), piece.extent)
+        start = terms and (scope.register,)
+        scope.first = {**self.first, atom: start if piece.start == 0 else None}
+        scope.sizes = {**self.sizes, **dict(piece.shorter)}
+        for short, size in piece.shorter:
+            scope.boxes[short] = Box(Affine(), min(size, scope.boxes[short].extent))
+        return scope
+
+    def zero_when(self, atoms: Iterable[int]) -> tuple[int, ...] | None:
+        """When a sum over `atoms` overwrites its destination here (the `zero_when` of instructions)."""
+        registers: tuple[int, ...] = ()
+        for atom in sorted(atoms):
+            start = self.first.get(atom, ())
+            if start is None:
+                return None
+            registers += start
+        return registers
+
+    def extent(self, atom: int | None) -> int:
+        """Points of `atom` this code works on; 1 for no atom."""
+        return 1 if atom is None else self.boxes[atom].extent
+
+    def tile(
+        self, name: str, partitions: int, elements: int, dtype: DType, slots: int = 0
+    ) -> int:
+        """An SBUF tile that lives in one iteration here; a released one of the same form is taken first."""
+        slots = min(self.trip, slots or self.builder.slots)
+        key = (partitions, elements, dtype, slots)
+        if self._free.get(key):
+            return self._free[key].pop()
+        tile = Tile(name, Space.SBUF, partitions, elements, dtype, slots, self.register)
+        return self.builder.add_tile(tile)
+
+    def psum(self, name: str, banks: int = 1, slots: int = 2) -> int:
+        """An fp32 PSUM tile of whole banks."""
+        limits = self.builder.limits
+        elements = banks * limits.psum_bank_bytes // PSUM_WORD
+        slots = min(self.trip, slots)
+        tile = Tile(name, Space.PSUM, limits.partitions, elements, DType.F32, slots, self.register)
+        return self.builder.add_tile(tile)
+
+    def release(self, held: Held) -> None:
+        """Give back the tile of a value that nobody reads any more."""
+        tile = self.builder.tiles[held.tile]
+        if tile.space is Space.SBUF and tile.loop == self.register:
+            key = (tile.partitions, tile.elements, tile.dtype, tile.slots)
+            self._free.setdefault(key, []).append(held.tile)
+
+    def add(
+        self,
+        opcode: str,
+        engine: Engine,
+        dst: AccessPattern,
+        srcs: Sequence[AccessPattern] = (),
+        **attrs: Any,
+    ) -> None:
+        """Append one instruction."""
+        self.body.append(Instr(opcode, engine, dst, tuple(srcs), attrs))
+
+    # patterns
+
+    def hold(self, tile: int, axes: Iterable[int]) -> Held:
+        """A value laid out densely over `axes` (major to minor) at the extents of this scope."""
+        strides, step = {}, 1
+        for atom in reversed(list(axes)):
+            strides[atom] = step
+            step *= self.extent(atom)
+        return Held(tile, strides)
+
+    def elements(self, axes: Iterable[int]) -> int:
+        """Product of the extents of `axes`."""
+        return math.prod(self.extent(a) for a in axes)
+
+    def patterns(self, rows: int, axes: Sequence[int], *values: Held) -> list[AccessPattern]:
+        """One on-chip pattern per value over `rows` partitions and `axes`, equal shapes, dims merged where possible."""
+        merged = merge_dims([self.extent(a) for a in axes], [[v.strides.get(a, 0) for a in axes] for v in values])
+        return [self.on_chip(v, rows, dims) for v, dims in zip(values, merged, strict=True)]
+
+    def on_chip(self, value: Held, rows: int, dims: Dims, offset: Affine | int = 0) -> AccessPattern:
+        """Pattern of a value with explicit free dims."""
+        space = self.builder.tiles[value.tile].space
+        return AccessPattern(space, value.tile, value.offset + offset, ((1, rows), *dims))
+
+    def transfer(
+        self, walk: Walk, held: Held, rows: int, partition: int | None, axes: Sequence[int]
+    ) -> tuple[AccessPattern, AccessPattern]:
+        """(HBM pattern, on-chip pattern) of equal shape for a DMA of a view."""
+        sizes = [self.extent(a) for a in axes]
+        hbm, chip = merge_dims(
+            sizes, [[walk.stride(a) for a in axes], [held.strides.get(a, 0) for a in axes]]
+        )
+        first = (walk.stride(partition), rows)
+        return self.hbm(walk, (first, *hbm)), self.on_chip(held, rows, chip)
+
+    def hbm(self, walk: Walk, dims: Dims) -> AccessPattern:
+        """HBM pattern at the origin of this scope's boxes."""
+        return AccessPattern(Space.HBM, walk.tensor, self.address(walk), dims)
+
+    def address(self, walk: Walk) -> Affine:
+        """Where a walk starts here."""
+        offset = walk.offset
+        for atom, stride in walk.strides.items():
+            offset = offset + self.boxes[atom].origin * stride
+        return offset
+
+
+def merge_dims(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dims]:
+    """Dims (stride, size) per operand, size-1 dims dropped, neighbours merged where all operands allow it."""
+    kept: list[tuple[int, tuple[int, ...]]] = []
+    for size, steps in zip(sizes, zip(*strides, strict=True), strict=True):
+        if size == 1:
+            continue
+        if kept and all(a == b * size for a, b in zip(kept[-1][1], steps, strict=True)):
+            kept[-1] = (kept[-1][0] * size, steps)
+        else:
+            kept.append((size, steps))
+    if not kept:
+        kept = [(1, (1,) * len(strides))]
+    return [tuple((steps[i], size) for size, steps in kept) for i in range(len(strides))]

@@ -1,0 +1,149 @@
+"""Reductions: along free dims by `tensor_reduce`, over loops by accumulation, over partitions by the tensor engine.
+
+A sum over partitions is a matmul with ones on both sides, which leaves the total on every partition; maximum and minimum
+transpose, reduce and transpose back. So a reduced value is held like any value that does not span the partition atom.
+"""
+
+from __future__ import annotations
+
+from compiler.codegen.builder import Box, Held, Scope, merge_dims, pieces
+from compiler.codegen.space import Value
+from compiler.codegen.values import Frame
+from compiler.dtypes import DType
+from compiler.isa.program import Engine
+from compiler.isa.region import Affine
+
+OPS = {"add": "add", "max": "maximum", "min": "minimum", "multiply": "multiply"}
+_COLUMN = -7  # a private atom number for "columns of a flat tile"
+
+
+def accumulator_type(value: Value) -> DType:
+    """Partial results of floats are fp32."""
+    return DType.F32 if value.dtype.is_float else value.dtype
+
+
+def over_partitions(frame: Frame, value: Value) -> bool:
+    """Whether the partition atom is reduced."""
+    return frame.partition in value.over
+
+
+def new_accumulator(frame: Frame, number: int, scope: Scope) -> Held:
+    """A tile for partial results of reduce `number`."""
+    value = frame.space.values[number]
+    return frame.scratch(value, scope, accumulator_type(value))
+
+
+def accumulate(frame: Frame, number: int, target: Held, scope: Scope, looped: bool) -> None:
+    """One `tensor_reduce` of the tile at hand into `target`; `looped` when loops add more to it."""
+    value = frame.space.values[number]
+    (source,) = (frame.operand(i) for i in value.inputs)
+    axes = [a for a in frame.axes if a in frame.space.values[value.inputs[0]].atoms]
+    kept = [a for a in axes if a in value.atoms]
+    reduced = [a for a in axes if a in value.over]
+    rows = frame.rows(scope)
+    out, into = _dims(scope, kept, target, source)
+    (folded,) = merge_dims(
+        [scope.extent(a) for a in reduced], [[source.strides[a] for a in reduced]]
+    )
+    kind = value.attrs["kind"]
+    scope.add(
+        "tensor_reduce",
+        frame.engine(source, target),
+        scope.on_chip(target, rows, out),
+        (scope.on_chip(source, rows, (*into, *folded)),),
+        op=OPS.get(kind, kind),
+        num_reduced=len(folded),
+        zero_when=scope.zero_when(value.over) if looped else (),
+    )
+
+
+def _dims(scope: Scope, axes: list[int], *held: Held) -> list[tuple[tuple[int, int], ...]]:
+    return merge_dims(
+        [scope.extent(a) for a in axes], [[h.strides.get(a, 0) for a in axes] for h in held]
+    )
+
+
+def finish(frame: Frame, number: int, partial: Held, scope: Scope) -> None:
+    """Turn partial results into the value of reduce `number`."""
+    value = frame.space.values[number]
+    if over_partitions(frame, value):
+        result = frame.new(number, value, scope)
+        if value.attrs["kind"] == "add":
+            _sum_partitions(frame, partial, result, scope)
+        else:
+            _extreme_of_partitions(frame, value, partial, result, scope)
+        scope.release(partial)
+    elif frame.builder.dtype(partial) is value.dtype:
+        frame.held[number] = partial
+    else:
+        result = frame.new(number, value, scope)
+        frame.apply(scope, "tensor_copy", Engine.VECTOR, result, (partial,))
+        scope.release(partial)
+
+
+def emit_reduce(frame: Frame, number: int, scope: Scope) -> None:
+    """A reduction that needs no loop: one instruction, and the partition step if there is one."""
+    value = frame.space.values[number]
+    if over_partitions(frame, value):
+        partial = new_accumulator(frame, number, scope)
+        accumulate(frame, number, partial, scope, looped=False)
+        finish(frame, number, partial, scope)
+    else:
+        accumulate(frame, number, frame.new(number, value, scope), scope, looped=False)
+
+
+def columns(scope: Scope, total: int, width: int) -> list[tuple[Scope, Affine, int]]:
+    """(scope, first column, columns) for blocks of a flat tile of `total` columns."""
+    found = []
+    base = scope.straight({_COLUMN: Box(Affine(), width)})
+    for piece in pieces(total, min(width, total)):
+        inner = base.enter(_COLUMN, piece)
+        found.append((inner, inner.boxes[_COLUMN].origin, piece.extent))
+    return found
+
+
+def _width(frame: Frame, held: Held) -> int:
+    return frame.builder.tiles[held.tile].elements
+
+
+def _sum_partitions(frame: Frame, partial: Held, result: Held, scope: Scope) -> None:
+    limits, rows = frame.builder.limits, frame.rows(scope)
+    ones = frame.builder.filled(1.0, DType.F32, limits.partitions, part="ones")
+    for inner, first, width in columns(scope, _width(frame, partial), limits.moving_max):
+        bank = Held(inner.psum("total"), {})
+        dims = ((1, width),)
+        total = inner.on_chip(bank, rows, dims)
+        stationary = inner.on_chip(ones, rows, ((1, rows),))
+        moving = inner.on_chip(partial, rows, dims, first)
+        inner.add("matmul", Engine.TENSOR, total, (stationary, moving), zero_when=())
+        target = inner.on_chip(result, rows, dims, first)
+        inner.add("tensor_copy", Engine.VECTOR, target, (total,))
+
+
+def _extreme_of_partitions(
+    frame: Frame, value: Value, partial: Held, result: Held, scope: Scope
+) -> None:
+    limits, rows = frame.builder.limits, frame.rows(scope)
+    for inner, first, width in columns(scope, _width(frame, partial), limits.transpose_max):
+        turned = Held(inner.psum("turned"), {})
+        across = inner.on_chip(turned, width, ((1, rows),))
+        inner.add(
+            "transpose",
+            Engine.TENSOR,
+            across,
+            (inner.on_chip(partial, rows, ((1, width),), first),),
+        )
+        best = Held(inner.tile("best", width, 1, DType.F32), {})
+        spread = Held(inner.tile("spread", width, rows, DType.F32), {})
+        column = inner.on_chip(best, width, ((1, 1),))
+        kind = OPS[value.attrs["kind"]]
+        attrs = {"op": kind, "num_reduced": 1, "zero_when": ()}
+        source = inner.on_chip(turned, width, ((1, 1), (1, rows)))
+        inner.add("tensor_reduce", Engine.VECTOR, column, (source,), **attrs)
+        wide = inner.on_chip(spread, width, ((1, rows),))
+        inner.add("tensor_copy", Engine.VECTOR, wide, (inner.on_chip(best, width, ((0, rows),)),))
+        back = inner.on_chip(Held(inner.psum("back"), {}), rows, ((1, width),))
+        inner.add("transpose", Engine.TENSOR, back, (wide,))
+        inner.add(
+            "tensor_copy", Engine.VECTOR, inner.on_chip(result, rows, ((1, width),), first), (back,)
+        )

@@ -1,0 +1,286 @@
+"""A region made ready for tiling: minimal atoms per value, merged and split atoms, splat constants, sinks.
+
+`normalise` turns a `RegionProgram` into a `Space` that is freely edited by the planners: size-1 atoms are gone, atoms
+that every view walks as one index are one atom, values span only what moves them. `split` cuts one atom into a major and
+a minor part, with a tail where the minor part does not divide it. Next: `strips.py` and `contraction.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from compiler.diagnostics import CompileError
+from compiler.dtypes import DType
+from compiler.isa.region import Affine, Node, RegionProgram, View
+
+SINKS = ("store", "store_add_indexed")
+SPLATS = ("constant", "register")
+LEAVES = ("load", "iota", *SPLATS)
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How an address (or an iota value) moves: start, and a step per atom that moves it."""
+
+    offset: Affine
+    strides: Mapping[int, int]
+    tensor: int = -1
+
+    def stride(self, atom: int | None) -> int:
+        """Step along `atom`, 0 when it does not move."""
+        return self.strides.get(atom, 0) if atom is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A node of a space. `walk` places loads, stores and iotas; `over` lists summed atoms of reduce and contract."""
+
+    op: str
+    inputs: tuple[int, ...]
+    atoms: frozenset[int]
+    dtype: DType
+    walk: Walk | None = None
+    over: frozenset[int] = frozenset()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Atom `major` counts whole runs of `minor`; a last run of `tail` elements exists unless `tail` is 0."""
+
+    major: int
+    minor: int
+    tail: int
+
+
+@dataclass(slots=True)
+class Space:
+    """Atoms (size per number), values in topological order, and the splits made so far.
+
+    The size of a split's major atom counts whole runs only.
+    """
+
+    name: str
+    sizes: dict[int, int]
+    values: list[Value]
+    splits: dict[int, Split] = field(default_factory=dict)  # by major atom
+
+    @property
+    def sinks(self) -> list[int]:
+        """Numbers of the stores."""
+        return [n for n, v in enumerate(self.values) if v.op in SINKS]
+
+    def slice(self, sinks: Iterable[int]) -> list[int]:
+        """`sinks` and everything they need, in order."""
+        wanted = set(sinks)
+        for n in range(len(self.values) - 1, -1, -1):
+            if n in wanted:
+                wanted.update(self.values[n].inputs)
+        return sorted(wanted)
+
+    def users(self, among: Iterable[int]) -> dict[int, list[int]]:
+        """Readers of each value, looking at the values `among` only."""
+        found: dict[int, list[int]] = {}
+        for n in among:
+            for i in self.values[n].inputs:
+                found.setdefault(i, []).append(n)
+        return found
+
+    def elements(self, value: Value) -> int:
+        """Number of elements of a value (tails not counted)."""
+        return math.prod(self.sizes[a] for a in value.atoms)
+
+
+def normalise(program: RegionProgram) -> Space:
+    """The space of a compute region.
+
+    Raises CompileError for element types the engines do not have.
+    """
+    sizes = {a: n for a, n in enumerate(program.atoms) if n != 1}
+    space = Space(program.name, sizes, [])
+    number: dict[int, int] = {}
+    for n, node in enumerate(program.nodes):
+        _require_type(node, program)
+        number[n] = _append(space, node, tuple(number[i] for i in node.inputs))
+    space.values = _fold_converts(space)
+    _drop_dead(space)
+    _merge(space)
+    return space
+
+
+def _require_type(node: Node, program: RegionProgram) -> None:
+    if node.dtype in (DType.F64, DType.I64, DType.U64) and node.op not in SINKS:
+        raise CompileError(
+            "SW_CODEGEN_DTYPE",
+            f"region {program.name} requires element types up to 32 bits, got {node.op} of"
+            f" {node.dtype.value}",
+            hint="compute in f32 or i32",
+        )
+
+
+def _append(space: Space, node: Node, inputs: tuple[int, ...]) -> int:
+    """Add `node` with minimal atoms; returns its number."""
+    values, attrs = space.values, dict(node.attrs)
+    walk = _walk_of(space, node, attrs)
+    atoms = frozenset(walk.strides) if walk else frozenset()
+    if node.op != "load":
+        atoms = atoms.union(*(values[i].atoms for i in inputs))
+    over = frozenset(attrs.pop("over", ())) & set(space.sizes)
+    if node.op in SPLATS:
+        attrs = {"value": attrs["value"]}
+    if over:
+        inputs = (_scaled(space, inputs[0], over - atoms, attrs.get("kind", "add")), *inputs[1:])
+        over &= atoms
+    op = _without_sum(node.op, over)
+    values.append(Value(op, inputs, atoms - over, node.dtype, walk, over, attrs))
+    return len(values) - 1
+
+
+def _without_sum(op: str, over: frozenset[int]) -> str:
+    """A sum over nothing is no sum."""
+    if over or op not in ("reduce", "contract"):
+        return op
+    return "convert" if op == "reduce" else "multiply"
+
+
+def _walk_of(space: Space, node: Node, attrs: dict[str, Any]) -> Walk | None:
+    if node.op == "iota":
+        strides = {attrs.pop("atom"): attrs.pop("step")}
+        walk = Walk(attrs.pop("start"), {a: s for a, s in strides.items() if a in space.sizes})
+        return walk
+    view: View | None = attrs.pop("view", None)
+    if view is None:
+        return None
+    moving = {a: view.strides[a] for a in space.sizes if view.strides[a]}
+    if node.op in ("load", "load_indexed"):
+        moving = {a: s for a, s in moving.items() if a in node.atoms}
+    return Walk(view.offset, moving, view.tensor)
+
+
+def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> int:
+    """`source` as if it were summed over atoms it does not span: a sum of equal terms is a product."""
+    value = space.values[source]
+    count = math.prod(space.sizes[a] for a in missing)
+    if count == 1 or kind in ("max", "min", "and", "or"):
+        return source
+    factor: Any = float(count) if value.dtype.is_float else count
+    op = "multiply" if kind == "add" else "power"
+    constant = Value("constant", (), frozenset(), value.dtype, attrs={"value": factor})
+    space.values.append(constant)
+    space.values.append(
+        Value(op, (source, len(space.values) - 1), value.atoms, value.dtype)
+    )
+    return len(space.values) - 1
+
+
+def _fold_converts(space: Space) -> list[Value]:
+    """Converts that a DMA does for free (float loads) and converts to the same type disappear."""
+    users = space.users(range(len(space.values)))
+    values = list(space.values)
+    alias = list(range(len(values)))
+    for n, value in enumerate(values):
+        value = replace(value, inputs=tuple(alias[i] for i in value.inputs))
+        values[n] = value
+        if value.op != "convert":
+            continue
+        source = values[value.inputs[0]]
+        if source.dtype is value.dtype:
+            alias[n] = value.inputs[0]
+        elif source.op == "load" and len(users[value.inputs[0]]) == 1:
+            if source.dtype.is_float and value.dtype.is_float:
+                values[n] = replace(source, dtype=value.dtype)
+    return values
+
+
+def _drop_dead(space: Space) -> None:
+    """Keep what the stores need."""
+    kept = space.slice(space.sinks)
+    number = {old: new for new, old in enumerate(kept)}
+    space.values = [
+        replace(space.values[n], inputs=tuple(number[i] for i in space.values[n].inputs))
+        for n in kept
+    ]
+    used = {a for v in space.values for a in (*v.atoms, *v.over)}
+    space.sizes = {a: n for a, n in space.sizes.items() if a in used}
+
+
+def _merge(space: Space) -> None:
+    """Merge pairs of atoms as long as some pair walks as one index everywhere."""
+    merged = True
+    while merged:
+        merged = False
+        for outer in list(space.sizes):
+            for inner in list(space.sizes):
+                if outer != inner and outer in space.sizes and _walk_as_one(space, outer, inner):
+                    _merge_pair(space, outer, inner)
+                    merged = True
+
+
+def _walk_as_one(space: Space, outer: int, inner: int) -> bool:
+    size = space.sizes.get(inner)
+    if size is None:
+        return False
+    for value in space.values:
+        if (outer in value.atoms) != (inner in value.atoms):
+            return False
+        if (outer in value.over) != (inner in value.over):
+            return False
+        if value.walk and value.walk.stride(outer) != value.walk.stride(inner) * size:
+            return False
+    return True
+
+
+def _merge_pair(space: Space, outer: int, inner: int) -> None:
+    """`inner` takes over the index of both."""
+    space.sizes[inner] *= space.sizes.pop(outer)
+    space.values = [
+        replace(v, atoms=v.atoms - {outer}, over=v.over - {outer}, walk=_without(v.walk, outer))
+        for v in space.values
+    ]
+
+
+def _without(walk: Walk | None, atom: int) -> Walk | None:
+    if walk is None or atom not in walk.strides:
+        return walk
+    return replace(walk, strides={a: s for a, s in walk.strides.items() if a != atom})
+
+
+def split(space: Space, atom: int, minor_size: int) -> tuple[Space, Split]:
+    """`space` with `atom` cut into (major, minor); the atom keeps its number as the minor part.
+
+    The major atom is absent (-1 in the result) when one run is all there is.
+    """
+    size = space.sizes[atom]
+    minor_size = min(minor_size, size)
+    if minor_size == size:
+        return space, Split(-1, atom, 0)
+    major = max(space.sizes) + 1
+    made = Split(major, atom, size % minor_size)
+    sizes = dict(space.sizes) | {major: size // minor_size, atom: minor_size}
+    values = [_split_value(v, atom, major, minor_size) for v in space.values]
+    return Space(space.name, sizes, values, space.splits | {major: made}), made
+
+
+def _split_value(value: Value, atom: int, major: int, minor_size: int) -> Value:
+    atoms = value.atoms | {major} if atom in value.atoms else value.atoms
+    over = value.over | {major} if atom in value.over else value.over
+    walk = value.walk
+    if walk and atom in walk.strides:
+        strides = dict(walk.strides) | {major: walk.strides[atom] * minor_size}
+        walk = replace(walk, strides=strides)
+    return replace(value, atoms=atoms, over=over, walk=walk)
+
+
+def contiguous_run(space: Space, walk: Walk, free: Sequence[int], extents: Mapping[int, int]) -> int:
+    """Elements in a row that a transfer touches when the atoms `free` have `extents`."""
+    run = 1
+    for atom in sorted(free, key=lambda a: abs(walk.stride(a)) or 1 << 60):
+        if walk.stride(atom) != run:
+            break
+        run *= extents[atom]
+        if extents[atom] != space.sizes[atom]:
+            break
+    return run

@@ -1,0 +1,292 @@
+"""Choosing the tiles of a strip region: which atom on the partitions, what stays whole in a row, what is looped.
+
+Candidates are every atom, every useful split of a large atom, and no partition atom at all. Each gets free extents that
+fit the SBUF budget, a loop order in which sums come last, and an estimate of its time; the cheapest legal one wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from compiler.codegen import rates
+from compiler.codegen.builder import pieces
+from compiler.codegen.space import SINKS, SPLATS, Space, Value, Walk, contiguous_run, split
+from compiler.codegen.strips import StripPlan, depths
+from compiler.diagnostics import CompileError
+from compiler.isa.limits import Limits
+from compiler.isa.region import Tensor
+
+# A row of this many bytes reaches the plateau of the DMA curve (hardware.json efficiency_by_bytes_per_partition:
+# 4096 bytes reach 0.97); longer rows only delay the first instruction.
+_ROW_BYTES = 8192
+_SPLIT_RUNS = (512, 2048)  # elements of a row when a single large atom is cut
+_MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reduction
+
+
+def plan_strips(
+    space: Space, sinks: Iterable[int], limits: Limits, tensors: Sequence[Tensor], budget: int
+) -> StripPlan:
+    """The tiling of everything `sinks` need, with at most about `budget` SBUF bytes per partition.
+
+    Raises CompileError when no partition atom and loop order can compute it.
+    """
+    plans = []
+    for candidate, partition in _candidates(space, sinks, limits):
+        values = tuple(candidate.slice(sinks))
+        plan = _Planner(candidate, values, partition, limits, tensors, budget).plan()
+        if plan is not None:
+            plans.append(plan)
+    if not plans:
+        raise CompileError(
+            "SW_CODEGEN_STRIP",
+            f"region {space.name} requires an atom for the partitions and a loop order in which its"
+            " reductions nest, found none",
+            hint="split the region at one of its reductions",
+        )
+    return min(plans, key=lambda p: p.cost)
+
+
+def _candidates(
+    space: Space, sinks: Iterable[int], limits: Limits
+) -> Iterator[tuple[Space, int | None]]:
+    """(space, partition atom) pairs worth an estimate."""
+    used = {a for n in space.slice(sinks) for a in (*space.values[n].atoms, *space.values[n].over)}
+    indexed = _index_atoms(space)
+    yield space, None
+    for atom in sorted(used):
+        yield space, atom
+        if atom in indexed or space.sizes[atom] < 4:
+            continue
+        for run in _runs(space.sizes[atom], limits.partitions):
+            cut, made = split(space, atom, run)
+            yield cut, made.major
+
+
+def _index_atoms(space: Space) -> set[int]:
+    return {a for v in space.values if _is_indexed(v) for a in space.values[v.inputs[-1]].atoms}
+
+
+def _is_indexed(value: Value) -> bool:
+    return value.op in ("load_indexed", "store_add_indexed")
+
+
+def _runs(size: int, partitions: int) -> list[int]:
+    """Row lengths to cut an atom into: even over the partitions, or long; divisors where there are good ones."""
+    wanted = {math.ceil(size / partitions), *_SPLIT_RUNS}
+    return sorted({_near_divisor(size, run) for run in wanted if 1 < run < size})
+
+
+def _near_divisor(size: int, run: int) -> int:
+    """The largest divisor of `size` in (run/2, run], else `run`."""
+    return next((r for r in range(run, run // 2, -1) if size % r == 0), run)
+
+
+class _Planner:
+    """Extents, order and cost for one partition atom."""
+
+    def __init__(
+        self,
+        space: Space,
+        values: tuple[int, ...],
+        partition: int | None,
+        limits: Limits,
+        tensors: Sequence[Tensor],
+        budget: int,
+    ) -> None:
+        self.space = space
+        self.values = values
+        self.nodes = [space.values[n] for n in values]
+        self.partition = partition
+        self.limits = limits
+        self.tensors = tensors
+        self.budget = budget
+        self.sizes = {a: space.sizes[a] for v in self.nodes for a in (*v.atoms, *v.over)}
+
+    def plan(self) -> StripPlan | None:
+        """The plan, or None when this partition atom cannot do it."""
+        if not all(self._is_legal(v) for v in self.nodes):
+            return None
+        ranked = self._ranked_atoms()
+        extents = self._extents(ranked)
+        axes = tuple(a for a in ranked if extents[a] > 1 and a != self.partition)
+        order = self._order(ranked, extents)
+        if order is None:
+            return None
+        cost = self._cost(extents, axes, order)
+        return StripPlan(
+            space=self.space,
+            values=self.values,
+            partition=self.partition,
+            axes=axes,
+            extents=extents,
+            order=order,
+            cost=cost,
+        )
+
+    def _is_legal(self, value: Value) -> bool:
+        p = self.partition
+        if value.op == "contract":
+            return False
+        if _is_indexed(value):
+            assert value.walk is not None
+            atoms = self.space.values[value.inputs[-1]].atoms
+            return (p in atoms or p is None or not atoms) and not value.walk.stride(p)
+        if value.op == "reduce" and p in value.over:
+            return value.dtype.is_float and value.attrs["kind"] in ("add", "max", "min")
+        return True
+
+    def _ranked_atoms(self) -> list[int]:
+        """Atoms in the order of the largest view's strides, major first."""
+        walks = [(self.space.elements(v), v.walk) for v in self.nodes if v.walk and v.walk.tensor >= 0]
+        walks.sort(key=lambda w: -w[0])
+
+        def rank(atom: int) -> tuple[int, int]:
+            for at, (_, walk) in enumerate(walks):
+                if walk.stride(atom):
+                    return (-abs(walk.stride(atom)), at)
+            return (-(1 << 62), atom)
+
+        return sorted(self.sizes, key=rank)
+
+    # extents
+
+    def _extents(self, ranked: list[int]) -> dict[int, int]:
+        """Tile extents: reduced atoms first, then from the innermost outwards, while the budget lasts."""
+        extents = dict.fromkeys(self.sizes, 1)
+        fixed = set()
+        if self.partition is not None:
+            extents[self.partition] = min(self.limits.partitions, self.sizes[self.partition])
+            fixed.add(self.partition)
+        for value in self.nodes:
+            if _is_indexed(value):
+                fixed |= self.space.values[value.inputs[-1]].atoms
+        reduced = {a for v in self.nodes if v.op == "reduce" for a in v.over}
+        inner = [a for a in reversed(ranked) if a not in fixed]
+        for atom in sorted(inner, key=lambda a: a not in reduced):
+            if sum(1 for a in inner if extents[a] > 1) == _MAX_AXES:
+                break
+            if not self._grow(extents, atom, atom in reduced):
+                break
+        return extents
+
+    def _grow(self, extents: dict[int, int], atom: int, whole: bool) -> bool:
+        """Give `atom` the largest extent that fits; False when that is not all of it."""
+        size = self.sizes[atom]
+        row = self._row_bytes(extents)
+        limit = size if whole else max(1, min(size, _ROW_BYTES // row))
+        if not self._fits(extents | {atom: limit}):
+            low, high = 1, limit
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if self._fits(extents | {atom: middle}) else (low, middle)
+            limit = low
+        blocks = math.ceil(size / limit)
+        extents[atom] = math.ceil(size / blocks)
+        return blocks == 1
+
+    def _row_bytes(self, extents: Mapping[int, int]) -> int:
+        return max(self._tile_elements(v, extents) * v.dtype.bytes for v in self.nodes)
+
+    def _tile_elements(self, value: Value, extents: Mapping[int, int]) -> int:
+        spanned = value.atoms | value.over if value.op in SINKS else value.atoms
+        return math.prod(extents[a] for a in spanned if a != self.partition)
+
+    def _fits(self, extents: Mapping[int, int]) -> bool:
+        widest = max(self._tile_elements(v, extents) for v in self.nodes)
+        return widest <= self.limits.dim_stride_max and self._footprint(extents) <= self.budget
+
+    def _footprint(self, extents: Mapping[int, int]) -> int:
+        """Peak SBUF bytes of the values alive at a time, two slots each."""
+        last = {i: at for at, v in enumerate(self.nodes) for i in v.inputs}
+        ending: dict[int, list[int]] = {}
+        for n, at in last.items():
+            ending.setdefault(at, []).append(n)
+        alive, peak, sizes = 0, 0, {}
+        for at, (number, value) in enumerate(zip(self.values, self.nodes, strict=True)):
+            sizes[number] = 0 if value.op in SPLATS else self._value_bytes(value, extents)
+            alive += sizes[number]
+            peak = max(peak, alive)
+            alive -= sum(sizes[n] for n in ending.get(at, ()))
+            alive -= sizes[number] if number not in last else 0
+        return peak
+
+    def _value_bytes(self, value: Value, extents: Mapping[int, int]) -> int:
+        if value.op == "store" and self.space.values[value.inputs[0]].op not in SPLATS:
+            return 0
+        slots = 2 if any(extents[a] < self.sizes[a] for a in value.atoms) else 1
+        partials = 4 if value.op == "reduce" and value.dtype.is_float else 0
+        return self._tile_elements(value, extents) * (value.dtype.bytes * slots + partials)
+
+    # loop order
+
+    def _order(self, ranked: list[int], extents: Mapping[int, int]) -> tuple[int, ...] | None:
+        """Looped atoms, outermost first: the partition atom last, but what a sum runs over after the rest."""
+        looped = [a for a in ranked if self._is_looped(a, extents)]
+        looped.sort(key=lambda a: a == self.partition)
+        before: dict[int, set[int]] = {a: set() for a in looped}
+        for value in self.nodes:
+            for atom in value.over:
+                if atom in before:
+                    before[atom] |= {a for a in value.atoms if a in before}
+        order: list[int] = []
+        while len(order) < len(looped):
+            free = [a for a in looped if a not in order and before[a] <= set(order)]
+            if not free:
+                return None
+            order.append(free[0])
+        return tuple(order) if self._sums_nest(order) else None
+
+    def _is_looped(self, atom: int, extents: Mapping[int, int]) -> bool:
+        parts = pieces(self.sizes[atom], extents[atom], self.space.splits.get(atom))
+        return len(parts) > 1 or parts[0].trip > 1
+
+    def _sums_nest(self, order: Sequence[int]) -> bool:
+        """No loop that a sum does not run over lies between its loops and its result."""
+        found = depths(self.space, self.values, order)
+        for n in self.values:
+            at = found[n]
+            if not set(order[at.result : at.run]) <= self.space.values[n].over:
+                return False
+        return True
+
+    # cost
+
+    def _cost(
+        self, extents: Mapping[int, int], axes: Sequence[int], order: Sequence[int]
+    ) -> float:
+        found = depths(self.space, self.values, order)
+        trips = [math.ceil(self.sizes[a] / extents[a]) for a in order]
+        moved = computed = 0.0
+        for n, value in zip(self.values, self.nodes, strict=True):
+            runs = math.prod(trips[: found[n].run])
+            if value.walk and value.walk.tensor >= 0:
+                moved += self._transfer_ns(value, value.walk, extents, axes, runs)
+            elif value.op not in SPLATS:
+                computed += runs * self._compute_ns(value, extents)
+        return max(moved, computed) + 0.1 * min(moved, computed)
+
+    def _transfer_ns(
+        self,
+        value: Value,
+        walk: Walk,
+        extents: Mapping[int, int],
+        axes: Sequence[int],
+        runs: int,
+    ) -> float:
+        spanned = [a for a in axes if walk.stride(a)]
+        item = self.tensors[walk.tensor].dtype.bytes
+        run = contiguous_run(self.space, walk, spanned, extents) * item
+        elements = math.prod(extents[a] for a in spanned)
+        # Values that do not span the partition atom are loaded onto every partition, but stored once.
+        is_store = value.op == "store" and not walk.stride(self.partition)
+        rows = 1 if is_store or self.partition is None else extents[self.partition]
+        return runs * rates.transfer_ns(elements * rows * item, run)
+
+    def _compute_ns(self, value: Value, extents: Mapping[int, int]) -> float:
+        spanned = value.atoms | value.over
+        elements = math.prod(extents[a] for a in spanned if a != self.partition)
+        cycles = max(rates.MIN_CYCLES, elements)
+        if self.partition in value.over:
+            cycles *= 4
+        return cycles / rates.VECTOR_ELEMENTS_PER_NS

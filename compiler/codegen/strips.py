@@ -1,0 +1,172 @@
+"""Strip regions: a loop nest over tiles, everything of a row in SBUF, reductions accumulated over the loops they cross.
+
+Every value runs at the shallowest loop that covers the atoms it spans. What depends on a sum over an inner loop runs after
+that loop; if it spans the loop again, a second pass over the loop re-makes what it needs. `strip_plan.py` chooses the
+partition atom, extents and loop order this file follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from compiler.codegen import indexed, reductions
+from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
+from compiler.codegen.space import SPLATS, Space
+from compiler.codegen.values import Frame
+from compiler.isa.region import Affine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StripPlan:
+    """How a strip region is tiled.
+
+    `axes` are the free atoms, major to minor; `extents` the tile extent of every atom; `order` the looped atoms, outermost
+    first; `values` the numbers to compute; `cost` an estimate in nanoseconds.
+    """
+
+    space: Space
+    values: tuple[int, ...]
+    partition: int | None
+    axes: tuple[int, ...]
+    extents: dict[int, int]
+    order: tuple[int, ...]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Depths:
+    """Loops around a value: where its instructions run, and where its result is there to be read."""
+
+    run: int
+    result: int
+
+
+def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[int, Depths]:
+    """Depths of every value for a loop order. A reduction over loops has its result outside them."""
+    at = {atom: i for i, atom in enumerate(order)}
+    found: dict[int, Depths] = {}
+    for n in values:
+        value = space.values[n]
+        spanned = value.atoms | value.over
+        run = max((at[a] + 1 for a in spanned if a in at), default=0)
+        run = max((run, *(found[i].result for i in value.inputs)))
+        inner = [at[a] for a in value.over if a in at]
+        found[n] = Depths(run, min(inner, default=run))
+    return found
+
+
+def emit_strips(builder: Builder, plan: StripPlan) -> None:
+    """Append the code of a strip region to the builder's body."""
+    boxes = {a: Box(Affine(), extent) for a, extent in plan.extents.items()}
+    _Nest(builder, plan).level(0, Scope(builder, builder.body, boxes), list(plan.values))
+
+
+class _Nest:
+    """Recursion over the loops of one plan."""
+
+    def __init__(self, builder: Builder, plan: StripPlan) -> None:
+        self.plan = plan
+        self.space = plan.space
+        self.frame = Frame(builder, plan.space, plan.partition, plan.axes)
+        self.depths = depths(plan.space, plan.values, plan.order)
+        self.partial: dict[int, Held] = {}
+
+    def level(self, depth: int, scope: Scope, todo: list[int]) -> None:
+        """Code for `todo`, all of which runs at `depth` or deeper."""
+        units = self._units(depth, todo)
+        last = self._last_uses(units)
+        for at, (numbers, is_pass) in enumerate(units):
+            if is_pass:
+                self._pass(depth, scope, numbers)
+            else:
+                self._value(numbers[0], scope)
+            for n in last.get(at, ()):
+                scope.release(self.frame.held[n])
+
+    def _units(self, depth: int, todo: list[int]) -> list[tuple[list[int], bool]]:
+        """Single values of this depth, and passes over the next loop, in an order that respects reductions."""
+        ready = self._rounds(depth, todo)
+        units: list[tuple[list[int], bool]] = []
+        for number in range(max(ready.values(), default=-1) + 1):
+            units += [
+                ([n], False)
+                for n in todo
+                if ready[n] == number and self.depths[n].run == depth and self._has_code(n)
+            ]
+            ends = [n for n in todo if ready[n] == number and self._ends_pass(n, depth)]
+            if ends:
+                units.append((self._needed(depth, todo, ends), True))
+        return units
+
+    def _rounds(self, depth: int, todo: list[int]) -> dict[int, int]:
+        """How many passes over the next loop must be finished before a value can start."""
+        ready: dict[int, int] = {}
+        for n in todo:
+            known = [i for i in self.space.values[n].inputs if i in ready]
+            ready[n] = max((ready[i] + self._crosses(i, depth) for i in known), default=0)
+        return ready
+
+    def _crosses(self, number: int, depth: int) -> bool:
+        """A reduction that runs inside the next loop and has its result here or further out."""
+        at = self.depths[number]
+        return at.result <= depth < at.run
+
+    def _has_code(self, number: int) -> bool:
+        return self.space.values[number].op not in SPLATS
+
+    def _ends_pass(self, number: int, depth: int) -> bool:
+        is_sink = self.space.values[number].op in ("store", "store_add_indexed")
+        return self._crosses(number, depth) or (is_sink and self.depths[number].run > depth)
+
+    def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:
+        """`ends` and what they need from inside the next loop; values of earlier passes are made again."""
+        wanted = set(ends)
+        for n in reversed(todo):
+            if n in wanted:
+                inputs = self.space.values[n].inputs
+                wanted.update(
+                    i for i in inputs if self.depths[i].run > depth and not self._crosses(i, depth)
+                )
+        return [n for n in todo if n in wanted]
+
+    def _last_uses(self, units: list[tuple[list[int], bool]]) -> dict[int, list[int]]:
+        """Values made by single units here, by the unit that reads them last."""
+        own = {numbers[0] for numbers, is_pass in units if not is_pass}
+        own |= {n for numbers, is_pass in units if is_pass for n in numbers}
+        last: dict[int, int] = {}
+        for at, (numbers, _) in enumerate(units):
+            inside = set(numbers)
+            for n in numbers:
+                last.update({i: at for i in self.space.values[n].inputs if i not in inside})
+        dead: dict[int, list[int]] = {}
+        for n, at in last.items():
+            if n in own and self._has_code(n):
+                dead.setdefault(at, []).append(n)
+        return dead
+
+    def _value(self, number: int, scope: Scope) -> None:
+        op = self.space.values[number].op
+        if number in self.partial:
+            reductions.accumulate(self.frame, number, self.partial[number], scope, looped=True)
+        elif op == "reduce":
+            reductions.emit_reduce(self.frame, number, scope)
+        elif op == "load_indexed":
+            indexed.emit_gather(self.frame, number, scope)
+        elif op == "store_add_indexed":
+            indexed.emit_scatter_add(self.frame, number, scope)
+        else:
+            self.frame.emit(number, scope)
+
+    def _pass(self, depth: int, scope: Scope, numbers: list[int]) -> None:
+        """One run over the next loop; reductions that end here get their accumulators around it."""
+        own = [n for n in numbers if self._crosses(n, depth) and self.depths[n].result == depth]
+        for n in own:
+            self.partial[n] = reductions.new_accumulator(self.frame, n, scope)
+        atom = self.plan.order[depth]
+        size = scope.sizes.get(atom, self.space.sizes[atom])
+        extent = min(size, self.plan.extents[atom])
+        for piece in pieces(size, extent, self.space.splits.get(atom)):
+            self.level(depth + 1, scope.enter(atom, piece), numbers)
+        for n in own:
+            reductions.finish(self.frame, n, self.partial.pop(n), scope)

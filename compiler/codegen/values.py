@@ -1,0 +1,351 @@
+"""Instructions for one value at a time: loads, stores and elementwise nodes on a tile.
+
+A `Frame` fixes which atom lies on the partitions and which lie along the free dims; `emit` adds the code of one value at a
+scope, reading values that are already held. Reductions, contractions and indexed accesses have files of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from compiler.codegen.builder import Builder, Held, Scope
+from compiler.codegen.space import Space, Value, Walk
+from compiler.diagnostics import CompileError
+from compiler.dtypes import DType
+from compiler.isa.program import Engine
+from compiler.isa.program import Space as Memory
+from compiler.isa.region import Affine
+
+ACTIVATIONS = frozenset(
+    (
+        "sqrt",
+        "rsqrt",
+        "exponential",
+        "exponential_minus_one",
+        "log",
+        "log_plus_one",
+        "logistic",
+        "tanh",
+        "sine",
+        "cosine",
+    )
+)
+UNARY = frozenset(
+    ("not", "negate", "abs", "sign", "floor", "ceil", "round_nearest_even", "is_finite")
+)
+BINARY = frozenset(
+    (
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "maximum",
+        "minimum",
+        "power",
+        "remainder",
+        "and",
+        "or",
+        "xor",
+        "shift_left",
+        "shift_right_logical",
+        "shift_right_arithmetic",
+    )
+)
+
+
+class Frame:
+    """Code for values of one space with `partition` on the partitions and `axes` along the free dims."""
+
+    def __init__(
+        self, builder: Builder, space: Space, partition: int | None, axes: Sequence[int]
+    ) -> None:
+        self.builder = builder
+        self.space = space
+        self.partition = partition
+        self.axes = tuple(axes)
+        self.held: dict[int, Held] = {}
+
+    def rows(self, scope: Scope) -> int:
+        """Partitions in use at `scope`."""
+        return scope.extent(self.partition)
+
+    def free_axes(self, value: Value) -> list[int]:
+        """Free axes a value spans, major to minor."""
+        return [a for a in self.axes if a in value.atoms]
+
+    def emit(self, number: int, scope: Scope) -> None:
+        """Code for value `number`; constants and registers are made where they are read."""
+        value = self.space.values[number]
+        if value.op in ("constant", "register"):
+            return
+        _emitter(value.op)(self, number, value, scope)
+
+    def new(self, number: int, value: Value, scope: Scope, dtype: DType | None = None) -> Held:
+        """A tile for value `number`, remembered as where it is held."""
+        axes = self.free_axes(value)
+        name = f"{value.op}{number}"
+        tile = scope.tile(name, self.rows(scope), scope.elements(axes), dtype or value.dtype)
+        self.held[number] = scope.hold(tile, axes)
+        return self.held[number]
+
+    def scratch(self, like: Value, scope: Scope, dtype: DType) -> Held:
+        """A tile of the form of `like` for an intermediate result; the caller releases it."""
+        axes = self.free_axes(like)
+        tile = scope.tile("scratch", self.rows(scope), scope.elements(axes), dtype)
+        return scope.hold(tile, axes)
+
+    def operand(self, number: int) -> Held:
+        """Where a value is held; splats come from tiles made in front of the region."""
+        if number in self.held:
+            return self.held[number]
+        value = self.space.values[number]
+        assert value.op in ("constant", "register"), (self.space.name, number, value)
+        return self.builder.filled(value.attrs["value"], value.dtype)
+
+    def constant(self, number: int) -> Any | None:
+        """The number a value stands for, None when it is not a constant."""
+        value = self.space.values[number]
+        return value.attrs["value"] if value.op == "constant" else None
+
+    def is_row_scalar(self, number: int, scope: Scope) -> bool:
+        """Whether a value has one element per partition here."""
+        value = self.space.values[number]
+        return all(scope.extent(a) == 1 for a in self.free_axes(value))
+
+    def engine(self, *held: Held) -> Engine:
+        """Vector, or GpSimd when an integer takes part (Vector computes in fp32)."""
+        integer = any(self.builder.dtype(h).is_integer for h in held)
+        return Engine.GPSIMD if integer else Engine.VECTOR
+
+    def apply(
+        self, scope: Scope, opcode: str, engine: Engine, dst: Held, srcs: Sequence[Held], **attrs: Any
+    ) -> None:
+        """One elementwise instruction over all of `dst`."""
+        axes = [a for a in self.axes if a in dst.strides]
+        out, *ins = scope.patterns(self.rows(scope), axes, dst, *srcs)
+        scope.add(opcode, engine, out, ins, **attrs)
+
+
+Emitter = Callable[[Frame, int, Value, Scope], None]
+
+
+def _emitter(op: str) -> Emitter:
+    if op in _EMITTERS:
+        return _EMITTERS[op]
+    if op in BINARY:
+        return _binary
+    if op in ACTIVATIONS:
+        return _activation
+    if op in UNARY:
+        return _unary
+    raise CompileError("SW_CODEGEN_OP", f"no tile code for region node {op}", hint="report this op")
+
+
+def _load(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    assert value.walk is not None
+    held = frame.new(number, value, scope)
+    emit_load(frame, value.walk, held, frame.free_axes(value), scope)
+
+
+def emit_load(frame: Frame, walk: Walk, held: Held, axes: Sequence[int], scope: Scope) -> None:
+    """A DMA of a view into a tile; partitions the view does not move along get copies."""
+    source, target = scope.transfer(walk, held, frame.rows(scope), frame.partition, axes)
+    scope.add("dma", Engine.DMA_IN, target, (source,))
+
+
+def _store(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    assert value.walk is not None
+    walk = value.walk
+    axes = [a for a in frame.axes if walk.stride(a)]
+    held = _materialised(frame, value, axes, scope)
+    rows = frame.rows(scope) if walk.stride(frame.partition) else 1
+    target, source = scope.transfer(walk, held, rows, frame.partition, axes)
+    scope.add("dma", Engine.DMA_OUT, target, (source,))
+
+
+def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope) -> Held:
+    """The stored value with real elements along all `axes`, so that its DMA reads runs."""
+    (number,) = store.inputs
+    source = frame.space.values[number]
+    missing = [a for a in axes if a not in source.atoms and scope.extent(a) > 1]
+    if not missing:
+        return frame.operand(number)
+    constant = frame.constant(number)
+    if constant is not None:
+        elements = scope.elements(axes)
+        held = frame.builder.filled(constant, source.dtype, elements)
+        return scope.hold(held.tile, axes)
+    tile = scope.tile(f"spread{number}", frame.rows(scope), scope.elements(axes), source.dtype)
+    held = scope.hold(tile, axes)
+    operand = frame.operand(number)
+    frame.apply(scope, "tensor_copy", frame.engine(held), held, (operand,))
+    scope.release(held)
+    return held
+
+
+def _iota(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    assert value.walk is not None
+    walk, held = value.walk, frame.new(number, value, scope)
+    axes = [a for a in frame.axes if a in held.strides and scope.extent(a) > 1]
+    dims = tuple((held.strides[a], scope.extent(a)) for a in axes) or ((1, 1),)
+    steps = tuple(walk.stride(a) for a in axes) or (0,)
+    out = scope.on_chip(held, frame.rows(scope), dims)
+    attrs = {"partition_step": walk.stride(frame.partition), "steps": steps}
+    scope.add("iota", Engine.GPSIMD, out, (), start=scope.address(walk), **attrs)
+
+
+def _binary(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    emit_binary(frame, value.attrs.get("direction", value.op), value.inputs, number, value, scope)
+
+
+def emit_binary(
+    frame: Frame, op: str, inputs: Sequence[int], number: int, value: Value, scope: Scope
+) -> None:
+    """dst = a op b in the cheapest form: immediate, one scalar per partition, or two tensors."""
+    a, b = inputs
+    if frame.constant(a) is not None and frame.constant(b) is None:
+        _with_scalar(frame, op, b, a, True, number, value, scope)
+    elif frame.constant(b) is not None or _scalar_pays(frame, b, a, scope):
+        _with_scalar(frame, op, a, b, False, number, value, scope)
+    elif _scalar_pays(frame, a, b, scope):
+        _with_scalar(frame, op, b, a, True, number, value, scope)
+    else:
+        left, right = frame.operand(a), frame.operand(b)
+        held = frame.new(number, value, scope)
+        engine = frame.engine(left, right, held)
+        frame.apply(scope, "tensor_tensor", engine, held, (left, right), op=op)
+
+
+def _scalar_pays(frame: Frame, scalar: int, tensor: int, scope: Scope) -> bool:
+    return frame.is_row_scalar(scalar, scope) and not frame.is_row_scalar(tensor, scope)
+
+
+def _with_scalar(
+    frame: Frame,
+    op: str,
+    tensor: int,
+    scalar: int,
+    reverse: bool,
+    number: int,
+    value: Value,
+    scope: Scope,
+) -> None:
+    """dst = tensor op scalar (swapped when `reverse`); the scalar is an immediate or one element per partition."""
+    source, immediate = frame.operand(tensor), frame.constant(scalar)
+    second = None if immediate is not None else frame.operand(scalar)
+    if op == "divide" and not reverse and second is not None and value.dtype.is_float:
+        second, op = _reciprocal(frame, scalar, second, scope), "multiply"
+    held = frame.new(number, value, scope)
+    axes = [a for a in frame.axes if a in held.strides]
+    out, into = scope.patterns(frame.rows(scope), axes, held, source)
+    srcs = [into]
+    if second is not None:
+        srcs.append(scope.on_chip(second, frame.rows(scope), ((1, 1),)))
+    engine = frame.engine(source, held, *([second] if second else []))
+    attrs = {"op0": op, "scalar0": immediate, "reverse0": reverse}
+    scope.add("tensor_scalar", engine, out, srcs, **attrs, op1=None, scalar1=None, reverse1=False)
+
+
+def _reciprocal(frame: Frame, number: int, held: Held, scope: Scope) -> Held:
+    """1 / row scalar: N elements then cost a multiply each instead of a divide (8 times the cycles)."""
+    result = frame.scratch(frame.space.values[number], scope, DType.F32)
+    frame.apply(scope, "tensor_unary", Engine.VECTOR, result, (held,), op="reciprocal")
+    scope.release(result)
+    return result
+
+
+def _activation(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    source = frame.operand(value.inputs[0])
+    held = frame.new(number, value, scope)
+    attrs = {"func": value.op, "scale": 1.0, "bias": 0.0}
+    frame.apply(scope, "activation", Engine.SCALAR, held, (source,), **attrs)
+
+
+def _unary(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    source = frame.operand(value.inputs[0])
+    held = frame.new(number, value, scope)
+    frame.apply(scope, "tensor_unary", frame.engine(source, held), held, (source,), op=value.op)
+
+
+def _convert(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    source = frame.operand(value.inputs[0])
+    given = frame.builder.dtype(source)
+    held = frame.new(number, value, scope)
+    if given.is_float and value.dtype.is_integer:
+        _truncate(frame, value, source, held, scope)
+        return
+    frame.apply(scope, "tensor_copy", copy_engine(given, value.dtype), held, (source,))
+
+
+def copy_engine(given: DType, wanted: DType) -> Engine:
+    """Scalar for floats (Vector has more work), GpSimd for exact integers, Vector for the rest."""
+    if given.is_float and wanted.is_float:
+        return Engine.SCALAR
+    exact = given.is_integer and not wanted.is_float
+    return Engine.GPSIMD if exact else Engine.VECTOR
+
+
+def _truncate(frame: Frame, value: Value, source: Held, held: Held, scope: Scope) -> None:
+    """Float to integer rounds towards zero: sign(x) * floor(abs(x)), which the copy then leaves as it is."""
+    size, sign = (frame.scratch(value, scope, DType.F32) for _ in range(2))
+    frame.apply(scope, "tensor_unary", Engine.VECTOR, size, (source,), op="abs")
+    frame.apply(scope, "tensor_unary", Engine.VECTOR, size, (size,), op="floor")
+    frame.apply(scope, "tensor_unary", Engine.VECTOR, sign, (source,), op="sign")
+    frame.apply(scope, "tensor_tensor", Engine.VECTOR, size, (size, sign), op="multiply")
+    frame.apply(scope, "tensor_copy", Engine.VECTOR, held, (size,))
+    scope.release(size)
+    scope.release(sign)
+
+
+def _bitcast(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    source = frame.operand(value.inputs[0])
+    held = frame.new(number, value, scope)
+    frame.apply(scope, "bitcast_copy", frame.engine(source, held), held, (source,))
+
+
+def _select(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    sources = [frame.operand(i) for i in value.inputs]
+    held = frame.new(number, value, scope)
+    frame.apply(scope, "select", frame.engine(*sources[1:], held), held, sources)
+
+
+def _clamp(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    low, x, high = value.inputs
+    bounds = frame.constant(low), frame.constant(high)
+    if None not in bounds:
+        source = frame.operand(x)
+        held = frame.new(number, value, scope)
+        first = {"op0": "maximum", "scalar0": bounds[0], "reverse0": False}
+        second = {"op1": "minimum", "scalar1": bounds[1], "reverse1": False}
+        engine = frame.engine(source, held)
+        frame.apply(scope, "tensor_scalar", engine, held, (source,), **first, **second)
+        return
+    sources = [frame.operand(i) for i in value.inputs]
+    held = frame.new(number, value, scope)
+    engine = frame.engine(*sources, held)
+    frame.apply(scope, "tensor_tensor", engine, held, (sources[1], sources[0]), op="maximum")
+    frame.apply(scope, "tensor_tensor", engine, held, (held, sources[2]), op="minimum")
+
+
+_EMITTERS: dict[str, Emitter] = {
+    "load": _load,
+    "store": _store,
+    "iota": _iota,
+    "compare": _binary,
+    "convert": _convert,
+    "bitcast_convert": _bitcast,
+    "select": _select,
+    "clamp": _clamp,
+}
+
+
+def evict(frame: Frame, held: Held, dst: Held, scope: Scope, engine: Engine) -> None:
+    """Copy a PSUM value into SBUF."""
+    assert frame.builder.tiles[held.tile].space is Memory.PSUM
+    frame.apply(scope, "tensor_copy", engine, dst, (held,))
+
+
+def zero() -> Affine:
+    """The affine 0."""
+    return Affine()

@@ -1,0 +1,124 @@
+"""Codes, source locations and the exception tree every package raises from.
+
+A diagnostic says what is required and what was given, points at the user's file and line when there is one, and says
+what to do next. The exceptions pickle losslessly, because they cross process and Ray boundaries.
+
+    DiagnosticError
+     |-- UsageError       (ValueError)  a flag, config key or file the user gave is wrong
+     |-- ImportRuleError  (ValueError)  the captured graph has an op or shape the importer refuses
+     |-- ShardingError    (ValueError)  a mesh, strategy or cut does not fit the graph
+     |-- CompileError     (ValueError)  an op, limit or option the compiler refuses
+     |-- CapacityError    (ValueError)  the plan does not fit the memory of the target
+     |-- LoadError                      a file is damaged, foreign or of another version
+     `-- SimulationError                the simulated machine refused an instruction or a run failed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Loc:
+    """Where an op came from: the user's file (relative to the job, `pkg:` for libraries), line, and the name stack."""
+
+    file: str = ""
+    line: int = 0
+    scope: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else (self.scope or "unknown location")
+
+
+UNKNOWN_LOC = Loc()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding, as shown to the user and stored in `report.json`."""
+
+    code: str
+    message: str
+    loc: Loc | None = None
+    hint: str = ""
+    severity: str = "error"
+
+    def render(self) -> str:
+        """Text form: location and code first, then the message, then what to do."""
+        where = f"{self.loc}: " if self.loc and (self.loc.file or self.loc.scope) else ""
+        text = f"{where}{self.severity}[{self.code}]: {self.message}"
+        return f"{text}\n  help: {self.hint}" if self.hint else text
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON form."""
+        loc = {"file": self.loc.file, "line": self.loc.line, "scope": self.loc.scope} if self.loc else None
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "message": self.message,
+            "loc": loc,
+            "hint": self.hint,
+        }
+
+
+class DiagnosticError(Exception):
+    """Base of every error a user can see; `exit_code` is what the command returns (DESIGN.md section 6)."""
+
+    exit_code = 70
+
+    def __init__(self, code: str, message: str, loc: Loc | None = None, hint: str = "") -> None:
+        super().__init__(code, message, loc, hint)
+        self.diagnostic = Diagnostic(code, message, loc, hint)
+
+    @property
+    def code(self) -> str:
+        """The diagnostic's code."""
+        return self.diagnostic.code
+
+    @property
+    def loc(self) -> Loc | None:
+        """The user's location, if known."""
+        return self.diagnostic.loc
+
+    def __str__(self) -> str:
+        return self.diagnostic.render()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        d = self.diagnostic
+        return (type(self), (d.code, d.message, d.loc, d.hint))
+
+
+class UsageError(DiagnosticError, ValueError):
+    """A flag, config key or file the user gave is wrong."""
+
+    exit_code = 2
+
+
+class ImportRuleError(DiagnosticError, ValueError):
+    """The captured graph contains an op, type or shape the importer refuses."""
+
+
+class ShardingError(DiagnosticError, ValueError):
+    """A mesh, strategy or cut does not fit the graph."""
+
+
+class CompileError(DiagnosticError, ValueError):
+    """An op, limit or option the compiler refuses."""
+
+
+class CapacityError(DiagnosticError, ValueError):
+    """The plan does not fit the memory of the target."""
+
+    exit_code = 71
+
+
+class LoadError(DiagnosticError):
+    """A file is damaged, foreign or of another version."""
+
+    exit_code = 72
+
+
+class SimulationError(DiagnosticError):
+    """The simulated machine refused an instruction, or a simulated run failed."""
+
+    exit_code = 72

@@ -1,0 +1,77 @@
+"""Element types: names, widths and their NumPy storage.
+
+Every package names a type by its StableHLO spelling (`f32`, `bf16`, `i32`, ...). Values of narrow
+float types are held by `ml_dtypes`; arithmetic on them is the business of the reference and of the
+engines.
+"""
+
+from __future__ import annotations
+
+import enum
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+class DType(enum.Enum):
+    """An element type; the value is its StableHLO spelling."""
+
+    PRED = "i1"
+    I8 = "i8"
+    I16 = "i16"
+    I32 = "i32"
+    I64 = "i64"
+    U8 = "ui8"
+    U16 = "ui16"
+    U32 = "ui32"
+    U64 = "ui64"
+    F16 = "f16"
+    BF16 = "bf16"
+    F32 = "f32"
+    F64 = "f64"
+
+    @cached_property
+    def numpy(self) -> np.dtype:
+        """NumPy storage type (`ml_dtypes` for bf16, bool for i1)."""
+        dtype: np.dtype = np.dtype(_NUMPY[self.value])
+        return dtype
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes per element in memory (i1 is stored as one byte)."""
+        return self.numpy.itemsize
+
+    @property
+    def is_float(self) -> bool:
+        """True for floating-point types."""
+        return self in (DType.F16, DType.BF16, DType.F32, DType.F64)
+
+    @property
+    def is_integer(self) -> bool:
+        """True for signed and unsigned integers, not for i1."""
+        return self is not DType.PRED and not self.is_float
+
+    @classmethod
+    def from_numpy(cls, dtype: np.dtype) -> DType:
+        """The type stored as `dtype`. Raises KeyError when there is none."""
+        return _FROM_NUMPY[np.dtype(dtype)]
+
+
+_NUMPY: dict[str, Any] = {
+    "i1": np.bool_,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+    "ui8": np.uint8,
+    "ui16": np.uint16,
+    "ui32": np.uint32,
+    "ui64": np.uint64,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f32": np.float32,
+    "f64": np.float64,
+}
+_FROM_NUMPY = {np.dtype(v): DType(k) for k, v in _NUMPY.items()}

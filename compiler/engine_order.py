@@ -1,0 +1,173 @@
+"""From one program order to engine queues: counting semaphores wherever an engine must wait for another.
+
+Two instructions that touch the same memory are ordered at the innermost loop that holds both: the earlier one gives a
+token per iteration of that loop and the later one takes it; the way back (the next iteration may not start too early) is
+the same with initial tokens, one per slot of a rotating tile. Where one side sits in a deeper loop, a bare `signal` after
+that loop or a bare `wait` before it stands in. Edges that others imply are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from compiler.allocate import share_bytes
+from compiler.diagnostics import CompileError
+from compiler.isa.limits import Limits
+from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from compiler.isa.region import Tensor
+
+Key = tuple[str, int]  # ("tile", number) or ("hbm", tensor number)
+# Per memory: engine -> whether it writes.
+Touched = dict[Key, dict[Engine, bool]]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Edge:
+    """In each iteration of a body, `to` on queue `to_engine` waits for `source` on `from_engine`, `back` iterations ago."""
+
+    source: int
+    from_engine: Engine = field(compare=False)
+    to: int
+    to_engine: Engine = field(compare=False)
+    back: int
+
+    def position(self, count: int) -> int:
+        """Place of the source relative to this iteration, in elements of a body of `count`."""
+        return self.source - self.back * count
+
+
+def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> None:
+    """Add waits, signals and stand-ins to the code of `region` and set its `tokens`. Tiles must have addresses.
+
+    Raises CompileError SW_SEMAPHORES when the region needs more semaphores than the core has.
+    """
+    tokens: list[int] = []
+    memory = _Memory(region, tensors)
+    _order_body(region.body, None, memory, tokens, nested=False)
+    if len(tokens) > limits.semaphores:
+        raise CompileError(
+            "SW_SEMAPHORES",
+            f"region {region.program.name} requires {len(tokens)} semaphores, the core has"
+            f" {limits.semaphores}",
+            hint="split the region",
+        )
+    region.tokens = tuple(tokens)
+
+
+class _Memory:
+    """Which memories can hold the same bytes, and how far apart iterations that reuse them are."""
+
+    def __init__(self, region: Region, tensors: Sequence[Tensor]) -> None:
+        self.tiles = region.tiles
+        self.root = {n: _root(tensors, n) for n in range(len(tensors))}
+        self.sharing = _sharing(region.tiles)
+
+    def keys(self, pattern: AccessPattern) -> Iterable[Key]:
+        """The memory a pattern touches: an HBM tensor (aliases are one), or a tile and what shares its bytes."""
+        if pattern.space is Space.HBM:
+            return (("hbm", self.root[pattern.buffer]),)
+        return (("tile", pattern.buffer), *self.sharing.get(pattern.buffer, ()))
+
+    def back(self, key: Key, register: int) -> int:
+        """Iterations of loop `register` after which a memory is used again."""
+        if key[0] == "tile" and self.tiles[key[1]].loop == register:
+            return self.tiles[key[1]].slots
+        return 1
+
+    def drains(self, key: Key, loop: Loop) -> bool:
+        """A tile whose slots do not come round evenly in `loop`: the next run of the loop must wait for this one."""
+        return key[0] == "tile" and self.back(key, loop.register) > 1 and (
+            loop.trip % self.tiles[key[1]].slots != 0
+        )
+
+
+def _root(tensors: Sequence[Tensor], number: int) -> int:
+    seen = set()
+    while tensors[number].alias >= 0 and number not in seen:
+        seen.add(number)
+        number = tensors[number].alias
+    return number
+
+
+def _sharing(tiles: Sequence[Tile]) -> dict[int, tuple[Key, ...]]:
+    """For tiles that share bytes with another: one key per pair."""
+    found: dict[int, list[Key]] = {}
+    for a, b in combinations(range(len(tiles)), 2):
+        if share_bytes(tiles[a], tiles[b]):
+            key = ("pair", a * len(tiles) + b)
+            found.setdefault(a, []).append(key)
+            found.setdefault(b, []).append(key)
+    return {n: tuple(keys) for n, keys in found.items()}
+
+
+def _touched(item: Instr | Loop, memory: _Memory) -> Touched:
+    """What an element of a body touches, instructions of inner loops included."""
+    result: Touched = {}
+    if isinstance(item, Loop):
+        for inner in item.body:
+            for key, engines in _touched(inner, memory).items():
+                mine = result.setdefault(key, {})
+                for engine, writes in engines.items():
+                    mine[engine] = mine.get(engine, False) or writes
+        return result
+    for pattern, writes in [(p, False) for p in item.srcs] + ([(item.dst, True)] if item.dst else []):
+        for key in memory.keys(pattern):
+            mine = result.setdefault(key, {})
+            # Tiles that share bytes conflict whatever the two do.
+            mine[item.engine] = mine.get(item.engine, False) or writes or key[0] == "pair"
+    return result
+
+
+def _order_body(
+    body: list[Instr | Loop], loop: Loop | None, memory: _Memory, tokens: list[int], nested: bool
+) -> None:
+    """Order the elements of one body, inner bodies first."""
+    touched = [_touched(item, memory) for item in body]
+    for item in body:
+        if isinstance(item, Loop):
+            _order_body(item.body, item, memory, tokens, nested=loop is not None)
+    edges = _edges(body, touched, loop, memory)
+    edges = _reduce(edges, len(body))
+    _insert(body, edges, tokens)
+
+
+def _edges(
+    body: Sequence[Instr | Loop], touched: Sequence[Touched], loop: Loop | None, memory: _Memory
+) -> set[Edge]:
+    """All orders the memory asks for between elements of a body, forward and around the loop."""
+    users: dict[Key, list[tuple[int, Engine, bool]]] = {}
+    for at, keys in enumerate(touched):
+        for key, engines in keys.items():
+            users.setdefault(key, []).extend((at, e, w) for e, w in engines.items())
+    edges: set[tuple[int, Engine, int, Engine, int]] = set()
+    for key, accesses in users.items():
+        for (a, x, xw), (b, y, yw) in combinations(accesses, 2):
+            if x is y or a == b or not (xw or yw):
+                continue
+            edges.add((a, x, b, y, 0))
+            if loop is not None:
+                edges.add((b, y, a, x, memory.back(key, loop.register)))
+    if loop is not None:
+        edges |= _draining(body, touched, memory)
+    return {Edge(a, x, b, y, back) for a, x, b, y, back in edges}
+
+
+def _draining(
+    body: Sequence[Instr | Loop], touched: Sequence[Touched], memory: _Memory
+) -> set[tuple[int, Engine, int, Engine, int]]:
+    """Edges from one run of an inner loop to its next run, for tiles that do not come round evenly."""
+    edges = set()
+    for at, (item, keys) in enumerate(zip(body, touched, strict=True)):
+        for inner in _loops(item):
+            for key, engines in keys.items():
+                if memory.drains(key, inner):
+                    for x, y in combinations(engines, 2):
+                        if engines[x] or engines[y]:
+                            edges |= {(at, x, at, y, 1), (at, y, at, x, 1)}
+    return edges
+
+
+def _loops(item: Instr | Loop) -> Iterable[Loop]:
+    return (item,) if isinstance(item, Loop) else ()

@@ -1,0 +1,72 @@
+"""The jaxlib calls of the importer: MLIR contexts, parsing in every form, CHLO legalisation,
+portable artifacts.
+
+Kept in one file because they are private to jaxlib and may move with its version; measured on
+jaxlib 0.10.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler.diagnostics import ImportRuleError
+
+_PORTABLE_MAGIC = b"ML\xefR"
+_PORTABLE_PRODUCER = b"StableHLO_v"
+_CHLO_PIPELINE = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
+
+
+def make_context() -> Any:
+    """A fresh MLIR context with every dialect and pass jaxlib has."""
+    from jax._src.interpreters import mlir
+
+    return mlir.make_ir_context()
+
+
+def legalize_chlo(module: Any) -> None:
+    """Rewrite CHLO ops of `module` into StableHLO, in place; its context must be entered."""
+    from jaxlib.mlir import passmanager
+    from jaxlib.mlir._mlir_libs import _stablehlo
+
+    _stablehlo.register_stablehlo_passes()
+    passmanager.PassManager.parse(_CHLO_PIPELINE).run(module.operation)
+
+
+def serialize_portable(bytecode: bytes) -> bytes:
+    """MLIR bytecode of a StableHLO module -> portable artifact of the current version.
+
+    A module with ops outside of portable StableHLO (callbacks, user constraints) stays bytecode: the
+    importer takes both, and knows which line to name when it refuses one.
+    """
+    from jaxlib.mlir.dialects import stablehlo
+
+    try:
+        artifact: bytes = stablehlo.serialize_portable_artifact_str(
+            bytecode, stablehlo.get_current_version()
+        )
+    except ValueError:
+        return bytecode
+    return artifact
+
+
+def parse_module(source: bytes | str) -> Any:
+    """Parse a portable artifact, MLIR bytecode or MLIR text; a context must be entered.
+
+    Raises: ImportRuleError when it is none of them.
+    """
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    if isinstance(source, bytes) and _is_portable(source):
+        source = stablehlo.deserialize_portable_artifact_str(source)
+    try:
+        return ir.Module.parse(source)
+    except ir.MLIRError as error:
+        raise ImportRuleError(
+            "SW_STABLEHLO_PARSE", f"the module requires valid StableHLO, got: {str(error)[:500]}"
+        ) from error
+
+
+def _is_portable(source: bytes) -> bool:
+    """True for a portable artifact: MLIR bytecode whose producer string is StableHLO's."""
+    return source.startswith(_PORTABLE_MAGIC) and _PORTABLE_PRODUCER in source[:64]

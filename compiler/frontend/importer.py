@@ -1,0 +1,400 @@
+"""The importer's engine: walks MLIR blocks, inlines calls, lets regions capture, keeps types and
+locations.
+
+What an op becomes is the business of `rules/`; a rule sees one `Site`. Values a region reads from
+outside become extra carries of its loop (splat constants are repeated inside instead), because
+regions of our IR do not capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from compiler.diagnostics import ImportRuleError, Loc
+from compiler.dtypes import DType
+from compiler.frontend.locations import LocationReader
+from compiler.frontend.rules.registry import RefusedError, Rule, refuse
+from compiler.ir.opdef import make_op
+from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+
+_DTYPES = {d.value: d for d in DType}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportHooks:
+    """What a caller wants to see of the MLIR module while it is imported.
+
+    `on_op(mlir_op, values)` comes after every op that had results, with our value per result.
+    `on_block(mlir_op, values)` comes for every function and loop body, with our value per block
+    argument, before its ops. With hooks, every inlined call is visited again.
+    """
+
+    on_op: Callable[[Any, Sequence[Value]], None] | None = None
+    on_block: Callable[[Any, Sequence[Value]], None] | None = None
+
+
+@dataclass(slots=True)
+class Capture:
+    """A value a region reads from the enclosing scope: the value there, and its carry inside."""
+
+    outer: Value
+    inner: Value
+
+
+class Scope:
+    """Values and ops of one region while it is built."""
+
+    __slots__ = ("captures", "env", "ops", "parent")
+
+    def __init__(self, parent: Scope | None = None) -> None:
+        self.parent = parent
+        self.env: dict[Any, Value] = {}
+        self.ops: list[Op] = []
+        self.captures: list[Capture] = []
+
+
+class Site:
+    """One MLIR op being imported: its converted operands, its attributes, and where its ops go."""
+
+    __slots__ = ("importer", "loc", "name", "op", "operands", "scope")
+
+    def __init__(
+        self, importer: Importer, scope: Scope, op: Any, operands: tuple[Value, ...], loc: Loc
+    ) -> None:
+        self.importer = importer
+        self.scope = scope
+        self.op = op
+        self.name: str = op.name
+        self.operands = operands
+        self.loc = loc
+
+    def emit(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        attrs: Any = None,
+        regions: Sequence[Graph] = (),
+    ) -> Op:
+        """Append an op of our IR at this place. Refuses what its type rule refuses."""
+        try:
+            op = make_op(name, operands, attrs, regions, self.loc)
+        except ValueError as error:
+            refuse("NCC_EVRF064", str(error))
+        self.importer.append(self.scope, op)
+        return op
+
+    def result_type(self, index: int = 0) -> TensorType:
+        """The type of a result."""
+        return self.importer.type_of(self.op.results[index].type)
+
+    def optional(self, name: str) -> Any:
+        """The MLIR attribute, or None."""
+        return self.op.attributes.get(name)
+
+    def decode(self, name: str, decoder: Callable[[Any], Any]) -> Any:
+        """The attribute as `decoder` reads it, once per distinct attribute."""
+        attribute = self.op.attributes[name]
+        key = (self.name, name, attribute)
+        cache = self.importer.attributes
+        value = cache.get(key)
+        if value is None:
+            value = cache[key] = decoder(attribute)
+        return value
+
+    def ints(self, name: str) -> tuple[int, ...]:
+        """An integer array attribute."""
+        value: tuple[int, ...] = self.decode(name, tuple)
+        return value
+
+    def int(self, name: str) -> int:
+        """An integer attribute."""
+        return int(self.op.attributes[name].value)
+
+    def constant(self, value: Value) -> np.ndarray | None:
+        """The scalar a value always has, when it is a splat constant."""
+        op = self.importer.scalars.get(value)
+        if op is None or op.name != "constant":
+            return None
+        array: np.ndarray = op.attrs.array()
+        return array
+
+    def block_producer(self, block: Any, value: Any) -> Any:
+        """The MLIR op of `block` that makes the MLIR value `value`; None for a block argument."""
+        if value in set(block.arguments):
+            return None
+        return value.owner.operation if hasattr(value.owner, "operation") else value.owner
+
+
+class Importer:
+    """Imports the functions of one MLIR module."""
+
+    def __init__(
+        self,
+        module: Any,
+        rules: Mapping[str, Rule],
+        locations: LocationReader,
+        hooks: ImportHooks,
+    ) -> None:
+        self.rules = rules
+        self.locations = locations
+        self.hooks = hooks
+        self._observed = hooks.on_op is not None or hooks.on_block is not None
+        self.attributes: dict[Any, Any] = {}
+        self.scalars: dict[
+            Value, Op
+        ] = {}  # producers of scalars and splats, for trip counts and identities
+        self.functions = {
+            op.operation.attributes["sym_name"].value: op.operation
+            for op in module.body.operations
+            if op.operation.name == "func.func"
+        }
+        self._types: dict[Any, TensorType] = {}
+        self._templates: dict[str, Graph] = {}
+        self._reusable: dict[str, bool] = {}
+        self._calling: list[str] = []
+
+    def main(self) -> Graph:
+        """The graph of the entry function: `main`, or the only public one."""
+        name = self._entry_name()
+        function = self.functions[name]
+        arguments = tuple(
+            Value(self._argument_type(function, a)) for a in self._block(function).arguments
+        )
+        self._calling.append(name)
+        return self._function_graph(function, arguments)
+
+    def _entry_name(self) -> str:
+        if "main" in self.functions:
+            return "main"
+        public: list[str] = [
+            name
+            for name, op in self.functions.items()
+            if "sym_visibility" not in op.attributes
+            or op.attributes["sym_visibility"].value == "public"
+        ]
+        if len(public) != 1:
+            raise ImportRuleError(
+                "SW_STABLEHLO_ENTRY", f"the module requires one public function, got {public}"
+            )
+        return public[0]
+
+    def _argument_type(self, function: Any, argument: Any) -> TensorType:
+        """The type of an argument of the entry. Raises ImportRuleError with the function's
+        location.
+        """
+        try:
+            return self.type_of(argument.type)
+        except RefusedError as error:
+            loc = self.locations.read(function.location)
+            message = f"argument {argument.arg_number}: {error}"
+            raise ImportRuleError(error.code, message, loc, error.hint) from error
+
+    def _block(self, function: Any) -> Any:
+        """The body of a function, which must be one block."""
+        blocks = list(function.regions[0].blocks)
+        if len(blocks) != 1:
+            loc = self.locations.read(function.location)
+            raise ImportRuleError(
+                "NCC_EVRF001", f"function requires one block, got {len(blocks)}", loc
+            )
+        return blocks[0]
+
+    def type_of(self, mlir_type: Any) -> TensorType:
+        """Our type of an MLIR type; refuses dynamic shapes and element types we do not have."""
+        type = self._types.get(mlir_type)
+        if type is None:
+            type = self._types[mlir_type] = _convert_type(mlir_type)
+        return type
+
+    def append(self, scope: Scope, op: Op) -> None:
+        """Add `op` to `scope`; remember producers of scalars and splats."""
+        scope.ops.append(op)
+        if op.name == "constant":
+            if op.attrs.is_splat:
+                self.scalars[op.results[0]] = op
+        elif len(op.results) == 1 and not op.results[0].type.shape:
+            self.scalars[op.results[0]] = op
+
+    def lookup(self, scope: Scope, value: Any) -> Value:
+        """Our value of an MLIR value, captured from the enclosing scopes when it is not of this
+        one.
+        """
+        found = scope.env.get(value)
+        if found is None:
+            assert scope.parent is not None, "an MLIR value is used before it is defined"
+            outer = self.lookup(scope.parent, value)
+            found = scope.env[value] = self._capture(scope, outer)
+        return found
+
+    def _capture(self, scope: Scope, outer: Value) -> Value:
+        """`outer` inside of `scope`: a copy of a splat constant, else a new carry."""
+        op = self.scalars.get(outer)
+        if op is not None and op.name == "constant":
+            copy = Op(op.name, (), (Value(outer.type),), op.attrs, (), op.loc)
+            self.append(scope, copy)
+            return copy.results[0]
+        inner = Value(outer.type)
+        scope.captures.append(Capture(outer, inner))
+        return inner
+
+    def block(
+        self, owner: Any, block: Any, scope: Scope, arguments: Sequence[Value]
+    ) -> tuple[Value, ...]:
+        """Import the ops of `block` into `scope`; returns the values its terminator returns."""
+        scope.env.update(zip(block.arguments, arguments, strict=True))
+        if self.hooks.on_block is not None:
+            self.hooks.on_block(owner, arguments)
+        outputs: tuple[Value, ...] = ()
+        for view in block.operations:
+            op = view.operation
+            if op.name in ("func.return", "stablehlo.return", "sdy.return"):
+                outputs = tuple(self.lookup(scope, v) for v in op.operands)
+            else:
+                self._op(scope, op)
+        return outputs
+
+    def _op(self, scope: Scope, op: Any) -> None:
+        """Import one op. Raises ImportRuleError with the user's location."""
+        loc = self.locations.read(op.location)
+        operands = tuple([self.lookup(scope, v) for v in op.operands])
+        try:
+            rule = self.rules.get(op.name, _refuse_unknown)
+            values = rule(Site(self, scope, op, operands, loc))
+            self._bind(scope, op, values)
+        except RefusedError as error:
+            raise ImportRuleError(error.code, str(error), loc, error.hint) from error
+        if self.hooks.on_op is not None and values:
+            self.hooks.on_op(op, values)
+
+    def _bind(self, scope: Scope, op: Any, values: Sequence[Value]) -> None:
+        """Enter the results, after checking that our type rules agree with the module's types."""
+        env = scope.env
+        for result, value in zip(op.results, values, strict=True):
+            type = self.type_of(result.type)
+            if value.type is not type and value.type != type:
+                refuse("NCC_EVRF064", f"{op.name} requires a result of {value.type}, got {type}")
+            env[result] = value
+
+    def call(self, site: Site, name: str) -> Sequence[Value]:
+        """Inline a call of function `name` at `site`."""
+        if name not in self.functions:
+            refuse("SW_STABLEHLO_CALL", f"call requires a function of the module, got @{name}")
+        if name in self._calling:
+            refuse("NCC_EVRF001", f"call requires no recursion, got @{name} inside of itself")
+        self._calling.append(name)
+        try:
+            if self._is_reusable(name):
+                return self._inline_copy(site, self._template(site, name))
+            return self._inline_once(site, name)
+        except ImportRuleError as error:
+            loc = self.locations.join(site.loc, error.loc) if error.loc else site.loc
+            found = error.diagnostic
+            raise ImportRuleError(found.code, found.message, loc, found.hint) from error
+        finally:
+            self._calling.pop()
+
+    def _inline_once(self, site: Site, name: str) -> Sequence[Value]:
+        """Import the callee in place, under the locations of the call."""
+        scope = Scope()
+        function = self.functions[name]
+        outputs = self.block(function, self._block(function), scope, site.operands)
+        self._relocate(scope.ops, site.loc)
+        site.scope.ops.extend(scope.ops)
+        return outputs
+
+    def _template(self, site: Site, name: str) -> Graph:
+        """The graph of a function over its own inputs, converted once."""
+        template = self._templates.get(name)
+        if template is None:
+            arguments = tuple(Value(v.type) for v in site.operands)
+            template = self._function_graph(self.functions[name], arguments)
+            self._templates[name] = template
+        return template
+
+    def _function_graph(self, function: Any, arguments: tuple[Value, ...]) -> Graph:
+        scope = Scope()
+        outputs = self.block(function, self._block(function), scope, arguments)
+        return Graph(arguments, tuple(scope.ops), outputs)
+
+    def _is_reusable(self, name: str) -> bool:
+        """True when all calls of a function may share one conversion.
+
+        With hooks every call is visited; a loop may take its trip count from an argument of the
+        call.
+        """
+        known = self._reusable.get(name)
+        if known is None:
+            known = not self._observed and not self._has_loop(self.functions[name])
+            self._reusable[name] = known
+        return known
+
+    def _has_loop(self, op: Any) -> bool:
+        """True when a loop is anywhere below `op`, calls included."""
+        for region in op.regions:
+            for view in (view for block in region.blocks for view in block.operations):
+                inner = view.operation
+                if inner.name == "stablehlo.while" or self._has_loop(inner):
+                    return True
+                if inner.name == "func.call":
+                    callee = inner.attributes["callee"].value
+                    if callee in self.functions and not self._is_reusable(callee):
+                        return True
+        return False
+
+    def _inline_copy(self, site: Site, template: Graph) -> Sequence[Value]:
+        """Copy the ops of `template` (which have no regions) to `site` with its operands for the
+        inputs.
+        """
+        values = dict(zip(template.inputs, site.operands, strict=True))
+        join, call = self.locations.join, site.loc
+        for op in template.ops:
+            assert not op.regions, "a function with a loop is imported once per call"
+            operands = tuple([values[v] for v in op.operands])
+            results = tuple([Value(r.type) for r in op.results])
+            self.append(
+                site.scope, Op(op.name, operands, results, op.attrs, (), join(call, op.loc))
+            )
+            values.update(zip(op.results, results, strict=True))
+        return [values[v] for v in template.outputs]
+
+    def _relocate(self, ops: Sequence[Op], call: Loc) -> None:
+        """Put ops that were just made, and their regions, under the location of a call."""
+        for op in ops:
+            op.loc = self.locations.join(call, op.loc)
+            for region in op.regions:
+                self._relocate(region.ops, call)
+
+
+def _refuse_unknown(site: Site) -> NoReturn:
+    """The rule of an op without a rule; a type we do not have says more than the op."""
+    for result in site.op.results:
+        site.importer.type_of(result.type)
+    refuse(
+        "NCC_EVRF001",
+        f"operator {site.name.removeprefix('stablehlo.')} is not supported",
+        "`shardwright list-operators` prints the supported ones",
+    )
+
+
+def _convert_type(mlir_type: Any) -> TensorType:
+    """Our type of a ranked, static tensor type."""
+    from jaxlib.mlir import ir
+
+    if not isinstance(mlir_type, ir.RankedTensorType):
+        refuse("NCC_EVRF001", f"values require a tensor type, got {mlir_type}")
+    if not mlir_type.has_static_shape:
+        refuse(
+            "NCC_EMOD025",
+            f"every dimension requires a static size, got {mlir_type}",
+            "pad or bucket the inputs",
+        )
+    element = str(mlir_type.element_type)
+    dtype = _DTYPES.get(element)
+    if dtype is None:
+        code = "NCC_EVRF004" if element.startswith("complex") else "NCC_ESPP004"
+        refuse(code, f"elements require a type of {', '.join(_DTYPES)}; got {element}")
+    return tensor_type(tuple(mlir_type.shape), dtype)

@@ -1,0 +1,147 @@
+"""MLIR locations -> `Loc`: the user's innermost frame and JAX's name stack.
+
+JAX writes a name location (the name stack) around a chain of call sites (the Python frames,
+innermost first). The frame shown to the user is the innermost one of their own code; library frames
+count only when there is nothing else, and what called `capture` does not count at all. Everything
+is cached by attribute object, because a module repeats few locations.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from compiler.diagnostics import UNKNOWN_LOC, Loc
+
+_PACKAGE = os.path.join(Path(__file__).resolve().parents[1], "")  # the folder of `compiler`
+_CAPTURE = os.path.join(_PACKAGE, "frontend", "capture.py")
+_MODELS = os.path.join(_PACKAGE, "frontend", "models", "")
+
+
+class LocationReader:
+    """Reads the locations of one module; paths below `base_dir` become relative to it."""
+
+    def __init__(self, base_dir: str | None = None) -> None:
+        self._base = os.path.join(os.path.realpath(base_dir or os.getcwd()), "")
+        self._locs: dict[Any, Loc] = {}
+        self._frames: dict[Any, tuple[tuple[str, int], ...]] = {}
+        self._joined: dict[tuple[Loc, Loc], Loc] = {}
+        self._interned: dict[Loc, Loc] = {}
+
+    def read(self, location: Any) -> Loc:
+        """The `Loc` of an MLIR location."""
+        key = location.attr
+        loc = self._locs.get(key)
+        if loc is None:
+            loc = self._locs[key] = self._convert(location)
+        return loc
+
+    def join(self, call: Loc, callee: Loc) -> Loc:
+        """The location of an inlined op: name stacks appended, the op's own frame unless only the
+        caller's is known.
+
+        JAX lowers a function once and locates its body relative to the call.
+        """
+        key = (call, callee)
+        loc = self._joined.get(key)
+        if loc is None:
+            own = callee if _is_user(callee) or not call.file else call
+            loc = Loc(own.file, own.line, _join_scopes(call.scope, callee.scope))
+            self._joined[key] = loc = self._interned.setdefault(loc, loc)
+        return loc
+
+    def _convert(self, location: Any) -> Loc:
+        """Name stack of the outermost name (HLO fuses name and line), frame of what it wraps."""
+        from jaxlib.mlir import ir
+
+        fused = isinstance(location, ir.FusedLoc)
+        parts = location.locations if fused else [location]
+        scope = next((part.name_str for part in parts if isinstance(part, ir.NameLoc)), "")
+        file, line = self._user_frame(self._frames_of(location))
+        loc = Loc(file, line, scope) if file or scope else UNKNOWN_LOC
+        return self._interned.setdefault(loc, loc)
+
+    def _frames_of(self, location: Any) -> tuple[tuple[str, int], ...]:
+        """(file, line) of the frames below `location`, innermost first."""
+        key = location.attr
+        frames = self._frames.get(key)
+        if frames is None:
+            frames = self._frames[key] = self._walk_frames(location)
+        return frames
+
+    def _walk_frames(self, location: Any) -> tuple[tuple[str, int], ...]:
+        from jaxlib.mlir import ir
+
+        if isinstance(location, ir.FileLineColLoc):
+            return ((location.filename, location.start_line),)
+        if isinstance(location, ir.NameLoc):
+            return self._frames_of(location.child_loc)
+        if isinstance(location, ir.CallSiteLoc):
+            return self._frames_of(location.callee) + self._frames_of(location.caller)
+        if isinstance(location, ir.FusedLoc):
+            return tuple(frame for part in location.locations for frame in self._frames_of(part))
+        return ()
+
+    def _user_frame(self, frames: tuple[tuple[str, int], ...]) -> tuple[str, int]:
+        """The innermost frame of the user's code, else the innermost of all, else nothing."""
+        named = []
+        for file, line in frames:
+            if _real(file) == _CAPTURE:
+                break
+            shown, library = _shown(file, self._base)
+            if not library:
+                return shown, line
+            named.append((shown, line))
+        return named[0] if named else ("", 0)
+
+
+@cache
+def _shown(file: str, base: str) -> tuple[str, bool]:
+    """How `file` is printed, and whether it is library code (our models count as the user's)."""
+    path = _real(file)
+    if path.startswith(_PACKAGE):
+        return "pkg:compiler/" + _posix(path, _PACKAGE), not path.startswith(_MODELS)
+    for root in _library_roots():
+        if path.startswith(root):
+            return "pkg:" + _posix(path, root), True
+    if path.startswith(base):
+        return _posix(path, base), False
+    return path, False
+
+
+@cache
+def _real(file: str) -> str:
+    """An absolute path without symbolic links; a relative one (HLO metadata) as it is."""
+    return os.path.realpath(file) if os.path.isabs(file) else file
+
+
+def _posix(path: str, root: str) -> str:
+    """`path` relative to `root`, with forward slashes."""
+    return os.path.relpath(path, root).replace(os.sep, "/")
+
+
+@cache
+def _library_roots() -> tuple[str, ...]:
+    """Folders of installed packages and of the standard library, packages first (they lie inside of
+    it).
+    """
+    paths = sysconfig.get_paths()
+    keys = ("purelib", "platlib", "stdlib", "platstdlib")
+    return tuple(dict.fromkeys(os.path.join(os.path.realpath(paths[key]), "") for key in keys))
+
+
+def _is_user(loc: Loc) -> bool:
+    """True when the location is in code the user can edit, which includes our models."""
+    return bool(loc.file) and (
+        not loc.file.startswith("pkg:") or loc.file.startswith("pkg:compiler/frontend/models/")
+    )
+
+
+def _join_scopes(outer: str, inner: str) -> str:
+    """`outer/inner`, unless `inner` is already complete."""
+    if not outer or not inner:
+        return outer or inner
+    return inner if inner.startswith(outer) else f"{outer}/{inner}"

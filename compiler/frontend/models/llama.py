@@ -1,0 +1,320 @@
+"""A decoder transformer of the Llama family, written as a JAX user writes it: no sharding
+annotation anywhere.
+
+Sizes come from a Hugging Face `config.json`. Layers are stacked on a leading dim and run by
+`lax.scan`, each under
+`jax.checkpoint` as `remat` says; parameters are fp32, arithmetic is fp32 or bf16, logits and loss
+are always fp32.
+
+Einsum letters: b batch, t and s positions, k kv heads, g heads per kv head, e head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from compiler.diagnostics import UsageError
+from compiler.frontend.models import text
+from compiler.frontend.task import TrainTask
+
+_COMPUTE_TYPES = {"f32": jnp.float32, "fp32": jnp.float32, "float32": jnp.float32}
+_COMPUTE_TYPES |= {"bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16}
+_MASKED = -1e30  # finite, so that a row without keys stays a number
+_INIT_STD = 0.02  # Hugging Face `initializer_range` of the Llama configs
+
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """Sizes of the model, under the keys of a Hugging Face `config.json`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 4096
+    head_dim: int = 0
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> LlamaConfig:
+        """Read a `config.json`. Raises UsageError for a missing size or a feature this model does
+        not have.
+        """
+        _refuse_features(config)
+        heads = _size(config, "num_attention_heads")
+        hidden = _size(config, "hidden_size")
+        known = {k: config[k] for k in _OPTIONAL if config.get(k) is not None}
+        built = cls(
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            intermediate_size=_size(config, "intermediate_size"),
+            num_hidden_layers=_size(config, "num_hidden_layers"),
+            vocab_size=_size(config, "vocab_size"),
+            num_key_value_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            **known,
+        )
+        built.check()
+        return built
+
+    def check(self) -> None:
+        """Raises UsageError when the sizes do not fit each other."""
+        groups = self.num_attention_heads % self.num_key_value_heads
+        if groups or self.head_dim % 2:
+            raise UsageError(
+                "SW_MODEL_CONFIG",
+                "config requires num_key_value_heads to divide num_attention_heads and an even "
+                f"head dim, got {self.num_key_value_heads}, {self.num_attention_heads} and "
+                f"{self.head_dim}",
+            )
+
+
+_OPTIONAL = ("rms_norm_eps", "rope_theta", "tie_word_embeddings", "max_position_embeddings")
+_PLAIN_VALUES: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "rope_scaling": (None,),
+    "attention_dropout": (0, 0.0),
+    "pretraining_tp": (1,),
+    "sliding_window": (None,),
+}
+
+
+def _refuse_features(config: Mapping[str, Any]) -> None:
+    """Raises UsageError for a key whose value asks for something this model does not build."""
+    for key, plain in _PLAIN_VALUES.items():
+        if key in config and config[key] not in plain:
+            raise UsageError(
+                "SW_MODEL_CONFIG",
+                f"config requires {key} = {plain[0]}, got {config[key]}",
+                hint='describe the model in JAX and use [model] entry = "module:function"',
+            )
+
+
+def _size(config: Mapping[str, Any], key: str) -> int:
+    """A required positive integer of the config."""
+    value = config.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise UsageError(
+            "SW_MODEL_CONFIG", f"config requires a positive integer {key}, got {value}"
+        )
+    return value
+
+
+def init_params(config: LlamaConfig, key: jax.Array) -> Params:
+    """Fresh parameters: normal 0.02 for matrices, ones for norms, fp32."""
+    shapes = _matrix_shapes(config)
+    keys = jax.random.split(key, len(shapes))
+    params: Params = {"layers": {}}
+    for leaf_key, (name, shape) in zip(keys, shapes.items(), strict=True):
+        value = _INIT_STD * jax.random.normal(leaf_key, shape, jnp.float32)
+        (params if name in _OUTER else params["layers"])[name] = value
+    layers, width = config.num_hidden_layers, config.hidden_size
+    params["layers"]["attn_norm"] = jnp.ones((layers, width), jnp.float32)
+    params["layers"]["mlp_norm"] = jnp.ones((layers, width), jnp.float32)
+    params["final_norm"] = jnp.ones((width,), jnp.float32)
+    return params
+
+
+_OUTER = ("embed", "lm_head")
+
+
+def _matrix_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of the matrices; those of the layers are stacked on dim 0."""
+    c = config
+    q_width, kv_width = (n * c.head_dim for n in (c.num_attention_heads, c.num_key_value_heads))
+    stacked = {
+        "wq": (c.hidden_size, q_width),
+        "wk": (c.hidden_size, kv_width),
+        "wv": (c.hidden_size, kv_width),
+        "wo": (q_width, c.hidden_size),
+        "w_gate": (c.hidden_size, c.intermediate_size),
+        "w_up": (c.hidden_size, c.intermediate_size),
+        "w_down": (c.intermediate_size, c.hidden_size),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size)}
+    shapes |= {name: (c.num_hidden_layers, *shape) for name, shape in stacked.items()}
+    if not c.tie_word_embeddings:
+        shapes["lm_head"] = (c.hidden_size, c.vocab_size)
+    return shapes
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm over the last dim, computed in fp32."""
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * scale).astype(x.dtype) * weight.astype(x.dtype)
+
+
+def rope_tables(config: LlamaConfig, seq_len: int) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines [T, E/2] of the rotary positions, fp32."""
+    half = config.head_dim // 2
+    rates = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.arange(seq_len, dtype=jnp.float32)[:, None] * rates
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotate the two halves of every head by its position."""
+    cos, sin = (t[None, :, None, :].astype(x.dtype) for t in tables)
+    low, high = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+
+
+def attention(
+    config: LlamaConfig, layer: Params, x: jax.Array, tables: tuple[jax.Array, jax.Array]
+) -> jax.Array:
+    """Causal grouped-query attention."""
+    c, (b, t, _), dtype = config, x.shape, x.dtype
+    kv_heads, group = c.num_key_value_heads, c.num_attention_heads // c.num_key_value_heads
+    q = (x @ layer["wq"].astype(dtype)).reshape(b, t, c.num_attention_heads, c.head_dim)
+    k = (x @ layer["wk"].astype(dtype)).reshape(b, t, kv_heads, c.head_dim)
+    v = (x @ layer["wv"].astype(dtype)).reshape(b, t, kv_heads, c.head_dim)
+    q, k = rotate(q, tables), rotate(k, tables)
+    q = q.reshape(b, t, kv_heads, group, c.head_dim)
+    scores = jnp.einsum("btkge,bske->bkgts", q, k).astype(jnp.float32) * c.head_dim**-0.5
+    positions = jnp.arange(t)
+    scores = jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(dtype)
+    mixed = jnp.einsum("bkgts,bske->btkge", weights, v)
+    return mixed.reshape(b, t, -1) @ layer["wo"].astype(dtype)
+
+
+def swiglu(layer: Params, x: jax.Array) -> jax.Array:
+    """The gated feed-forward block."""
+    dtype = x.dtype
+    gate = jax.nn.silu(x @ layer["w_gate"].astype(dtype))
+    return (gate * (x @ layer["w_up"].astype(dtype))) @ layer["w_down"].astype(dtype)
+
+
+def decoder_layer(
+    config: LlamaConfig, x: jax.Array, layer: Params, tables: tuple[jax.Array, jax.Array]
+) -> jax.Array:
+    """One layer: attention and feed-forward, each behind a norm and added to the residual."""
+    normed = rms_norm(x, layer["attn_norm"], config.rms_norm_eps)
+    x = x + attention(config, layer, normed, tables)
+    return x + swiglu(layer, rms_norm(x, layer["mlp_norm"], config.rms_norm_eps))
+
+
+def logits(
+    config: LlamaConfig, params: Params, tokens: jax.Array, dtype: Any, remat: str
+) -> jax.Array:
+    """Next-token logits [B, T, V] in fp32."""
+    tables = rope_tables(config, tokens.shape[1])
+
+    def body(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
+        return decoder_layer(config, x, layer, tables), None
+
+    x = params["embed"].astype(dtype)[tokens]
+    x, _ = jax.lax.scan(_rematerialised(body, remat), x, params["layers"])
+    x = rms_norm(x, params["final_norm"], config.rms_norm_eps)
+    head = params["embed"].T if config.tie_word_embeddings else params["lm_head"]
+    return (x @ head.astype(dtype)).astype(jnp.float32)
+
+
+def _rematerialised(body: Any, remat: str) -> Any:
+    """`body` under the checkpoint policy of `remat`; "selective" keeps weight products, redoes
+    attention scores.
+    """
+    if remat == "none":
+        return body
+    policies = jax.checkpoint_policies
+    policy = policies.dots_with_no_batch_dims_saveable if remat == "selective" else None
+    return jax.checkpoint(body, policy=policy)
+
+
+def loss(
+    config: LlamaConfig, params: Params, batch: dict[str, jax.Array], dtype: Any, remat: str
+) -> jax.Array:
+    """Mean next-token cross entropy, in nat."""
+    log_probs = jax.nn.log_softmax(logits(config, params, batch["tokens"], dtype, remat), axis=-1)
+    picked = jnp.take_along_axis(log_probs, batch["targets"][..., None], axis=-1)
+    return -jnp.mean(picked)
+
+
+def make_optimizer(name: str, lr: float, clip: float) -> optax.GradientTransformation:
+    """The optax chain: clip by global norm (0: none), then adamw (betas 0.9, 0.95; decay 0.1), adam
+    or sgd.
+    """
+    makers = {
+        "adamw": lambda: optax.adamw(lr, b1=0.9, b2=0.95, weight_decay=0.1),
+        "adam": lambda: optax.adam(lr),
+        "sgd": lambda: optax.sgd(lr),
+    }
+    if name not in makers:
+        raise UsageError("SW_OPTIMIZER", f"optimizer requires {', '.join(makers)}, got {name}")
+    steps = [optax.clip_by_global_norm(clip)] if clip else []
+    return optax.chain(*steps, makers[name]())
+
+
+def train_task(
+    config: Mapping[str, Any] | LlamaConfig,
+    *,
+    seq_len: int,
+    dtype: str = "f32",
+    optimizer: str = "adamw",
+    clip: float = 1.0,
+    lr: float = 3e-4,
+    remat: str = "full",
+    name: str = "llama",
+) -> TrainTask:
+    """The training step of a Llama model on byte-level text.
+
+    Raises: UsageError for an unknown type, optimizer or remat, or a sequence longer than the config
+    allows.
+    """
+    sizes = config if isinstance(config, LlamaConfig) else LlamaConfig.from_dict(config)
+    _check_options(sizes, seq_len, dtype, remat)
+    compute = _COMPUTE_TYPES[dtype]
+    chain = make_optimizer(optimizer, lr, clip)
+
+    def init(key: jax.Array) -> tuple[Params, Any]:
+        params = init_params(sizes, key)
+        return params, chain.init(params)
+
+    def step(params: Params, opt_state: Any, batch: dict[str, jax.Array]) -> Any:
+        value, grads = jax.value_and_grad(lambda p: loss(sizes, p, batch, compute, remat))(params)
+        updates, opt_state = chain.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, {"loss": value}
+
+    precise = None
+    if compute != jnp.float32:
+        precise = train_task(
+            sizes, seq_len=seq_len, optimizer=optimizer, clip=clip, lr=lr, remat=remat, name=name
+        )
+    return TrainTask(
+        step=step,
+        init=init,
+        batch=lambda n: text.token_structs(n, seq_len),
+        batches=text.batch_factory(seq_len, sizes.vocab_size),
+        tokens_per_sample=seq_len,
+        full_precision=precise,
+        name=name,
+    )
+
+
+def _check_options(config: LlamaConfig, seq_len: int, dtype: str, remat: str) -> None:
+    """Raises UsageError for an option out of range."""
+    if dtype not in _COMPUTE_TYPES:
+        raise UsageError("SW_DTYPE", f"dtype requires {', '.join(_COMPUTE_TYPES)}, got {dtype}")
+    if remat not in ("none", "selective", "full"):
+        raise UsageError("SW_REMAT", f"remat requires none, selective or full, got {remat}")
+    if not 1 <= seq_len <= config.max_position_embeddings:
+        raise UsageError(
+            "SW_SEQ_LEN",
+            f"seq_len requires 1 to {config.max_position_embeddings} "
+            f"(max_position_embeddings), got {seq_len}",
+        )

@@ -1,0 +1,150 @@
+"""The unsharded reference run: the user's step under `jax.jit` on the CPU, the only place where jax
+computes.
+
+States are given and returned as dicts from path name (as in `capture.py`) to NumPy array, so that a
+simulated run starts from the same values and compares leaf by leaf. Call it in a child process when
+memory matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.diagnostics import UsageError
+from compiler.frontend.capture import abstract_state, named_leaves, split_results
+from compiler.frontend.task import TrainTask
+
+Leaves = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRun:
+    """Loss of every step, and the states after the steps asked for (0: the first state)."""
+
+    losses: tuple[float, ...]
+    states: Mapping[int, Leaves]
+
+
+def initial_state(task: TrainTask, seed: int) -> Leaves:
+    """The first state by path name. Raises UsageError for a timing-only task."""
+    return _state_leaves(task, _first_state(task, seed))
+
+
+def batch_leaves(batch: Any) -> Leaves:
+    """A batch by path name."""
+    return {name: np.asarray(leaf) for name, leaf in named_leaves("batch", batch)}
+
+
+def reference_step(task: TrainTask, state: Mapping[str, np.ndarray], batch: Any) -> Leaves:
+    """All leaves after one step from `state` on `batch`: the new state and the metrics, by path
+    name.
+    """
+    results = _jitted(task)(*_unflatten(task, state), batch)
+    new_state, metrics = split_results(task, results)
+    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves("metrics", metrics)}
+    return _state_leaves(task, new_state) | leaves
+
+
+def run_reference(
+    task: TrainTask,
+    *,
+    steps: int,
+    global_batch: int,
+    seed: int = 0,
+    batches: Iterator[Any] | None = None,
+    data: str | None = None,
+    keep: Collection[int] = (),
+) -> ReferenceRun:
+    """Run `steps` steps on `batches` (default: the task's own, from `seed` and `data`).
+
+    `keep` names the steps after which the state is stored; 0 is the state before the first.
+    Raises: UsageError for a timing-only task, or one without batches when none are given.
+    """
+    if batches is None:
+        batches = task_batches(task, seed, global_batch, data)
+    state, step = _first_state(task, seed), _jitted(task)
+    states = {0: _state_leaves(task, state)} if 0 in keep else {}
+    losses = []
+    for number in range(1, steps + 1):
+        state, metrics = split_results(task, step(*state, next(batches)))
+        losses.append(float(metrics["loss"]))
+        if number in keep:
+            states[number] = _state_leaves(task, state)
+    return ReferenceRun(tuple(losses), states)
+
+
+def task_batches(
+    task: TrainTask, seed: int, global_batch: int, data: str | None = None
+) -> Iterator[Any]:
+    """The task's batches. Raises UsageError when it has none."""
+    if task.batches is None:
+        raise UsageError(
+            "SW_TASK_BATCHES",
+            f"a value run of {task.name} requires TrainTask.batches, got none",
+            hint="give batches=fn(seed, global_batch, data) -> iterator of NumPy pytrees",
+        )
+    return task.batches(seed, global_batch, data)
+
+
+def _first_state(task: TrainTask, seed: int) -> tuple[Any, ...]:
+    """The state `init` draws for `seed`, on the CPU."""
+    import jax
+
+    if task.init is None:
+        raise UsageError(
+            "SW_TASK_INIT",
+            f"a value run of {task.name} requires TrainTask.init, got none",
+            hint="without init a job is timing-only: use `shardwright plan`",
+        )
+    with jax.default_device(_cpu()):
+        state: tuple[Any, ...] = jax.jit(task.init)(jax.random.key(seed))
+    return state
+
+
+def _jitted(task: TrainTask) -> Any:
+    """The compiled step, on the CPU."""
+    import jax
+
+    step = jax.jit(task.step)
+
+    def run(*args: Any) -> Any:
+        with jax.default_device(_cpu()):
+            return step(*args)
+
+    return run
+
+
+def _cpu() -> Any:
+    """The first CPU device."""
+    import jax
+
+    return jax.local_devices(backend="cpu")[0]
+
+
+def _state_leaves(task: TrainTask, state: tuple[Any, ...]) -> Leaves:
+    """A state by path name."""
+    return {
+        name: np.asarray(leaf)
+        for prefix, part in zip(task.state_names, state, strict=True)
+        for name, leaf in named_leaves(prefix, part)
+    }
+
+
+def _unflatten(task: TrainTask, leaves: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+    """The state pytrees whose leaves are `leaves`. Raises UsageError for a missing leaf."""
+    import jax
+
+    parts = []
+    for prefix, part in zip(task.state_names, abstract_state(task), strict=True):
+        names = [name for name, _ in named_leaves(prefix, part)]
+        missing = [name for name in names if name not in leaves]
+        if missing:
+            raise UsageError(
+                "SW_STATE", f"the state requires leaf {missing[0]}, got {list(leaves)}"
+            )
+        parts.append(jax.tree.structure(part).unflatten(leaves[name] for name in names))
+    return tuple(parts)

@@ -1,0 +1,161 @@
+"""Control: `while` becomes `loop`, calls are inlined, barriers and sharding constraints stay.
+
+Anything that would need a decision or a library at run time (`case`, custom calls) is refused here
+with what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from compiler.frontend.rules.trip_count import Counter, WhileParts, find_counter
+from compiler.frontend.rules.registry import imports, refuse
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import ConstantAttrs, LoopAttrs, ShardingConstraintAttrs
+from compiler.ir.types import Graph, Op, TensorType, Value
+
+if TYPE_CHECKING:
+    from compiler.frontend.importer import Scope, Site
+
+
+@imports("func.call")
+def call(site: Site) -> Sequence[Value]:
+    """Inline the callee."""
+    return site.importer.call(site, site.op.attributes["callee"].value)
+
+
+@imports("stablehlo.composite")
+def composite(site: Site) -> Sequence[Value]:
+    """A composite is its decomposition."""
+    return site.importer.call(site, site.op.attributes["decomposition"].value)
+
+
+@imports("stablehlo.optimization_barrier")
+def optimization_barrier(site: Site) -> Sequence[Value]:
+    """The barrier around rematerialised parts."""
+    return site.emit("optimization_barrier", site.operands).results
+
+
+@imports("stablehlo.while")
+def while_(site: Site) -> Sequence[Value]:
+    """A counted loop; what the regions capture passes through as extra carries."""
+    parts, body, count = _convert_regions(site)
+    counter = find_counter(parts)
+    inits = list(parts.inits)
+    inputs, outputs = list(parts.body_inputs), list(parts.body_outputs)
+    normal = counter.start == 0 and counter.step == 1
+    if not normal:
+        _normalise(site, body, counter, inits, inputs, outputs)
+    region = Graph(tuple(inputs), tuple(body.ops), tuple(outputs))
+    loop = site.emit("loop", inits, LoopAttrs(counter.trip, counter.carry), (region,))
+    results = list(loop.results[:count])
+    if not normal:
+        last = counter.start + counter.trip * counter.step
+        results[counter.carry] = _number(site, results[counter.carry].type, last)
+    return results
+
+
+def _convert_regions(site: Site) -> tuple[WhileParts, Scope, int]:
+    """Condition and body over common carries, the scope of the body, and the number of the module's
+    carries.
+    """
+    importer, scope_type = site.importer, type(site.scope)
+    cond_region, body_region = site.op.regions
+    cond, body = scope_type(site.scope), scope_type(site.scope)
+    cond_inputs = [Value(v.type) for v in site.operands]
+    body_inputs = [Value(v.type) for v in site.operands]
+    hooks = importer.hooks
+    importer.hooks = type(hooks)()  # the condition leaves nothing behind that a hook could name
+    (test,) = importer.block(site.op, cond_region.blocks[0], cond, cond_inputs)
+    importer.hooks = hooks
+    outputs = importer.block(site.op, body_region.blocks[0], body, body_inputs)
+    inner = [c.inner for c in body.captures]
+    parts = WhileParts(
+        inits=[*site.operands, *(c.outer for c in body.captures)],
+        cond_inputs=[*cond_inputs, *(Value(v.type) for v in inner)],
+        cond_output=test,
+        body_inputs=[*body_inputs, *inner],
+        body_outputs=[*outputs, *inner],
+        scalars=importer.scalars,
+        outer={c.inner: c.outer for c in cond.captures},
+    )
+    return parts, body, len(site.operands)
+
+
+def _normalise(
+    site: Site,
+    body: Scope,
+    counter: Counter,
+    inits: list[Value],
+    inputs: list[Value],
+    outputs: list[Value],
+) -> None:
+    """Let the counter carry count 0, 1, ...; the body computes its old counter from it."""
+    old, type = inputs[counter.carry], inputs[counter.carry].type
+    count = Value(type)
+    step, start, one = (_constant(site, type, n) for n in (counter.step, counter.start, 1))
+    scaled = make_op("multiply", (count, step.result), None, (), site.loc)
+    shifted = Op("add", (scaled.result, start.result), (old,), None, (), site.loc)
+    following = make_op("add", (count, one.result), None, (), site.loc)
+    body.ops[:0] = [step, start, one, scaled, shifted, following]
+    inits[counter.carry] = _number(site, type, 0)
+    inputs[counter.carry] = count
+    outputs[counter.carry] = following.result
+
+
+def _number(site: Site, type: TensorType, number: int) -> Value:
+    """A scalar integer constant at `site`."""
+    op = _constant(site, type, number)
+    site.importer.append(site.scope, op)
+    return op.result
+
+
+def _constant(site: Site, type: TensorType, number: int) -> Op:
+    """A scalar integer constant op, wrapped to its type, not yet in a scope."""
+    data = (number % (1 << (8 * type.dtype.bytes))).to_bytes(type.dtype.bytes, "little")
+    return make_op("constant", (), ConstantAttrs(data, type), (), site.loc)
+
+
+@imports("sdy.sharding_constraint")
+def sharding_constraint(site: Site) -> Sequence[Value]:
+    """The user's constraint, by axis names."""
+    attrs = site.decode("sharding", _constraint)
+    return site.emit("sharding_constraint", site.operands, attrs).results
+
+
+def _constraint(attribute: Any) -> ShardingConstraintAttrs:
+    from jaxlib.mlir.dialects import sdy
+
+    dims = [
+        sdy.DimensionShardingAttr(d) for d in sdy.TensorShardingAttr(attribute).dimension_shardings
+    ]
+    axes = [[sdy.AxisRefAttr(a) for a in d.axes] for d in dims]
+    if any(a.sub_axis_info is not None for of_dim in axes for a in of_dim):
+        refuse(
+            "SW_CONSTRAINT",
+            f"sharding constraints require whole mesh axes, got {attribute}",
+            "split the mesh axis in two",
+        )
+    spec = tuple(tuple(a.name for a in of_dim) for of_dim in axes)
+    return ShardingConstraintAttrs(spec, tuple(i for i, d in enumerate(dims) if not d.is_closed))
+
+
+@imports("stablehlo.custom_call")
+def custom_call(site: Site) -> Sequence[Value]:
+    """No library is there to call."""
+    target = site.op.attributes["call_target_name"].value
+    hint = "replace it with ordinary operators"
+    if target in ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"):
+        hint = "use Shardy shardings (jax_use_shardy_partitioner, the default of JAX)"
+    refuse("NCC_EHCA005", f"custom call {target} is not supported", hint)
+
+
+@imports("stablehlo.case", "stablehlo.if")
+def case(site: Site) -> Sequence[Value]:
+    """There is no branch on data."""
+    refuse(
+        "NCC_EVRF001",
+        f"operator {site.name.partition('.')[2]} (lax.cond, lax.switch) is not supported",
+        "compute both sides and choose with jnp.where",
+    )

@@ -1,0 +1,46 @@
+"""The table of import rules: which function turns which StableHLO op into ops of our IR.
+
+A rule gets a `Site` (the MLIR op with its operands already converted), emits ops through it and
+returns one value per result. Rules live in the files of this folder, named like those of
+`compiler/ir/ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from compiler.frontend.importer import Site
+    from compiler.ir.types import Value
+
+Rule = Callable[["Site"], "Sequence[Value]"]
+
+RULES: dict[str, Rule] = {}
+
+
+class RefusedError(Exception):
+    """An op that cannot be imported; the importer adds its location (`ImportRuleError`)."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
+def refuse(code: str, message: str, hint: str = "") -> NoReturn:
+    """Refuse the op being imported."""
+    raise RefusedError(code, message, hint)
+
+
+def imports(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for MLIR op names. Raises ValueError when a name has a rule already."""
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"import rule of {name} is defined twice")
+            RULES[name] = rule
+        return rule
+
+    return register

@@ -1,0 +1,137 @@
+"""Shape ops: attributes one to one; constants become bytes, a splat only one element."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.frontend.rules.registry import imports, refuse
+from compiler.ir.ops import (
+    BroadcastInDimAttrs,
+    ConcatenateAttrs,
+    ConstantAttrs,
+    DynamicSliceAttrs,
+    IotaAttrs,
+    PadAttrs,
+    ReshapeAttrs,
+    ReverseAttrs,
+    SliceAttrs,
+    TransposeAttrs,
+)
+from compiler.ir.types import TensorType, Value
+
+if TYPE_CHECKING:
+    from compiler.frontend.importer import Site
+
+
+@imports("stablehlo.constant")
+def constant(site: Site) -> Sequence[Value]:
+    """A constant of the result's type."""
+    attrs = site.decode(
+        "value", lambda a: ConstantAttrs(_data(a, site.result_type()), site.result_type())
+    )
+    return site.emit("constant", (), attrs).results
+
+
+def _data(attribute: Any, type: TensorType) -> bytes:
+    """Little-endian bytes of a dense attribute."""
+    if not hasattr(attribute, "is_splat"):
+        refuse("NCC_EVRF001", f"constant requires dense elements, got {str(attribute)[:80]}")
+    if attribute.is_splat and type.num_elements:
+        return _scalar(attribute.get_splat_value().value, type.dtype)
+    if type.dtype is DType.BF16:  # jaxlib gives its elements in no other form
+        return _bf16_bytes(str(attribute))
+    return bytes(np.array(attribute).astype(type.dtype.numpy).tobytes())
+
+
+def _bf16_bytes(text: str) -> bytes:
+    """Bytes of a printed bf16 constant: one hex string, or numbers where 0x.... are bits."""
+    values = text[text.index("<") + 1 : text.rindex("> :")]
+    if values.startswith('"0x'):
+        return bytes.fromhex(values[3:-1])
+    numbers = re.findall(r"[^\s\[\],]+", values)
+    return b"".join(
+        int(n, 16).to_bytes(2, "little") if n.startswith("0x") else _scalar(n, DType.BF16)
+        for n in numbers
+    )
+
+
+def _scalar(value: Any, dtype: DType) -> bytes:
+    """One element; integers by their bits, so that either signedness of the reading is right."""
+    if dtype.is_integer:
+        bits = 8 * dtype.bytes
+        return int(int(value) & ((1 << bits) - 1)).to_bytes(dtype.bytes, "little")
+    number = value if dtype is DType.PRED else float(value)
+    return bytes(np.array(number).astype(dtype.numpy).tobytes())
+
+
+@imports("stablehlo.iota")
+def iota(site: Site) -> Sequence[Value]:
+    """Counts along one dim of the result."""
+    return site.emit("iota", (), IotaAttrs(site.int("iota_dimension"), site.result_type())).results
+
+
+@imports("stablehlo.broadcast_in_dim")
+def broadcast_in_dim(site: Site) -> Sequence[Value]:
+    """Broadcast to the result's shape."""
+    attrs = BroadcastInDimAttrs(site.ints("broadcast_dimensions"), site.result_type().shape)
+    return site.emit("broadcast_in_dim", site.operands, attrs).results
+
+
+@imports("stablehlo.reshape")
+def reshape(site: Site) -> Sequence[Value]:
+    """Reshape to the result's shape."""
+    return site.emit("reshape", site.operands, ReshapeAttrs(site.result_type().shape)).results
+
+
+@imports("stablehlo.transpose")
+def transpose(site: Site) -> Sequence[Value]:
+    """Permutation of dims."""
+    return site.emit("transpose", site.operands, TransposeAttrs(site.ints("permutation"))).results
+
+
+@imports("stablehlo.slice")
+def slice_(site: Site) -> Sequence[Value]:
+    """Static slice."""
+    attrs = SliceAttrs(site.ints("start_indices"), site.ints("limit_indices"), site.ints("strides"))
+    return site.emit("slice", site.operands, attrs).results
+
+
+@imports("stablehlo.concatenate")
+def concatenate(site: Site) -> Sequence[Value]:
+    """Operands one after the other."""
+    return site.emit("concatenate", site.operands, ConcatenateAttrs(site.int("dimension"))).results
+
+
+@imports("stablehlo.pad")
+def pad(site: Site) -> Sequence[Value]:
+    """Padding at the edges and between elements."""
+    attrs = PadAttrs(
+        site.ints("edge_padding_low"),
+        site.ints("edge_padding_high"),
+        site.ints("interior_padding"),
+    )
+    return site.emit("pad", site.operands, attrs).results
+
+
+@imports("stablehlo.reverse")
+def reverse(site: Site) -> Sequence[Value]:
+    """Reversal of dims."""
+    return site.emit("reverse", site.operands, ReverseAttrs(site.ints("dimensions"))).results
+
+
+@imports("stablehlo.dynamic_slice")
+def dynamic_slice(site: Site) -> Sequence[Value]:
+    """Slice at computed starts."""
+    attrs = DynamicSliceAttrs(site.ints("slice_sizes"))
+    return site.emit("dynamic_slice", site.operands, attrs).results
+
+
+@imports("stablehlo.dynamic_update_slice")
+def dynamic_update_slice(site: Site) -> Sequence[Value]:
+    """Write a slice at computed starts."""
+    return site.emit("dynamic_update_slice", site.operands).results

@@ -1,0 +1,170 @@
+"""Trip counts: a StableHLO `while` whose counter, bound and step are known becomes a counted
+`loop`.
+
+The condition must compare a counter carry with a constant (in any direction, either side); the body
+must add a constant to it. Constants are found through arithmetic, conversions, pass-through carries
+and captured values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compiler.frontend.rules.registry import RefusedError, refuse
+from compiler.ir.types import Op, Value
+
+_FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "EQ": "EQ", "NE": "NE"}
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "maximum": max,
+    "minimum": min,
+}
+_HINT = (
+    "write the loop as lax.scan or lax.fori_loop with Python integers as bounds; a data-dependent "
+    "lax.while_loop has no static schedule"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """The counter of a loop: carry number, first value, step, and how often the body runs."""
+
+    carry: int
+    start: int
+    step: int
+    trip: int
+
+
+@dataclass(slots=True)
+class WhileParts:
+    """A converted `while`: initial values, and condition and body over the same carries."""
+
+    inits: Sequence[Value]
+    cond_inputs: Sequence[Value]
+    cond_output: Value
+    body_inputs: Sequence[Value]
+    body_outputs: Sequence[Value]
+    scalars: Mapping[Value, Op]
+    outer: dict[Value, Value] = field(
+        default_factory=dict
+    )  # inside -> outside, where they are equal
+
+
+def find_counter(parts: WhileParts) -> Counter:
+    """The counter of a `while`. Refuses a loop whose trip count is not known."""
+    _link_constant_carries(parts)
+    direction, carry, bound = _condition(parts)
+    start = _known(parts, parts.inits[carry], "start")
+    step = _step(parts, carry)
+    limit = _known(parts, bound, "bound")
+    trip = _trip_count(direction, start, step, limit)
+    _check_range(parts.inits[carry], start + trip * step)
+    return Counter(carry, start, step, trip)
+
+
+def _link_constant_carries(parts: WhileParts) -> None:
+    """Carries that pass through are, inside, what they are outside."""
+    rows = zip(parts.inits, parts.cond_inputs, parts.body_inputs, parts.body_outputs, strict=True)
+    for init, cond_input, body_input, body_output in rows:
+        if body_output is body_input:
+            parts.outer[cond_input] = init
+            parts.outer[body_input] = init
+
+
+def _condition(parts: WhileParts) -> tuple[str, int, Value]:
+    """(direction, counter carry, bound) with the counter on the left."""
+    compare = parts.scalars.get(parts.cond_output)
+    if compare is None or compare.name != "compare":
+        what = compare.name if compare is not None else "a carry"
+        refuse("NCC_EVRF001", f"while requires a condition that compares, got {what}", _HINT)
+    lhs, rhs = compare.operands
+    carries = {value: k for k, value in enumerate(parts.cond_inputs)}
+    for counter, bound, direction in (
+        (lhs, rhs, compare.attrs.direction),
+        (rhs, lhs, _FLIPPED[compare.attrs.direction]),
+    ):
+        if counter in carries and counter not in parts.outer:
+            return direction, carries[counter], bound
+    if lhs in carries or rhs in carries:
+        refuse("NCC_EVRF001", "while requires a counter that the body changes, got none", _HINT)
+    raise RefusedError(
+        "NCC_EVRF001", "while requires a condition on a counter carry, got none", _HINT
+    )
+
+
+def _step(parts: WhileParts, carry: int) -> int:
+    """What the body adds to the counter."""
+    before, after = parts.body_inputs[carry], parts.body_outputs[carry]
+    op = parts.scalars.get(after)
+    if op is not None and op.name == "add" and before in op.operands:
+        lhs, rhs = op.operands
+        return _known(parts, rhs if lhs is before else lhs, "step")
+    if op is not None and op.name == "subtract" and op.operands[0] is before:
+        return -_known(parts, op.operands[1], "step")
+    what = op.name if op is not None else "something else"
+    raise RefusedError(
+        "NCC_EVRF001", f"while requires a counter with a constant step, got {what}", _HINT
+    )
+
+
+def _known(parts: WhileParts, value: Value, what: str) -> int:
+    """The constant integer of `value`, else refuses."""
+    number = _evaluate(parts, value)
+    if number is None:
+        refuse("NCC_EVRF001", f"while requires a {what} known when compiling", _HINT)
+    return number
+
+
+def _evaluate(parts: WhileParts, value: Value) -> int | None:
+    """The integer `value` always has, if that can be seen."""
+    if value in parts.outer:
+        return _evaluate(parts, parts.outer[value])
+    op = parts.scalars.get(value)
+    if op is None or not value.type.dtype.is_integer:
+        return None
+    if op.name == "constant":
+        return int(op.attrs.array().reshape(-1)[0])
+    if op.name in ("convert", "reshape") and op.operands[0].type.num_elements == 1:
+        return _evaluate(parts, op.operands[0])
+    if op.name in _ARITHMETIC:
+        lhs, rhs = (_evaluate(parts, v) for v in op.operands)
+        return None if lhs is None or rhs is None else _ARITHMETIC[op.name](lhs, rhs)
+    return None
+
+
+def _trip_count(direction: str, start: int, step: int, limit: int) -> int:
+    """How often `start + i * step <direction> limit` holds, counting from i = 0."""
+    if direction in ("LE", "GE"):
+        limit += 1 if direction == "LE" else -1
+        direction = "LT" if direction == "LE" else "GT"
+    distance = limit - start
+    if direction == "EQ":
+        return _finite(distance != 0 or step != 0, int(distance == 0))
+    if direction == "NE":
+        reached = distance == 0 or (step != 0 and distance % step == 0 and distance // step > 0)
+        return _finite(reached, distance // step if step else 0)
+    if direction == "GT":
+        distance, step = -distance, -step
+    if distance <= 0:
+        return 0
+    return _finite(step > 0, math.ceil(distance / step) if step > 0 else 0)
+
+
+def _finite(ends: bool, trip: int) -> int:
+    """`trip`, unless the loop never ends."""
+    if not ends:
+        refuse("NCC_EVRF001", "while requires a counter that reaches its bound, got none", _HINT)
+    return trip
+
+
+def _check_range(counter: Value, last: int) -> None:
+    """Refuse a counter that would wrap around before it reaches its bound."""
+    bits = 8 * counter.type.dtype.bytes
+    signed = counter.type.dtype.value.startswith("i")
+    low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if signed else (0, 1 << bits)
+    if not low <= last < high:
+        refuse("NCC_EVRF001", f"while requires a counter within {counter.type}, got {last}", _HINT)

@@ -1,0 +1,65 @@
+"""StableHLO -> our graph IR: the entry points of the importer.
+
+CHLO is legalised first, functions are inlined, loops get their trip counts, locations point at the
+user's code. The engine is `importer.py`, the meaning of each op is in `rules/`; Shardy's output is
+read back through the same engine.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from compiler.frontend.context import legalize_chlo, make_context, parse_module
+from compiler.frontend.importer import Importer, ImportHooks
+from compiler.frontend.locations import LocationReader
+from compiler.frontend.rules import RULES, Rule
+from compiler.ir.types import Graph
+
+
+def import_module(source: bytes | str, *, base_dir: str | None = None) -> Graph:
+    """Import a portable artifact, MLIR bytecode or MLIR text; graph inputs and outputs are those of
+    `main`.
+
+    `base_dir` (default: the working directory) is the job's folder: locations below it become
+    relative.
+    Raises: ImportRuleError with code, file and line for what the IR does not have.
+    """
+    with make_context():
+        module = parse_module(source)
+        legalize_chlo(module)
+        return import_parsed(module, base_dir=base_dir)
+
+
+def import_parsed(
+    module: Any,
+    *,
+    base_dir: str | None = None,
+    extra_rules: Mapping[str, Rule] | None = None,
+    hooks: ImportHooks | None = None,
+) -> Graph:
+    """Import an MLIR module that is parsed and free of CHLO; its context must be entered.
+
+    `extra_rules` are added to the table (`sdy.*` ops of Shardy's output) and win over it; `hooks`
+    see every op and block.
+    Raises: ImportRuleError, as `import_module`.
+    """
+    rules = {**RULES, **(extra_rules or {})}
+    with _collector_paused():
+        return Importer(module, rules, LocationReader(base_dir), hooks or ImportHooks()).main()
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection while tens of thousands of live objects are made (a third of the time
+    otherwise).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

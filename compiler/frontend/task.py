@@ -1,0 +1,147 @@
+"""What a user hands over: a training step with its abstract state and batches, as one `TrainTask`.
+
+A job names a function that returns a task (`entry = "module:function"`); presets build theirs in
+`models/`. Nothing here imports jax: a task only holds the user's functions, `capture.py` and
+`reference.py` call them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compiler.diagnostics import UsageError
+
+BatchFactory = Callable[[int, int, str | None], Iterator[Any]]
+
+ROLES = ("parameter", "optimizer", "batch", "metric", "rng")
+_ROLE_OF_NAME = {"params": "parameter", "rng": "rng", "key": "rng"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTask:
+    """A training step as a JAX and optax user writes it.
+
+    `step(*state, batch) -> (*state, metrics)`: pure, traces at any batch size, returns the state
+    with unchanged types;
+    `metrics` is a scalar loss or a dict with the key `loss`. The loss and gradients are means over
+    the samples, so that micro-batches average.
+    `init(key) -> state` (a tuple) draws the first state from a `jax.random.key`. Without it the
+    task is timing-only and
+    `state` gives the tuple of pytrees of `jax.ShapeDtypeStruct`.
+    `batch(n)` is the pytree of `jax.ShapeDtypeStruct` of `n` samples; `batch_dim` is its sample
+    dim.
+    `batches(seed, n, data)` iterates over NumPy pytrees of `n` samples; `data` is `[run] data` of
+    the job. Roles follow from the state's names; `roles` sets them by path or path prefix
+    ("state/step" -> "optimizer").
+    `full_precision` is the same task computed in fp32: what runs of a bf16 task are compared with.
+    """
+
+    step: Callable[..., Any]
+    batch: Callable[[int], Any]
+    init: Callable[[Any], tuple[Any, ...]] | None = None
+    state: tuple[Any, ...] | None = None
+    batches: BatchFactory | None = None
+    state_names: tuple[str, ...] = ("params", "opt_state")
+    roles: Mapping[str, str] = field(default_factory=dict)
+    batch_dim: int = 0
+    tokens_per_sample: int = 1
+    full_precision: TrainTask | None = None
+    name: str = "step"
+
+    def __post_init__(self) -> None:
+        if self.init is None and self.state is None:
+            raise UsageError(
+                "SW_TASK_STATE",
+                "a TrainTask requires `init` or `state`, got neither",
+                hint="give init=fn(key) -> (params, opt_state), or the abstract state for timing",
+            )
+        unknown = sorted(set(self.roles.values()) - set(ROLES))
+        if unknown:
+            raise UsageError(
+                "SW_TASK_ROLE", f"roles of a TrainTask are {', '.join(ROLES)}, got {unknown}"
+            )
+
+    @property
+    def timing_only(self) -> bool:
+        """True when there is no `init`, hence no values to run."""
+        return self.init is None
+
+    def role_of(self, path: str) -> str:
+        """The role of the state leaf at `path`: the longest entry of `roles` above it, else its
+        state's name.
+        """
+        parts = path.split("/")
+        for end in range(len(parts), 0, -1):
+            role = self.roles.get("/".join(parts[:end]))
+            if role is not None:
+                return role
+        return _ROLE_OF_NAME.get(parts[0], "optimizer")
+
+
+def load_task(entry: str, folder: Path, arguments: Mapping[str, Any] | None = None) -> TrainTask:
+    """Import `module:function` from `folder` (then from the environment) and call it with
+    `arguments`.
+
+    Raises: UsageError when the entry cannot be found or does not return a TrainTask.
+    """
+    module_name, _, function_name = entry.partition(":")
+    if not module_name or not function_name:
+        raise UsageError("SW_ENTRY", f'[model] entry requires "module:function", got "{entry}"')
+    with _on_path(folder):
+        function = _find_function(module_name, function_name, folder)
+        task = function(**(arguments or {}))
+    if not isinstance(task, TrainTask):
+        raise UsageError(
+            "SW_ENTRY",
+            f"[model] entry {entry} requires a function returning a TrainTask, got "
+            f"{type(task).__name__}",
+            hint="from compiler.frontend.task import TrainTask",
+        )
+    return task
+
+
+@contextmanager
+def _on_path(folder: Path) -> Iterator[None]:
+    """`folder` first on the import path."""
+    path = str(folder.resolve())
+    sys.path.insert(0, path)
+    try:
+        yield
+    finally:
+        sys.path.remove(path)
+
+
+def _find_function(module_name: str, function_name: str, folder: Path) -> Callable[..., Any]:
+    """The function of the entry. Raises UsageError when module or function is missing."""
+    _forget_namesake(module_name, folder)
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, something it imports is not
+        raise UsageError(
+            "SW_ENTRY", f"[model] entry requires a module {module_name}, none in {folder}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UsageError(
+            "SW_ENTRY", f"[model] entry requires a function {function_name} in {module.__file__}"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _forget_namesake(module_name: str, folder: Path) -> None:
+    """Drop a loaded module of the same name from another job's folder (`model.py` is a common
+    name).
+    """
+    own = folder.resolve() / f"{module_name}.py"
+    loaded = getattr(sys.modules.get(module_name), "__file__", None)
+    if loaded is not None and own.is_file() and Path(loaded).resolve() != own:
+        del sys.modules[module_name]

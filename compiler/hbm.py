@@ -1,0 +1,88 @@
+"""HBM space by liveness: offsets for buffers that live at different times, and an independent check of the plan.
+
+Largest buffer first, into the smallest gap that fits among the buffers alive at the same time; the back-end study
+measured this order at the liveness bound on whole train steps. Positions are steps of whatever is planned: regions of a
+function, or calls of a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALIGNMENT_BYTES = 256  # of every buffer; our choice, a multiple of the 64-byte DMA element (inferred)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A buffer of `size_bytes` that is in use from step `start` to step `end`, both included."""
+
+    size_bytes: int
+    start: int
+    end: int
+
+    def overlaps(self, other: Lifetime) -> bool:
+        """True when both are in use at some step."""
+        return self.start <= other.end and other.start <= self.end
+
+
+def aligned(size_bytes: int) -> int:
+    """`size_bytes` rounded up to the alignment."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def liveness_bound(lifetimes: Sequence[Lifetime]) -> int:
+    """Largest sum of aligned sizes in use at one step: no plan needs less."""
+    changes: list[tuple[int, int]] = []
+    for life in lifetimes:
+        changes.append((life.start, aligned(life.size_bytes)))
+        changes.append((life.end + 1, -aligned(life.size_bytes)))
+    live = peak = 0
+    for _, change in sorted(changes):
+        live += change
+        peak = max(peak, live)
+    return peak
+
+
+def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
+    """(byte offset per buffer, arena size)."""
+    offsets = [0] * len(lifetimes)
+    placed: list[tuple[int, int]] = []  # (offset, buffer)
+    order = sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].size_bytes, lifetimes[i].start, i))
+    for i in order:
+        life = lifetimes[i]
+        busy = [(at, aligned(lifetimes[j].size_bytes)) for at, j in placed if life.overlaps(lifetimes[j])]
+        offsets[i] = _best_gap(sorted(busy), aligned(life.size_bytes))
+        placed.append((offsets[i], i))
+    sizes = [o + aligned(life.size_bytes) for o, life in zip(offsets, lifetimes, strict=True)]
+    return offsets, max(sizes, default=0)
+
+
+def _best_gap(busy: Sequence[tuple[int, int]], size: int) -> int:
+    """Start of the smallest gap of at least `size` between busy ranges, else the end of the last one."""
+    best, best_size, end = -1, 0, 0
+    for at, length in busy:
+        gap = at - end
+        if gap >= size and (best < 0 or gap < best_size):
+            best, best_size = end, gap
+        end = max(end, at + length)
+    return end if best < 0 else best
+
+
+def check(lifetimes: Sequence[Lifetime], offsets: Sequence[int], arena_bytes: int) -> list[str]:
+    """What is wrong with a plan, recomputed from the lifetimes alone: a sweep over steps, not over the planner's order."""
+    problems: list[str] = []
+    for i, (life, offset) in enumerate(zip(lifetimes, offsets, strict=True)):
+        if offset < 0 or offset % ALIGNMENT_BYTES or offset + life.size_bytes > arena_bytes:
+            problems.append(f"buffer {i} at {offset} requires an aligned place below {arena_bytes}")
+    starts = sorted(range(len(lifetimes)), key=lambda i: lifetimes[i].start)
+    alive: list[int] = []
+    for i in starts:
+        alive = [j for j in alive if lifetimes[j].end >= lifetimes[i].start]
+        for j in alive:
+            low, high = (i, j) if offsets[i] <= offsets[j] else (j, i)
+            if offsets[low] + lifetimes[low].size_bytes > offsets[high]:
+                problems.append(f"buffers {j} and {i} share bytes while both are in use")
+        if lifetimes[i].size_bytes:
+            alive.append(i)
+    return problems

@@ -1,0 +1,5 @@
+"""The graph IR; importing it registers every op, so that `OPS` is complete wherever it is read."""
+
+from __future__ import annotations
+
+from compiler.ir import ops as _ops  # noqa: F401  registers the ops

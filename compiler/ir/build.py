@@ -1,0 +1,218 @@
+"""A terse way to construct graphs, for passes and tests.
+
+A `Builder` holds one level: every method appends one op and returns its result. Operands must
+already be values of this level. Broadcasting is explicit; only constants are made for you.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from compiler.diagnostics import UNKNOWN_LOC, Loc
+from compiler.dtypes import DType
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import (
+    AllGatherAttrs,
+    AllReduceAttrs,
+    AllSliceAttrs,
+    AllToAllAttrs,
+    AxisIndexAttrs,
+    BroadcastInDimAttrs,
+    CompareAttrs,
+    ConcatenateAttrs,
+    ConstantAttrs,
+    ConvertAttrs,
+    DotGeneralAttrs,
+    DynamicSliceAttrs,
+    IotaAttrs,
+    LoopAttrs,
+    ReduceAttrs,
+    ReduceScatterAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+    TransposeAttrs,
+)
+from compiler.ir.types import Graph, Op, Value, tensor_type
+
+Dims = Sequence[int]
+
+
+def constant_attrs(array: np.ndarray | float | int | bool, dtype: DType) -> ConstantAttrs:
+    """Attributes of a constant; an array of one repeated element becomes a splat."""
+    values = np.ascontiguousarray(np.asarray(array).astype(dtype.numpy))
+    data = values.tobytes()
+    first = data[: dtype.bytes]
+    shape = np.shape(array)
+    if values.size and data == first * values.size:
+        data = first
+    return ConstantAttrs(data, tensor_type(shape, dtype))
+
+
+class Builder:
+    """One graph level under construction."""
+
+    def __init__(self, name: str = "main", loc: Loc = UNKNOWN_LOC) -> None:
+        self.name = name
+        self.loc = loc
+        self.inputs: list[Value] = []
+        self.ops: list[Op] = []
+
+    def input(self, shape: Dims, dtype: DType = DType.F32) -> Value:
+        """A new graph input."""
+        self.inputs.append(Value(tensor_type(tuple(shape), dtype)))
+        return self.inputs[-1]
+
+    def finish(self, *outputs: Value) -> Graph:
+        """The graph with these outputs."""
+        return Graph(tuple(self.inputs), tuple(self.ops), outputs, self.name)
+
+    def append(self, op: Op) -> tuple[Value, ...]:
+        """Add an op made elsewhere."""
+        self.ops.append(op)
+        return op.results
+
+    def op(self, name: str, *operands: Value, attrs: Any = None) -> Value:
+        """Add an op with one result."""
+        (result,) = self.append(make_op(name, operands, attrs, loc=self.loc))
+        return result
+
+    def constant(self, array: np.ndarray | float | int | bool, dtype: DType = DType.F32) -> Value:
+        """A constant with the values of `array`."""
+        return self.op("constant", attrs=constant_attrs(array, dtype))
+
+    def full(self, shape: Dims, value: float, dtype: DType = DType.F32) -> Value:
+        """A splat constant."""
+        data = np.asarray(value).astype(dtype.numpy).tobytes()
+        return self.op("constant", attrs=ConstantAttrs(data, tensor_type(tuple(shape), dtype)))
+
+    def iota(self, shape: Dims, dim: int, dtype: DType = DType.I32) -> Value:
+        """Counts along `dim`."""
+        return self.op("iota", attrs=IotaAttrs(dim, tensor_type(tuple(shape), dtype)))
+
+    def add(self, a: Value, b: Value) -> Value:
+        """a + b."""
+        return self.op("add", a, b)
+
+    def multiply(self, a: Value, b: Value) -> Value:
+        """a * b."""
+        return self.op("multiply", a, b)
+
+    def compare(self, a: Value, b: Value, direction: str) -> Value:
+        """a < b and the like."""
+        return self.op("compare", a, b, attrs=CompareAttrs(direction))
+
+    def convert(self, a: Value, dtype: DType) -> Value:
+        """`a` as `dtype`."""
+        return self.op("convert", a, attrs=ConvertAttrs(dtype))
+
+    def broadcast(self, a: Value, shape: Dims, dims: Dims = ()) -> Value:
+        """`broadcast_in_dim`."""
+        return self.op("broadcast_in_dim", a, attrs=BroadcastInDimAttrs(tuple(dims), tuple(shape)))
+
+    def reshape(self, a: Value, shape: Dims) -> Value:
+        """`a` in another shape."""
+        return self.op("reshape", a, attrs=ReshapeAttrs(tuple(shape)))
+
+    def transpose(self, a: Value, permutation: Dims) -> Value:
+        """`a` with dims permuted."""
+        return self.op("transpose", a, attrs=TransposeAttrs(tuple(permutation)))
+
+    def slice(self, a: Value, start: Dims, limit: Dims, stride: Dims | None = None) -> Value:
+        """A static slice, step 1 unless given."""
+        steps = tuple(stride) if stride is not None else (1,) * len(start)
+        return self.op("slice", a, attrs=SliceAttrs(tuple(start), tuple(limit), steps))
+
+    def concatenate(self, values: Sequence[Value], dim: int) -> Value:
+        """`values` after each other along `dim`."""
+        return self.op("concatenate", *values, attrs=ConcatenateAttrs(dim))
+
+    def dynamic_slice(self, a: Value, starts: Sequence[Value], sizes: Dims) -> Value:
+        """A slice of fixed sizes at computed starts."""
+        return self.op("dynamic_slice", a, *starts, attrs=DynamicSliceAttrs(tuple(sizes)))
+
+    def dynamic_update_slice(self, a: Value, update: Value, starts: Sequence[Value]) -> Value:
+        """`a` with `update` written at computed starts."""
+        return self.op("dynamic_update_slice", a, update, *starts)
+
+    def reduce(self, a: Value, kind: str, dims: Dims) -> Value:
+        """`a` folded over `dims`."""
+        return self.op("reduce", a, attrs=ReduceAttrs(kind, tuple(dims)))
+
+    def dot(
+        self,
+        lhs: Value,
+        rhs: Value,
+        contract: tuple[Dims, Dims] = ((1,), (0,)),
+        batch: tuple[Dims, Dims] = ((), ()),
+        dtype: DType | None = None,
+    ) -> Value:
+        """`dot_general`; a plain matrix product unless told otherwise."""
+        attrs = DotGeneralAttrs(
+            lhs_batch=tuple(batch[0]),
+            rhs_batch=tuple(batch[1]),
+            lhs_contract=tuple(contract[0]),
+            rhs_contract=tuple(contract[1]),
+            dtype=dtype or lhs.type.dtype,
+        )
+        return self.op("dot_general", lhs, rhs, attrs=attrs)
+
+    def all_gather(self, a: Value, dim: int, axes: Sequence[str], group_size: int = 1) -> Value:
+        """Concatenate shards along `dim`."""
+        return self.op("all_gather", a, attrs=AllGatherAttrs(dim, tuple(axes), group_size))
+
+    def all_slice(self, a: Value, dim: int, axes: Sequence[str], group_size: int = 1) -> Value:
+        """Keep this rank's slice of `dim`."""
+        return self.op("all_slice", a, attrs=AllSliceAttrs(dim, tuple(axes), group_size))
+
+    def all_reduce(
+        self, a: Value, axes: Sequence[str], group_size: int = 1, reduction: str = "add"
+    ) -> Value:
+        """Reduce over the group."""
+        return self.op("all_reduce", a, attrs=AllReduceAttrs(tuple(axes), reduction, group_size))
+
+    def reduce_scatter(
+        self, a: Value, dim: int, axes: Sequence[str], group_size: int = 1, reduction: str = "add"
+    ) -> Value:
+        """Reduce over the group and keep this rank's slice of `dim`."""
+        attrs = ReduceScatterAttrs(dim, tuple(axes), reduction, group_size)
+        return self.op("reduce_scatter", a, attrs=attrs)
+
+    def all_to_all(
+        self, a: Value, split_dim: int, concat_dim: int, axes: Sequence[str], group_size: int = 1
+    ) -> Value:
+        """Split one dim over the group, concatenate along the other."""
+        attrs = AllToAllAttrs(split_dim, concat_dim, tuple(axes), group_size)
+        return self.op("all_to_all", a, attrs=attrs)
+
+    def axis_index(self, axes: Sequence[str]) -> Value:
+        """This rank's position over `axes`."""
+        return self.op("axis_index", attrs=AxisIndexAttrs(tuple(axes)))
+
+    def barrier(self, *values: Value) -> tuple[Value, ...]:
+        """`optimization_barrier`."""
+        return self.append(make_op("optimization_barrier", values, loc=self.loc))
+
+    def loop(
+        self,
+        trip: int,
+        carries: Sequence[Value],
+        body: Callable[[Builder, Value, tuple[Value, ...]], Sequence[Value]],
+        dtype: DType = DType.I32,
+    ) -> tuple[Value, ...]:
+        """A loop of `trip` iterations; `body(builder, index, carries)` returns the next carries.
+
+        The counter is carry 0 and is made here; the results are those of `carries`.
+        """
+        inner = Builder("body", self.loc)
+        index = inner.input((), dtype)
+        inside = tuple(inner.input(v.type.shape, v.type.dtype) for v in carries)
+        outside = body(inner, index, inside)
+        following = inner.add(index, inner.constant(1, dtype))
+        region = inner.finish(following, *outside)
+        start = self.constant(0, dtype)
+        attrs = LoopAttrs(trip, 0)
+        op = make_op("loop", (start, *carries), attrs, (region,), self.loc)
+        return self.append(op)[1:]

@@ -1,0 +1,114 @@
+"""`dot_general`: batched contraction of two tensors.
+
+The result dims are batch, then the free dims of lhs, then those of rhs, as in StableHLO. Narrow
+floats multiply exactly and accumulate in fp32; `dtype` is the element type the sum is rounded to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ir.opdef import OpDef, define
+from compiler.ir.ops.rules import (
+    Regions,
+    Types,
+    check_arity,
+    check_attrs,
+    check_dims,
+    mismatch,
+    widen,
+)
+from compiler.ir.types import Op, TensorType, tensor_type
+
+
+@dataclass(frozen=True, slots=True)
+class DotGeneralAttrs:
+    """Dimension numbers and the result element type (StableHLO's preferred element type)."""
+
+    lhs_batch: tuple[int, ...]
+    rhs_batch: tuple[int, ...]
+    lhs_contract: tuple[int, ...]
+    rhs_contract: tuple[int, ...]
+    dtype: DType
+
+    def free_dims(self, lhs_rank: int, rhs_rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The free dims of lhs and of rhs, ascending."""
+        lhs_used = set(self.lhs_batch + self.lhs_contract)
+        rhs_used = set(self.rhs_batch + self.rhs_contract)
+        lhs = tuple(d for d in range(lhs_rank) if d not in lhs_used)
+        return lhs, tuple(d for d in range(rhs_rank) if d not in rhs_used)
+
+
+def _infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_attrs("dot_general", attrs, DotGeneralAttrs)
+    check_arity("dot_general", types, 2)
+    lhs, rhs = types
+    check_dims("dot_general", "lhs dims", attrs.lhs_batch + attrs.lhs_contract, lhs.rank)
+    check_dims("dot_general", "rhs dims", attrs.rhs_batch + attrs.rhs_contract, rhs.rank)
+    _check_equal("batch", lhs, rhs, attrs.lhs_batch, attrs.rhs_batch)
+    _check_equal("contracting", lhs, rhs, attrs.lhs_contract, attrs.rhs_contract)
+    if lhs.dtype is not rhs.dtype:
+        got = f"{lhs.dtype.value} and {rhs.dtype.value}"
+        raise mismatch("dot_general", "operands of one element type", got)
+    lhs_free, rhs_free = attrs.free_dims(lhs.rank, rhs.rank)
+    shape = [lhs.shape[d] for d in attrs.lhs_batch + lhs_free] + [rhs.shape[d] for d in rhs_free]
+    return (tensor_type(tuple(shape), attrs.dtype),)
+
+
+def _check_equal(
+    what: str,
+    lhs: TensorType,
+    rhs: TensorType,
+    lhs_dims: Sequence[int],
+    rhs_dims: Sequence[int],
+) -> None:
+    """Refuse dim pairs of different number or size."""
+    left, right = [lhs.shape[d] for d in lhs_dims], [rhs.shape[d] for d in rhs_dims]
+    if left != right:
+        got = f"lhs {_sizes(left)} and rhs {_sizes(right)}"
+        raise mismatch("dot_general", f"equal {what} dims", got)
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return " x ".join(str(s) for s in sizes) or "none"
+
+
+def _flops(op: Op) -> int:
+    lhs = op.operands[0].type
+    contracted = math.prod(lhs.shape[d] for d in op.attrs.lhs_contract)
+    return int(2 * contracted * op.result.type.num_elements)
+
+
+def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    attrs, (lhs, rhs) = op.attrs, (widen(a) for a in args)
+    out = op.result.type
+    wide = np.float32 if out.dtype in (DType.BF16, DType.F16) else out.dtype.numpy
+    lhs_free, rhs_free = attrs.free_dims(lhs.ndim, rhs.ndim)
+    batch = [lhs.shape[d] for d in attrs.lhs_batch]
+    depth = math.prod(lhs.shape[d] for d in attrs.lhs_contract)
+    left = lhs.transpose(attrs.lhs_batch + lhs_free + attrs.lhs_contract)
+    right = rhs.transpose(attrs.rhs_batch + attrs.rhs_contract + rhs_free)
+    rows = math.prod(lhs.shape[d] for d in lhs_free)
+    columns = math.prod(rhs.shape[d] for d in rhs_free)
+    left = left.reshape(*batch, rows, depth).astype(wide, copy=False)
+    right = right.reshape(*batch, depth, columns).astype(wide, copy=False)
+    with np.errstate(all="ignore"):
+        product = np.matmul(left, right)
+        return (product.reshape(out.shape).astype(out.dtype.numpy, copy=False),)
+
+
+define(
+    OpDef(
+        name="dot_general",
+        attrs=DotGeneralAttrs,
+        infer=_infer,
+        flops=_flops,
+        reference=_reference,
+    )
+)

@@ -1,0 +1,323 @@
+"""Elementwise ops: arithmetic, logic, comparison, selection and conversion.
+
+All operands have one shape (there is no implicit broadcast). Floating point narrower than fp32 is
+computed in fp32 and rounded once; integers follow StableHLO: wrap-around, division towards zero,
+remainder with the sign of the dividend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ir.opdef import Infer, OpDef, Reference, define
+from compiler.ir.ops.rules import (
+    Regions,
+    Types,
+    check_arity,
+    check_attrs,
+    check_same,
+    mismatch,
+    no_flops,
+    reference_of,
+    result_elements,
+)
+from compiler.ir.types import Op, TensorType, tensor_type
+
+DIRECTIONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
+
+
+@dataclass(frozen=True, slots=True)
+class CompareAttrs:
+    """`direction` is one of EQ NE LT LE GT GE; NaN compares false except with NE."""
+
+    direction: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertAttrs:
+    """The result element type."""
+
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class BitcastConvertAttrs:
+    """The result element type, of the operand's width."""
+
+    dtype: DType
+
+
+_KINDS: dict[str, Callable[[DType], bool]] = {
+    "float": lambda d: d.is_float,
+    "integer": lambda d: d.is_integer,
+    "integer or i1": lambda d: not d.is_float,
+    "signed or float": lambda d: d.is_float or (d.value.startswith("i") and d is not DType.PRED),
+    "number": lambda d: d is not DType.PRED,
+    "any": lambda d: True,
+}
+
+
+def _same_type(name: str, arity: int, kind: str) -> Infer:
+    """The type rule of ops whose operands and result have one type."""
+
+    def infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+        check_arity(name, types, arity)
+        check_same(name, types)
+        if not _KINDS[kind](types[0].dtype):
+            raise mismatch(name, f"{kind} elements", types[0])
+        return (types[0],)
+
+    return infer
+
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Quotient; integers truncate towards zero, x / 0 is -1 (all ones), as XLA has it."""
+    if not np.issubdtype(a.dtype, np.integer):
+        return np.asarray(a / b)
+    safe = np.where(b == 0, a.dtype.type(1), b)
+    quotient = a // safe
+    if np.issubdtype(a.dtype, np.signedinteger):
+        inexact = (quotient * safe != a) & ((a < 0) != (safe < 0))
+        quotient = quotient + inexact.astype(a.dtype)
+    return np.where(b == 0, np.asarray(-1).astype(a.dtype), quotient)
+
+
+def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Remainder with the sign of the dividend; the integer x % 0 is x."""
+    if not np.issubdtype(a.dtype, np.integer):
+        return np.asarray(np.fmod(a, b))
+    safe = np.where(b == 0, a.dtype.type(1), b)
+    return np.where(b == 0, a, np.fmod(a, safe))
+
+
+def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a ** b; integers wrap, and a negative exponent leaves only bases of magnitude one."""
+    if not np.issubdtype(a.dtype, np.integer):
+        return np.asarray(np.power(a, b))
+    result, base = np.ones_like(a), np.array(a)
+    exponent = np.where(b < 0, b & 1, b)
+    for _ in range(a.dtype.itemsize * 8):
+        result = np.where(exponent & 1, result * base, result)
+        base, exponent = base * base, exponent >> 1
+    unit = (a == 1) | (a == np.asarray(-1).astype(a.dtype))
+    return np.where((b < 0) & ~unit, a.dtype.type(0), result)
+
+
+def _shift(shift: np.ufunc, arithmetic: bool = False) -> Callable[..., np.ndarray]:
+    """A shift whose amounts of the width or more (negative ones too) shift everything out.
+
+    The sign bit moves in only with `arithmetic`, for unsigned operands too, as XLA has it.
+    """
+
+    def fn(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        bits = a.dtype.itemsize * 8
+        unsigned = np.dtype(f"u{a.dtype.itemsize}")
+        amount = np.asarray(b).view(unsigned)
+        within = amount < bits
+        value = np.asarray(a).view(f"i{a.dtype.itemsize}" if arithmetic else unsigned)
+        safe = np.where(within, amount, bits - 1 if arithmetic else 0)
+        shifted = np.asarray(shift(value, safe.astype(value.dtype))).view(a.dtype)
+        return shifted if arithmetic else np.where(within, shifted, a.dtype.type(0))
+
+    return fn
+
+
+def _sign(x: np.ndarray) -> np.ndarray:
+    """-1, 0 or 1; zeros and NaN stay what they are."""
+    return np.where(x == 0, x, np.sign(x))
+
+
+def _logistic(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x))."""
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _binary(name: str, fn: Callable[..., Any], kind: str = "number") -> None:
+    define(
+        OpDef(
+            name=name,
+            attrs=None,
+            infer=_same_type(name, 2, kind),
+            flops=result_elements,
+            reference=reference_of(fn),
+            elementwise=True,
+        )
+    )
+
+
+def _unary(name: str, fn: Callable[..., Any], kind: str = "float") -> None:
+    define(
+        OpDef(
+            name=name,
+            attrs=None,
+            infer=_same_type(name, 1, kind),
+            flops=result_elements,
+            reference=reference_of(fn),
+            elementwise=True,
+        )
+    )
+
+
+_binary("add", np.add, "any")
+_binary("subtract", np.subtract)
+_binary("multiply", np.multiply, "any")
+_binary("divide", _divide)
+_binary("maximum", np.maximum, "any")
+_binary("minimum", np.minimum, "any")
+_binary("power", _power)
+_binary("remainder", _remainder)
+_binary("and", np.bitwise_and, "integer or i1")
+_binary("or", np.bitwise_or, "integer or i1")
+_binary("xor", np.bitwise_xor, "integer or i1")
+_binary("shift_left", _shift(np.left_shift), "integer")
+_binary("shift_right_logical", _shift(np.right_shift), "integer")
+_binary("shift_right_arithmetic", _shift(np.right_shift, arithmetic=True), "integer")
+
+_unary("not", np.invert, "integer or i1")
+_unary("negate", np.negative, "number")
+_unary("abs", np.abs, "signed or float")
+_unary("sign", _sign, "signed or float")
+_unary("sqrt", np.sqrt)
+_unary("rsqrt", lambda x: 1 / np.sqrt(x))
+_unary("exponential", np.exp)
+_unary("exponential_minus_one", np.expm1)
+_unary("log", np.log)
+_unary("log_plus_one", np.log1p)
+_unary("logistic", _logistic)
+_unary("tanh", np.tanh)
+_unary("sine", np.sin)
+_unary("cosine", np.cos)
+_unary("floor", np.floor)
+_unary("ceil", np.ceil)
+_unary("round_nearest_even", np.rint)
+
+
+def _infer_is_finite(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_arity("is_finite", types, 1)
+    if not types[0].dtype.is_float:
+        raise mismatch("is_finite", "float elements", types[0])
+    return (tensor_type(types[0].shape, DType.PRED),)
+
+
+def _infer_compare(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_attrs("compare", attrs, CompareAttrs)
+    check_arity("compare", types, 2)
+    check_same("compare", types)
+    if attrs.direction not in DIRECTIONS:
+        raise mismatch("compare", f"a direction of {' '.join(DIRECTIONS)}", attrs.direction)
+    return (tensor_type(types[0].shape, DType.PRED),)
+
+
+_COMPARE: dict[str, np.ufunc] = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
+
+
+def _compare_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    return (np.asarray(_COMPARE[op.attrs.direction](*args), dtype=np.bool_),)
+
+
+def _infer_select(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_arity("select", types, 3)
+    pred, on_true, on_false = types
+    check_same("select", (on_true, on_false))
+    if pred.dtype is not DType.PRED or pred.shape not in ((), on_true.shape):
+        raise mismatch("select", f"an i1 predicate, scalar or of shape {on_true.shape}", pred)
+    return (on_true,)
+
+
+def _select_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    pred, on_true, on_false = args
+    return (np.where(pred, on_true, on_false),)
+
+
+def _infer_clamp(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_arity("clamp", types, 3)
+    low, operand, high = types
+    for bound in (low, high):
+        if bound.dtype is not operand.dtype or bound.shape not in ((), operand.shape):
+            raise mismatch("clamp", f"bounds of type {operand} or its scalar", bound)
+    return (operand,)
+
+
+def _clamp_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    low, operand, high = args
+    return (np.asarray(np.minimum(np.maximum(operand, low), high), dtype=operand.dtype),)
+
+
+def _infer_convert(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_attrs("convert", attrs, ConvertAttrs)
+    check_arity("convert", types, 1)
+    return (tensor_type(types[0].shape, attrs.dtype),)
+
+
+def _convert_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    return (convert_array(args[0], op.attrs.dtype),)
+
+
+def convert_array(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """`x` as `dtype`: floats become integers by truncation, saturating, NaN as 0; i1 is x != 0."""
+    source = DType.from_numpy(x.dtype)
+    if dtype is DType.PRED:
+        return np.asarray(x != 0)
+    if source.is_float and dtype.is_integer:
+        return _saturate(x.astype(np.float64), dtype.numpy)
+    with np.errstate(all="ignore"):
+        return x.astype(dtype.numpy)
+
+
+def _saturate(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Truncated fp64 values as integers; the limits stand in for what lies outside of them."""
+    info = np.iinfo(dtype)
+    inside = (x > float(info.min) - 1) & (x < float(info.max))
+    value = np.where(inside, x, 0).astype(dtype)
+    value = np.where(x >= float(info.max), dtype.type(info.max), value)
+    return np.where(x <= float(info.min), dtype.type(info.min), value)
+
+
+def _infer_bitcast(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_attrs("bitcast_convert", attrs, BitcastConvertAttrs)
+    check_arity("bitcast_convert", types, 1)
+    if attrs.dtype.bytes != types[0].dtype.bytes or DType.PRED in (attrs.dtype, types[0].dtype):
+        raise mismatch(
+            "bitcast_convert",
+            f"a result type as wide as {types[0].dtype.value}",
+            attrs.dtype.value,
+        )
+    return (tensor_type(types[0].shape, attrs.dtype),)
+
+
+def _bitcast_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    return (np.ascontiguousarray(args[0]).view(op.attrs.dtype.numpy).reshape(args[0].shape),)
+
+
+def _define(name: str, attrs: type | None, infer: Infer, reference: Reference, free: bool) -> None:
+    flops = no_flops if free else result_elements
+    define(
+        OpDef(
+            name=name,
+            attrs=attrs,
+            infer=infer,
+            flops=flops,
+            reference=reference,
+            elementwise=True,
+        )
+    )
+
+
+_define("is_finite", None, _infer_is_finite, reference_of(np.isfinite), False)
+_define("compare", CompareAttrs, _infer_compare, _compare_reference, False)
+_define("select", None, _infer_select, _select_reference, False)
+_define("clamp", None, _infer_clamp, _clamp_reference, False)
+_define("convert", ConvertAttrs, _infer_convert, _convert_reference, False)
+_define("bitcast_convert", BitcastConvertAttrs, _infer_bitcast, _bitcast_reference, True)

@@ -1,0 +1,106 @@
+"""`reduce`: one operand folded over some dims with a named reduction.
+
+There is no init operand: the start value is the identity of the reduction. Narrow floats
+accumulate in fp32 and round once, integers wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ir.opdef import OpDef, define
+from compiler.ir.ops.rules import (
+    Regions,
+    Types,
+    check_arity,
+    check_attrs,
+    check_dims,
+    mismatch,
+    widen,
+)
+from compiler.ir.types import Op, TensorType, tensor_type
+
+REDUCTIONS: dict[str, np.ufunc] = {
+    "add": np.add,
+    "multiply": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceAttrs:
+    """`kind` is one of add multiply max min and or; `dims` disappear from the result."""
+
+    kind: str
+    dims: tuple[int, ...]
+
+
+def check_reduction(name: str, kind: str, dtype: DType) -> None:
+    """Refuse an unknown reduction, and bitwise reductions of floats."""
+    if kind not in REDUCTIONS:
+        raise mismatch(name, f"a reduction of {' '.join(REDUCTIONS)}", kind)
+    if kind in ("and", "or") and dtype.is_float:
+        raise mismatch(name, f"integer or i1 elements for {kind}", dtype.value)
+
+
+def identity(kind: str, dtype: DType) -> np.ndarray:
+    """The scalar that `kind` starts from: 0, 1, the lowest or the highest value of `dtype`."""
+    if kind == "and":
+        value: object = np.invert(np.zeros((), dtype.numpy))
+    elif kind in ("add", "or", "multiply"):
+        value = 1 if kind == "multiply" else 0
+    elif dtype is DType.PRED:
+        value = kind == "min"
+    elif dtype.is_float:
+        value = -np.inf if kind == "max" else np.inf
+    else:
+        info = np.iinfo(dtype.numpy)
+        value = info.min if kind == "max" else info.max
+    return np.asarray(value).astype(dtype.numpy)
+
+
+def _infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_attrs("reduce", attrs, ReduceAttrs)
+    check_arity("reduce", types, 1)
+    operand = types[0]
+    check_dims("reduce", "dims", attrs.dims, operand.rank)
+    check_reduction("reduce", attrs.kind, operand.dtype)
+    kept = tuple(s for d, s in enumerate(operand.shape) if d not in attrs.dims)
+    return (tensor_type(kept, operand.dtype),)
+
+
+def _flops(op: Op) -> int:
+    return max(op.operands[0].type.num_elements - op.result.type.num_elements, 0)
+
+
+def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    return (reduce_array(op.attrs.kind, args[0], op.attrs.dims),)
+
+
+def reduce_array(kind: str, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+    """`x` folded over `dims` in the type arithmetic is done in, rounded to the type of `x`."""
+    wide = widen(x)
+    start = identity(kind, DType.from_numpy(wide.dtype))[()]
+    fold: Callable[..., Any] = REDUCTIONS[kind].reduce
+    with np.errstate(all="ignore"):
+        value = fold(wide, axis=dims, dtype=wide.dtype, initial=start)
+    return np.asarray(value).astype(x.dtype, copy=False)
+
+
+define(
+    OpDef(
+        name="reduce",
+        attrs=ReduceAttrs,
+        infer=_infer,
+        flops=_flops,
+        reference=_reference,
+    )
+)

@@ -1,0 +1,342 @@
+"""Shape ops: broadcast, reshape, transpose, slices, pad, concatenate, and the tensors that come
+from nowhere.
+
+None of them computes; `constant` and `iota` carry their result type, because they have no operand
+to infer it from. Dynamic slices clamp their start so that the slice stays inside, as StableHLO
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.opdef import Infer, OpDef, Reference, define
+from compiler.ir.ops.rules import (
+    Regions,
+    Types,
+    check_arity,
+    check_attrs,
+    check_dims,
+    mismatch,
+    no_flops,
+)
+from compiler.ir.types import Op, TensorType, tensor_type
+
+Types1 = tuple[TensorType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastInDimAttrs:
+    """Operand dim i becomes result dim `dims[i]`; size-1 dims and all other result dims repeat."""
+
+    dims: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReshapeAttrs:
+    """The result shape; element order is row-major."""
+
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransposeAttrs:
+    """Result dim i is operand dim `permutation[i]`."""
+
+    permutation: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceAttrs:
+    """Per dim: first index, index after the last, step."""
+
+    start: tuple[int, ...]
+    limit: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatenateAttrs:
+    """The dim along which the operands follow each other."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class PadAttrs:
+    """Per dim: padding before and after (negative crops), and between neighbouring elements."""
+
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    interior: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReverseAttrs:
+    """The dims whose order is reversed."""
+
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IotaAttrs:
+    """A tensor of `type` that counts 0, 1, ... along `dim`."""
+
+    dim: int
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantAttrs:
+    """Little-endian row-major `data` of `type`; a splat stores one element."""
+
+    data: bytes
+    type: TensorType
+
+    @property
+    def is_splat(self) -> bool:
+        """True when one stored element stands for all."""
+        return len(self.data) == self.type.dtype.bytes
+
+    def array(self) -> np.ndarray:
+        """The values, read-only; a splat is a broadcast view of its element."""
+        flat = np.frombuffer(self.data, dtype=self.type.dtype.numpy)
+        if self.is_splat:
+            return np.broadcast_to(flat[0], self.type.shape)
+        return flat.reshape(self.type.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicSliceAttrs:
+    """Sizes of the slice; operands are the tensor and one scalar start per dim."""
+
+    sizes: tuple[int, ...]
+
+
+def _infer_broadcast(types: Types, attrs: Any, regions: Regions) -> Types1:
+    check_attrs("broadcast_in_dim", attrs, BroadcastInDimAttrs)
+    check_arity("broadcast_in_dim", types, 1)
+    operand = types[0]
+    if len(attrs.dims) != operand.rank:
+        raise mismatch("broadcast_in_dim", f"{operand.rank} dims for {operand}", attrs.dims)
+    check_dims("broadcast_in_dim", "dims", attrs.dims, len(attrs.shape))
+    for i, d in enumerate(attrs.dims):
+        if operand.shape[i] not in (1, attrs.shape[d]):
+            need = f"operand dim {i} of size 1 or {attrs.shape[d]}"
+            raise mismatch("broadcast_in_dim", need, operand.shape[i])
+    return (tensor_type(attrs.shape, operand.dtype),)
+
+
+def _broadcast_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    (x,), attrs = args, op.attrs
+    placed = [1] * len(attrs.shape)
+    for i, d in enumerate(attrs.dims):
+        placed[d] = x.shape[i]
+    order = sorted(range(x.ndim), key=lambda i: attrs.dims[i])
+    return (np.broadcast_to(x.transpose(order).reshape(placed), attrs.shape),)
+
+
+def _infer_reshape(types: Types, attrs: Any, regions: Regions) -> Types1:
+    check_attrs("reshape", attrs, ReshapeAttrs)
+    check_arity("reshape", types, 1)
+    result = tensor_type(attrs.shape, types[0].dtype)
+    if result.num_elements != types[0].num_elements or min(attrs.shape, default=1) < 0:
+        raise mismatch("reshape", f"{types[0].num_elements} elements", f"shape {attrs.shape}")
+    return (result,)
+
+
+def _infer_transpose(types: Types, attrs: Any, regions: Regions) -> Types1:
+    check_attrs("transpose", attrs, TransposeAttrs)
+    check_arity("transpose", types, 1)
+    operand = types[0]
+    if sorted(attrs.permutation) != list(range(operand.rank)):
+        raise mismatch("transpose", f"a permutation of {operand.rank} dims", attrs.permutation)
+    return (tensor_type(tuple(operand.shape[d] for d in attrs.permutation), operand.dtype),)
+
+
+def _infer_slice(types: Types, attrs: Any, regions: Regions) -> Types1:
+    check_attrs("slice", attrs, SliceAttrs)
+    check_arity("slice", types, 1)
+    operand = types[0]
+    for what in (attrs.start, attrs.limit, attrs.stride):
+        if len(what) != operand.rank:
+            raise mismatch("slice", f"{operand.rank} starts, limits and strides", what)
+    bounds = list(zip(attrs.start, attrs.limit, attrs.stride, strict=True))
+    for size, (start, limit, stride) in zip(operand.shape, bounds, strict=True):
+        if not 0 <= start <= limit <= size or stride < 1:
+            raise mismatch("slice", f"bounds inside of {size}", f"{start}:{limit}:{stride}")
+    shape = tuple((limit - start + stride - 1) // stride for start, limit, stride in bounds)
+    return (tensor_type(shape, operand.dtype),)
+
+
+def _slice_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    attrs = op.attrs
+    index = tuple(slice(*b) for b in zip(attrs.start, attrs.limit, attrs.stride, strict=True))
+    return (args[0][index],)
+
+
+def _infer_concatenate(types: Types, attrs: Any, regions: Regions) -> Types1:
+    check_attrs("concatenate", attrs, ConcatenateAttrs)
+    if not types:
+        raise mismatch("concatenate", "at least one operand", 0)
+    first, dim = types[0], attrs.dim
+    if not 0 <= dim < first.rank:
+        raise mismatch("concatenate", f"a dim below rank {first.rank}", dim)
+    for t in types:
+        others = (*t.shape[:dim], *t.shape[dim + 1 :])
+        if t.dtype is not first.dtype or others != (*first.shape[:dim], *first.shape[dim + 1 :]):
+            need = f"operands that differ from {first} only in dim {dim}"
+            raise mismatch("concatenate", need, t)
+    total = sum(t.shape[dim] for t in types)
+    return (tensor_type((*first.shape[:dim], total, *first.shape[dim + 1 :]), first.dtype),)
+
+
+def _infer_pad(types: Types, attrs: Any, regions: Regions) -> Types1:
+    check_attrs("pad", attrs, PadAttrs)
+    check_arity("pad", types, 2)
+    operand, value = types
+    if value != tensor_type((), operand.dtype):
+        raise mismatch("pad", f"a scalar padding value of {operand.dtype.value}", value)
+    for what in (attrs.low, attrs.high, attrs.interior):
+        if len(what) != operand.rank:
+            raise mismatch("pad", f"{operand.rank} paddings", what)
+    rows = zip(operand.shape, attrs.low, attrs.high, attrs.interior, strict=True)
+    shape = tuple(n + max(n - 1, 0) * inner + low + high for n, low, high, inner in rows)
+    if min(shape, default=0) < 0 or min(attrs.interior, default=0) < 0:
+        raise mismatch("pad", "padding that leaves no dim below 0", shape)
+    return (tensor_type(shape, operand.dtype),)
+
+
+def _pad_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    (x, value), attrs, shape = args, op.attrs, op.result.type.shape
+    out = np.full(shape, value, dtype=x.dtype)
+    target, source = [], []
+    for d, n in enumerate(x.shape):
+        step, low = attrs.interior[d] + 1, attrs.low[d]
+        first = max(0, -(low // step)) if low < 0 else 0
+        last = min(n, -((low - shape[d]) // step))
+        begin = low + first * step
+        target.append(slice(begin, begin + (last - first) * step, step))
+        source.append(slice(first, last))
+        if last <= first:
+            return (out,)
+    out[tuple(target)] = x[tuple(source)]
+    return (out,)
+
+
+def _infer_reverse(types: Types, attrs: Any, regions: Regions) -> Types1:
+    check_attrs("reverse", attrs, ReverseAttrs)
+    check_arity("reverse", types, 1)
+    check_dims("reverse", "dims", attrs.dims, types[0].rank)
+    return (types[0],)
+
+
+def _infer_iota(types: Types, attrs: Any, regions: Regions) -> Types1:
+    check_attrs("iota", attrs, IotaAttrs)
+    check_arity("iota", types, 0)
+    if not 0 <= attrs.dim < attrs.type.rank:
+        raise mismatch("iota", f"a dim below rank {attrs.type.rank}", attrs.dim)
+    return (attrs.type,)
+
+
+def _iota_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    dim, shape = op.attrs.dim, op.attrs.type.shape
+    column = [n if d == dim else 1 for d, n in enumerate(shape)]
+    count = np.arange(shape[dim]).astype(op.attrs.type.dtype.numpy)
+    return (np.broadcast_to(count.reshape(column), shape),)
+
+
+def _infer_constant(types: Types, attrs: Any, regions: Regions) -> Types1:
+    check_attrs("constant", attrs, ConstantAttrs)
+    check_arity("constant", types, 0)
+    width = attrs.type.dtype.bytes
+    if len(attrs.data) not in (width, width * attrs.type.num_elements):
+        need = f"{attrs.type.num_bytes} bytes for {attrs.type}, or one element"
+        raise mismatch("constant", need, f"{len(attrs.data)} bytes")
+    return (attrs.type,)
+
+
+def _check_starts(name: str, operand: TensorType, starts: Types) -> None:
+    """Refuse start operands that are not one integer scalar per dim."""
+    if len(starts) != operand.rank:
+        raise mismatch(name, f"{operand.rank} start indices", len(starts))
+    for start in starts:
+        if start.rank or not start.dtype.is_integer:
+            raise mismatch(name, "scalar integer start indices", start)
+
+
+def _infer_dynamic_slice(types: Types, attrs: Any, regions: Regions) -> Types1:
+    check_attrs("dynamic_slice", attrs, DynamicSliceAttrs)
+    operand = types[0]
+    _check_starts("dynamic_slice", operand, types[1:])
+    fits = len(attrs.sizes) == operand.rank
+    if not fits or any(not 0 <= s <= n for s, n in zip(attrs.sizes, operand.shape, strict=True)):
+        raise mismatch("dynamic_slice", f"sizes within {operand.shape}", attrs.sizes)
+    return (tensor_type(attrs.sizes, operand.dtype),)
+
+
+def _infer_dynamic_update(types: Types, attrs: Any, regions: Regions) -> Types1:
+    if len(types) < 2:
+        raise mismatch("dynamic_update_slice", "2 or more operands", len(types))
+    operand, update = types[0], types[1]
+    _check_starts("dynamic_update_slice", operand, types[2:])
+    fits = update.rank == operand.rank and update.dtype is operand.dtype
+    if not fits or any(u > n for u, n in zip(update.shape, operand.shape, strict=True)):
+        raise mismatch("dynamic_update_slice", f"an update within {operand}", update)
+    return (operand,)
+
+
+def _window(starts: Sequence[np.ndarray], sizes: Sequence[int], shape: Sequence[int]) -> Any:
+    """The index of a slice of `sizes` whose start is clamped so that it stays inside of `shape`."""
+    begin = [min(max(int(s), 0), n - k) for s, k, n in zip(starts, sizes, shape, strict=True)]
+    return tuple(slice(b, b + k) for b, k in zip(begin, sizes, strict=True))
+
+
+def _dynamic_slice_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    return (args[0][_window(args[1:], op.attrs.sizes, args[0].shape)],)
+
+
+def _dynamic_update_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    out = np.array(args[0])
+    out[_window(args[2:], args[1].shape, out.shape)] = args[1]
+    return (out,)
+
+
+def _define(name: str, attrs: type | None, infer: Infer, reference: Reference) -> None:
+    define(
+        OpDef(
+            name=name,
+            attrs=attrs,
+            infer=infer,
+            flops=no_flops,
+            reference=reference,
+        )
+    )
+
+
+_define("broadcast_in_dim", BroadcastInDimAttrs, _infer_broadcast, _broadcast_reference)
+_define("reshape", ReshapeAttrs, _infer_reshape, lambda op, a: (a[0].reshape(op.attrs.shape),))
+_define(
+    "transpose",
+    TransposeAttrs,
+    _infer_transpose,
+    lambda op, a: (a[0].transpose(op.attrs.permutation),),
+)
+_define("slice", SliceAttrs, _infer_slice, _slice_reference)
+_define(
+    "concatenate",
+    ConcatenateAttrs,
+    _infer_concatenate,
+    lambda op, a: (np.concatenate(a, axis=op.attrs.dim),),
+)
+_define("pad", PadAttrs, _infer_pad, _pad_reference)
+_define("reverse", ReverseAttrs, _infer_reverse, lambda op, a: (np.flip(a[0], op.attrs.dims),))
+_define("iota", IotaAttrs, _infer_iota, _iota_reference)
+_define("constant", ConstantAttrs, _infer_constant, lambda op, a: (op.attrs.array(),))
+_define("dynamic_slice", DynamicSliceAttrs, _infer_dynamic_slice, _dynamic_slice_reference)
+_define("dynamic_update_slice", None, _infer_dynamic_update, _dynamic_update_reference)

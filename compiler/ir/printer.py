@@ -1,0 +1,372 @@
+"""Graphs as StableHLO text, in generic form: for Shardy, for export, and so that XLA can check any
+stage.
+
+Loops become `stablehlo.while` with a compare of the induction carry; shardings become `sdy`
+attributes on the function and `sdy.sharding_constraint` ops elsewhere. Collectives are printed
+only with local types, with replica groups that follow from the mesh, for one program per replica.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from collectives.ops import ReplicaGroups, axis_strides
+from compiler.diagnostics import CompileError
+from compiler.dtypes import DType
+from compiler.ir.ops import COLLECTIVES, AxisIndexAttrs, ConstantAttrs
+from compiler.ir.ops.reduce import identity
+from compiler.ir.printer_ops import ATTRIBUTES, REDUCTION_OPS, dense_array, dense_constant, integer
+from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+
+
+class Spec(Protocol):
+    """What the printer needs of a sharding: per dim the mesh axes, major to minor."""
+
+    @property
+    def dims(self) -> tuple[tuple[str, ...], ...]:
+        """Mesh axes per tensor dim."""
+
+
+Attributes = Sequence[str]
+
+
+def to_stablehlo(
+    graph: Graph,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    specs: Mapping[Value, Spec] | None = None,
+    ids: bool = False,
+    locs: bool = False,
+) -> str:
+    """The module text of `graph`, its function called `main`.
+
+    `mesh` maps axes to sizes, major to minor; `specs` needs it. With `ids` every op carries
+    `shardwright.id`, its ordinal in `Graph.walk()`; with `locs` it carries `loc("op:<ordinal>")`.
+    Raises: CompileError SW_EXPORT for collectives with global types or without a mesh.
+    """
+    return _Printer(mesh or {}, specs or {}, ids, locs).module(graph)
+
+
+class _Printer:
+    """Lines and value names of one module."""
+
+    def __init__(
+        self, mesh: Mapping[str, int], specs: Mapping[Value, Spec], ids: bool, locs: bool
+    ) -> None:
+        self.mesh = mesh
+        self.specs = specs
+        self.ids = ids
+        self.locs = locs
+        self.lines: list[str] = []
+        self.names: dict[Value, str] = {}
+        self.count = 0
+        self.ordinal = -1
+        self.depth = 0
+
+    def module(self, graph: Graph) -> str:
+        """The whole text."""
+        self.emit("module @shardwright {")
+        self.depth += 1
+        if self.mesh:
+            axes = ", ".join(f'"{name}"={size}' for name, size in self.mesh.items())
+            self.emit(f"sdy.mesh @mesh = <[{axes}]>")
+        self.function(graph)
+        self.depth -= 1
+        self.emit("}")
+        return "\n".join(self.lines) + "\n"
+
+    def function(self, graph: Graph) -> None:
+        """`func.func @main` with shardings on arguments and results."""
+        arguments = [f"{self.bind(v)}: {v.type}{self.function_sharding(v)}" for v in graph.inputs]
+        results = [f"{v.type}{self.function_sharding(v)}" for v in graph.outputs]
+        signature = f"({', '.join(arguments)}) -> ({', '.join(results)})"
+        self.emit(f"func.func public @main{signature} {{")
+        self.depth += 1
+        for op in graph.ops:
+            self.op(op)
+        outputs = ", ".join(self.names[v] for v in graph.outputs)
+        types = ", ".join(str(v.type) for v in graph.outputs)
+        self.emit(f"func.return {outputs} : {types}" if outputs else "func.return")
+        self.depth -= 1
+        self.emit("}")
+
+    def emit(self, line: str) -> None:
+        """Add a line at the current depth."""
+        self.lines.append("  " * self.depth + line)
+
+    def fresh(self) -> str:
+        """A value name that is used nowhere else in the module."""
+        self.count += 1
+        return f"%{self.count - 1}"
+
+    def bind(self, value: Value) -> str:
+        """Give `value` a name."""
+        self.names[value] = self.fresh()
+        return self.names[value]
+
+    def sharding(self, dims: Sequence[Sequence[str]], open_dims: Sequence[int] = ()) -> str:
+        """The body of a sharding attribute; open dims may be sharded further."""
+        entries = []
+        for d, axes in enumerate(dims):
+            names = [f'"{a}"' for a in axes] + ["?"] * (d in open_dims)
+            entries.append(f"{{{', '.join(names)}}}")
+        return f"<@mesh, [{', '.join(entries)}]>"
+
+    def function_sharding(self, value: Value) -> str:
+        """The sharding attribute of an argument or result, empty when there is none."""
+        spec = self.specs.get(value)
+        if spec is None:
+            return ""
+        body = self.sharding(spec.dims, getattr(spec, "open_dims", ()))
+        return f" {{sdy.sharding = #sdy.sharding{body}}}"
+
+    def constrain(self, value: Value) -> None:
+        """Insert the constraint of a value that has a spec, and use its result from here on."""
+        spec = self.specs.get(value)
+        if spec is not None:
+            body = self.sharding(spec.dims, getattr(spec, "open_dims", ()))
+            self.names[value] = self.line(
+                "sdy.sharding_constraint",
+                [self.names[value]],
+                [value.type],
+                value.type,
+                [f"sharding = #sdy.sharding{body}"],
+            )
+
+    def line(
+        self,
+        name: str,
+        operands: Sequence[str],
+        types: Sequence[TensorType],
+        result: TensorType,
+        attributes: Attributes = (),
+    ) -> str:
+        """A single-result op that is not one of ours; its result name."""
+        target = self.fresh()
+        signature = f"({', '.join(map(str, types))}) -> {result}"
+        shown = f" {{{', '.join(attributes)}}}" if attributes else ""
+        self.emit(f'{target} = "{name}"({", ".join(operands)}){shown} : {signature}')
+        return target
+
+    def op(self, op: Op) -> None:
+        """One op of the graph, whatever lines it takes."""
+        self.ordinal += 1
+        special = _SPECIAL.get(op.name)
+        if special is not None:
+            special(self, op)
+        else:
+            attributes = ATTRIBUTES[op.name](op) if op.name in ATTRIBUTES else []
+            self.statement(op, f"stablehlo.{op.name}", attributes)
+        for value in op.results:
+            self.constrain(value)
+
+    def statement(
+        self,
+        op: Op,
+        name: str,
+        attributes: Attributes = (),
+        regions: Sequence[Callable[[], None]] = (),
+        extra: Sequence[tuple[str, TensorType]] = (),
+    ) -> None:
+        """`op` itself under `name`: results, operands (then `extra` ones), regions, attributes."""
+        ordinal = self.ordinal
+        operands = [(self.names[v], v.type) for v in op.operands] + list(extra)
+        entries = [*attributes, *([f"shardwright.id = {integer(ordinal)}"] if self.ids else [])]
+        head = f'"{name}"({", ".join(n for n, _ in operands)})'
+        target = self.targets(op)
+        if regions:
+            self.emit(f"{target}{head} ({{")
+            self.regions(regions)
+            head, target = "}" + ")", ""
+        shown = f" {{{', '.join(entries)}}}" if entries else ""
+        results = ", ".join(str(v.type) for v in op.results)
+        signature = f"({', '.join(str(t) for _, t in operands)}) -> ({results})"
+        where = f' loc("op:{ordinal}")' if self.locs else ""
+        self.emit(f"{target}{head}{shown} : {signature}{where}")
+
+    def targets(self, op: Op) -> str:
+        """Name the results of `op`: the text before its name."""
+        if not op.results:
+            return ""
+        base = self.fresh()
+        if len(op.results) == 1:
+            self.names[op.result] = base
+            return f"{base} = "
+        for i, value in enumerate(op.results):
+            self.names[value] = f"{base}#{i}"
+        return f"{base}:{len(op.results)} = "
+
+    def regions(self, bodies: Sequence[Callable[[], None]]) -> None:
+        """The regions of an op, each written by its function."""
+        for i, body in enumerate(bodies):
+            if i:
+                self.emit("}, {")
+            self.depth += 1
+            body()
+            self.depth -= 1
+
+    def block(self, arguments: Sequence[tuple[str, TensorType]]) -> None:
+        """The head of a region's only block."""
+        self.emit(f"^bb0({', '.join(f'{name}: {t}' for name, t in arguments)}):")
+
+    def leave(self, names: Sequence[str], types: Sequence[TensorType]) -> None:
+        """The terminator of a region."""
+        signature = f"({', '.join(map(str, types))}) -> ()"
+        self.emit(f'"stablehlo.return"({", ".join(names)}) : {signature}')
+
+    def constant(self, value: object, type: TensorType) -> str:
+        """A scalar or splat constant of our own making."""
+        data = type.dtype.numpy.type(value).tobytes()
+        entry = f"value = {dense_constant(ConstantAttrs(data, type))}"
+        return self.line("stablehlo.constant", [], [], type, [entry])
+
+    def combiner(self, kind: str, dtype: DType) -> Callable[[], None]:
+        """A region that combines two scalars; `replace` returns the second."""
+
+        def body() -> None:
+            scalar = tensor_type((), dtype)
+            left, right = self.fresh(), self.fresh()
+            self.block([(left, scalar), (right, scalar)])
+            out = right
+            if kind != "replace":
+                name = f"stablehlo.{REDUCTION_OPS[kind]}"
+                out = self.line(name, [left, right], [scalar, scalar], scalar)
+            self.leave([out], [scalar])
+
+        return body
+
+
+def _print_constraint(p: _Printer, op: Op) -> None:
+    if not p.mesh:
+        raise CompileError(
+            "SW_EXPORT", "printing a sharding_constraint requires a mesh, got none", op.loc
+        )
+    body = p.sharding(op.attrs.spec, op.attrs.open_dims)
+    p.statement(op, "sdy.sharding_constraint", [f"sharding = #sdy.sharding{body}"])
+
+
+def _print_reduce(p: _Printer, op: Op) -> None:
+    attrs, dtype = op.attrs, op.result.type.dtype
+    scalar = tensor_type((), dtype)
+    start = p.constant(identity(attrs.kind, dtype)[()], scalar)
+    entries = [f"dimensions = {dense_array(attrs.dims)}"]
+    body = p.combiner(attrs.kind, dtype)
+    p.statement(op, "stablehlo.reduce", entries, [body], [(start, scalar)])
+
+
+def _print_scatter(p: _Printer, op: Op) -> None:
+    body = p.combiner(op.attrs.kind, op.result.type.dtype)
+    p.statement(op, "stablehlo.scatter", ATTRIBUTES["scatter"](op), [body])
+
+
+def _print_loop(p: _Printer, op: Op) -> None:
+    region = op.regions[0]
+    counter = region.inputs[op.attrs.induction].type
+
+    def condition() -> None:
+        names = [(p.fresh(), v.type) for v in region.inputs]
+        p.block(names)
+        index = names[op.attrs.induction][0]
+        bound = p.constant(op.attrs.trip, counter)
+        entry = "comparison_direction = #stablehlo<comparison_direction LT>"
+        pred = tensor_type((), DType.PRED)
+        more = p.line("stablehlo.compare", [index, bound], [counter, counter], pred, [entry])
+        p.leave([more], [pred])
+
+    def body() -> None:
+        p.block([(p.bind(v), v.type) for v in region.inputs])
+        for value in region.inputs:
+            p.constrain(value)
+        for inner in region.ops:
+            p.op(inner)
+        p.leave([p.names[v] for v in region.outputs], [v.type for v in region.outputs])
+
+    p.statement(op, "stablehlo.while", regions=[condition, body])
+
+
+def _groups(p: _Printer, op: Op) -> str:
+    """The replica groups of a collective with local types."""
+    axes, size = op.attrs.axes, op.attrs.group_size
+    real = math.prod(p.mesh.get(a, 0) for a in axes)
+    if real != size:
+        raise CompileError(
+            "SW_EXPORT",
+            f"printing {op.name} requires local types over a mesh with a group of {size} along "
+            f"{', '.join(axes)}, got {dict(p.mesh)}",
+            op.loc,
+            "print the localized graph, and give its mesh",
+        )
+    groups = ReplicaGroups.from_axes(p.mesh, axes).groups
+    return f"replica_groups = dense<{[list(g) for g in groups]}> : tensor<{len(groups)}x{size}xi64>"
+
+
+def _print_collective(p: _Printer, op: Op) -> None:
+    attrs, entries = op.attrs, [_groups(p, op)]
+    regions: list[Callable[[], None]] = []
+    match op.name:
+        case "all_gather":
+            entries.append(f"all_gather_dim = {integer(attrs.dim)}")
+        case "all_to_all":
+            entries.append(f"split_dimension = {integer(attrs.split_dim)}")
+            entries.append(f"concat_dimension = {integer(attrs.concat_dim)}")
+            entries.append(f"split_count = {integer(attrs.group_size)}")
+        case "reduce_scatter":
+            entries.append(f"scatter_dimension = {integer(attrs.dim)}")
+    if op.name in ("all_reduce", "reduce_scatter"):
+        regions.append(p.combiner(attrs.reduction, op.result.type.dtype))
+    p.statement(op, f"stablehlo.{op.name}", entries, regions)
+
+
+def _position(p: _Printer, axes: Sequence[str]) -> str:
+    """Lines that compute this replica's row-major position over `axes`, as an i32 scalar."""
+    scalar = tensor_type((), DType.I32)
+    rank_type = tensor_type((), DType.U32)
+
+    def binary(name: str, left: str, right: str) -> str:
+        return p.line(f"stablehlo.{name}", [left, right], [scalar, scalar], scalar)
+
+    rank = p.line("stablehlo.replica_id", [], [], rank_type)
+    rank = p.line("stablehlo.convert", [rank], [rank_type], scalar)
+    strides, position = axis_strides(p.mesh), p.constant(0, scalar)
+    for axis in axes:
+        size = p.constant(p.mesh[axis], scalar)
+        along = binary("divide", rank, p.constant(strides[axis], scalar))
+        along = binary("remainder", along, size)
+        position = binary("add", binary("multiply", position, size), along)
+    return position
+
+
+def _print_axis_index(p: _Printer, op: Op) -> None:
+    assert isinstance(op.attrs, AxisIndexAttrs)
+    missing = [a for a in op.attrs.axes if a not in p.mesh]
+    if missing:
+        raise CompileError(
+            "SW_EXPORT", f"printing axis_index requires mesh axes {missing}, got none", op.loc
+        )
+    position = _position(p, op.attrs.axes)
+    zero = p.constant(0, op.result.type)
+    p.statement(op, "stablehlo.add", extra=[(position, op.result.type), (zero, op.result.type)])
+
+
+def _print_all_slice(p: _Printer, op: Op) -> None:
+    _groups(p, op)
+    scalar, shape = tensor_type((), DType.I32), op.result.type.shape
+    size, zero = p.constant(shape[op.attrs.dim], scalar), p.constant(0, scalar)
+    position = _position(p, op.attrs.axes)
+    start = p.line("stablehlo.multiply", [position, size], [scalar, scalar], scalar)
+    starts = [(start if d == op.attrs.dim else zero, scalar) for d in range(len(shape))]
+    entries = [f"slice_sizes = {dense_array(shape)}"]
+    p.statement(op, "stablehlo.dynamic_slice", entries, extra=starts)
+
+
+_SPECIAL: dict[str, Callable[[_Printer, Op], None]] = {
+    **{name: _print_collective for name in COLLECTIVES},
+    "all_slice": _print_all_slice,
+    "axis_index": _print_axis_index,
+    "loop": _print_loop,
+    "reduce": _print_reduce,
+    "scatter": _print_scatter,
+    "sharding_constraint": _print_constraint,
+}

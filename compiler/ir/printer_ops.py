@@ -1,0 +1,142 @@
+"""How the attributes of each op are spelled in StableHLO's generic form.
+
+`ATTRIBUTES` maps an op name to its attribute entries; ops that are absent have none. Ops that are
+more than one line of StableHLO (loops, reductions, constants, collectives) are written by
+`printer`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from compiler.dtypes import DType
+from compiler.ir.ops.shape import ConstantAttrs
+from compiler.ir.types import Op
+
+REDUCTION_OPS = {
+    "add": "add",
+    "multiply": "multiply",
+    "max": "maximum",
+    "min": "minimum",
+    "and": "and",
+    "or": "or",
+}
+
+
+def dense_array(values: Sequence[int]) -> str:
+    """A dense i64 array attribute."""
+    return f"array<i64: {', '.join(map(str, values))}>" if values else "array<i64>"
+
+
+def integer(value: int) -> str:
+    """An i64 attribute."""
+    return f"{value} : i64"
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, values))}]"
+
+
+def dense_constant(attrs: ConstantAttrs) -> str:
+    """A dense elements attribute; bytes are spelled in hex, so that no value is rounded."""
+    if not attrs.type.num_elements:
+        body = ""
+    elif attrs.type.dtype is DType.PRED:
+        array = attrs.array()
+        body = json.dumps(bool(array.flat[0]) if attrs.is_splat else array.tolist())
+    else:
+        body = f'"0x{attrs.data.hex().upper()}"'
+    return f"dense<{body}> : {attrs.type}"
+
+
+def _dot(op: Op) -> list[str]:
+    a = op.attrs
+    numbers = (
+        f"lhs_batching_dimensions = {_numbers(a.lhs_batch)}, "
+        f"rhs_batching_dimensions = {_numbers(a.rhs_batch)}, "
+        f"lhs_contracting_dimensions = {_numbers(a.lhs_contract)}, "
+        f"rhs_contracting_dimensions = {_numbers(a.rhs_contract)}"
+    )
+    return [f"dot_dimension_numbers = #stablehlo.dot<{numbers}>"]
+
+
+def _gather(op: Op) -> list[str]:
+    a = op.attrs
+    lists = (
+        "offset_dims",
+        "collapsed_slice_dims",
+        "operand_batching_dims",
+        "start_indices_batching_dims",
+        "start_index_map",
+    )
+    numbers = ", ".join(f"{n} = {_numbers(getattr(a, n))}" for n in lists)
+    return [
+        f"dimension_numbers = #stablehlo.gather<{numbers}, "
+        f"index_vector_dim = {a.index_vector_dim}>",
+        f"slice_sizes = {dense_array(a.slice_sizes)}",
+        "indices_are_sorted = false",
+    ]
+
+
+def _scatter(op: Op) -> list[str]:
+    a = op.attrs
+    lists = (
+        "update_window_dims",
+        "inserted_window_dims",
+        "input_batching_dims",
+        "scatter_indices_batching_dims",
+        "scatter_dims_to_operand_dims",
+    )
+    numbers = ", ".join(f"{n} = {_numbers(getattr(a, n))}" for n in lists)
+    return [
+        f"scatter_dimension_numbers = #stablehlo.scatter<{numbers}, "
+        f"index_vector_dim = {a.index_vector_dim}>",
+        "indices_are_sorted = false",
+        "unique_indices = false",
+    ]
+
+
+def _slice(op: Op) -> list[str]:
+    a = op.attrs
+    return [
+        f"start_indices = {dense_array(a.start)}",
+        f"limit_indices = {dense_array(a.limit)}",
+        f"strides = {dense_array(a.stride)}",
+    ]
+
+
+def _pad(op: Op) -> list[str]:
+    a = op.attrs
+    return [
+        f"edge_padding_low = {dense_array(a.low)}",
+        f"edge_padding_high = {dense_array(a.high)}",
+        f"interior_padding = {dense_array(a.interior)}",
+    ]
+
+
+def _one(name: str, spell: Callable[[Any], str]) -> Callable[[Op], list[str]]:
+    """One entry `name = spell(attrs)`."""
+    return lambda op: [f"{name} = {spell(op.attrs)}"]
+
+
+def _direction(attrs: Any) -> str:
+    return f"#stablehlo<comparison_direction {attrs.direction}>"
+
+
+ATTRIBUTES: dict[str, Callable[[Op], list[str]]] = {
+    "broadcast_in_dim": _one("broadcast_dimensions", lambda a: dense_array(a.dims)),
+    "compare": _one("comparison_direction", _direction),
+    "concatenate": _one("dimension", lambda a: integer(a.dim)),
+    "constant": _one("value", dense_constant),
+    "dot_general": _dot,
+    "dynamic_slice": _one("slice_sizes", lambda a: dense_array(a.sizes)),
+    "gather": _gather,
+    "iota": _one("iota_dimension", lambda a: integer(a.dim)),
+    "pad": _pad,
+    "reverse": _one("dimensions", lambda a: dense_array(a.dims)),
+    "scatter": _scatter,
+    "slice": _slice,
+    "transpose": _one("permutation", lambda a: dense_array(a.permutation)),
+}

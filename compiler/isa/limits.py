@@ -1,0 +1,272 @@
+"""Legality limits of the engines, per NeuronCore generation, as data, and the check of one instruction against them.
+
+Code generation verifies every region it emits with `check_region`; the simulator's L0 calls `check_instr` on what it
+loads, so both sides refuse the same things. What an instruction costs is in `costs.py`; what it means is in
+`instructions.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from compiler.diagnostics import CompileError
+from compiler.dtypes import DType
+from compiler.isa.instructions import INSTRUCTIONS
+from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One figure with where it comes from; status is documented, inferred or unknown."""
+
+    value: int
+    status: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one NeuronCore generation accepts.
+
+    Units: `_bytes` are bytes per partition, `_max` are elements per partition unless the name says otherwise.
+    """
+
+    generation: str
+    partitions: int
+    contraction_max: int
+    stationary_max: int
+    moving_max: int
+    transpose_max: int
+    psum_banks: int
+    psum_bank_bytes: int
+    sbuf_bytes: int
+    free_dims: int
+    dim_size_max: int
+    dim_stride_max: int
+    free_elements_sbuf: int
+    free_elements_psum: int
+    semaphores: int
+
+    @property
+    def psum_bytes(self) -> int:
+        """PSUM bytes per partition."""
+        return self.psum_banks * self.psum_bank_bytes
+
+
+_K1 = "aws-neuron-sdk nki/guides/architecture/trainium_inferentia2_arch.rst"
+_K2 = "aws-neuron-sdk nki/guides/architecture/trainium2_arch.rst"
+_K3 = "aws-neuron-sdk nki/guides/architecture/trainium3_arch.rst"
+_ISA = "aws-neuron-sdk nki/api/nki/isa/__init__.py"
+_DRV2 = "aws-neuron-driver v2/address_map.h"
+_DRV3 = "aws-neuron-driver v3/address_map.h"
+
+_COMMON: dict[str, Limit] = {
+    "partitions": Limit(128, "documented", _K1),
+    "contraction_max": Limit(128, "documented", _ISA),
+    "stationary_max": Limit(128, "documented", _ISA),
+    "moving_max": Limit(512, "documented", _ISA),
+    "transpose_max": Limit(128, "documented", _ISA),
+    "psum_banks": Limit(8, "documented", _K1),
+    "psum_bank_bytes": Limit(2048, "documented", _K1),
+    "sbuf_bytes": Limit(192 * 1024, "documented", _K1),
+    "free_dims": Limit(4, "documented", _K1),
+    "dim_size_max": Limit(65535, "documented", f"{_K1}: sizes of access patterns are uint16"),
+    "dim_stride_max": Limit(32767, "documented", f"{_K1}: strides of access patterns are int16"),
+    "free_elements_sbuf": Limit(65536, "documented", _K1),
+    "free_elements_psum": Limit(4096, "documented", _K1),
+    "semaphores": Limit(256, "documented", _DRV2),
+}
+LIMIT_TABLE: dict[str, dict[str, Limit]] = {
+    "NeuronCore-v2": _COMMON,
+    "NeuronCore-v3": _COMMON
+    | {
+        "sbuf_bytes": Limit(224 * 1024, "documented", _K2),
+        "semaphores": Limit(256, "documented", _DRV3),
+    },
+    "NeuronCore-v4": _COMMON
+    | {
+        "sbuf_bytes": Limit(256 * 1024, "inferred", f"{_K3}: 32 MiB over 128 partitions"),
+        "semaphores": Limit(256, "inferred", "as v3"),
+    },
+}
+# An access of up to this many partitions may start at a multiple of itself (source: K1, partition start rule).
+_START_STEPS = (32, 64)
+_GENERATION_OF = {"trn1": 2, "trn1n": 2, "inf2": 2, "trn2": 3, "trn2u": 3, "trn3": 4}
+
+
+def limits_for(name: str | Limits) -> Limits:
+    """Limits of a generation ("NeuronCore-v2") or of a target ("trn1n.32xlarge").
+
+    Raises CompileError NCC_EARG001 for a name without limits.
+    """
+    if isinstance(name, Limits):
+        return name
+    family = name.split(".")[0].split("-")[0]
+    generation = f"NeuronCore-v{_GENERATION_OF[family]}" if family in _GENERATION_OF else name
+    if generation not in LIMIT_TABLE:
+        known = ", ".join((*LIMIT_TABLE, *_GENERATION_OF))
+        raise CompileError("NCC_EARG001", f"target requires one of {known}, got {name!r}")
+    table = LIMIT_TABLE[generation]
+    names = [f.name for f in fields(Limits) if f.name != "generation"]
+    return Limits(generation=generation, **{n: table[n].value for n in names})
+
+
+def check_region(region: Region, limits: Limits) -> list[str]:
+    """Everything in `region` the machine would refuse, as readable findings."""
+    found = [f"{region.program.name}: {text}" for text in _check_tiles(region.tiles, limits)]
+    for instr in walk(region.body):
+        found.extend(
+            f"{region.program.name}: {t}" for t in check_instr(instr, region.tiles, limits)
+        )
+    if len(region.tokens) > limits.semaphores:
+        found.append(
+            f"{region.program.name}: requires at most {limits.semaphores} semaphores,"
+            f" got {len(region.tokens)}"
+        )
+    return found
+
+
+def walk(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
+    """The instructions of a body in program order, each once."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield from walk(item.body)
+        else:
+            yield item
+
+
+def _check_tiles(tiles: Sequence[Tile], limits: Limits) -> Iterator[str]:
+    sizes = {Space.SBUF: limits.sbuf_bytes, Space.PSUM: limits.psum_bytes}
+    for tile in tiles:
+        end = tile.address + tile.slots * tile.slot_bytes
+        if tile.address < 0 or end > sizes[tile.space]:
+            yield (
+                f"tile {tile.name} requires bytes 0..{sizes[tile.space]}, got {tile.address}..{end}"
+            )
+        if not 0 < tile.partitions <= limits.partitions:
+            yield f"tile {tile.name} requires 1..{limits.partitions} partitions, got {tile.partitions}"
+
+
+def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str]:
+    """What is illegal about one instruction, whatever the values of registers; empty when nothing is."""
+    definition = INSTRUCTIONS.get(instr.opcode)
+    if definition is None:
+        return [f"unknown instruction {instr.opcode}"]
+    found = []
+    if instr.engine not in definition.engines:
+        found.append(f"{instr.opcode} cannot be issued by {instr.engine.value}")
+    if len(instr.srcs) not in definition.sources:
+        found.append(
+            f"{instr.opcode} requires {definition.sources} sources, got {len(instr.srcs)}"
+        )
+    operands = _operands(instr)
+    found += [t for pattern, write in operands for t in _check_pattern(pattern, write, instr, tiles, limits)]
+    if not found and instr.opcode in _RULES:
+        found += _RULES[instr.opcode](instr, tiles, limits)
+    return [f"{instr.opcode}: {text}" for text in found]
+
+
+def _operands(instr: Instr) -> list[tuple[AccessPattern, bool]]:
+    return [(p, False) for p in instr.srcs] + ([(instr.dst, True)] if instr.dst else [])
+
+
+def _check_pattern(
+    pattern: AccessPattern, write: bool, instr: Instr, tiles: Sequence[Tile], limits: Limits
+) -> Iterator[str]:
+    free = pattern.dims[1:]
+    if len(free) > limits.free_dims:
+        yield f"requires at most {limits.free_dims} free dims, got {len(free)}"
+    if any(size < 1 for _, size in pattern.dims):
+        yield f"requires positive sizes, got {pattern.shape}"
+    if write and any(stride == 0 and size > 1 for stride, size in pattern.dims):
+        yield f"a destination requires strides other than 0, got {pattern.dims}"
+    if pattern.space is Space.HBM:
+        if instr.engine not in (Engine.DMA_IN, Engine.DMA_OUT):
+            yield f"{instr.engine.value} cannot touch HBM"
+        return
+    yield from _check_on_chip(pattern, instr, tiles[pattern.buffer], limits)
+
+
+def _check_on_chip(
+    pattern: AccessPattern, instr: Instr, tile: Tile, limits: Limits
+) -> Iterator[str]:
+    is_dma = instr.engine in (Engine.DMA_IN, Engine.DMA_OUT)
+    count, elements = pattern.dims[0][1], math.prod(pattern.shape[1:])
+    if pattern.start + count > tile.partitions:
+        yield f"tile {tile.name} has {tile.partitions} partitions, got {pattern.start}+{count}"
+    if not is_dma and not start_is_legal(pattern.start, count):
+        yield f"{count} partitions cannot start at {pattern.start}"
+    if not pattern.offset.terms and not _inside(pattern, tile):
+        yield f"leaves tile {tile.name} of {tile.elements} elements: {pattern}"
+    free_max = limits.free_elements_psum if tile.space is Space.PSUM else limits.free_elements_sbuf
+    if not is_dma and elements > free_max:
+        yield f"requires at most {free_max} elements per partition, got {elements}"
+    if not is_dma and any(
+        size > limits.dim_size_max or abs(stride) > limits.dim_stride_max
+        for stride, size in pattern.dims[1:]
+    ):
+        yield f"a size or stride leaves its 16-bit field: {pattern.dims}"
+    if tile.space is Space.PSUM and (instr.engine is Engine.GPSIMD or is_dma):
+        yield f"{instr.engine.value} cannot touch PSUM"
+
+
+def start_is_legal(start: int, count: int) -> bool:
+    """The partition start rule: up to 32 partitions start at 0/32/64/96, up to 64 at 0/64, more at 0."""
+    for step in _START_STEPS:
+        if count <= step:
+            return start % step == 0
+    return start == 0
+
+
+def _inside(pattern: AccessPattern, tile: Tile) -> bool:
+    low = high = pattern.offset.const
+    for stride, size in pattern.dims[1:]:
+        low += min(0, stride * (size - 1))
+        high += max(0, stride * (size - 1))
+    return 0 <= low and high < tile.elements
+
+
+def _check_matmul(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> Iterator[str]:
+    assert instr.dst is not None
+    stationary, moving = instr.srcs
+    k, m, n = stationary.shape[0], math.prod(stationary.shape[1:]), math.prod(moving.shape[1:])
+    if k > limits.contraction_max or m > limits.stationary_max or n > limits.moving_max:
+        yield f"requires K, M, N up to {limits.contraction_max}, {limits.stationary_max}, {limits.moving_max}, got {k}, {m}, {n}"
+    types = {tiles[p.buffer].dtype for p in instr.srcs}
+    if any(not t.is_float for t in types) or (DType.F32 in types and len(types) > 1):
+        yield f"requires float operands, fp32 only with fp32, got {[t.value for t in types]}"
+    if any(tiles[p.buffer].space is not Space.SBUF for p in instr.srcs):
+        yield "requires operands in SBUF"
+    yield from _check_accumulator(instr.dst, tiles, limits)
+
+
+def _check_transpose(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> Iterator[str]:
+    assert instr.dst is not None
+    (source,) = instr.srcs
+    p, f = source.shape[0], math.prod(source.shape[1:])
+    if max(p, f) > limits.transpose_max:
+        yield f"requires up to {limits.transpose_max} rows and columns, got {p} x {f}"
+    if tiles[source.buffer].space is not Space.SBUF:
+        yield "requires its source in SBUF"
+    yield from _check_accumulator(instr.dst, tiles, limits)
+
+
+def _check_accumulator(
+    pattern: AccessPattern, tiles: Sequence[Tile], limits: Limits
+) -> Iterator[str]:
+    """A result of the tensor engine is fp32 in PSUM and stays inside one bank."""
+    tile, bank = tiles[pattern.buffer], limits.psum_bank_bytes
+    if tile.space is not Space.PSUM or tile.dtype is not DType.F32:
+        yield f"requires a fp32 destination in PSUM, got {tile.name}"
+        return
+    span = sum(stride * (size - 1) for stride, size in pattern.dims[1:]) * 4
+    first = tile.address + pattern.offset.const * 4
+    steps = [c * 4 for _, c in pattern.offset.terms] + ([tile.slot_bytes] if tile.slots > 1 else [])
+    # With every rotation and register step a whole number of banks, the constant part decides.
+    if any(step % bank for step in steps) or first % bank + span + 4 > bank:
+        yield f"the result leaves its PSUM bank of {bank} bytes: {pattern}"
+
+
+_RULES = {"matmul": _check_matmul, "transpose": _check_transpose}

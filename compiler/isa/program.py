@@ -1,0 +1,196 @@
+"""Tile programs: rolled loops of engine instructions, and the function that holds them.
+
+The instruction set itself (legality, cost, which engine) is data in `instructions.py`; this file holds the structure that
+code generation builds, the container stores in columns (`encode.py`), L0 executes and the evaluator times.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.dtypes import DType
+from compiler.isa.region import Affine, RegionProgram, Tensor
+
+
+class Engine(enum.Enum):
+    """An in-order instruction queue of one NeuronCore."""
+
+    TENSOR = "tensor"
+    VECTOR = "vector"
+    SCALAR = "scalar"
+    GPSIMD = "gpsimd"
+    SYNC = "sync"
+    DMA_IN = "dma_in"  # HBM -> SBUF, and HBM -> HBM
+    DMA_OUT = "dma_out"  # SBUF -> HBM
+
+
+class Space(enum.Enum):
+    """Where a buffer lives."""
+
+    HBM = "hbm"
+    SBUF = "sbuf"
+    PSUM = "psum"
+
+
+@dataclass(slots=True)
+class Tile:
+    """An on-chip buffer of a region: `partitions` x `elements` per slot, at byte `address` of every partition.
+
+    `slots > 1` rotates: iteration `i` of the loop whose counter is register `loop` uses slot `i % slots`. A tile is only
+    touched inside the body of that loop (`loop == -1`: anywhere in the region, one slot).
+    """
+
+    name: str
+    space: Space
+    partitions: int
+    elements: int
+    dtype: DType
+    slots: int = 1
+    loop: int = -1
+    address: int = -1
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes per partition of one slot."""
+        return self.elements * self.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPattern:
+    """Which elements an instruction touches.
+
+    HBM: `buffer` is a tensor number; address = offset + sum(index * stride) elements over `dims`.
+    SBUF, PSUM: `buffer` is a tile number of the region; `dims[0]` is (1, number of partitions) starting at partition
+    `start`; the other dims are (stride, size) in elements inside the partition, at element `offset` of the slot.
+    Stride 0 reads one element repeatedly (never legal for a destination). At most four dims after the first.
+    """
+
+    space: Space
+    buffer: int
+    offset: Affine
+    dims: tuple[tuple[int, int], ...]
+    start: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the dims."""
+        return tuple(size for _, size in self.dims)
+
+
+@dataclass(slots=True)
+class Instr:
+    """One engine instruction.
+
+    `waits` and `signals` name counting semaphores of the region: every wait takes one token and blocks the queue until
+    there is one; every signal adds one token when the instruction has finished.
+    """
+
+    opcode: str
+    engine: Engine
+    dst: AccessPattern | None
+    srcs: tuple[AccessPattern, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    waits: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Loop:
+    """`for register in range(trip)`: all engines run the loop, each the instructions of its own queue."""
+
+    register: int
+    trip: int
+    body: list[Instr | Loop]
+
+
+@dataclass(slots=True)
+class Region:
+    """A region's meaning and its code. Regions are separated by a barrier of all engines; semaphores start at `tokens`."""
+
+    program: RegionProgram
+    tiles: list[Tile] = field(default_factory=list)
+    body: list[Instr | Loop] = field(default_factory=list)
+    tokens: tuple[int, ...] = ()  # initial count of each semaphore
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """One collective of a function: kind and mesh axes are symbolic, so the code is the same on every core.
+
+    `elements` is the number of elements of the per-rank source, `dim_outer`/`dim_inner` place the gathered or scattered
+    dim: the source viewed as [outer, dim, inner] is concatenated (or split) along the middle one in group order.
+    """
+
+    kind: str  # CollectiveKind.value
+    axes: tuple[str, ...]
+    dtype: DType
+    source_shape: tuple[int, int, int]  # outer, dim, inner of one rank's source
+    reduction: str = ""  # add, max, min; empty when nothing is reduced
+    stream: int = 0
+    name: str = ""
+
+
+@dataclass(slots=True)
+class Function:
+    """A compiled function: tensors, registers (parameters first), regions in program order, scratch size."""
+
+    name: str
+    tensors: list[Tensor]
+    inputs: tuple[int, ...]  # tensor numbers, in the order of the graph's inputs
+    outputs: tuple[int, ...]
+    parameters: tuple[int, ...]  # registers the caller sets (layer loop counters)
+    num_registers: int
+    regions: list[Region]
+    collectives: list[CollectiveCall]
+    scratch_bytes: int = 0
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramBuffer:
+    """HBM memory of a program: a named buffer of the step (`name` of the step plan) or arena space at `offset_bytes`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    kind: str  # named, arena
+    offset_bytes: int = -1  # arena only; named buffers are placed by the manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run a function: one program buffer per input and output of the function, one affine per parameter register."""
+
+    function: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    parameters: tuple[Affine, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Run `steps` `trip` times with program register `register` counting from 0."""
+
+    register: int
+    trip: int
+    steps: tuple[Call | Repeat, ...]
+
+
+@dataclass(slots=True)
+class Program:
+    """A linked program, the content of one NEFF: functions once each, buffers, and the calls in order."""
+
+    name: str
+    target: str
+    functions: list[Function]
+    buffers: list[ProgramBuffer]
+    inputs: tuple[str, ...]  # named buffers read
+    outputs: tuple[str, ...]  # named buffers written
+    steps: tuple[Call | Repeat, ...]
+    arena_bytes: int  # program-level arena; the scratch zone of functions follows it
+    scratch_bytes: int  # max over functions
+    locations: tuple[tuple[str, int, str], ...] = ()  # file, line, scope; regions point here by ordinal
+    metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,5 @@
+"""Function graphs to regions. Importing the package registers the lowering of every op family by name."""
+
+from compiler.lower import collective, dot, elementwise, gather, reduce, shape
+
+__all__ = ["collective", "dot", "elementwise", "gather", "reduce", "shape"]

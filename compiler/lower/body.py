@@ -1,0 +1,275 @@
+"""A function graph as tasks and views: what must be computed, and what is only another way to look at memory.
+
+Views (reshape, transpose, broadcast, slices with affine starts) and everything made of constants and counts alone never
+become tasks. Updates of a part of a tensor become writes into ranges of memory. Storage is decided next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Graph, Op, Value
+from compiler.isa.region import Affine
+from compiler.lower import registry
+from compiler.lower.scalars import Known, known_scalars
+from compiler.lower.task import (
+    ALLOC,
+    ALONE,
+    COPY,
+    REGISTER,
+    STRIP,
+    WRITE,
+    RegisterAttrs,
+    Task,
+    Window,
+    WriteAttrs,
+    unsupported,
+)
+
+IDENTITY = frozenset(("optimization_barrier", "sharding_constraint"))
+INVERTIBLE = frozenset(("reshape", "transpose")) | IDENTITY
+LABEL_VIEWS = INVERTIBLE | {"broadcast_in_dim"}
+VIEWS = LABEL_VIEWS | {"slice", "dynamic_slice"}
+UPDATES = frozenset(("dynamic_update_slice", "scatter"))
+
+
+class Body:
+    """The tasks of one function.
+
+    `parameters` are the counter inputs, `donated` the inputs that an output may overwrite by updates in place, `forced`
+    the values that get memory of their own because strides cannot express one of their uses.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        parameters: Mapping[Value, Known],
+        donated: Collection[Value] = (),
+        forced: Collection[Value] = (),
+    ) -> None:
+        self.graph = graph
+        self.known = known_scalars(graph, parameters)
+        self.num_registers = len(parameters)
+        self.tasks: list[Task] = []
+        self.producer: dict[Value, Task] = {}
+        self.views: dict[Value, Op] = {}
+        self.windows: dict[Value, Window] = {}
+        self.constants: dict[Value, Op] = {}
+        self.made: dict[Value, Op] = {}
+        self.register_task: dict[int, Task] = {}
+        self._free: set[Value] = set(parameters)
+        self._source: dict[Value, Value] = {}
+        self._root: dict[Value, Value] = {}
+        self._forced = forced
+        self._forced_copy: dict[Value, Value] = {}
+        self._stored_copy: dict[Value, Value] = {}
+        self._registers: dict[tuple[Value, int], int] = {}
+        self._in_place = _in_place_updates(graph, donated)
+        for op in graph.ops:
+            self.add(op)
+
+    def add(self, op: Op) -> None:
+        """Sort one op into free values, constants, views and tasks."""
+        if len(op.results) == 1 and self._makes_free(op):
+            self._free.add(op.result)
+            self.made[op.result] = op
+        elif op.name == "constant":
+            self.constants[op.result] = op
+        elif op.name in VIEWS:
+            self._add_view(op)
+        else:
+            self._add_tasks(op)
+        for value in op.results:
+            if value in self._forced:
+                self._forced_copy[value] = self.copy(value, op)
+
+    def _makes_free(self, op: Op) -> bool:
+        if op.result in self.known or op.name == "iota":
+            return True
+        if op.name == "constant":
+            return bool(op.attrs.is_splat)
+        if not (OPS[op.name].elementwise or op.name in VIEWS):
+            return False
+        if op.name == "dynamic_slice" and any(v not in self.known for v in op.operands[1:]):
+            return False
+        return all(self.is_free(v) for v in op.operands)
+
+    def _add_view(self, op: Op) -> None:
+        """Note where each result looks; a slice at a start that is data gets memory to look at."""
+        source = op.operands[0]
+        if op.name == "slice":
+            starts = tuple(Affine(s) for s in op.attrs.start)
+            self.windows[op.result] = Window(starts, op.result.type.shape, op.attrs.stride)
+        elif op.name == "dynamic_slice":
+            source = self.stored(source, op)
+            starts = self.starts(op, source, op.attrs.sizes, op.operands[1:])
+            self.windows[op.result] = Window(starts, op.attrs.sizes, (1,) * source.type.rank)
+        sources = op.operands if op.name in IDENTITY else (source,)
+        for result, seen in zip(op.results, sources, strict=True):
+            self.look_through(result, seen, op)
+
+    def look_through(self, result: Value, source: Value, op: Op) -> None:
+        """Make `result` the view `op` of `source`."""
+        if self.is_free(source):
+            self._free.add(result)
+            self.made[result] = Op(op.name, (source,), (result,), op.attrs, (), op.loc)
+            return
+        self.views[result] = op
+        self._source[result] = source
+
+    def _add_tasks(self, op: Op) -> None:
+        lowering = registry.find(op.name)
+        if lowering is None or lowering.make is None:
+            hint = "replace it by supported operators (see list-operators)"
+            raise unsupported(op, "has no lowering for this target", hint)
+        lowering.make(self, op)
+
+    def add_task(
+        self, op: Op, kind: str, data: Sequence[Value], target: Value | None = None
+    ) -> Task:
+        """Append a task; the memory of `target` becomes that of the result."""
+        task = Task(op, kind, len(self.tasks), tuple(self.now(v) for v in data), target)
+        self.tasks.append(task)
+        self.producer[op.result] = task
+        if target is not None:
+            self._root[op.result] = self.root(target)
+        return task
+
+    def now(self, value: Value) -> Value:
+        """The copy that stands for a forced value, else the value."""
+        return self._forced_copy.get(value, value)
+
+    def root(self, value: Value) -> Value:
+        """The first version of the memory `value` lives in."""
+        return self._root.get(value, value)
+
+    def base(self, value: Value) -> tuple[Value, list[Value]]:
+        """(the value behind the views, the view results from there outward)."""
+        chain: list[Value] = []
+        value = self.now(value)
+        while value in self.views:
+            chain.append(value)
+            value = self.source(value)
+        return value, chain[::-1]
+
+    def source(self, view: Value) -> Value:
+        """What a view looks at."""
+        return self.now(self._source[view])
+
+    def is_free(self, value: Value) -> bool:
+        """True when regions re-make the value instead of loading it."""
+        return self.now(value) in self._free
+
+    def stored(self, value: Value, op: Op) -> Value:
+        """`value`, or a copy of it in memory when it is free; `op` is the user."""
+        if not self.is_free(value):
+            return self.now(value)
+        if value not in self._stored_copy:
+            self._stored_copy[value] = self.copy(value, op)
+        return self._stored_copy[value]
+
+    def copy(self, value: Value, op: Op) -> Value:
+        """A new value with the elements of `value` and memory of its own; `op` is who asks."""
+        result = Value(value.type)
+        self.add_task(Op(COPY, (value,), (result,), loc=op.loc), STRIP, (value,))
+        return result
+
+    def allocate(self, like: Value) -> Value:
+        """Memory of the type of `like` without elements yet."""
+        memory = Value(like.type)
+        self.made[memory] = Op(ALLOC, (), (memory,))
+        return memory
+
+    def write(
+        self, target: Value, update: Value, attrs: WriteAttrs, op: Op, result: Value | None = None
+    ) -> Value:
+        """A new version of `target` with `update` written into a window."""
+        result = Value(target.type) if result is None else result
+        write = Op(WRITE, (target, update), (result,), attrs, (), op.loc)
+        task = self.add_task(write, STRIP, (update,), target)
+        task.registers |= {r for start in attrs.starts for r, _ in start.terms}
+        return result
+
+    def owned(self, op: Op, value: Value) -> Value:
+        """Memory with the elements of `value` that `op` may overwrite: its own, or a copy."""
+        base, chain = self.base(value)
+        plain = all(self.views[v].name in IDENTITY for v in chain)
+        mutable = not self.is_free(value) and base not in self.constants
+        if plain and mutable and op.result in self._in_place:
+            return base
+        return self.copy(value, op)
+
+    def starts(
+        self, op: Op, operand: Value, sizes: Sequence[int], starts: Sequence[Value]
+    ) -> tuple[Affine, ...]:
+        """Affine starts of a window, clamped as StableHLO wants; an unknown scalar goes through a register."""
+        shape = operand.type.shape
+        return tuple(
+            self._start(op, start, length - size)
+            for size, length, start in zip(sizes, shape, starts, strict=True)
+        )
+
+    def _start(self, op: Op, start: Value, limit: int) -> Affine:
+        known = self.known.get(start)
+        if limit == 0 or (known is not None and known.high <= 0):
+            return Affine()
+        if known is not None and known.low >= limit:
+            return Affine(limit)
+        if known is not None and known.low >= 0 and known.high <= limit:
+            return known.value
+        return Affine(0, ((self._load_register(op, start, limit), 1),))
+
+    def _load_register(self, op: Op, start: Value, limit: int) -> int:
+        key = (start, limit)
+        if key not in self._registers:
+            stored = self.stored(start, op)
+            self._registers[key] = register = self.num_registers
+            self.num_registers += 1
+            attrs = RegisterAttrs(register, 0, limit)
+            load = Op(REGISTER, (start,), (Value(start.type),), attrs, (), op.loc)
+            self.register_task[register] = self.add_task(load, ALONE, (stored,))
+        return self._registers[key]
+
+
+def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
+    """Results of updates that may overwrite their target: nothing computed from the result reads the target.
+
+    A graph input is only overwritten on the path to the output that owns its memory (`donated` results).
+    """
+    same: dict[Value, Value] = {}
+    users: dict[Value, list[Op]] = {}
+    for op in graph.ops:
+        if op.name in IDENTITY:
+            same.update({r: same.get(v, v) for r, v in zip(op.results, op.operands, strict=True)})
+            continue
+        for value in dict.fromkeys(same.get(v, v) for v in op.operands):
+            users.setdefault(value, []).append(op)
+    kept = {same.get(v, v) for v in graph.outputs}
+    inputs = set(graph.inputs)
+    found: set[Value] = set()
+    for op in graph.ops:
+        if op.name not in UPDATES:
+            continue
+        target = same.get(op.operands[0], op.operands[0])
+        if target in kept or (target in inputs and op.result not in donated):
+            continue
+        others = [u for u in users[target] if u is not op]
+        if not _blocked(graph, op, target, others):
+            found.add(op.result)
+    return found
+
+
+def _blocked(graph: Graph, op: Op, target: Value, others: Sequence[Op]) -> bool:
+    """True when another user of the target updates it too or depends on the result of `op`."""
+    if op.operands.count(target) > 1 or any(u.name in UPDATES and u.operands[0] is target for u in others):
+        return True
+    if not others:
+        return False
+    reached, waiting = {op.result}, set(others)
+    for later in graph.ops:
+        if any(v in reached for v in later.operands):
+            reached.update(later.results)
+            if later in waiting:
+                return True
+    return False

@@ -1,0 +1,259 @@
+"""Rewrites before lowering that bring gathers and scatters along one axis into elementwise form.
+
+Picking one element per row by an index is a comparison with a count, a selection and a sum; adding one is the same
+backwards. In that form they join the strip regions around them (a cross-entropy loss becomes one region). Index columns
+that only count rows are recognised as batch dims first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ir.opdef import OPS, make_op
+from compiler.ir.ops import (
+    BroadcastInDimAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    GatherAttrs,
+    IotaAttrs,
+    ReduceAttrs,
+    ReshapeAttrs,
+    ScatterAttrs,
+    TransposeAttrs,
+)
+from compiler.ir.types import Graph, Op, Value, tensor_type
+
+MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
+MAX_EVALUATED = 1 << 20  # elements of an index column that are looked at
+
+
+class _Level:
+    """The graph under reconstruction."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.made = graph.producers()
+        self.ops: list[Op] = []
+        self.replaced: dict[Value, Value] = {}
+
+    def add(self, name: str, *operands: Value, attrs: Any = None, like: Op | None = None) -> Value:
+        """Append an op; `like` lends its location."""
+        given = tuple(self.replaced.get(v, v) for v in operands)
+        op = make_op(name, given, attrs, loc=like.loc) if like else make_op(name, given, attrs)
+        self.ops.append(op)
+        self.made[op.result] = op
+        return op.result
+
+    def full(self, shape: Sequence[int], value: float, dtype: DType, like: Op) -> Value:
+        """A splat."""
+        data = np.asarray(value).astype(dtype.numpy).tobytes()
+        return self.add("constant", attrs=ConstantAttrs(data, tensor_type(tuple(shape), dtype)), like=like)
+
+
+Rule = Callable[[_Level, Op], Value | None]
+
+
+def canonical(graph: Graph) -> Graph:
+    """`graph` (loop-free) with its along-axis gathers and scatters rewritten."""
+    if not any(op.name in _RULES for op in graph.ops):
+        return graph
+    level = _Level(graph)
+    for op in graph.ops:
+        rule = _RULES.get(op.name)
+        found = rule(level, op) if rule else None
+        if found is not None:
+            level.replaced[op.result] = found
+            continue
+        operands = tuple(level.replaced.get(v, v) for v in op.operands)
+        same = operands == op.operands
+        level.ops.append(op if same else Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+    outputs = tuple(level.replaced.get(v, v) for v in graph.outputs)
+    return Graph(graph.inputs, tuple(level.ops), outputs, graph.name)
+
+
+def _gather(level: _Level, op: Op) -> Value | None:
+    """result[b, k] = sum over r of where(r == index[b, k], operand[b, r], 0)."""
+    operand, index, attrs = *op.operands, op.attrs
+    if len(attrs.start_index_map) > 1:
+        index, attrs = _batched(level, operand, index, attrs, op)
+    (row, *more) = attrs.start_index_map
+    if more or attrs.offset_dims or any(n != 1 for n in attrs.slice_sizes):
+        return None
+    column = _drop_vector(level, index, attrs.index_vector_dim, op)
+    batch = _batch_dims(attrs.operand_batching_dims, attrs.start_indices_batching_dims, attrs.index_vector_dim)
+    if not _is_along_axis(operand, column, batch):
+        return None
+    length = operand.type.shape[row]
+    shape = (*op.result.type.shape, length)
+    last = len(shape) - 1
+    index = _clamped(level, column, length, op)
+    hit = _hits(level, index, shape, last, range(last), op)
+    dims = [last if d == row else batch[d] for d in range(operand.type.rank)]
+    spread = _placed(level, operand, shape, dims, op)
+    zero = level.full(shape, 0, operand.type.dtype, op)
+    picked = level.add("select", hit, spread, zero, like=op)
+    kind = "or" if operand.type.dtype is DType.PRED else "add"
+    return level.add("reduce", picked, attrs=ReduceAttrs(kind, (last,)), like=op)
+
+
+def _scatter(level: _Level, op: Op) -> Value | None:
+    """result[b, r] = operand[b, r] + sum over k of where(r == index[b, k], update[b, k], 0)."""
+    operand, index, update, attrs = *op.operands, op.attrs
+    if len(attrs.scatter_dims_to_operand_dims) > 1:
+        index, attrs = _batched(level, operand, index, attrs, op)
+    (row, *more) = attrs.scatter_dims_to_operand_dims
+    if more or attrs.update_window_dims:
+        return None
+    column = _drop_vector(level, index, attrs.index_vector_dim, op)
+    batch = _batch_dims(attrs.input_batching_dims, attrs.scatter_indices_batching_dims, attrs.index_vector_dim)
+    columns = [d for d in range(column.type.rank) if d not in batch.values()]
+    single = all(column.type.shape[d] == 1 for d in columns)
+    if not _is_along_axis(operand, column, batch) or not (single or attrs.kind == "add"):
+        return None
+    rank = operand.type.rank
+    shape = operand.type.shape + tuple(column.type.shape[d] for d in columns)
+    place = {d: i for i, d in enumerate(columns, rank)} | {i: d for d, i in batch.items()}
+    dims = [place[d] for d in range(column.type.rank)]
+    hit = _hits(level, column, shape, row, dims, op)
+    spread = _placed(level, update, shape, dims, op)
+    return _combine(level, op, operand, hit, spread, attrs.kind)
+
+
+def _combine(level: _Level, op: Op, operand: Value, hit: Value, spread: Value, kind: str) -> Value:
+    """Put or add the hit updates; the trailing dims are index columns."""
+    shape, rank, dtype = spread.type.shape, operand.type.rank, operand.type.dtype
+    if kind == "replace":
+        one = operand.type.shape
+        hit = level.add("reshape", hit, attrs=ReshapeAttrs(one), like=op)
+        spread = level.add("reshape", spread, attrs=ReshapeAttrs(one), like=op)
+        return level.add("select", hit, spread, operand, like=op)
+    zero = level.full(shape, 0, dtype, op)
+    added = level.add("select", hit, spread, zero, like=op)
+    dims = tuple(range(rank, len(shape)))
+    if dims:
+        added = level.add("reduce", added, attrs=ReduceAttrs("add", dims), like=op)
+    return level.add("add", operand, added, like=op)
+
+
+def _is_along_axis(operand: Value, column: Value, batch: Mapping[int, int]) -> bool:
+    """True when every operand dim but one is a batch dim, and few indices fall on a row."""
+    per_row = column.type.num_elements // max(1, int(np.prod([column.type.shape[i] for i in batch.values()])))
+    return len(batch) == operand.type.rank - 1 and per_row <= MAX_COLUMNS
+
+
+def _batch_dims(operand: Sequence[int], index: Sequence[int], vector_dim: int) -> dict[int, int]:
+    """Operand batch dim -> dim of the index column."""
+    return {d: i - (i > vector_dim) for d, i in zip(operand, index, strict=True)}
+
+
+def _drop_vector(level: _Level, index: Value, vector_dim: int, op: Op) -> Value:
+    """The index without its vector dim of size 1."""
+    if vector_dim >= index.type.rank:
+        return index
+    shape = tuple(n for d, n in enumerate(index.type.shape) if d != vector_dim)
+    return level.add("reshape", index, attrs=ReshapeAttrs(shape), like=op)
+
+
+def _clamped(level: _Level, index: Value, length: int, op: Op) -> Value:
+    """The index inside 0 .. length-1, as a gather clamps it."""
+    low, high = (level.full((), n, index.type.dtype, op) for n in (0, length - 1))
+    return level.add("clamp", low, index, high, like=op)
+
+
+def _hits(
+    level: _Level, index: Value, shape: Sequence[int], row: int, dims: Sequence[int], op: Op
+) -> Value:
+    """position along `row` == index, over `shape`."""
+    kind = tensor_type(tuple(shape), index.type.dtype)
+    count = level.add("iota", attrs=IotaAttrs(row, kind), like=op)
+    spread = _placed(level, index, shape, dims, op)
+    return level.add("compare", count, spread, attrs=CompareAttrs("EQ"), like=op)
+
+
+def _placed(level: _Level, value: Value, shape: Sequence[int], dims: Sequence[int], op: Op) -> Value:
+    """`value` broadcast to `shape`, its dim `i` at `dims[i]` (any order)."""
+    order = sorted(range(len(dims)), key=lambda i: dims[i])
+    if order != list(range(len(dims))):
+        value = level.add("transpose", value, attrs=TransposeAttrs(tuple(order)), like=op)
+    attrs = BroadcastInDimAttrs(tuple(dims[i] for i in order), tuple(shape))
+    return level.add("broadcast_in_dim", value, attrs=attrs, like=op)
+
+
+def _batched(
+    level: _Level, operand: Value, index: Value, attrs: Any, op: Op
+) -> tuple[Value, Any]:
+    """Index columns that count along one of their own dims, turned into batch dims."""
+    vector = attrs.index_vector_dim
+    parts = level.made.get(index)
+    dims = attrs.start_index_map if isinstance(attrs, GatherAttrs) else attrs.scatter_dims_to_operand_dims
+    if parts is None or parts.name != "concatenate" or parts.attrs.dim != vector or vector != index.type.rank - 1:
+        return index, attrs
+    if len(parts.operands) != len(dims):
+        return index, attrs
+    kept: list[tuple[int, Value]] = []
+    batch: list[tuple[int, int]] = []
+    for d, part in zip(dims, parts.operands, strict=True):
+        along = _counts_along(level, part, operand.type.shape[d])
+        if along is None or along in [i for _, i in batch]:
+            kept.append((d, part))
+        else:
+            batch.append((d, along))
+    if len(kept) != 1 or not batch:
+        return index, attrs
+    return kept[0][1], _with_batch(attrs, kept[0][0], sorted(batch))
+
+
+def _with_batch(attrs: Any, row: int, batch: Sequence[tuple[int, int]]) -> Any:
+    operand_dims, index_dims = tuple(d for d, _ in batch), tuple(i for _, i in batch)
+    if isinstance(attrs, GatherAttrs):
+        collapsed = tuple(d for d in attrs.collapsed_slice_dims if d not in operand_dims)
+        return replace(
+            attrs,
+            collapsed_slice_dims=collapsed,
+            operand_batching_dims=operand_dims,
+            start_indices_batching_dims=index_dims,
+            start_index_map=(row,),
+        )
+    assert isinstance(attrs, ScatterAttrs)
+    inserted = tuple(d for d in attrs.inserted_window_dims if d not in operand_dims)
+    return replace(
+        attrs,
+        inserted_window_dims=inserted,
+        input_batching_dims=operand_dims,
+        scatter_indices_batching_dims=index_dims,
+        scatter_dims_to_operand_dims=(row,),
+    )
+
+
+def _counts_along(level: _Level, part: Value, length: int) -> int | None:
+    """The dim along which a constant index column counts 0, 1, ..., length-1; None when it does not."""
+    if part.type.num_elements > MAX_EVALUATED:
+        return None
+    values = _evaluate(level, part)
+    if values is None:
+        return None
+    for dim, size in enumerate(part.type.shape):
+        ramp = np.arange(size).reshape([-1 if d == dim else 1 for d in range(part.type.rank)])
+        if size == length and np.array_equal(values, np.broadcast_to(ramp, values.shape)):
+            return dim
+    return None
+
+
+_EVALUATED = frozenset(("constant", "iota", "reshape", "transpose", "broadcast_in_dim", "slice"))
+
+
+def _evaluate(level: _Level, value: Value) -> np.ndarray | None:
+    """The elements of a value made of constants alone."""
+    op = level.made.get(value)
+    if op is None or not (op.name in _EVALUATED or OPS[op.name].elementwise):
+        return None
+    arguments = [_evaluate(level, v) for v in op.operands]
+    known = [a for a in arguments if a is not None]
+    return OPS[op.name].reference(op, known)[0] if len(known) == len(arguments) else None
+
+
+_RULES: dict[str, Rule] = {"gather": _gather, "scatter": _scatter}

@@ -1,0 +1,92 @@
+"""Collectives: whole tensors in, whole tensors out, started and awaited by regions of their own.
+
+Source and target are dense tensors of the function; the table of calls keeps mesh axes symbolic, so the code is the
+same on every core. Groups of one rank move nothing and become views.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from compiler.ir.types import Op, Value
+from compiler.isa.program import CollectiveCall
+from compiler.lower.body import IDENTITY
+from compiler.lower.labels import Labels, fresh
+from compiler.lower.registry import Lowering, register
+from compiler.lower.task import COLLECTIVE, REGISTER, Task, unsupported
+
+if TYPE_CHECKING:
+    from compiler.lower.body import Body
+    from compiler.lower.emit import Emitter
+    from compiler.lower.space import Space
+
+REDUCTIONS = ("add", "max", "min")
+CODES = {"all_reduce": "NCC_EVRF061", "reduce_scatter": "NCC_EVRF063"}
+
+
+def _make(body: Body, op: Op) -> None:
+    source = op.operands[0]
+    if op.attrs.group_size == 1:
+        identity = Op("optimization_barrier", (source,), op.results, None, (), op.loc)
+        body.look_through(op.result, source, identity)
+        return
+    _check_reduction(op)
+    base, chain = body.base(source)
+    plain = all(body.views[v].name in IDENTITY | {"reshape"} for v in chain)
+    if not plain or body.is_free(source) or base in body.constants:
+        source = body.copy(source, op)
+    body.add_task(op, COLLECTIVE, (source,))
+
+
+def _check_reduction(op: Op) -> None:
+    """Refuse what the collective engine cannot reduce exactly."""
+    reduction = getattr(op.attrs, "reduction", "")
+    if not reduction:
+        return
+    if reduction not in REDUCTIONS:
+        raise unsupported(op, f"requires a reduction of add max min, got {reduction}", "reduce by add")
+    if not op.result.type.dtype.is_float:
+        given = f"requires float elements to reduce, got {op.result.type.dtype.value}"
+        raise unsupported(op, given, "cast to f32 before reducing", CODES[op.name])
+
+
+def call_of(op: Op, number: int) -> CollectiveCall:
+    """The entry of `op` in the function's table of collectives."""
+    shape = op.operands[0].type.shape
+    dim = _moving_dim(op)
+    if dim < 0:
+        placed = (1, math.prod(shape), 1)
+    else:
+        placed = (math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]))
+    reduction = getattr(op.attrs, "reduction", "")
+    name = f"{op.name}.{number}"
+    return CollectiveCall(op.name, op.attrs.axes, op.result.type.dtype, placed, reduction, 0, name)
+
+
+def _moving_dim(op: Op) -> int:
+    """The gathered or scattered dim, -1 for an all_reduce."""
+    if op.name == "all_to_all":
+        if op.attrs.split_dim != op.attrs.concat_dim:
+            hint = "transpose so that one dim is both split and concatenated"
+            raise unsupported(op, "requires equal split and concat dims", hint)
+        return int(op.attrs.split_dim)
+    return int(getattr(op.attrs, "dim", -1))
+
+
+def source_value(task: Task) -> Value:
+    """What a collective sends."""
+    return task.data[0]
+
+
+def _label(space: Space, task: Task) -> Labels:
+    return fresh(task.result.type.shape)
+
+
+def _emit(emitter: Emitter, task: Task) -> int:
+    raise AssertionError("collectives and register loads are not compute regions")
+
+
+for _name in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+    register(_name, Lowering(make=_make, label=_label, emit=_emit))
+register(REGISTER, Lowering(label=_label, emit=_emit))

@@ -1,0 +1,52 @@
+"""`dot_general`: a region of two loads, one contract node and at most a conversion of the result.
+
+Operands are loaded through whatever strides they have, so no transpose is ever stored for a contraction. Batch, row,
+column and summed dims keep their atoms; tile generation merges them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compiler.ir.types import Op
+from compiler.lower.labels import Labels, leaves, unify
+from compiler.lower.registry import Lowering, register
+from compiler.lower.task import CONTRACT, Task, unsupported
+
+if TYPE_CHECKING:
+    from compiler.lower.body import Body
+    from compiler.lower.emit import Emitter
+    from compiler.lower.space import Space
+
+
+def _make(body: Body, op: Op) -> None:
+    if not op.operands[0].type.dtype.is_float or not op.result.type.dtype.is_float:
+        hint = "cast the operands to a float type"
+        given = f"requires float operands, got {op.operands[0].type} and {op.operands[1].type}"
+        raise unsupported(op, given, hint, "NCC_EVRF035")
+    body.add_task(op, CONTRACT, tuple(body.stored(v, op) for v in op.operands))
+
+
+def _label(space: Space, task: Task) -> Labels:
+    attrs = task.op.attrs
+    lhs, rhs = space.operand(task, 0), space.operand(task, 1)
+    pairs = (*zip(attrs.lhs_batch, attrs.rhs_batch), *zip(attrs.lhs_contract, attrs.rhs_contract))
+    if not all(unify(lhs[a], rhs[b]) for a, b in pairs):
+        space.refuse("contracted dims walk different indices")
+    lhs_free, rhs_free = attrs.free_dims(len(lhs), len(rhs))
+    return tuple(lhs[d] for d in attrs.lhs_batch + lhs_free) + tuple(rhs[d] for d in rhs_free)
+
+
+def _emit(emitter: Emitter, task: Task) -> int:
+    labels = emitter.space.operand(task, 0)
+    over = [atom for d in task.op.attrs.lhs_contract for atom in leaves(labels[d])]
+    lhs, rhs = emitter.operand(task, 0), emitter.operand(task, 1)
+    spanned = emitter.atoms_of(lhs) | emitter.atoms_of(rhs)
+    if any(a not in spanned for a in over):
+        lhs = emitter.load(task.data[0], labels, everywhere=True)
+        spanned |= emitter.atoms_of(lhs)
+    attrs = {"over": emitter.numbers(over)}
+    return emitter.node("contract", (lhs, rhs), spanned - set(over), task.result.type.dtype, attrs)
+
+
+register("dot_general", Lowering(make=_make, label=_label, emit=_emit))

@@ -1,0 +1,56 @@
+"""Elementwise ops, and the internal copy: operands walk one index space, dim by dim.
+
+Predicates of select and bounds of clamp may be scalars. A copy has no node of its own: the node of its operand is
+stored a second time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compiler.ir.types import Op
+from compiler.lower.labels import Labels, fresh, unify_all
+from compiler.lower.registry import ELEMENTWISE, Lowering, register
+from compiler.lower.task import COPY, STRIP, Task
+
+if TYPE_CHECKING:
+    from compiler.lower.body import Body
+    from compiler.lower.emit import Emitter
+    from compiler.lower.space import Space
+
+
+def _make(body: Body, op: Op) -> None:
+    body.add_task(op, STRIP, op.operands)
+
+
+def _label(space: Space, task: Task) -> Labels:
+    """Labels of the result: those of the first operand of its rank, the others united with them."""
+    rank = task.result.type.rank
+    labels: Labels | None = None
+    for k, value in enumerate(task.data):
+        if value.type.rank != rank or space.body.is_free(value):
+            continue
+        operand = space.operand(task, k)
+        if labels is not None and not unify_all(labels, operand):
+            space.refuse("operands walk different indices")
+        labels = operand if labels is None else labels
+    labels = fresh(task.result.type.shape) if labels is None else labels
+    for k, value in enumerate(task.data):
+        if space.body.is_free(value):
+            space.set_operand(task, k, labels if value.type.rank == rank else ())
+        elif value.type.rank != rank:
+            space.operand(task, k)
+    return labels
+
+
+def _emit(emitter: Emitter, task: Task) -> int:
+    inputs = [emitter.operand(task, k) for k in range(len(task.data))]
+    return emitter.elementwise(task.op, inputs)
+
+
+def _emit_copy(emitter: Emitter, task: Task) -> int:
+    return emitter.operand(task, 0)
+
+
+register(ELEMENTWISE, Lowering(make=_make, label=_label, emit=_emit))
+register(COPY, Lowering(label=_label, emit=_emit_copy))

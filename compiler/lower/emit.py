@@ -1,0 +1,182 @@
+"""Writing a region out: loads, nodes and stores over numbered atoms.
+
+The tasks of a region are emitted twice. The first time, aligning strides and re-making values splits atoms; the second
+time the atoms are final and get their numbers. Equal loads and re-made values appear once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from compiler.dtypes import DType
+from compiler.ir.types import Op, Value
+from compiler.isa.region import Node, RegionProgram, View
+from compiler.lower import registry
+from compiler.lower.free import remake
+from compiler.lower.labels import Atom, Labels, all_leaves, leaves
+from compiler.lower.space import Space
+from compiler.lower.storage import Place, Storage
+from compiler.lower.task import WRITE, NeedsCopy, NeedsScratch, Task
+from compiler.lower.views import align, strides_of
+
+
+class Clash(Exception):
+    """Two tasks may not share a region: one would overwrite what the other still reads."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        super().__init__(reader, writer)
+        self.pair = (reader, writer)
+
+
+class Emitter:
+    """Nodes of one region. `space` holds its labels, `storage` says where values live."""
+
+    def __init__(self, space: Space, storage: Storage, stored: Callable[[Task], bool]) -> None:
+        self.space = space
+        self.body = space.body
+        self.storage = storage
+        self._stored = stored
+        self._task: Task | None = None
+        self._start()
+        self._run()
+        self._start()  # atoms are final now
+        self._run()
+        self._check_overlap()
+
+    def _start(self) -> None:
+        self.nodes: list[Node] = []
+        self._spans: list[frozenset[Atom]] = []
+        self._memo: dict[object, int] = {}
+        self._results: dict[Value, int] = {}
+        self._loads: list[tuple[int, View]] = []
+        self._stores: list[tuple[int, View]] = []
+        self._atoms = {atom: i for i, atom in enumerate(_ordered_atoms(self.space))}
+
+    def _run(self) -> None:
+        for task in self.space.tasks:
+            lowering = registry.find(task.op.name)
+            assert lowering is not None
+            self._task = task
+            self._results[task.result] = lowering.emit(self, task)
+        for task in self.space.tasks:
+            if self._results[task.result] >= 0 and self._stored(task):
+                self._store(task)
+
+    def program(self, name: str, loc: int) -> RegionProgram:
+        """The finished region."""
+        sizes = tuple(atom.size for atom in self._atoms)
+        return RegionProgram("compute", name, sizes, tuple(self.nodes), {}, loc)
+
+    def numbers(self, atoms: Iterable[Atom]) -> tuple[int, ...]:
+        """Sorted numbers of atoms, which get one if they are new."""
+        return tuple(sorted(self._atoms.setdefault(a, len(self._atoms)) for a in atoms))
+
+    def atoms_of(self, node: int) -> set[Atom]:
+        """Atoms a node's value spans."""
+        return set(self._spans[node])
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        atoms: Iterable[Atom],
+        dtype: DType,
+        attrs: Mapping[str, Any],
+    ) -> int:
+        """Append a node, or find the equal one."""
+        span = frozenset(atoms)
+        key = (op, tuple(inputs), span, dtype, repr(sorted(attrs.items())))
+        if key not in self._memo:
+            self.nodes.append(Node(op, tuple(inputs), self.numbers(span), dtype, dict(attrs)))
+            self._spans.append(span)
+            self._memo[key] = len(self.nodes) - 1
+        return self._memo[key]
+
+    def elementwise(self, op: Op, inputs: Sequence[int]) -> int:
+        """The node of an elementwise op of the graph."""
+        attrs = {"direction": op.attrs.direction} if op.name == "compare" else {}
+        span = {atom for i in inputs for atom in self._spans[i]}
+        return self.node(op.name, inputs, span, op.result.type.dtype, attrs)
+
+    def operand(self, task: Task, k: int) -> int:
+        """The node of operand `k`: re-made, computed here, or loaded."""
+        value, labels = task.data[k], self.space.operand(task, k)
+        if self.body.is_free(value):
+            return remake(self, value, labels)
+        if self.space.is_inside(value):
+            return self._results[self.body.base(value)[0]]
+        return self.load(value, labels)
+
+    def load(self, value: Value, labels: Labels, everywhere: bool = False) -> int:
+        """A load of `value`; `everywhere` makes it span atoms it is only repeated along."""
+        view = self.view(self.storage.place(value), labels, value)
+        span = {a for a in all_leaves(labels) if everywhere or view.strides[self._atoms[a]]}
+        number = self.node("load", (), span, value.type.dtype, {"view": view})
+        assert self._task is not None
+        self._loads.append((self._task.number, view))
+        return number
+
+    def view(self, place: Place, labels: Labels, value: Value) -> View:
+        """`place` in the index space of the region. Raises NeedsCopy when pieces and atoms do not divide."""
+        pairs: list[tuple[Atom, int]] = []
+        for label, pieces in zip(labels, place.layout.dims, strict=True):
+            if not align(label, pieces):
+                raise NeedsCopy(value)
+            pairs += strides_of(label, pieces)
+        self.numbers(a for a, _ in pairs)
+        strides = [0] * len(self._atoms)
+        for atom, stride in pairs:
+            strides[self._atoms[atom]] += stride
+        return View(place.tensor, place.layout.offset, tuple(strides))
+
+    def _store(self, task: Task) -> None:
+        """Store the result of a task where it lives."""
+        place = self.storage.window(task)
+        labels = self.space.results[task.result]
+        try:
+            view = self.view(place, labels, task.result)
+        except NeedsCopy as error:
+            raise NeedsScratch(self.storage.output_of(place.tensor)) from error
+        span = [a for label in labels for a in leaves(label)]
+        number = self._results[task.result]
+        dtype = self.storage.tensors[place.tensor].dtype
+        self.nodes.append(Node("store", (number,), self.numbers(span), dtype, {"view": view}))
+        self._spans.append(frozenset())
+        self._stores.append((task.number, view))
+
+    def note_store(self, task: Task, view: View) -> None:
+        """Remember a store that a rule emitted itself."""
+        self._stores.append((task.number, view))
+
+    def _check_overlap(self) -> None:
+        """Memory that is read and written here must be read and written at the same points."""
+        for writer, out in self._stores:
+            memory = self.storage.memory(out.tensor)
+            for reader, view in self._loads:
+                if self.storage.memory(view.tensor) != memory or _same_points(view, out):
+                    continue
+                if reader != writer:
+                    raise Clash(reader, writer)
+                task = self.body.tasks[writer]
+                if task.op.name == WRITE:
+                    raise NeedsCopy(task.data[0])
+                raise NeedsScratch(self.storage.output_of(out.tensor))
+
+
+def _same_points(a: View, b: View) -> bool:
+    width = max(len(a.strides), len(b.strides))
+    padded = [v.strides + (0,) * (width - len(v.strides)) for v in (a, b)]
+    return a.offset == b.offset and padded[0] == padded[1]
+
+
+def _ordered_atoms(space: Space) -> list[Atom]:
+    """Atoms of the largest result first, in its order, so that whole arrays stay close to memory order."""
+    ranked = sorted(space.tasks, key=lambda t: -t.result.type.num_elements)
+    found: dict[Atom, None] = {}
+    for task in ranked:
+        found.update(dict.fromkeys(all_leaves(space.results[task.result])))
+    for task in ranked:
+        for k in range(len(task.data)):
+            found.update(dict.fromkeys(all_leaves(space.operand(task, k))))
+    return list(found)

@@ -1,0 +1,132 @@
+"""Values made of constants, counts and registers alone, re-made inside every region that uses them.
+
+A mask or a table of positions never crosses HBM. The value is built top down for the labels of its use: a count becomes
+one iota node per atom of its dim, a slice shifts the count, a broadcast drops atoms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from compiler.dtypes import DType
+from compiler.ir.types import Op, Value
+from compiler.isa.region import Affine
+from compiler.lower.labels import Labels, leaves, regroup
+from compiler.lower.task import NeedsCopy
+
+if TYPE_CHECKING:
+    from compiler.lower.emit import Emitter
+
+Origin = tuple[tuple[Affine, int], ...]  # per dim: first position and step
+
+
+def remake(emitter: Emitter, value: Value, labels: Labels) -> int:
+    """The node of free `value` with these labels. Raises NeedsCopy when sizes do not divide."""
+    return _remake(emitter, value, labels, ((Affine(), 1),) * len(labels))
+
+
+def _remake(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
+    body = emitter.body
+    known = body.known.get(value)
+    if known is not None and not known.is_constant:
+        return emitter.node("register", (), (), value.type.dtype, {"value": known.value})
+    if known is not None:
+        return _constant(emitter, value.type.dtype, known.low)
+    op = body.made[value]
+    if op.name == "constant":
+        return _constant(emitter, value.type.dtype, op.attrs.array().reshape(-1)[0])
+    if op.name == "iota":
+        return _count(emitter, value, labels, origin)
+    if op.name in _THROUGH:
+        return _THROUGH[op.name](emitter, op, labels, origin)
+    inputs = [
+        _remake(emitter, v, labels if v.type.rank == len(labels) else (), origin if v.type.rank else ())
+        for v in op.operands
+    ]
+    return emitter.elementwise(op, inputs)
+
+
+def _constant(emitter: Emitter, dtype: DType, number: object) -> int:
+    """A splat; floats travel as Python floats, which hold every narrower value exactly."""
+    assert isinstance(number, (int, float)) or hasattr(number, "item")
+    if dtype is DType.PRED:
+        value: float | int | bool = bool(number)
+    else:
+        value = float(number) if dtype.is_float else int(number)  # type: ignore[arg-type]
+    return emitter.node("constant", (), (), dtype, {"value": value})
+
+
+def _count(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
+    """start + step * position along one dim, an iota node per atom."""
+    dim = emitter.body.made[value].attrs.dim
+    (start, step), dtype = origin[dim], value.type.dtype
+    parts: list[int] = []
+    for atom in reversed(leaves(labels[dim])):
+        (number,) = emitter.numbers((atom,))
+        attrs = {"atom": number, "start": start, "step": step}
+        parts.append(emitter.node("iota", (), (atom,), dtype, attrs))
+        start, step = Affine(), step * atom.size
+    if not parts:
+        return emitter.node("register", (), (), dtype, {"value": start})
+    total = parts[0]
+    for part in parts[1:]:
+        span = emitter.atoms_of(total) | emitter.atoms_of(part)
+        total = emitter.node("add", (total, part), span, dtype, {})
+    return total
+
+
+def _identity(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+    return _remake(emitter, op.operands[0], labels, origin)
+
+
+def _transpose(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+    order = [op.attrs.permutation.index(d) for d in range(len(labels))]
+    return _remake(emitter, op.operands[0], _pick(labels, order), tuple(origin[d] for d in order))
+
+
+def _pick(labels: Labels, dims: Sequence[int]) -> Labels:
+    return tuple(labels[d] for d in dims)
+
+
+def _broadcast(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+    """Dims that are new or stretched do not move the value."""
+    shape = op.operands[0].type.shape
+    kept = tuple(
+        (labels[d], origin[d]) if shape[i] != 1 else ((), (Affine(), 1))
+        for i, d in enumerate(op.attrs.dims)
+    )
+    inner = tuple(label for label, _ in kept)
+    return _remake(emitter, op.operands[0], inner, tuple(o for _, o in kept))
+
+
+def _reshape(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+    source = op.operands[0]
+    inner = regroup(labels, source.type.shape)
+    if inner is None or any(o != (Affine(), 1) for o in origin):
+        raise NeedsCopy(op.result)
+    return _remake(emitter, source, inner, ((Affine(), 1),) * source.type.rank)
+
+
+def _slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+    cuts = zip(op.attrs.start, op.attrs.stride, origin, strict=True)
+    shifted = tuple((begin * step + start, step * stride) for start, step, (begin, stride) in cuts)
+    return _remake(emitter, op.operands[0], labels, shifted)
+
+
+def _dynamic_slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+    source, *starts = op.operands
+    at = emitter.body.starts(op, source, op.attrs.sizes, starts)
+    shifted = tuple((begin + start, stride) for start, (begin, stride) in zip(at, origin, strict=True))
+    return _remake(emitter, source, labels, shifted)
+
+
+_THROUGH = {
+    "optimization_barrier": _identity,
+    "sharding_constraint": _identity,
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+}

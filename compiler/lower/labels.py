@@ -1,0 +1,139 @@
+"""Index-space labels: which independent index every dim of a value walks.
+
+A label is, per dim, a tuple of atoms from major to minor; a dim of size 1 has the empty label. Atoms form a union-find:
+`unify` makes two dims walk the same index and splits the larger atom where sizes divide, so reshapes need no pattern.
+Labels are made per region and per use, never for a whole graph: through contractions, unrelated indices would merge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+Label = tuple["Atom", ...]
+Labels = tuple[Label, ...]
+
+
+class Atom:
+    """One independent index with a size; either a root, united with another, or split in (major, minor)."""
+
+    __slots__ = ("parent", "parts", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.parent: Atom | None = None
+        self.parts: tuple[Atom, Atom] | None = None
+
+    def split(self, minor_size: int) -> tuple[Atom, Atom]:
+        """Split a root into (major, minor) with the minor part of `minor_size`, which must divide."""
+        assert self.parent is None and self.parts is None and self.size % minor_size == 0
+        self.parts = (Atom(self.size // minor_size), Atom(minor_size))
+        return self.parts
+
+
+def fresh(shape: Sequence[int]) -> Labels:
+    """New atoms for every dim of `shape`."""
+    return tuple((Atom(n),) if n != 1 else () for n in shape)
+
+
+def leaves(label: Iterable[Atom]) -> list[Atom]:
+    """The root atoms `label` stands for now, major to minor."""
+    found: list[Atom] = []
+    for atom in label:
+        root = find(atom)
+        found.extend(leaves(root.parts) if root.parts else (root,))
+    return found
+
+
+def find(atom: Atom) -> Atom:
+    """The representative of an atom's set, with path compression."""
+    root = atom
+    while root.parent is not None:
+        root = root.parent
+    while atom is not root:
+        atom.parent, atom = root, atom.parent or root
+    return root
+
+
+def all_leaves(labels: Labels) -> list[Atom]:
+    """The root atoms of all dims, in order."""
+    return [atom for label in labels for atom in leaves(label)]
+
+
+def distinct(labels: Labels) -> bool:
+    """False when two dims walk the same atom, which would mean that independent indices were merged."""
+    atoms = all_leaves(labels)
+    return len(set(atoms)) == len(atoms)
+
+
+def unify(a: Label, b: Label) -> bool:
+    """Make two labels of equal total size walk the same indices; False when sizes do not divide."""
+    left, right = leaves(a), leaves(b)
+    while left and right:
+        x, y = _pop(left), _pop(right)
+        if x is y:
+            continue
+        if x.size == y.size:
+            x.parent = y
+        elif x.size > y.size:
+            if not _unify_minor(x, y, left):
+                return False
+        elif not _unify_minor(y, x, right):
+            return False
+    return not left and not right
+
+
+def _pop(stack: list[Atom]) -> Atom:
+    """The minor-most leaf; an atom that was split meanwhile puts its major parts back."""
+    *major, minor = leaves((stack.pop(),))
+    stack.extend(major)
+    return minor
+
+
+def _unify_minor(large: Atom, small: Atom, stack: list[Atom]) -> bool:
+    """Unite `small` with the minor part of `large`; the major part goes back to the stack."""
+    if large.size % small.size:
+        return False
+    major, minor = large.split(small.size)
+    minor.parent = small
+    stack.append(major)
+    return True
+
+
+def unify_all(a: Labels, b: Labels) -> bool:
+    """`unify` dim by dim."""
+    return all(unify(x, y) for x, y in zip(a, b, strict=True))
+
+
+def regroup(labels: Labels, shape: Sequence[int]) -> Labels | None:
+    """Labels of a row-major reshape to `shape`, splitting atoms as needed; None when sizes do not divide."""
+    stack = all_leaves(labels)
+    grouped: list[Label] = []
+    for size in reversed(shape):
+        label = _take(stack, size)
+        if label is None:
+            return None
+        grouped.append(label)
+    return tuple(reversed(grouped))
+
+
+def _take(stack: list[Atom], size: int) -> Label | None:
+    """Minor-most atoms of `stack` with product `size`."""
+    taken: list[Atom] = []
+    while size > 1:
+        if not stack:
+            return None
+        atom = _pop(stack)
+        if atom.size > size and atom.size % size == 0:
+            major, atom = atom.split(size)
+            stack.append(major)
+        if size % atom.size:
+            return None
+        taken.append(atom)
+        size //= atom.size
+    return tuple(reversed(taken))
+
+
+def extent(atoms: Iterable[Atom]) -> int:
+    """Number of points of an index space."""
+    return math.prod(a.size for a in atoms)

@@ -1,0 +1,87 @@
+"""Which task must run before which, and who reads what: the dependency graph of a body.
+
+Static edges (data, targets, registers) are worked out once per task; `Task.after` holds the edges that sharing memory
+adds later.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from compiler.ir.types import Value
+from compiler.lower.body import Body
+from compiler.lower.task import Task
+
+
+class Order:
+    """Dependencies of the tasks of `body`, which may still grow."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self._static: list[set[int]] = []
+        self._readers: dict[Value, set[int]] = {}
+
+    def before(self, task: Task) -> set[int]:
+        """Numbers of the tasks that must run before `task`."""
+        self._extend()
+        return self._static[task.number] | task.after
+
+    def readers(self, base: Value) -> set[int]:
+        """Numbers of the tasks that read `base` or a view of it."""
+        self._extend()
+        return self._readers.get(base, set())
+
+    def following(self, task: Task) -> set[int]:
+        """Numbers of the tasks that cannot run before `task`."""
+        after: list[list[int]] = [[] for _ in self.body.tasks]
+        for other in self.body.tasks:
+            for number in self.before(other):
+                after[number].append(other.number)
+        reached: set[int] = set()
+        pending = list(after[task.number])
+        while pending:
+            number = pending.pop()
+            if number not in reached:
+                reached.add(number)
+                pending.extend(after[number])
+        return reached
+
+    def sorted(self) -> list[int]:
+        """All task numbers in an order that respects every dependency, lowest number first among the ready."""
+        tasks = self.body.tasks
+        waiting = {t.number: len(self.before(t)) for t in tasks}
+        after: list[list[int]] = [[] for _ in tasks]
+        for task in tasks:
+            for number in self.before(task):
+                after[number].append(task.number)
+        ready = [n for n, count in waiting.items() if not count]
+        heapq.heapify(ready)
+        found: list[int] = []
+        while ready:
+            number = heapq.heappop(ready)
+            found.append(number)
+            for later in after[number]:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    heapq.heappush(ready, later)
+        assert len(found) == len(tasks), "tasks wait for each other"
+        return found
+
+    def _extend(self) -> None:
+        """Take in tasks that were added since the last question."""
+        for task in self.body.tasks[len(self._static) :]:
+            self._static.append(self._of(task))
+
+    def _of(self, task: Task) -> set[int]:
+        body, found, registers = self.body, set(), set(task.registers)
+        for value in task.data:
+            base, chain = body.base(value)
+            self._readers.setdefault(base, set()).add(task.number)
+            if base in body.producer:
+                found.add(body.producer[base].number)
+            for view in chain:
+                if view in body.windows:
+                    registers |= body.windows[view].registers
+        if task.target is not None and task.target in body.producer:
+            found.add(body.producer[task.target].number)
+        return found | {body.register_task[r].number for r in registers if r in body.register_task}

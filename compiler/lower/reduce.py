@@ -1,0 +1,52 @@
+"""`reduce`: the reduced dims leave the label.
+
+A value that was only broadcast along a reduced dim does not span it, so that sums and products count it explicitly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compiler.ir.types import Op
+from compiler.lower.labels import Labels, fresh, leaves
+from compiler.lower.registry import Lowering, register
+from compiler.lower.task import STRIP, Task
+
+if TYPE_CHECKING:
+    from compiler.lower.body import Body
+    from compiler.lower.emit import Emitter
+    from compiler.lower.space import Space
+
+
+def _make(body: Body, op: Op) -> None:
+    body.add_task(op, STRIP, op.operands)
+
+
+def _label(space: Space, task: Task) -> Labels:
+    if space.body.is_free(task.data[0]):
+        space.set_operand(task, 0, fresh(task.data[0].type.shape))
+    labels = space.operand(task, 0)
+    return tuple(label for d, label in enumerate(labels) if d not in task.op.attrs.dims)
+
+
+def _emit(emitter: Emitter, task: Task) -> int:
+    source = emitter.operand(task, 0)
+    labels = emitter.space.operand(task, 0)
+    attrs, dtype = task.op.attrs, task.result.type.dtype
+    over = [atom for d in attrs.dims for atom in leaves(labels[d])]
+    spanned = emitter.atoms_of(source)
+    inside = [a for a in over if a in spanned]
+    if inside:
+        numbers = {"kind": attrs.kind, "over": emitter.numbers(inside)}
+        source = emitter.node("reduce", (source,), spanned - set(inside), dtype, numbers)
+    repeats = int(np.prod([a.size for a in over if a not in spanned], dtype=np.int64))
+    if repeats == 1 or attrs.kind not in ("add", "multiply"):
+        return source
+    factor = emitter.node("constant", (), set(), dtype, {"value": repeats})
+    name = "multiply" if attrs.kind == "add" else "power"
+    return emitter.node(name, (source, factor), emitter.atoms_of(source), dtype, {})
+
+
+register("reduce", Lowering(make=_make, label=_label, emit=_emit))

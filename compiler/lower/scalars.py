@@ -1,0 +1,227 @@
+"""Scalar integers known at compile time up to registers: the addresses of views.
+
+Every one-element integer is tracked as an affine expression of loop counters with its range, so that the code JAX writes
+around an index (`select(i < 0, i + n, i)`, clamps of starts) folds away. A scalar that is not known here becomes data,
+and a `register_load` when it is used as an address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.dtypes import DType
+from compiler.ir.types import Graph, Op, Value
+from compiler.isa.region import Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A scalar: affine in registers, and the inclusive range it stays in. An i1 is 0 or 1 and always constant."""
+
+    value: Affine
+    low: int
+    high: int
+
+    @property
+    def is_constant(self) -> bool:
+        """True when it is one number."""
+        return not self.value.terms
+
+
+def constant(number: int) -> Known:
+    """A known number."""
+    return Known(Affine(number), number, number)
+
+
+def counter(register: int, trip: int) -> Known:
+    """The counter of a loop of `trip` iterations."""
+    return Known(Affine(0, ((register, 1),)), 0, max(trip - 1, 0))
+
+
+Rule = Callable[[Op, Sequence[Known]], Known | None]
+
+
+def known_scalars(graph: Graph, parameters: Mapping[Value, Known]) -> dict[Value, Known]:
+    """The known one-element integer (and i1) values of `graph`, given those of its counter inputs."""
+    known = dict(parameters)
+    iotas = {op.result for op in graph.ops if op.name == "iota"}
+    for op in graph.ops:
+        if len(op.results) != 1 or not _may_be_known(op.result):
+            continue
+        found = _evaluate(op, known, iotas)
+        if found is not None and _fits(found, op.result.type.dtype):
+            known[op.result] = found
+    return known
+
+
+def _may_be_known(value: Value) -> bool:
+    return value.type.num_elements == 1 and not value.type.dtype.is_float
+
+
+def _fits(known: Known, dtype: DType) -> bool:
+    """False when the range wraps around in `dtype`."""
+    if dtype is DType.PRED:
+        return True
+    bits = 8 * dtype.bytes
+    low, high = (0, 2**bits - 1) if dtype.value.startswith("ui") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return low <= known.low and known.high <= high
+
+
+def _evaluate(op: Op, known: Mapping[Value, Known], iotas: set[Value]) -> Known | None:
+    if op.name == "constant":
+        return constant(int(op.attrs.array().reshape(-1)[0]))
+    if op.name == "iota":
+        return constant(0)
+    if op.name == "dynamic_slice":
+        return _slice_of_iota(op, known, iotas)
+    rule = _RULES.get(op.name)
+    operands = [known[v] for v in op.operands if v in known]
+    if rule is None or (len(operands) != len(op.operands) and op.name != "select"):
+        return None
+    return _select(op, known) if op.name == "select" else rule(op, operands)
+
+
+def _slice_of_iota(op: Op, known: Mapping[Value, Known], iotas: set[Value]) -> Known | None:
+    """One element of a rank-1 count is its start."""
+    source, *starts = op.operands
+    if source not in iotas or len(starts) != 1 or starts[0] not in known:
+        return None
+    start = known[starts[0]]
+    return start if start.low >= 0 and start.high < source.type.shape[0] else None
+
+
+def _select(op: Op, known: Mapping[Value, Known]) -> Known | None:
+    """The chosen side, when the predicate is decided."""
+    pred = known.get(op.operands[0])
+    return None if pred is None else known.get(op.operands[1 if pred.low else 2])
+
+
+def _add(op: Op, k: Sequence[Known]) -> Known:
+    a, b = k
+    if op.result.type.dtype is DType.PRED:
+        return constant(int(bool(a.low or b.low)))
+    return Known(a.value + b.value, a.low + b.low, a.high + b.high)
+
+
+def _multiply(op: Op, k: Sequence[Known]) -> Known | None:
+    a, b = k if k[1].is_constant else (k[1], k[0])
+    if not b.is_constant:
+        return None
+    ends = (a.low * b.low, a.high * b.low)
+    return Known(a.value * b.low, min(ends), max(ends))
+
+
+def _negate(op: Op, k: Sequence[Known]) -> Known:
+    return Known(k[0].value * -1, -k[0].high, -k[0].low)
+
+
+def _subtract(op: Op, k: Sequence[Known]) -> Known:
+    return _add(op, (k[0], _negate(op, k[1:])))
+
+
+def _maximum(op: Op, k: Sequence[Known]) -> Known | None:
+    a, b = k
+    if a.low >= b.high:
+        return a
+    return b if b.low >= a.high else None
+
+
+def _minimum(op: Op, k: Sequence[Known]) -> Known | None:
+    a, b = k
+    if a.high <= b.low:
+        return a
+    return b if b.high <= a.low else None
+
+
+def _clamp(op: Op, k: Sequence[Known]) -> Known | None:
+    raised = _maximum(op, k[:2])
+    return _minimum(op, (raised, k[2])) if raised else None
+
+
+def _divide(op: Op, k: Sequence[Known]) -> Known | None:
+    a, b = k
+    if not b.is_constant or b.low <= 0 or a.low < 0:
+        return None
+    if a.is_constant:
+        return constant(a.low // b.low)
+    return constant(0) if a.high < b.low else None
+
+
+def _remainder(op: Op, k: Sequence[Known]) -> Known | None:
+    a, b = k
+    if not b.is_constant or b.low <= 0 or a.low < 0:
+        return None
+    if a.is_constant:
+        return constant(a.low % b.low)
+    return a if a.high < b.low else None
+
+
+def _compare(op: Op, k: Sequence[Known]) -> Known | None:
+    """Decided when the ranges (or the difference of two affine expressions) do not overlap."""
+    a, b = k
+    difference = a.value + b.value * -1
+    low, high = a.low - b.high, a.high - b.low
+    if not difference.terms:
+        low = high = difference.const
+    always, never = _DECIDED[op.attrs.direction](low, high)
+    return constant(int(always)) if always or never else None
+
+
+_DECIDED: dict[str, Callable[[int, int], tuple[bool, bool]]] = {
+    "LT": lambda low, high: (high < 0, low >= 0),
+    "LE": lambda low, high: (high <= 0, low > 0),
+    "GT": lambda low, high: (low > 0, high <= 0),
+    "GE": lambda low, high: (low >= 0, high < 0),
+    "EQ": lambda low, high: (low == high == 0, low > 0 or high < 0),
+    "NE": lambda low, high: (low > 0 or high < 0, low == high == 0),
+}
+
+
+def _convert(op: Op, k: Sequence[Known]) -> Known | None:
+    if op.result.type.dtype is not DType.PRED:
+        return k[0]
+    if k[0].low > 0 or k[0].high < 0:
+        return constant(1)
+    return constant(0) if k[0].low == k[0].high == 0 else None
+
+
+def _same(op: Op, k: Sequence[Known]) -> Known:
+    return k[0]
+
+
+def _logic(op: Op, k: Sequence[Known]) -> Known | None:
+    if op.result.type.dtype is not DType.PRED:
+        return None
+    both = {"and": min, "or": max, "xor": lambda a, b: a ^ b}[op.name]
+    return constant(both(k[0].low, k[1].low))
+
+
+def _not(op: Op, k: Sequence[Known]) -> Known | None:
+    return constant(1 - k[0].low) if op.result.type.dtype is DType.PRED else None
+
+
+_RULES: dict[str, Rule] = {
+    "add": _add,
+    "subtract": _subtract,
+    "multiply": _multiply,
+    "negate": _negate,
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "clamp": _clamp,
+    "divide": _divide,
+    "remainder": _remainder,
+    "compare": _compare,
+    "convert": _convert,
+    "select": lambda op, k: None,
+    "and": _logic,
+    "or": _logic,
+    "xor": _logic,
+    "not": _not,
+    "reshape": _same,
+    "broadcast_in_dim": _same,
+    "transpose": _same,
+    "slice": _same,
+    "optimization_barrier": _same,
+    "sharding_constraint": _same,
+}

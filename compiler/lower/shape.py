@@ -1,0 +1,86 @@
+"""Ops that assemble a tensor from parts: each part is written into its range of the result's memory.
+
+An update of a tensor that nothing reads afterwards happens in place. The write itself is elementwise in its update, so
+that it joins the region that computes the update.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
+from compiler.ir.types import Op, Value
+from compiler.isa.region import Affine
+from compiler.lower.labels import Labels, fresh
+from compiler.lower.registry import Lowering, register
+from compiler.lower.task import WRITE, Task, WriteAttrs
+
+if TYPE_CHECKING:
+    from compiler.lower.body import Body
+    from compiler.lower.emit import Emitter
+    from compiler.lower.space import Space
+
+
+def _update_slice(body: Body, op: Op) -> None:
+    target, update, *starts = op.operands
+    memory = body.owned(op, target)
+    at = body.starts(op, target, update.type.shape, starts)
+    body.write(memory, update, WriteAttrs(at, (1,) * target.type.rank), op, op.result)
+
+
+def _concatenate(body: Body, op: Op) -> None:
+    dim, rank, at = op.attrs.dim, op.result.type.rank, 0
+    memory = body.allocate(op.result)
+    operands = [v for v in op.operands if v.type.num_elements]
+    for number, operand in enumerate(operands):
+        starts = tuple(Affine(at if d == dim else 0) for d in range(rank))
+        result = op.result if number == len(operands) - 1 else None
+        memory = body.write(memory, operand, WriteAttrs(starts, (1,) * rank), op, result)
+        at += operand.type.shape[dim]
+
+
+def _pad(body: Body, op: Op) -> None:
+    """The padding value everywhere, then the kept elements at their places."""
+    operand, value = op.operands
+    shape, steps = op.result.type.shape, tuple(i + 1 for i in op.attrs.interior)
+    spread = make_op("broadcast_in_dim", (value,), BroadcastInDimAttrs((), shape), loc=op.loc)
+    body.add(spread)
+    memory = body.copy(spread.result, op)
+    first = tuple(max(0, -(low // s)) for low, s in zip(op.attrs.low, steps, strict=True))
+    at = [low + f * s for low, f, s in zip(op.attrs.low, first, steps, strict=True)]
+    room = [-(-(n - a) // s) for n, a, s in zip(shape, at, steps, strict=True)]
+    limit = tuple(min(n, f + r) for n, f, r in zip(operand.type.shape, first, room, strict=True))
+    if any(stop <= start for stop, start in zip(limit, first, strict=True)):
+        body.look_through(op.result, memory, Op("optimization_barrier", (memory,), (op.result,)))
+        return
+    kept = _sliced(body, operand, first, limit, op)
+    body.write(memory, kept, WriteAttrs(tuple(Affine(a) for a in at), steps), op, op.result)
+
+
+def _sliced(
+    body: Body, operand: Value, start: tuple[int, ...], limit: tuple[int, ...], op: Op
+) -> Value:
+    """The range start:limit of `operand`, itself when that is all of it."""
+    if not any(start) and limit == operand.type.shape:
+        return operand
+    attrs = SliceAttrs(start, limit, (1,) * len(start))
+    cut = make_op("slice", (operand,), attrs, loc=op.loc)
+    body.add(cut)
+    return cut.result
+
+
+def _label_write(space: Space, task: Task) -> Labels:
+    if space.body.is_free(task.data[0]):
+        space.set_operand(task, 0, fresh(task.data[0].type.shape))
+    return space.operand(task, 0)
+
+
+def _emit_write(emitter: Emitter, task: Task) -> int:
+    return emitter.operand(task, 0)
+
+
+register("dynamic_update_slice", Lowering(make=_update_slice, label=_label_write, emit=_emit_write))
+register("concatenate", Lowering(make=_concatenate, label=_label_write, emit=_emit_write))
+register("pad", Lowering(make=_pad, label=_label_write, emit=_emit_write))
+register(WRITE, Lowering(label=_label_write, emit=_emit_write))

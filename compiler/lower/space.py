@@ -1,0 +1,123 @@
+"""The index space of one region: labels of its operands and results.
+
+Operands that come from memory share atoms when they are views of one tensor, so that a row read twice is one row; if
+that merges independent indices, every use gets atoms of its own. Values of the region pass through reshapes, transposes
+and broadcasts; a slice of one is a border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from compiler.ir.types import Op, Value
+from compiler.lower import registry
+from compiler.lower.body import LABEL_VIEWS, Body
+from compiler.lower.labels import Labels, distinct, fresh, regroup
+from compiler.lower.task import WRITE, Task
+
+
+class Refused(Exception):
+    """These tasks have no common index space; the text says why."""
+
+
+class Space:
+    """Labels of `tasks` (topological order). Raises Refused."""
+
+    def __init__(self, body: Body, tasks: Sequence[Task], share: bool) -> None:
+        self.body = body
+        self.tasks = tasks
+        self.results: dict[Value, Labels] = {}
+        self._operands: dict[tuple[int, int], Labels] = {}
+        self._loads: dict[Value, Labels] = {}
+        self._share = share
+        self._inside = {t.result for t in tasks}
+        for task in tasks:
+            lowering = registry.find(task.op.name)
+            assert lowering is not None
+            self.results[task.result] = lowering.label(self, task)
+        if not all(distinct(labels) for labels in self.results.values()):
+            self.refuse("two dims of a value would walk one index")
+
+    def refuse(self, why: str) -> NoReturn:
+        """Give up on this set of tasks."""
+        raise Refused(why)
+
+    def operand(self, task: Task, k: int) -> Labels:
+        """Labels of operand `k`; the same object on every call."""
+        key = (task.number, k)
+        if key not in self._operands:
+            self._operands[key] = self._value(task.data[k])
+        return self._operands[key]
+
+    def set_operand(self, task: Task, k: int, labels: Labels) -> None:
+        """Give a value that is re-made inside the region the labels of its use."""
+        self._operands[(task.number, k)] = labels
+
+    def is_inside(self, value: Value) -> bool:
+        """True when `value` is seen from a result of this region, not loaded."""
+        return self.body.base(value)[0] in self._inside
+
+    def _value(self, value: Value) -> Labels:
+        base, chain = self.body.base(value)
+        if base in self._inside:
+            return self._internal(base, chain)
+        if not self._share:
+            return fresh(value.type.shape)
+        return self._shared(value, base, chain)
+
+    def _internal(self, base: Value, chain: Sequence[Value]) -> Labels:
+        if self.body.producer[base].op.name == WRITE:
+            self.refuse("a value assembled in memory is read in the same region")
+        labels: Labels | None = self.results[base]
+        for view in chain:
+            labels = self._through(self.body.views[view], view, labels)
+            if labels is None:
+                self.refuse("a part of a value is read in the region that makes it")
+        return labels
+
+    def _shared(self, value: Value, base: Value, chain: Sequence[Value]) -> Labels:
+        """Labels of a load: the nearest view that is already labelled, seen through the rest of the chain."""
+        seen = [base, *chain]
+        known = max((i for i, v in enumerate(seen) if v in self._loads), default=-1)
+        labels = self._loads[seen[known]] if known >= 0 else self._first_labels(seen)
+        for view in seen[max(known, 0) + 1 :]:
+            below = None if labels is None else self._through(self.body.views[view], view, labels)
+            labels = fresh(view.type.shape) if below is None else below
+            self._loads.setdefault(view, labels)
+        assert labels is not None
+        return labels
+
+    def _first_labels(self, seen: Sequence[Value]) -> Labels:
+        self._loads[seen[0]] = fresh(seen[0].type.shape)
+        return self._loads[seen[0]]
+
+    def _through(self, op: Op, view: Value, labels: Labels) -> Labels | None:
+        """Labels behind one view op; None when the view selects a part."""
+        if op.name not in LABEL_VIEWS:
+            return None
+        if op.name == "transpose":
+            return tuple(labels[p] for p in op.attrs.permutation)
+        if op.name == "reshape":
+            return regroup(labels, op.attrs.shape)
+        if op.name == "broadcast_in_dim":
+            return _spread(op, view, labels)
+        return labels
+
+
+def _spread(op: Op, view: Value, labels: Labels) -> Labels:
+    """Labels of a broadcast: new and stretched dims get fresh atoms."""
+    spread = list(fresh(view.type.shape))
+    source = op.operands[0].type.shape
+    for i, d in enumerate(op.attrs.dims):
+        if source[i] == view.type.shape[d]:
+            spread[d] = labels[i]
+    return tuple(spread)
+
+
+def label(body: Body, tasks: Sequence[Task]) -> Space:
+    """The index space of `tasks`, views of one tensor linked if that is possible. Raises Refused."""
+    try:
+        return Space(body, tasks, share=True)
+    except Refused:
+        return Space(body, tasks, share=False)

@@ -1,0 +1,202 @@
+"""Which memory every value of a function lives in, and the order that sharing memory demands.
+
+Inputs, outputs and constants are tensors; what crosses regions goes to scratch. An output that shares the memory of an
+input is written where it belongs when every reader of the old value can run before; otherwise it is computed apart and
+copied at the end (`NeedsScratch` asks for that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.ir.types import Op, Value
+from compiler.isa.region import Tensor
+from compiler.lower import views
+from compiler.lower.body import INVERTIBLE, Body
+from compiler.lower.order import Order
+from compiler.lower.task import COLLECTIVE, COPY, WRITE, NeedsCopy, NeedsScratch, Task
+from compiler.lower.views import Layout, dense
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A value in memory: tensor number and strides."""
+
+    tensor: int
+    layout: Layout
+
+
+class Storage:
+    """Tensors and homes of one body. `aliases` maps output numbers to the input numbers whose memory they take over."""
+
+    def __init__(
+        self,
+        body: Body,
+        inputs: Sequence[Value],
+        aliases: Mapping[int, Value],
+        apart: Collection[int] = (),
+    ) -> None:
+        self.body = body
+        self.tensors: list[Tensor] = []
+        self.inputs: list[int] = []
+        self.outputs: list[int] = []
+        self.must_store: set[Value] = set()
+        self._home: dict[Value, Place] = {}
+        self.order = Order(body)
+        self._number = {v: i for i, v in enumerate(inputs)}
+        for i, value in enumerate(inputs):
+            self.inputs.append(self._bind(value, f"in{i}", "input"))
+        self._overwritten = {aliases[k] for k in aliases}
+        for k, value in enumerate(body.graph.outputs):
+            self._place_output(k, value, aliases.get(k), k in apart)
+        self._order_rewrites()
+        self._fixed = (list(self.tensors), dict(self._home))
+
+    def reset(self) -> None:
+        """Forget scratch and constants, before regions are written out again."""
+        self.tensors, self._home = list(self._fixed[0]), dict(self._fixed[1])
+
+    def memory(self, tensor: int) -> int:
+        """The tensor whose memory `tensor` is: itself, or the input it aliases."""
+        alias = self.tensors[tensor].alias
+        return alias if alias >= 0 else tensor
+
+    def output_of(self, tensor: int) -> int:
+        """Output number of an output tensor, -1 for others."""
+        return self.outputs.index(tensor) if tensor in self.outputs else -1
+
+    def place(self, value: Value) -> Place:
+        """Where `value` can be read. Raises NeedsCopy when strides cannot express its views."""
+        base, chain = self.body.base(value)
+        place = self.home(base)
+        layout: Layout | None = place.layout
+        seen = base
+        for view in chain:
+            layout = _through(self.body, view, layout)
+            if layout is None:
+                raise NeedsCopy(seen)
+            seen = view
+        return Place(place.tensor, layout)
+
+    def home(self, value: Value) -> Place:
+        """Memory of a base value; scratch or a constant is made on first use."""
+        root = self.body.root(value)
+        if root in self._home:
+            return self._home[root]
+        if root in self.body.constants:
+            op = self.body.constants[root]
+            name, data = f"c{len(self.tensors)}", op.attrs.data
+            self._add(root, Tensor(name, root.type.shape, root.type.dtype, "constant", data=data))
+        else:
+            self._bind(root, f"t{len(self.tensors)}", "scratch")
+        return self._home[root]
+
+    def window(self, task: Task) -> Place:
+        """Where a task stores its result: its home, or the range a write fills."""
+        place = self.home(task.result)
+        if task.op.name != WRITE:
+            return place
+        attrs, sizes = task.op.attrs, task.data[0].type.shape
+        layout = views.window(place.layout, attrs.starts, sizes, attrs.steps)
+        assert layout is not None, "the target of a write is dense"
+        return Place(place.tensor, layout)
+
+    def _bind(self, value: Value, name: str, kind: str) -> int:
+        return self._add(value, Tensor(name, value.type.shape, value.type.dtype, kind))
+
+    def _add(self, value: Value, tensor: Tensor) -> int:
+        self._home[value] = Place(len(self.tensors), dense(value.type.shape))
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def _place_output(self, k: int, value: Value, owner: Value | None, apart: bool) -> None:
+        """Make output tensor `k` and decide which value is stored there."""
+        alias = self._number[owner] if owner is not None else -1
+        number = len(self.tensors)
+        self.tensors.append(Tensor(f"out{k}", value.type.shape, value.type.dtype, "output", alias))
+        self.outputs.append(number)
+        base, layout = self._behind(value)
+        root = None if base is None else self.body.root(base)
+        if root is not None and root is owner and layout == dense(value.type.shape):
+            return
+        if base is not None and root is not None and not apart and self._takes(base, root, layout):
+            self._home[root] = Place(number, layout)
+            self.must_store.add(base)
+            if owner is not None:
+                self._before_overwriting(owner, root, k)
+            return
+        self._copy_to_output(k, value, owner, number)
+
+    def _behind(self, value: Value) -> tuple[Value | None, Layout]:
+        """(base, its layout) such that storing the base that way gives `value` row-major; no base if a view is not 1:1."""
+        base, chain = self.body.base(value)
+        layout: Layout | None = dense(value.type.shape)
+        for view in reversed(chain):
+            op = self.body.views[view]
+            source = self.body.source(view)
+            if op.name not in INVERTIBLE or layout is None:
+                return None, dense(())
+            if op.name == "transpose":
+                inverse = tuple(op.attrs.permutation.index(d) for d in range(source.type.rank))
+                layout = views.transpose(layout, inverse)
+            elif op.name == "reshape":
+                layout = views.reshape(layout, source.type.shape)
+        return (None, dense(())) if layout is None else (base, layout)
+
+    def _takes(self, base: Value, root: Value, layout: Layout) -> bool:
+        """True when the memory of `root` may be the output itself."""
+        task = self.body.producer.get(base)
+        if task is None or root in self._home or root in self.body.constants:
+            return False
+        if root not in self.body.producer and root not in self.body.made:
+            return False  # an input
+        simple = task.op.name != WRITE and task.kind != COLLECTIVE and base is root
+        return simple or layout == dense(root.type.shape)
+
+    def _copy_to_output(self, k: int, value: Value, owner: Value | None, number: int) -> None:
+        """Copy `value` to output `k` after everything that reads the memory's old content."""
+        body = self.body
+        by = Op(COPY, (value,), (Value(value.type),))
+        base = body.base(value)[0]
+        if base in self._overwritten:
+            value = body.copy(value, by)
+        result = body.copy(value, by)
+        task = body.producer[result]
+        task.fusable = owner is None
+        self._home[result] = Place(number, dense(value.type.shape))
+        self.must_store.add(result)
+        if owner is not None:
+            self._before_overwriting(owner, result, k)
+
+    def _before_overwriting(self, owner: Value, root: Value, output: int) -> None:
+        """Let all readers of an input run before the tasks that write the memory of `root` over it."""
+        body = self.body
+        writers = [t for t in body.tasks if body.root(t.result) is root]
+        readers = self.order.readers(owner)
+        for writer in writers:
+            if readers & self.order.following(writer):
+                raise NeedsScratch(output)
+            writer.after |= readers - {writer.number}
+
+    def _order_rewrites(self) -> None:
+        """A write in place follows the readers of the version it overwrites."""
+        for task in self.body.tasks:
+            if task.target is not None:
+                self.must_store.add(task.target)
+                task.after |= self.order.readers(task.target) - {task.number}
+
+
+def _through(body: Body, view: Value, layout: Layout) -> Layout | None:
+    """Layout behind one view op."""
+    op = body.views[view]
+    if op.name == "transpose":
+        return views.transpose(layout, op.attrs.permutation)
+    if op.name == "reshape":
+        return views.reshape(layout, op.attrs.shape)
+    if op.name == "broadcast_in_dim":
+        return views.broadcast(layout, op.attrs.dims, op.attrs.shape)
+    if view in body.windows:
+        w = body.windows[view]
+        return views.window(layout, w.starts, w.sizes, w.steps)
+    return layout

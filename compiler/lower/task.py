@@ -1,0 +1,92 @@
+"""The units of lowering: one task per op that computes or moves data, and the errors that ask for another try.
+
+Besides the ops of the graph IR there are internal ones: `copy` stores a value of its own, `write` stores into a window of
+another value's memory, `register` loads a scalar into a register. They have no type rule and never leave `lower/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compiler.diagnostics import CompileError, Loc
+from compiler.ir.types import Op, Value
+from compiler.isa.region import Affine
+
+COPY, WRITE, REGISTER, ALLOC = "lower.copy", "lower.write", "lower.register", "lower.alloc"
+
+STRIP, CONTRACT, COLLECTIVE, ALONE = "strip", "contract", "collective", "alone"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAttrs:
+    """Where an update goes: start (affine in registers) and step per dim of the target."""
+
+    starts: tuple[Affine, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterAttrs:
+    """The register a scalar is loaded into, and the range it is clamped to."""
+
+    register: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A slice as a view: starts, sizes and steps per dim of the operand."""
+
+    starts: tuple[Affine, ...]
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def registers(self) -> set[int]:
+        """Registers the starts depend on."""
+        return {r for start in self.starts for r, _ in start.terms}
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """One op to be computed. `data` are the operands it reads; `target` is the value whose memory it overwrites.
+
+    `after` are numbers of tasks that must have finished before this one starts, beyond the producers of `data`.
+    """
+
+    op: Op
+    kind: str
+    number: int
+    data: tuple[Value, ...]
+    target: Value | None = None
+    fusable: bool = True
+    registers: set[int] = field(default_factory=set)
+    after: set[int] = field(default_factory=set)
+
+    @property
+    def result(self) -> Value:
+        """The value (or new version of the target's memory) this task makes."""
+        return self.op.result
+
+
+class NeedsCopy(Exception):
+    """Strides cannot express a use of `value`: it has to be stored densely first."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+class NeedsScratch(Exception):
+    """Output number `output` cannot be written in place safely: it is computed apart and copied at the end."""
+
+    def __init__(self, output: int) -> None:
+        super().__init__(output)
+        self.output = output
+
+
+def unsupported(op: Op, what: str, hint: str, code: str = "NCC_EVRF001") -> CompileError:
+    """The error for an op the lowering refuses."""
+    loc = op.loc if op.loc != Loc() else None
+    return CompileError(code, f"{op.name} {what}", loc, hint)

@@ -1,0 +1,176 @@
+"""Strided layouts: how a value lies in a tensor, and what view ops do to that.
+
+A layout keeps, per dim, (size, stride) pieces from major to minor, because a reshape of a permuted tensor gives dims
+that no single stride describes. Every view op is a function of the layout; None means that strides cannot express it
+and the value must be copied first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.isa.region import Affine
+from compiler.lower.labels import Atom, Label, find, leaves
+
+Pieces = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Element offset and, per dim, pieces of (size, stride in elements); stride 0 repeats."""
+
+    offset: Affine
+    dims: tuple[Pieces, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the dims."""
+        return tuple(_size(pieces) for pieces in self.dims)
+
+
+def dense(shape: Sequence[int]) -> Layout:
+    """Row-major layout of a whole tensor."""
+    stride, dims = 1, []
+    for size in reversed(shape):
+        dims.append(((size, stride),) if size != 1 else ())
+        stride *= size
+    return Layout(Affine(), tuple(reversed(dims)))
+
+
+def is_dense(layout: Layout, shape: Sequence[int]) -> bool:
+    """True when `layout` is the whole tensor in row-major order of `shape`."""
+    return layout == dense(shape)
+
+
+def transpose(layout: Layout, permutation: Sequence[int]) -> Layout:
+    """Dim `i` of the result is dim `permutation[i]`."""
+    return Layout(layout.offset, tuple(layout.dims[p] for p in permutation))
+
+
+def broadcast(layout: Layout, dims: Sequence[int], shape: Sequence[int]) -> Layout:
+    """StableHLO's broadcast_in_dim: new and stretched dims get stride 0."""
+    placed: list[Pieces] = [((n, 0),) if n != 1 else () for n in shape]
+    for i, d in enumerate(dims):
+        if _size(layout.dims[i]) == shape[d]:
+            placed[d] = layout.dims[i]
+    return Layout(layout.offset, tuple(placed))
+
+
+def reshape(layout: Layout, shape: Sequence[int]) -> Layout | None:
+    """Row-major regrouping; None when a piece would have to be cut where it does not divide."""
+    stack = [piece for pieces in layout.dims for piece in pieces]
+    grouped: list[Pieces] = []
+    for size in reversed(shape):
+        pieces = _take(stack, size)
+        if pieces is None:
+            return None
+        grouped.append(_merged(pieces))
+    return Layout(layout.offset, tuple(reversed(grouped)))
+
+
+def _take(stack: list[tuple[int, int]], size: int) -> Pieces | None:
+    """Minor-most pieces with product `size`, cutting the last one if it divides."""
+    taken: list[tuple[int, int]] = []
+    while size > 1:
+        if not stack:
+            return None
+        have, stride = stack.pop()
+        if have > size and have % size == 0:
+            stack.append((have // size, stride * size))
+            have = size
+        if size % have:
+            return None
+        taken.append((have, stride))
+        size //= have
+    return tuple(reversed(taken))
+
+
+def _merged(pieces: Pieces) -> Pieces:
+    """Neighbouring pieces joined where one stride describes both."""
+    joined: list[tuple[int, int]] = []
+    for size, stride in pieces:
+        if joined and joined[-1][1] == size * stride:
+            joined[-1] = (joined[-1][0] * size, stride)
+        else:
+            joined.append((size, stride))
+    return tuple(joined)
+
+
+def window(
+    layout: Layout, starts: Sequence[Affine], sizes: Sequence[int], steps: Sequence[int]
+) -> Layout | None:
+    """Elements start, start + step, ... of every dim; None when a cut dim has pieces that do not allow it."""
+    offset, dims = layout.offset, []
+    for pieces, start, size, step in zip(layout.dims, starts, sizes, steps, strict=True):
+        cut = _cut(pieces, start, size, step)
+        if cut is None:
+            return None
+        offset = offset + cut[0]
+        dims.append(cut[1])
+    return Layout(offset, tuple(dims))
+
+
+def _cut(pieces: Pieces, start: Affine, size: int, step: int) -> tuple[Affine, Pieces] | None:
+    """(offset, pieces) of a range of one dim."""
+    if start == Affine() and size == _size(pieces) and step == 1:
+        return Affine(), pieces
+    if not pieces:
+        return Affine(), ()
+    if len(pieces) == 1:
+        stride = pieces[0][1]
+        return start * stride, ((size, stride * step),) if size != 1 else ()
+    return _cut_major(pieces, start, size) if step == 1 else None
+
+
+def _cut_major(pieces: Pieces, start: Affine, size: int) -> tuple[Affine, Pieces] | None:
+    """A range of whole blocks of the minor pieces, or one inside a single block."""
+    block = _size(pieces[1:])
+    if start.const % block == 0 and size % block == 0 and all(c % block == 0 for _, c in start.terms):
+        whole = Affine(start.const // block, tuple((r, c // block) for r, c in start.terms))
+        cut = _cut(pieces[:1], whole, size // block, 1)
+        return (cut[0], cut[1] + pieces[1:]) if cut else None
+    if start.terms or start.const // block != (start.const + size - 1) // block:
+        return None
+    cut = _cut(pieces[1:], Affine(start.const % block), size, 1)
+    return (cut[0] + start.const // block * pieces[0][1], cut[1]) if cut else None
+
+
+def _size(pieces: Pieces) -> int:
+    size = 1
+    for n, _ in pieces:
+        size *= n
+    return size
+
+
+def align(label: Label, pieces: Pieces) -> bool:
+    """Split the atoms of a dim until each lies inside one piece; False when sizes do not divide."""
+    stack = leaves(label)
+    for size, _ in reversed(pieces):
+        while size > 1:
+            if not stack:
+                return False
+            *major, atom = leaves((stack.pop(),))
+            stack.extend(major)
+            if atom.size > size:
+                if atom.size % size:
+                    return False
+                rest, atom = atom.split(size)
+                stack.append(rest)
+            if size % atom.size:
+                return False
+            size //= atom.size
+    return not stack
+
+
+def strides_of(label: Label, pieces: Pieces) -> list[tuple[Atom, int]]:
+    """(atom, stride) of an aligned dim."""
+    stack, found = leaves(label), []
+    for size, stride in reversed(pieces):
+        while size > 1:
+            atom = find(stack.pop())
+            found.append((atom, stride))
+            stride *= atom.size
+            size //= atom.size
+    assert not stack
+    return found

@@ -1,0 +1,148 @@
+"""Bundles on disk: write a linked step, and load one back with every digest checked.
+
+Loading needs only NumPy, msgpack and zstandard, and only what is inside the directory: a bundle may be moved anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from compiler.diagnostics import LoadError
+from compiler.isa.encode import decode_program, encode_program, pack_attrs, unpack_attrs
+from compiler.isa.program import Program
+from compiler.neff.manifest import MAX_CORE_FILES, CoreBinding, Manifest
+from compiler.neff.reader import Container
+from compiler.neff.writer import pack, write_atomic
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A loaded bundle: the manifest and its programs by name."""
+
+    path: Path
+    manifest: Manifest
+    programs: Mapping[str, Program]
+
+
+def program_bytes(program: Program, meta: Mapping[str, Any]) -> bytes:
+    """The NEFF of one program; `meta` says which compiler, options and graph made it."""
+    return pack("program", {"name": program.name, "target": program.target, **meta}, encode_program(program))
+
+
+def read_program(container: Container) -> Program:
+    """The program of a container of kind `program`. Raises LoadError when the content makes no sense."""
+    try:
+        return decode_program(container.read, container.sections)
+    except LoadError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise LoadError("SW_NEFF_CONTENT", f"{container.name}: program: {error!r}") from error
+
+
+def write_bundle(
+    path: Path, manifest: Manifest, programs: Mapping[str, Program], meta: Mapping[str, Any]
+) -> Manifest:
+    """Write the directory and return the manifest with the digests filled in."""
+    digests = {}
+    for name, program in programs.items():
+        data = program_bytes(program, meta)
+        digests[name] = hashlib.sha256(data).hexdigest()
+        write_atomic(path / "programs" / f"{digests[name]}.neff", data)
+    manifest = replace(manifest, programs=digests)
+    data = pack("manifest", manifest.to_meta(), {})
+    write_atomic(path / "manifest.neff", data)
+    _write_cores(path, manifest, hashlib.sha256(data).hexdigest())
+    return manifest
+
+
+def core_binding(manifest: Manifest, manifest_sha256: str, rank: int) -> CoreBinding:
+    """The binding of one rank of a row-major mesh."""
+    coordinates, rest = {}, rank
+    for axis, size in reversed(manifest.mesh.items()):
+        rest, coordinates[axis] = divmod(rest, size)
+    return CoreBinding(
+        rank=rank,
+        coordinates={axis: coordinates[axis] for axis in manifest.mesh},
+        programs=manifest.programs,
+        target=manifest.target,
+        manifest_sha256=manifest_sha256,
+    )
+
+
+def _num_cores(manifest: Manifest) -> int:
+    cores = 1
+    for size in manifest.mesh.values():
+        cores *= size
+    return cores
+
+
+def _write_cores(path: Path, manifest: Manifest, digest: str) -> None:
+    bindings = [core_binding(manifest, digest, rank) for rank in range(_num_cores(manifest))]
+    if len(bindings) > MAX_CORE_FILES:
+        table = {"bindings": pack_attrs([b.to_meta() for b in bindings])}
+        write_atomic(path / "cores.neff", pack("cores", {"count": len(bindings)}, table))
+        return
+    for binding in bindings:
+        name = f"core-{binding.rank:05d}.neff"
+        write_atomic(path / "cores" / name, pack("core", binding.to_meta(), {}))
+
+
+def load_bundle(path: Path, target: str | None = None) -> Bundle:
+    """Load and verify a bundle. Raises LoadError; `target`, when given, must be the one it was compiled for."""
+    container = Container.open(path / "manifest.neff", "manifest")
+    manifest = Manifest.from_meta(container.meta, container.name)
+    if target is not None and manifest.target != target:
+        raise LoadError(
+            "SW_NEFF_TARGET",
+            f"{path}: a bundle for {target} is required, got one for {manifest.target}",
+            None,
+            f"compile with --target {target}",
+        )
+    digest = hashlib.sha256(container.data).hexdigest()
+    _check_cores(path, manifest, digest)
+    programs = {name: _load_program(path, name, sha) for name, sha in manifest.programs.items()}
+    return Bundle(path, manifest, programs)
+
+
+def _load_program(path: Path, name: str, sha: str) -> Program:
+    container = Container.open(path / "programs" / f"{sha}.neff", "program")
+    container.verify()
+    if hashlib.sha256(container.data).hexdigest() != sha:
+        raise LoadError(
+            "SW_NEFF_CHECKSUM",
+            f"{container.name}: program {name} is not the one the manifest names",
+            None,
+            "compile again or copy the bundle again",
+        )
+    return read_program(container)
+
+
+def _check_cores(path: Path, manifest: Manifest, digest: str) -> None:
+    cores = _num_cores(manifest)
+    for rank, binding in enumerate(_read_cores(path, cores)):
+        if binding != core_binding(manifest, digest, rank):
+            raise LoadError(
+                "SW_NEFF_BINDING",
+                f"{path}: core {rank} is bound to another manifest or to other programs",
+                None,
+                "compile again or copy the bundle again",
+            )
+
+
+def _read_cores(path: Path, cores: int) -> Sequence[CoreBinding]:
+    if cores > MAX_CORE_FILES:
+        container = Container.open(path / "cores.neff", "cores")
+        rows = unpack_attrs(container.read("bindings"))
+        if len(rows) != cores:
+            raise LoadError(
+                "SW_NEFF_BINDING", f"{path}: {cores} cores are required, got {len(rows)}"
+            )
+        return [CoreBinding.from_meta(row, container.name) for row in rows]
+    files = [
+        Container.open(path / "cores" / f"core-{rank:05d}.neff", "core") for rank in range(cores)
+    ]
+    return [CoreBinding.from_meta(file.meta, file.name) for file in files]

@@ -1,0 +1,160 @@
+"""What the files of a bundle say about a step: the manifest, and the binding of each core.
+
+The manifest mirrors the step plan in plain data (the machine never sees a graph): mesh, named buffers with their place in
+HBM, schedule, programs by digest, target. A core file binds one rank to coordinates and program digests. A bundle is a
+directory: `manifest.neff`, `programs/<sha256>.neff`, `cores/core-00000.neff` or, above 1024 cores, one packed `cores.neff`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.diagnostics import LoadError
+from compiler.dtypes import DType
+
+MAX_CORE_FILES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedBuffer:
+    """A named HBM buffer of every core (see `compiler.program.BufferInfo`), placed at `offset_bytes`."""
+
+    name: str
+    role: str
+    dtype: DType
+    local_shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    axes: tuple[tuple[str, ...], ...]
+    initial: str
+    offset_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on one core."""
+        elements = 1
+        for size in self.local_shape:
+            elements *= size
+        return elements * self.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The step of a bundle."""
+
+    name: str
+    target: str
+    instances: int
+    lnc: int
+    mesh: Mapping[str, int]  # axis -> size, major to minor
+    buffers: Mapping[str, NamedBuffer]
+    programs: Mapping[str, str]  # program name -> sha256 of its file
+    schedule: tuple[tuple[tuple[str, ...], int], ...]
+    num_microbatches: int
+    named_bytes: int  # named buffers per core
+    arena_bytes: int  # largest arena plus scratch of any program
+    compiler_version: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_meta(self) -> dict[str, Any]:
+        """Plain data for a container's meta; the mesh stays an ordered list."""
+        return {
+            "name": self.name,
+            "target": self.target,
+            "instances": self.instances,
+            "lnc": self.lnc,
+            "mesh": [[axis, size] for axis, size in self.mesh.items()],
+            "buffers": [_buffer_row(b) for b in self.buffers.values()],
+            "programs": dict(self.programs),
+            "schedule": [[list(names), count] for names, count in self.schedule],
+            "num_microbatches": self.num_microbatches,
+            "named_bytes": self.named_bytes,
+            "arena_bytes": self.arena_bytes,
+            "compiler_version": self.compiler_version,
+            "metadata": dict(self.metadata),
+        }
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, Any], source: str) -> Manifest:
+        """Inverse of `to_meta`. Raises LoadError (SW_NEFF_CONTENT) when a field is missing or of the wrong kind."""
+        try:
+            buffers = [_read_buffer(row) for row in meta["buffers"]]
+            fields = {k: meta[k] for k in _PLAIN_FIELDS}
+            return cls(
+                mesh={axis: size for axis, size in meta["mesh"]},
+                buffers={b.name: b for b in buffers},
+                schedule=tuple((tuple(names), count) for names, count in meta["schedule"]),
+                **fields,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise LoadError("SW_NEFF_CONTENT", f"{source}: manifest: {error!r}") from error
+
+
+_PLAIN_FIELDS = (
+    "name",
+    "target",
+    "instances",
+    "lnc",
+    "programs",
+    "num_microbatches",
+    "named_bytes",
+    "arena_bytes",
+    "compiler_version",
+    "metadata",
+)
+
+
+def _buffer_row(b: NamedBuffer) -> list[Any]:
+    axes = [list(a) for a in b.axes]
+    shapes = [list(b.local_shape), list(b.global_shape)]
+    return [b.name, b.role, b.dtype.value, *shapes, axes, b.initial, b.offset_bytes]
+
+
+def _read_buffer(row: list[Any]) -> NamedBuffer:
+    name, role, dtype, local, global_, axes, initial, offset = row
+    return NamedBuffer(
+        name=name,
+        role=role,
+        dtype=DType(dtype),
+        local_shape=tuple(local),
+        global_shape=tuple(global_),
+        axes=tuple(tuple(a) for a in axes),
+        initial=initial,
+        offset_bytes=offset,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreBinding:
+    """One core of a bundle: rank, coordinates along the mesh axes, programs by digest."""
+
+    rank: int
+    coordinates: Mapping[str, int]
+    programs: Mapping[str, str]
+    target: str
+    manifest_sha256: str
+
+    def to_meta(self) -> dict[str, Any]:
+        """Plain data for a container's meta."""
+        return {
+            "rank": self.rank,
+            "coordinates": [[axis, index] for axis, index in self.coordinates.items()],
+            "programs": dict(self.programs),
+            "target": self.target,
+            "manifest_sha256": self.manifest_sha256,
+        }
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, Any], source: str) -> CoreBinding:
+        """Inverse of `to_meta`. Raises LoadError (SW_NEFF_CONTENT)."""
+        try:
+            return cls(
+                rank=meta["rank"],
+                coordinates={axis: index for axis, index in meta["coordinates"]},
+                programs=meta["programs"],
+                target=meta["target"],
+                manifest_sha256=meta["manifest_sha256"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise LoadError("SW_NEFF_CONTENT", f"{source}: core binding: {error!r}") from error

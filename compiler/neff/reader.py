@@ -1,0 +1,156 @@
+"""Checks and unpacks containers. Whatever it does not know or cannot verify, it refuses with a code; it never crashes.
+
+Codes: SW_NEFF_MAGIC (not ours), SW_NEFF_VERSION (newer format or unknown feature), SW_NEFF_TRUNCATED (short file),
+SW_NEFF_CHECKSUM (damaged), SW_NEFF_CONTENT (a table or section that makes no sense), SW_NEFF_KIND (another kind of file).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import zstandard
+
+from compiler.diagnostics import LoadError
+from compiler.neff.format import (
+    DTYPES,
+    HEADER_BYTES,
+    KINDS,
+    KNOWN_FEATURES,
+    MAGIC,
+    MAJOR,
+    Header,
+    Section,
+)
+
+_REBUILD = "the file is damaged; compile again or copy the bundle again"
+
+
+class Container:
+    """A checked container: header and table are verified on opening, a section when it is read."""
+
+    def __init__(self, data: bytes | memoryview, name: str = "<memory>", kind: str | None = None):
+        self.name = name
+        self.data = memoryview(data)
+        self.header = _checked_header(self.data, name)
+        if kind is not None and self.header.kind != kind:
+            raise LoadError(
+                "SW_NEFF_KIND", f"{name}: a {kind} file is required, got a {self.header.kind} file"
+            )
+        toc = _checked_toc(self.data, self.header, name)
+        try:
+            self.meta: dict[str, Any] = toc["meta"]
+            rows = [Section(*row[:7], tuple(row[7])) for row in toc["sections"]]
+        except (KeyError, TypeError, IndexError) as error:
+            raise _content(name, f"table of contents: {error!r}") from error
+        self.sections = {row.name: row for row in rows}
+        _check_layout(self.data, rows, self.header, name)
+
+    @classmethod
+    def open(cls, path: Path, kind: str | None = None) -> Container:
+        """Read `path`. Raises LoadError when the file is missing, damaged or of another kind."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise LoadError("SW_NEFF_MISSING", f"{path}: {error.strerror}") from error
+        return cls(data, str(path), kind)
+
+    def read(self, name: str) -> Any:
+        """The content of a section: bytes, or a read-only NumPy column."""
+        row = self.sections.get(name)
+        if row is None:
+            raise _content(self.name, f"section {name} is missing")
+        stored = self.data[row.offset : row.offset + row.stored]
+        if zlib.crc32(stored) != row.crc32:
+            raise LoadError("SW_NEFF_CHECKSUM", f"{self.name}: section {name}", None, _REBUILD)
+        raw = _decompressed(stored, row, self.name)
+        if not row.dtype:
+            return bytes(raw)
+        return np.frombuffer(raw, dtype=row.dtype).reshape(row.shape)
+
+    def verify(self) -> None:
+        """Read every section."""
+        for name in self.sections:
+            self.read(name)
+
+
+def _content(name: str, what: str) -> LoadError:
+    return LoadError("SW_NEFF_CONTENT", f"{name}: {what}", None, _REBUILD)
+
+
+def _checked_header(data: memoryview, name: str) -> Header:
+    if len(data) < HEADER_BYTES:
+        raise LoadError(
+            "SW_NEFF_TRUNCATED", f"{name}: {HEADER_BYTES} bytes of header required, got {len(data)}"
+        )
+    header = Header.unpack(bytes(data[:HEADER_BYTES]))
+    if header.magic != MAGIC:
+        raise LoadError("SW_NEFF_MAGIC", f"{name}: not a Shardwright NEFF (magic {header.magic!r})")
+    if header.major != MAJOR or header.features & ~KNOWN_FEATURES:
+        raise LoadError(
+            "SW_NEFF_VERSION",
+            f"{name}: format {MAJOR} with features {KNOWN_FEATURES:#x} required,"
+            f" got format {header.major} with features {header.features:#x}",
+            None,
+            "use the Shardwright release that wrote the file, or compile again",
+        )
+    if header.pack() != bytes(data[:HEADER_BYTES]) or header.kind not in KINDS:
+        raise LoadError("SW_NEFF_CHECKSUM", f"{name}: header", None, _REBUILD)
+    if header.file_bytes != len(data):
+        raise LoadError(
+            "SW_NEFF_TRUNCATED", f"{name}: {header.file_bytes} bytes required, got {len(data)}", None, _REBUILD
+        )
+    return header
+
+
+def _checked_toc(data: memoryview, header: Header, name: str) -> dict[str, Any]:
+    toc = data[header.toc_offset : header.toc_offset + header.toc_bytes]
+    good = len(toc) == header.toc_bytes and zlib.crc32(toc) == header.toc_crc32
+    if not good or hashlib.sha256(toc).digest() != header.toc_sha256:
+        raise LoadError("SW_NEFF_CHECKSUM", f"{name}: table of contents", None, _REBUILD)
+    try:
+        table = msgpack.unpackb(bytes(toc))
+    except (ValueError, msgpack.UnpackException) as error:
+        raise _content(name, "table of contents is not msgpack") from error
+    if not isinstance(table, dict):
+        raise _content(name, "table of contents is not a map")
+    return table
+
+
+def _check_layout(data: memoryview, rows: list[Section], header: Header, name: str) -> None:
+    """Sections in order, inside the file, of known types; the bytes between them are zero (no CRC covers those)."""
+    end = HEADER_BYTES
+    for row in sorted(rows, key=lambda r: r.offset):
+        if row.offset < end or row.offset + row.stored > header.toc_offset:
+            raise _content(name, f"section {row.name} overlaps another or leaves the file")
+        if row.dtype and row.dtype not in DTYPES:
+            raise _content(name, f"section {row.name} has type {row.dtype}, known are {DTYPES}")
+        if row.dtype and math.prod(row.shape) * np.dtype(row.dtype).itemsize != row.raw:
+            raise _content(name, f"section {row.name}: shape {row.shape} is not {row.raw} bytes")
+        _check_padding(data[end : row.offset], name)
+        end = row.offset + row.stored
+    _check_padding(data[end : header.toc_offset], name)
+
+
+def _check_padding(gap: memoryview, name: str) -> None:
+    if any(gap):
+        raise LoadError("SW_NEFF_CHECKSUM", f"{name}: padding between sections", None, _REBUILD)
+
+
+def _decompressed(stored: memoryview, row: Section, name: str) -> bytes | memoryview:
+    if row.codec == "raw" and row.stored == row.raw:
+        return stored
+    if row.codec != "zstd":
+        raise _content(name, f"section {row.name} has codec {row.codec}")
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(bytes(stored), max_output_size=row.raw)
+    except zstandard.ZstdError as error:
+        raise _content(name, f"section {row.name}: {error}") from error
+    if len(raw) != row.raw:
+        raise _content(name, f"section {row.name}: {row.raw} bytes required, got {len(raw)}")
+    return raw

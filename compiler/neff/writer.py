@@ -1,0 +1,95 @@
+"""Packs sections into container bytes, and writes them atomically."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import zstandard
+
+from compiler.neff.format import (
+    ALIGNMENT,
+    FEATURE_ZSTD,
+    HEADER_BYTES,
+    KINDS,
+    Header,
+)
+
+COMPRESS_FROM_BYTES = 512
+_LEVEL = 3
+
+
+def pack(kind: str, meta: Mapping[str, Any], sections: Mapping[str, Any]) -> bytes:
+    """Container bytes of `kind` with msgpack-able `meta` and named sections (bytes or NumPy columns)."""
+    assert kind in KINDS, kind
+    out = bytearray(HEADER_BYTES)
+    rows: list[list[Any]] = []
+    features = 0
+    for name, content in sections.items():
+        dtype, shape, raw = _content(content)
+        codec, stored = _stored(raw)
+        features |= FEATURE_ZSTD if codec == "zstd" else 0
+        out += b"\0" * (-len(out) % ALIGNMENT)
+        crc = zlib.crc32(stored)
+        rows.append([name, len(out), len(stored), len(raw), codec, crc, dtype, shape])
+        out += stored
+    out += b"\0" * (-len(out) % ALIGNMENT)
+    toc: bytes = msgpack.packb({"meta": _plain(meta), "sections": rows})
+    header = Header(
+        kind,
+        features,
+        len(out),
+        len(toc),
+        zlib.crc32(toc),
+        hashlib.sha256(toc).digest(),
+        len(out) + len(toc),
+    )
+    out += toc
+    out[:HEADER_BYTES] = header.pack()
+    return bytes(out)
+
+
+def _content(content: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """(dtype or '', shape, raw bytes) of a section."""
+    if isinstance(content, np.ndarray):
+        column = np.ascontiguousarray(content)
+        return column.dtype.newbyteorder("<").str, column.shape, column.tobytes()
+    return "", (), bytes(content)
+
+
+def _stored(raw: bytes) -> tuple[str, bytes]:
+    """zstd where it pays, else raw."""
+    if len(raw) >= COMPRESS_FROM_BYTES:
+        packed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False).compress(raw)
+        if len(packed) < len(raw):
+            return "zstd", packed
+    return "raw", raw
+
+
+def _plain(value: Any) -> Any:
+    """Sorted keys all the way down, so that equal content gives equal bytes."""
+    if isinstance(value, Mapping):
+        return {k: _plain(value[k]) for k in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write through a temporary file in the same directory and a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

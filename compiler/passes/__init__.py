@@ -1,0 +1,1 @@
+"""Graph passes: folding, CSE, dead code, and the pipeline that runs them."""

@@ -1,0 +1,64 @@
+"""Common subexpression elimination: equal pure ops on equal operands become one, the first in
+program order.
+
+Barriers and collectives are never merged, so what a rematerialised block recomputes behind its
+barrier stays a recomputation. Loop bodies are levels of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+from compiler.ir.analysis import invariant_carries
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Graph, Op, Value
+from compiler.passes.rewrite import Level, with_regions
+
+
+def cse(graph: Graph) -> Graph:
+    """`graph` with every pure computation done once per level."""
+    return _cse_level(graph, {})
+
+
+def _cse_level(graph: Graph, twins: Mapping[Value, Value]) -> Graph:
+    """CSE of one level whose `twins` are inputs known to equal another input."""
+    level = Level()
+    level.replace(list(twins), list(twins.values()))
+    seen: dict[Hashable, tuple[Value, ...]] = {}
+    for op in graph.ops:
+        op = level.update(op)
+        if op.name == "loop":
+            level.ops.append(_loop(level, op))
+            continue
+        key = _key(op)
+        if key is not None and key in seen:
+            level.replace(op.results, seen[key])
+            continue
+        if key is not None:
+            seen[key] = op.results
+        level.ops.append(op)
+    outputs = tuple(v if v in twins else level.now(v) for v in graph.outputs)
+    return Graph(graph.inputs, tuple(level.ops), outputs, graph.name)
+
+
+def _loop(level: Level, op: Op) -> Op:
+    """`op` with CSE in its body, where invariant carries of one operand are read through the first.
+
+    The other carries still pass through; nothing reads them any more, so that `dce` drops them.
+    """
+    first: dict[Value, int] = {}
+    twins: dict[Value, Value] = {}
+    body = op.regions[0]
+    for i in invariant_carries(op):
+        leader = first.setdefault(op.operands[i], i)
+        if leader != i:
+            twins[body.inputs[i]] = body.inputs[leader]
+            level.replace([op.results[i]], [op.results[leader]])
+    return with_regions(op, (_cse_level(body, twins),))
+
+
+def _key(op: Op) -> Hashable | None:
+    """What makes two ops the same; None for ops that are never merged."""
+    if not OPS[op.name].pure:
+        return None
+    return op.name, op.operands, op.attrs

@@ -1,0 +1,69 @@
+"""The pass pipeline: named passes in order, each verified, and dumped with a number on request.
+
+A pass is a function `Graph -> Graph` and never edits the graph it is given. Where a pass changes
+what later passes see, the order in `PASSES` is the place to say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.ir.text import to_text
+from compiler.ir.types import Graph
+from compiler.ir.verify import verify
+from compiler.passes.barriers import drop_barriers
+from compiler.passes.cse import cse
+from compiler.passes.dce import dce
+from compiler.passes.fold import fold
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A graph rewrite and the name it is dumped under."""
+
+    name: str
+    run: Callable[[Graph], Graph]
+
+
+# Folding exposes equal constants to CSE, and both leave dead ops behind.
+PASSES: tuple[Pass, ...] = (Pass("fold", fold), Pass("cse", cse), Pass("dce", dce))
+
+# For the graph a function is compiled from; barriers go last, because CSE must not run after that.
+LOCAL_PASSES: tuple[Pass, ...] = (*PASSES, Pass("drop_barriers", drop_barriers))
+
+
+def run(
+    graph: Graph,
+    passes: Sequence[Pass] = PASSES,
+    dump_dir: Path | None = None,
+    first_number: int = 0,
+) -> Graph:
+    """`graph` after all `passes`.
+
+    With `dump_dir`, the input and every result are written there as `NN-name.txt`, counted from
+    `first_number`. Raises: CompileError naming the pass whose result is not valid.
+    """
+    verify(graph)
+    _dump(graph, dump_dir, first_number, "input")
+    for number, one in enumerate(passes, first_number + 1):
+        graph = one.run(graph)
+        _dump(graph, dump_dir, number, one.name)
+        _verify_after(one, graph)
+    return graph
+
+
+def _verify_after(one: Pass, graph: Graph) -> None:
+    try:
+        verify(graph)
+    except ValueError as error:
+        error.add_note(f"after pass {one.name}")
+        raise
+
+
+def _dump(graph: Graph, dump_dir: Path | None, number: int, name: str) -> None:
+    if dump_dir is None:
+        return
+    dump_dir.mkdir(parents=True, exist_ok=True)
+    (dump_dir / f"{number:02d}-{name}.txt").write_text(to_text(graph, with_locs=True))

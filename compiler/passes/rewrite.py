@@ -1,0 +1,60 @@
+"""What passes share: a graph level under reconstruction, with replaced values.
+
+Ops whose operands and regions did not change are reused as they are, and a changed op keeps its
+result values, so that tables keyed by value (specs, roles) survive a pass for every value that
+survives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from compiler.ir.types import Graph, Op, Value
+
+
+class Level:
+    """The new ops of one graph level and what its old values became."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.replaced: dict[Value, Value] = {}
+
+    def now(self, value: Value) -> Value:
+        """What `value` is in the new graph."""
+        return self.replaced.get(value, value)
+
+    def replace(self, old: Sequence[Value], new: Sequence[Value]) -> None:
+        """Let later uses of `old` read `new`."""
+        for before, after in zip(old, new, strict=True):
+            if before is not after:
+                self.replaced[before] = after
+
+    def update(self, op: Op) -> Op:
+        """`op` with its operands as they are now."""
+        return with_operands(op, tuple(self.now(v) for v in op.operands))
+
+    def finish(self, graph: Graph) -> Graph:
+        """`graph` with the new ops."""
+        outputs = tuple(self.now(v) for v in graph.outputs)
+        return Graph(graph.inputs, tuple(self.ops), outputs, graph.name)
+
+
+def with_operands(op: Op, operands: tuple[Value, ...]) -> Op:
+    """`op` itself, or a copy that reads other operands and defines the same results."""
+    if all(a is b for a, b in zip(op.operands, operands, strict=True)):
+        return op
+    return Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
+
+
+def with_regions(op: Op, regions: tuple[Graph, ...]) -> Op:
+    """`op` with other regions, attributes and carries unchanged."""
+    if not regions:
+        return op
+    return Op(op.name, op.operands, op.results, op.attrs, regions, op.loc)
+
+
+def with_results(op: Op, keep: Sequence[int], attrs: Any, regions: tuple[Graph, ...]) -> Op:
+    """`op` with only the operand and result pairs of `keep`."""
+    operands = tuple(op.operands[i] for i in keep)
+    return Op(op.name, operands, tuple(op.results[i] for i in keep), attrs, regions, op.loc)

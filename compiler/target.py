@@ -1,0 +1,152 @@
+"""Machines as data: one JSON file per instance type, one per NeuronCore generation, every figure with status and source.
+
+Files keep data-sheet units in their keys (`_ghz`, `_gb_per_s`, `_gib`); `load_target` converts once into bytes, hertz and
+picoseconds. The compiler's tile choices always use these nominal figures; profiles and what-ifs change runs only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from compiler.diagnostics import UsageError
+
+_DIRECTORY = Path(__file__).parent / "targets"
+PS_PER_S = 10**12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreModel:
+    """One physical NeuronCore: clocks, memories, DMA rates. Sources: `targets/<name>.json`."""
+
+    name: str
+    generation: str
+    clock_hz: Mapping[str, int]  # engine value (tensor, vector, scalar, gpsimd) -> Hz
+    partitions: int
+    sbuf_bytes_per_partition: int
+    psum_bytes_per_partition: int
+    psum_bank_bytes: int
+    dma_engines: int
+    dma_engine_bytes_per_s: float
+    dma_fixed_ps: int
+    dma_descriptor_min_bytes: int
+    dma_descriptor_extra_bytes: int
+    dma_descriptor_max_bytes: int
+    dma_partitions_per_engine: int
+    compute_latency_cycles: int
+    wide_stride_factor: float
+    semaphore_ps: int
+    semaphores: int
+    program_start_ps: int
+    peak_bf16_flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One instance type. `cores` counts logical NeuronCores at lnc 1."""
+
+    name: str
+    core: CoreModel
+    chips: int
+    cores_per_chip: int
+    allowed_lnc: tuple[int, ...]
+    hbm_bytes_per_core: int
+    hbm_bytes_per_s_per_core: float
+    reserve_bytes_per_core: int
+    published_flops_per_s_per_core: float  # bf16; the denominator of MFU
+    torus: tuple[int, int]
+    link_bytes_per_s: float  # one direction of one NeuronLink
+    efa_bytes_per_s: float  # whole instance
+    efa_devices: int
+    usd_per_hour: float
+    digest: str  # of the data files
+
+    @property
+    def cores(self) -> int:
+        """Cores per instance."""
+        return self.chips * self.cores_per_chip
+
+    @property
+    def limit_bytes(self) -> int:
+        """HBM a core may use for a step: its share less the runtime's reserve (code, DMA rings)."""
+        return self.hbm_bytes_per_core - self.reserve_bytes_per_core
+
+
+def target_names() -> list[str]:
+    """Names `load_target` knows."""
+    return sorted(p.stem for p in _DIRECTORY.glob("*.json") if not p.stem.startswith("neuroncore"))
+
+
+@lru_cache(maxsize=None)
+def load_target(name: str) -> Target:
+    """The target called `name`. Raises UsageError (NCC_EARG001) for an unknown one."""
+    if name not in target_names():
+        known = ", ".join(target_names())
+        raise UsageError("NCC_EARG001", f"target requires one of {known}, got {name!r}")
+    data, digest = _read(name)
+    core_data, core_digest = _read(data["neuroncore"])
+    digest = hashlib.sha256((digest + core_digest).encode()).hexdigest()
+    return _target(name, _core(core_data), _values(data), digest)
+
+
+def _read(name: str) -> tuple[dict[str, Any], str]:
+    raw = (_DIRECTORY / f"{name}.json").read_bytes()
+    return json.loads(raw), hashlib.sha256(raw).hexdigest()
+
+
+def _values(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: fact["value"] for key, fact in data["facts"].items()}
+
+
+def _core(data: Mapping[str, Any]) -> CoreModel:
+    f = _values(data)
+    engines = ("tensor", "vector", "scalar", "gpsimd")
+    return CoreModel(
+        name=data["name"],
+        generation=data["generation"],
+        clock_hz={e: round(f[f"{e}_clock_ghz"] * 1e9) for e in engines},
+        partitions=f["sbuf_partitions"],
+        sbuf_bytes_per_partition=f["sbuf_bytes_per_partition"],
+        psum_bytes_per_partition=f["psum_bytes_per_partition"],
+        psum_bank_bytes=f["psum_bank_bytes_per_partition"],
+        dma_engines=f["dma_engines"],
+        dma_engine_bytes_per_s=f["dma_engine_sustained_gb_per_s"] * 1e9,
+        dma_fixed_ps=round(f["dma_fixed_ns"] * 1e3),
+        dma_descriptor_min_bytes=f["dma_descriptor_min_bytes"],
+        dma_descriptor_extra_bytes=f["dma_descriptor_extra_bytes"],
+        dma_descriptor_max_bytes=f["dma_descriptor_max_bytes"],
+        dma_partitions_per_engine=f["dma_partitions_per_engine"],
+        compute_latency_cycles=f["compute_latency_cycles"],
+        wide_stride_factor=f["wide_stride_factor"],
+        semaphore_ps=round(f["cross_engine_semaphore_ns"] * 1e3),
+        semaphores=f["semaphores"],
+        program_start_ps=round(f["program_start_us"] * 1e6),
+        peak_bf16_flops_per_s=f["tensor_bf16_tflops"] * 1e12,
+    )
+
+
+def _target(name: str, core: CoreModel, f: Mapping[str, Any], digest: str) -> Target:
+    cores_per_chip = f["physical_cores_per_chip"]
+    reserve_mb = f["model_code_overhead_mb_per_physical_core"] + f["dma_ring_reserve_mb_per_core"]
+    return Target(
+        name=name,
+        core=core,
+        chips=f["chips_per_instance"],
+        cores_per_chip=cores_per_chip,
+        allowed_lnc=tuple(f["allowed_lnc"]),
+        hbm_bytes_per_core=f["hbm_gib_per_chip"] * 2**30 // cores_per_chip,
+        hbm_bytes_per_s_per_core=f["hbm_gb_per_s_per_chip"] * 1e9 / cores_per_chip,
+        reserve_bytes_per_core=reserve_mb * 10**6,
+        published_flops_per_s_per_core=f["chip_bf16_tflops_published"] * 1e12 / cores_per_chip,
+        torus=(f["torus_rows"], f["torus_cols"]),
+        link_bytes_per_s=f["neuronlink_gb_per_s_per_link_per_direction"] * 1e9,
+        efa_bytes_per_s=f["efa_gbps"] * 1e9 / 8,
+        efa_devices=f["efa_devices"],
+        usd_per_hour=f["price_usd_per_hour_on_demand"],
+        digest=digest,
+    )

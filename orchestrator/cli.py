@@ -1,0 +1,195 @@
+"""The `shardwright` command: arguments in, one verb run, exit code out.
+
+Exit codes (DESIGN.md section 6): 0 done, 2 usage, 70 compile failure, 71 does not fit, 72 simulated run failed,
+130 interrupted. Verbs import what they need when they run, so `--help` loads no heavy library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from compiler.diagnostics import DiagnosticError, UsageError
+from orchestrator import config
+
+_FLAGS = {
+    "strategy": ("strategy.name", "distribution strategy"),
+    "target": ("cluster.target", "instance type"),
+    "instances": ("cluster.instances", "number of instances"),
+    "lnc": ("cluster.lnc", "physical cores per logical NeuronCore"),
+    "profile": ("cluster.profile", "conservative, nominal or peak machine rates"),
+    "executor": ("run.executor", "where units run: inline or ray"),
+    "workers": ("run.workers", "compile actors of the ray executor"),
+    "steps": ("run.steps", "optimizer steps of the value run"),
+    "seed": ("run.seed", "seed of parameters and batches"),
+    "seq-len": ("model.seq_len", "tokens per sample"),
+    "dtype": ("model.dtype", "compute type: float32 or bfloat16"),
+    "micro-batch": ("strategy.micro_batch", "samples per rank and micro-batch"),
+    "global-batch": ("strategy.global_batch", "samples per optimizer step"),
+    "remat": ("strategy.remat", "recomputation: none or full"),
+    "out": ("output.dir", "output directory"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    args = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code: int = args.verb(args)
+        return code
+    except DiagnosticError as error:
+        _print_error(error, getattr(args, "json", False))
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; finished units are kept in the cache", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _print_error(error: DiagnosticError, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"error": error.diagnostic.as_dict()}))
+    else:
+        print(error.diagnostic.render(), file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shardwright",
+        description="Shard, compile and simulate a Trainium training step without the hardware.",
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    run = verbs.add_parser("run", help="partition, compile, run values, time and report a job")
+    run.add_argument("job", type=Path, help="job.toml")
+    _job_flags(run)
+    run.set_defaults(verb=_run)
+    plan = verbs.add_parser("plan", help="does it fit, how fast, where does the time go; no values")
+    plan.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
+    _job_flags(plan)
+    plan.set_defaults(verb=_plan)
+    validate = verbs.add_parser("validate", help="predict published training runs")
+    validate.add_argument("--training", type=Path, required=True, help="CSV of published runs")
+    validate.add_argument("--rows", default="", help="comma-separated ids; default: supported rows")
+    validate.add_argument("--json", action="store_true", help="print JSON on stdout")
+    validate.set_defaults(verb=_validate)
+    _neff_parsers(verbs)
+    return parser
+
+
+def _job_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="preset, path of a config.json, or module:function")
+    parser.add_argument("--mesh", help="axis=size,... for example dp_replicate=2,dp_shard=16")
+    for flag, (key, text) in _FLAGS.items():
+        names = [f"--{flag}"] + ([f"--{flag.replace('-', '_')}"] if "-" in flag else [])
+        parser.add_argument(*names, dest=key, help=text)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any key of the job"
+    )
+    parser.add_argument("--json", action="store_true", help="print report.json on stdout")
+
+
+def _neff_parsers(verbs: Any) -> None:
+    neff = verbs.add_parser("neff", help="inspect, check and run compiled files")
+    tools = neff.add_subparsers(required=True, metavar="TOOL")
+    info = tools.add_parser("info", help="what a file holds")
+    info.add_argument("file", type=Path)
+    info.add_argument("--json", action="store_true")
+    info.set_defaults(verb=_neff_info)
+    verify = tools.add_parser("verify", help="check every checksum, limit and digest")
+    verify.add_argument("file", type=Path, help="a .neff file or a bundle directory")
+    verify.set_defaults(verb=_neff_verify)
+    run = tools.add_parser("run", help="run one compiled program on one core")
+    run.add_argument("file", type=Path)
+    run.add_argument("--inputs", type=Path, required=True, help=".npz with arg0, arg1, ...")
+    run.add_argument("--outputs", type=Path, required=True, help=".npz to write: out0, out1, ...")
+    run.add_argument("--level", choices=("L0", "L1"), default="L1")
+    run.add_argument("--time", action="store_true", help="also print the simulated time")
+    run.set_defaults(verb=_neff_run)
+
+
+def job_config(args: argparse.Namespace) -> config.JobConfig:
+    """The job that the arguments of `run` and `plan` describe."""
+    flags = {key: getattr(args, key) for key, _ in _FLAGS.values()}
+    flags.update(_model_flag(args.model))
+    flags.update(_mesh_flag(args.mesh))
+    job = config.load(args.job, args.set, flags)
+    return config.with_absolute_output(job)
+
+
+def _model_flag(model: str | None) -> dict[str, str]:
+    if model is None:
+        return {}
+    kind = "entry" if ":" in model else "config" if model.endswith(".json") else "preset"
+    value = str(Path(model).resolve()) if kind == "config" else model
+    return {"model.preset": "", "model.config": "", "model.entry": "", f"model.{kind}": value}
+
+
+def _mesh_flag(mesh: str | None) -> dict[str, str]:
+    pairs = [part.partition("=") for part in (mesh or "").split(",") if part]
+    bad = [axis for axis, equals, _ in pairs if not equals]
+    if bad:
+        raise UsageError("SW_USAGE", f"--mesh requires axis=size,..., got {mesh!r}")
+    return {f"mesh.{axis.strip()}": size.strip() for axis, _, size in pairs}
+
+
+def _run(args: argparse.Namespace) -> int:
+    from orchestrator import job, screen
+
+    report = job.run_job(job_config(args), screen.Progress(quiet=args.json))
+    _show(report, args.json, screen.run_screen)
+    return job.exit_code(report)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from orchestrator import plan_cache, screen
+
+    report = plan_cache.plan(job_config(args))
+    _show(report, args.json, screen.plan_screen)
+    return 0 if report["memory"]["fits"] else 71
+
+
+def _show(report: dict[str, Any], as_json: bool, screen: Any) -> None:
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        screen(report)
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from orchestrator import validate
+
+    return validate.run(args.training, [r for r in args.rows.split(",") if r], args.json)
+
+
+def _neff_info(args: argparse.Namespace) -> int:
+    from orchestrator import neff_tools
+
+    return neff_tools.info(args.file, args.json)
+
+
+def _neff_verify(args: argparse.Namespace) -> int:
+    from orchestrator import neff_tools
+
+    return neff_tools.verify(args.file)
+
+
+def _neff_run(args: argparse.Namespace) -> int:
+    from orchestrator import neff_tools
+
+    return neff_tools.run(args.file, args.inputs, args.outputs, args.level, args.time)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

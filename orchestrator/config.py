@@ -1,0 +1,251 @@
+"""The job's configuration: one frozen dataclass per table of `job.toml`, every key also `--set table.key=value`.
+
+Unknown tables and keys, values of the wrong type and values outside a closed set are usage errors that name the key, the
+file, what is allowed and what was given. The resolved configuration is plain data: it is printed, stored with the report,
+and hashed into the plan key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compiler.diagnostics import UsageError
+
+
+def choice(default: str, *allowed: str) -> Any:
+    """A string field with a closed set of values."""
+    return field(default=default, metadata={"choices": allowed})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What is trained: exactly one of `preset`, `config`, `entry`."""
+
+    preset: str = ""
+    """Name of a published architecture (`llama2-70b`)."""
+    config: str = ""
+    """Path of a Hugging Face style `config.json`, relative to the job file."""
+    entry: str = ""
+    """`module:function` returning a TrainTask; the module is looked up beside the job file first."""
+    seq_len: int = 0
+    """Tokens per sample; 0 takes the model's own maximum."""
+    dtype: str = choice("float32", "float32", "bfloat16")
+    """Compute type of forward and backward; parameters stay fp32."""
+    optimizer: str = choice("adamw", "adamw", "sgd")
+    learning_rate: float = 1e-3
+    clip: float = 1.0
+    """Global gradient norm; 0 turns clipping off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyConfig:
+    """How the step is distributed."""
+
+    name: str = choice("fsdp", "fsdp")
+    micro_batch: int = 1
+    """Samples per data-parallel rank and micro-batch."""
+    global_batch: int = 0
+    """Samples per optimizer step; 0 means one micro-batch per rank."""
+    remat: str = choice("full", "none", "full")
+    """Recomputation of layer activations in the backward pass (presets and configs)."""
+    reshard_after_forward: bool = True
+    """Gather weights again in the backward pass instead of keeping them."""
+
+
+AUTO = -1
+
+
+def axis() -> Any:
+    """A mesh axis: its size, or "auto" for all remaining cores; 0 leaves the axis out."""
+    return field(default=0, metadata={"words": {"auto": AUTO}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshConfig:
+    """Sizes of the mesh axes, major to minor; one may be "auto". With none given the strategy takes all cores."""
+
+    dp_replicate: int = axis()
+    dp_shard: int = axis()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """The simulated machines."""
+
+    target: str = "trn1n.32xlarge"
+    instances: int = 1
+    lnc: int = 1
+    profile: str = choice("nominal", "conservative", "nominal", "peak")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerConfig:
+    """Options of the compiler, under neuronx-cc's names."""
+
+    optlevel: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The value run."""
+
+    steps: int = 1
+    seed: int = 0
+    data: str = "pydoc"
+    """A text file, or `pydoc` for the text of the standard library's help topics."""
+    executor: str = choice("inline", "inline", "ray")
+    workers: int = 0
+    """Compile actors of the ray executor; 0 takes one per CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The two caches."""
+
+    dir: str = ""
+    """Empty: NEURON_COMPILE_CACHE_URL when it is a local path, else ~/.cache/shardwright."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputConfig:
+    """Where results go."""
+
+    dir: str = "out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """A resolved job."""
+
+    model: ModelConfig = ModelConfig()
+    strategy: StrategyConfig = StrategyConfig()
+    mesh: MeshConfig = MeshConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    compiler: CompilerConfig = CompilerConfig()
+    run: RunConfig = RunConfig()
+    cache: CacheConfig = CacheConfig()
+    output: OutputConfig = OutputConfig()
+    base: str = "."
+    """Directory that relative paths of the job start from."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, in the order of the tables."""
+        return dataclasses.asdict(self)
+
+
+TABLES: dict[str, type[Any]] = {
+    name: kind
+    for name, kind in typing.get_type_hints(JobConfig).items()
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type)
+}
+
+
+def load(
+    path: Path | None, overrides: Iterable[str] = (), flags: Mapping[str, Any] | None = None
+) -> JobConfig:
+    """The job of `path` (or the defaults), changed by `table.key=value` overrides, then by flags.
+
+    Raises UsageError (SW_USAGE) for a file, table, key or value that is not understood.
+    """
+    data = _read_toml(path) if path else {}
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        table, dot, name = key.strip().replace("-", "_").partition(".")
+        if not separator or not dot:
+            raise UsageError("SW_USAGE", f"--set requires table.key=value, got {text!r}")
+        data.setdefault(table, {})[name] = value.strip()
+    for key, value in (flags or {}).items():
+        if value is not None:
+            table, _, name = key.partition(".")
+            data.setdefault(table, {})[name] = value
+    source = str(path) if path else "the command line"
+    unknown = sorted(set(data) - set(TABLES))
+    if unknown:
+        raise UsageError(
+            "SW_USAGE", f"{source}: unknown table [{unknown[0]}]", None, f"tables are {', '.join(TABLES)}"
+        )
+    tables = {name: _table(kind, name, data.get(name, {}), source) for name, kind in TABLES.items()}
+    return JobConfig(**tables, base=str(path.resolve().parent if path else Path.cwd()))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError("SW_USAGE", f"cannot read {path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError("SW_USAGE", f"{path}: not valid TOML: {error}") from error
+
+
+def _table(kind: type[Any], table: str, values: Any, source: str) -> Any:
+    if not isinstance(values, dict):
+        raise UsageError("SW_USAGE", f"{source}: [{table}] must be a table, got {values!r}")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    resolved = {}
+    for key, value in values.items():
+        if key not in fields:
+            known = ", ".join(fields)
+            raise UsageError(
+                "SW_USAGE", f"{source}: unknown key {table}.{key}", None, f"keys of [{table}]: {known}"
+            )
+        resolved[key] = _value(f"{table}.{key}", value, hints[key], fields[key], source)
+    return kind(**resolved)
+
+
+def _value(
+    key: str, value: Any, hint: type[Any] | types.UnionType, spec: dataclasses.Field[Any], source: str
+) -> Any:
+    converted = spec.metadata.get("words", {}).get(value, _convert(value, hint))
+    if converted is None:
+        name = getattr(hint, "__name__", str(hint))
+        raise UsageError("SW_USAGE", f"{source}: {key} requires {name}, got {value!r}")
+    choices = spec.metadata.get("choices")
+    if choices and converted not in choices:
+        allowed = ", ".join(choices)
+        raise UsageError("SW_USAGE", f"{source}: {key} requires one of {allowed}, got {value!r}")
+    return converted
+
+
+_BOOLS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    """`value` as `hint`, from TOML or from text; None when it is not one."""
+    if hint is bool:
+        return value if isinstance(value, bool) else _BOOLS.get(str(value).lower())
+    if isinstance(value, bool):
+        return None
+    if hint is str:
+        return value if isinstance(value, str) else None
+    try:
+        return hint(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def with_absolute_output(job: JobConfig) -> JobConfig:
+    """The job with `output.dir` made absolute.
+
+    Raises UsageError inside a Ray job: its working directory is Ray's private copy, so a relative path would be lost.
+    """
+    path = Path(job.output.dir)
+    if path.is_absolute():
+        return job
+    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
+        raise UsageError(
+            "SW_RELATIVE_OUTPUT",
+            f"output.dir requires an absolute path inside a Ray job, got {job.output.dir}",
+            None,
+            "pass --out /absolute/path",
+        )
+    output = dataclasses.replace(job.output, dir=str(path.resolve()))
+    return dataclasses.replace(job, output=output)

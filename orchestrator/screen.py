@@ -1,0 +1,191 @@
+"""What a person sees: progress lines while a job runs, one screen at the end. All numbers come from the report."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.service import UnitRow
+
+GIB = 2**30
+MIB = 2**20
+_CATEGORY_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
+
+
+class Progress:
+    """Plain progress on stderr, so that stdout stays the result."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._start = time.perf_counter()
+
+    def say(self, text: str) -> None:
+        """One line with the seconds since the start."""
+        self._console.print(f"[dim]{time.perf_counter() - self._start:6.1f}s[/] {text}")
+
+    def unit(self, row: UnitRow, done: int, total: int) -> None:
+        """A unit is done."""
+        took = "cached" if row.cache == "hit" else f"{row.seconds:.2f}s on {row.worker}"
+        self.say(f"{row.kind} {done}/{total} {row.name} ({took})")
+
+    def step(self, step: int, steps: int, loss: float, reference: float | None) -> None:
+        """A training step is done."""
+        against = "" if reference is None else f"   unsharded {reference:.6f}"
+        self.say(f"step {step + 1:3d}/{steps}  loss {loss:.6f}{against}")
+
+
+def run_screen(report: dict[str, Any]) -> None:
+    """The screen at the end of `run`."""
+    console = Console(highlight=False)
+    _headline(console, report)
+    _units(console, report)
+    _losses(console, report)
+    _memory(console, report["memory"])
+    _timing(console, report)
+    _findings(console, report)
+    files = report["provenance"]["files"]
+    console.print(f"[bold]files[/]    bundle {files['bundle']}")
+    console.print(f"         report {files['report']}   trace {files['trace']}")
+
+
+def plan_screen(report: dict[str, Any]) -> None:
+    """The screen of `plan`: at most 24 lines."""
+    console = Console(highlight=False)
+    _headline(console, report)
+    _memory(console, report["memory"])
+    _timing(console, report)
+    stages = report["provenance"]["stages_s"]
+    spent = "  ".join(f"{name} {seconds:.1f}" for name, seconds in stages.items())
+    console.print(f"[bold]stages[/]   {spent}  (seconds)")
+    _findings(console, report)
+
+
+def _headline(console: Console, report: dict[str, Any]) -> None:
+    job, graph = report["job"], report["graph"]
+    mesh = ", ".join(f"{axis}={size}" for axis, size in report["mesh"].items())
+    cluster = job["cluster"]
+    console.rule(f"[bold]{graph['name']}[/]  {job['strategy']['name']}  {mesh}", align="left")
+    console.print(
+        f"[bold]job[/]      {graph['params'] / 1e6:,.2f} M parameters, "
+        f"{graph['flops_per_step'] / 1e12:,.3f} TFLOP per step, {report['cores']} cores of "
+        f"{cluster['instances']} x {cluster['target']}"
+    )
+
+
+def _units(console: Console, report: dict[str, Any]) -> None:
+    rows = report["units"]
+    hits = sum(1 for r in rows if r["cache"] == "hit")
+    computed = len(rows) - hits
+    note = "nothing to compile, every unit came from the cache" if not computed else f"{hits} cached"
+    console.print(
+        f"[bold]built[/]    {report['neffs']} NEFFs from {len(rows)} units: {computed} run, {note}"
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("unit", "function", "key", "worker", "seconds"):
+        table.add_column(name, justify="right" if name == "seconds" else "left")
+    for row in rows:
+        table.add_row(
+            row["kind"], row["name"], row["key"][:12], row["worker"], f"{row['seconds']:.2f}"
+        )
+    console.print(table)
+
+
+def _losses(console: Console, report: dict[str, Any]) -> None:
+    numerics = report["numerics"]
+    losses = numerics["losses"]
+    if len(losses) > 1:
+        console.print(loss_plot(losses))
+    worst = numerics["worst_param_error"]
+    l0 = max(numerics["l0"].values(), default=0.0)
+    console.print(
+        f"[bold]values[/]   loss {losses[0]:.4f} -> {losses[-1]:.4f} in {numerics['steps']} steps"
+        f"   worst loss error {numerics['worst_loss_error']:.1e}"
+    )
+    console.print(
+        f"         after one step, worst leaf {worst['leaf']}: {worst['error']:.1e}"
+        f" (bound {numerics['bound']:.0e})   L0 against L1 {l0:.1e}"
+    )
+
+
+def loss_plot(losses: list[float], width: int = 76, height: int = 9) -> Text:
+    """The loss curve as text."""
+    import plotext
+
+    plotext.clear_figure()
+    plotext.plotsize(width, height)
+    plotext.theme("clear")
+    plotext.plot(list(range(1, len(losses) + 1)), losses, marker="braille")
+    plotext.xlabel("step")
+    plotext.ylabel("loss")
+    return Text.from_ansi(str(plotext.build()))
+
+
+def _memory(console: Console, memory: dict[str, Any]) -> None:
+    limit, peak = memory["limit_bytes"], memory["peak_bytes"]
+    verdict = "[green]fits[/]" if memory["fits"] else "[bold red]does not fit[/]"
+    console.print(
+        f"[bold]memory[/]   {size_text(peak)} of {size_text(limit)} per core ({peak / limit:.2%}), "
+        f"{verdict}; runtime reserve {size_text(memory['reserve_bytes'])}"
+    )
+    parts = {k: v for k, v in memory["categories"].items() if v}
+    console.print("         " + "  ".join(f"{k} {size_text(v)}" for k, v in parts.items()))
+
+
+def _timing(console: Console, report: dict[str, Any]) -> None:
+    timing, cost = report["timing"], report["cost"]
+    low, high = timing["band_s"]
+    console.print(
+        f"[bold]time[/]     {seconds_text(timing['step_time_s'])} per step "
+        f"(band {seconds_text(low)} .. {seconds_text(high)}, {timing['profile']}, "
+        f"{timing['confidence']})"
+    )
+    console.print(breakdown_bar(timing["breakdown_ps"]))
+    shares = [(k, v) for k, v in timing["breakdown_ps"].items() if v]
+    total = timing["step_time_ps"] or 1
+    console.print("         " + "  ".join(f"{k} {v / total:.1%}" for k, v in shares))
+    console.print(
+        f"[bold]rates[/]    MFU {timing['mfu']:.2%}  HFU {timing['hfu']:.2%}  "
+        f"{timing['tokens_per_s']:,.0f} tokens/s   [bold]cost[/] ${cost['usd_per_step']:.6f} per step, "
+        f"${cost['usd_per_1e6_tokens']:.4f} per million tokens"
+    )
+
+
+def breakdown_bar(breakdown: dict[str, int], width: int = 66) -> Text:
+    """One bar whose pieces sum to the step."""
+    bar = Text(" " * 9)
+    total = sum(breakdown.values()) or 1
+    drawn = 0
+    passed = 0
+    for index, (_, ps) in enumerate((k, v) for k, v in breakdown.items() if v):
+        passed += ps
+        cells = round(passed / total * width) - drawn
+        bar.append("█" * cells, style=_CATEGORY_COLOURS[index % len(_CATEGORY_COLOURS)])
+        drawn += cells
+    return bar
+
+
+def _findings(console: Console, report: dict[str, Any]) -> None:
+    for finding in report["findings"][:3]:
+        console.print(f"[yellow]{finding['severity']}[/] {finding['code']}: {finding['message']}")
+    if len(report["findings"]) > 3:
+        console.print(f"         {len(report['findings']) - 3} more findings in report.json")
+
+
+def size_text(num_bytes: float) -> str:
+    """Bytes in binary units."""
+    if num_bytes >= GIB:
+        return f"{num_bytes / GIB:.2f} GiB"
+    return f"{num_bytes / MIB:.2f} MiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.3f} ms"
+    return f"{seconds * 1e6:.1f} us"

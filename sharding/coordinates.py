@@ -1,0 +1,65 @@
+"""`axis_index` ops become inputs: the rank enters a program as a few named scalars, filled by the loader.
+
+A region cannot capture, so a loop whose body asks for a coordinate carries it unchanged. Values keep their identity,
+so tables about the graph stay valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.dtypes import DType
+from compiler.ir.types import Graph, Op, Value, tensor_type
+
+Axes = tuple[str, ...]
+
+
+def coordinate_name(axes: Axes) -> str:
+    """The buffer that holds this rank's row-major position over `axes`."""
+    return f"coordinate/{'+'.join(axes)}"
+
+
+def hoist_coordinates(graph: Graph) -> tuple[Graph, tuple[Axes, ...]]:
+    """`graph` with one i32 scalar input appended per distinct `axis_index`, and their axes in order."""
+    found: dict[Axes, Value] = {}
+    hoisted = _hoist(graph, found)
+    inputs = graph.inputs + tuple(found.values())
+    return Graph(inputs, hoisted.ops, hoisted.outputs, graph.name), tuple(found)
+
+
+def _hoist(graph: Graph, found: dict[Axes, Value]) -> Graph:
+    """`graph` reading the coordinates in `found`, which grows by those it needs."""
+    stand_in: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        if op.name == "axis_index":
+            stand_in[op.result] = _coordinate(op.attrs.axes, found)
+            continue
+        operands = tuple(stand_in.get(v, v) for v in op.operands)
+        if op.regions:
+            ops.append(_hoist_loop(op, operands, found))
+        elif operands == op.operands:
+            ops.append(op)
+        else:
+            ops.append(Op(op.name, operands, op.results, op.attrs, (), op.loc))
+    outputs = tuple(stand_in.get(v, v) for v in graph.outputs)
+    return Graph(graph.inputs, tuple(ops), outputs, graph.name)
+
+
+def _coordinate(axes: Axes, found: dict[Axes, Value]) -> Value:
+    """The value that stands for the position over `axes`."""
+    if axes not in found:
+        found[axes] = Value(tensor_type((), DType.I32))
+    return found[axes]
+
+
+def _hoist_loop(op: Op, operands: Sequence[Value], found: dict[Axes, Value]) -> Op:
+    """The loop, with one more carry per coordinate that its body asks for."""
+    inner: dict[Axes, Value] = {}
+    (region,) = op.regions
+    body = _hoist(region, inner)
+    carried = tuple(inner.values())
+    outer = tuple(_coordinate(axes, found) for axes in inner)
+    new_body = Graph(body.inputs + carried, body.ops, body.outputs + carried, body.name)
+    results = op.results + tuple(Value(v.type) for v in outer)
+    return Op(op.name, (*operands, *outer), results, op.attrs, (new_body,), op.loc)

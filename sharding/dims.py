@@ -1,0 +1,320 @@
+"""Which dims of an op's values are one index: the table behind batch labels and shard classes.
+
+`factors` names, per op, the dims that walk together; a dim that is merged into or split from a larger one is linked as
+its major part. Labels only steer which layout is asked for, never what is computed, so that an op without a rule costs
+speed (a finding) and not correctness. `strategies/` reads the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Graph, Op, Value
+
+Dim = tuple[Value, int]
+Factor = tuple[Dim, ...]
+
+
+def factors(op: Op) -> list[Factor]:
+    """The groups of (value, dim) of `op` that share an index; empty for an op without a rule."""
+    rule = FACTORS.get(op.name)
+    if rule is not None:
+        return rule(op)
+    return _elementwise(op) if op.name in OPS and OPS[op.name].elementwise else []
+
+
+def _elementwise(op: Op) -> list[Factor]:
+    """Dims correspond by position; scalar operands (predicates, bounds) have none."""
+    rank = op.result.type.rank
+    values = [v for v in (*op.operands, *op.results) if v.type.rank == rank]
+    return [tuple((v, d) for v in values) for d in range(rank)]
+
+
+def _positional(op: Op) -> list[Factor]:
+    """Operand i is result i."""
+    pairs = zip(op.operands, op.results, strict=True)
+    return [((a, d), (b, d)) for a, b in pairs for d in range(b.type.rank)]
+
+
+def _loop(op: Op) -> list[Factor]:
+    """A carry is one value at four places."""
+    body = op.regions[0]
+    carries = zip(op.operands, body.inputs, body.outputs, op.results, strict=True)
+    return [tuple((v, d) for v in carry) for carry in carries for d in range(carry[0].type.rank)]
+
+
+def _broadcast(op: Op) -> list[Factor]:
+    (x,), y = op.operands, op.result
+    pairs = [(i, d) for i, d in enumerate(op.attrs.dims) if x.type.shape[i] == y.type.shape[d]]
+    return [((x, i), (y, d)) for i, d in pairs]
+
+
+def _transpose(op: Op) -> list[Factor]:
+    (x,), y = op.operands, op.result
+    return [((x, p), (y, d)) for d, p in enumerate(op.attrs.permutation)]
+
+
+def _reshape(op: Op) -> list[Factor]:
+    """Dims that begin at the same element stride from the front; the smaller is the major part of the larger."""
+    (x,), y = op.operands, op.result
+    left, right = _starts(x.type.shape), _starts(y.type.shape)
+    pairs = [(left[p], right[p]) for p in left if p in right]
+    return [((x, i), (y, j)) for i, j in pairs if _nested(x.type.shape[i], y.type.shape[j])]
+
+
+def _starts(shape: tuple[int, ...]) -> dict[int, int]:
+    """Product of the dims in front -> dim; of dims with equal product the one larger than 1."""
+    starts: dict[int, int] = {}
+    front = 1
+    for dim, size in enumerate(shape):
+        if front not in starts or size > 1:
+            starts[front] = dim
+        front *= size
+    return starts
+
+
+def _nested(a: int, b: int) -> bool:
+    """True when one size is a multiple of the other."""
+    return max(a, b) % max(min(a, b), 1) == 0 and min(a, b) > 1 or a == b
+
+
+def _reduce(op: Op) -> list[Factor]:
+    (x,), y = op.operands, op.result
+    kept = [d for d in range(x.type.rank) if d not in op.attrs.dims]
+    return [((x, d), (y, i)) for i, d in enumerate(kept)]
+
+
+def _dot_general(op: Op) -> list[Factor]:
+    (lhs, rhs), y, a = op.operands, op.result, op.attrs
+    lhs_free, rhs_free = a.free_dims(lhs.type.rank, rhs.type.rank)
+    batch = len(a.lhs_batch)
+    found: list[Factor] = [
+        ((lhs, i), (rhs, j), (y, d))
+        for d, (i, j) in enumerate(zip(a.lhs_batch, a.rhs_batch, strict=True))
+    ]
+    found += [((lhs, i), (y, batch + k)) for k, i in enumerate(lhs_free)]
+    found += [((rhs, j), (y, batch + len(lhs_free) + k)) for k, j in enumerate(rhs_free)]
+    contract = zip(a.lhs_contract, a.rhs_contract, strict=True)
+    return found + [((lhs, i), (rhs, j)) for i, j in contract]
+
+
+def _same_size(x: Value, y: Value) -> list[Factor]:
+    """Dims of equal rank that keep their size."""
+    sizes = zip(x.type.shape, y.type.shape, strict=True)
+    return [((x, d), (y, d)) for d, (a, b) in enumerate(sizes) if a == b]
+
+
+def _slice(op: Op) -> list[Factor]:
+    return _same_size(op.operands[0], op.result)
+
+
+def _dynamic_update_slice(op: Op) -> list[Factor]:
+    target, update = op.operands[:2]
+    whole: list[Factor] = [((target, d), (op.result, d)) for d in range(target.type.rank)]
+    return whole + _same_size(update, op.result)
+
+
+def _concatenate(op: Op) -> list[Factor]:
+    values = (*op.operands, op.result)
+    dims = (d for d in range(op.result.type.rank) if d != op.attrs.dim)
+    return [tuple((v, d) for v in values) for d in dims]
+
+
+def _pad(op: Op) -> list[Factor]:
+    x, y, a = op.operands[0], op.result, op.attrs
+    whole = [d for d in range(y.type.rank) if not (a.low[d] or a.high[d] or a.interior[d])]
+    return [((x, d), (y, d)) for d in whole]
+
+
+def _reverse(op: Op) -> list[Factor]:
+    (x,), y = op.operands, op.result
+    return [((x, d), (y, d)) for d in range(y.type.rank) if d not in op.attrs.dims]
+
+
+def _gather(op: Op) -> list[Factor]:
+    (x, indices), y, a = op.operands, op.result, op.attrs
+    moving = _moving(indices, a.index_vector_dim, y.type.rank, a.offset_dims)
+    return _windows(
+        (x, a.collapsed_slice_dims, a.operand_batching_dims),
+        (indices, a.start_indices_batching_dims),
+        (y, a.offset_dims),
+        moving,
+    )
+
+
+def _scatter(op: Op) -> list[Factor]:
+    (x, indices, update), y, a = op.operands, op.result, op.attrs
+    moving = _moving(indices, a.index_vector_dim, update.type.rank, a.update_window_dims)
+    found = _windows(
+        (x, a.inserted_window_dims, a.input_batching_dims),
+        (indices, a.scatter_indices_batching_dims),
+        (update, a.update_window_dims),
+        moving,
+    )
+    tied = [factor + tuple((y, d) for v, d in factor if v is x) for factor in found]
+    return tied + [((x, d), (y, d)) for d in range(y.type.rank)]
+
+
+def _moving(
+    indices: Value, vector_dim: int, rank: int, window: tuple[int, ...]
+) -> list[tuple[int, int]]:
+    """Pairs (dim of the indices, dim of the moved tensor) that walk over positions."""
+    positions = [d for d in range(indices.type.rank) if d != vector_dim]
+    return list(zip(positions, [d for d in range(rank) if d not in window], strict=True))
+
+
+def _windows(
+    fixed: tuple[Value, tuple[int, ...], tuple[int, ...]],
+    indices: tuple[Value, tuple[int, ...]],
+    moved: tuple[Value, tuple[int, ...]],
+    moving: list[tuple[int, int]],
+) -> list[Factor]:
+    """What gather and scatter share: batching dims, position dims, and window dims moved whole."""
+    (x, dropped, x_batch), (index, index_batch), (y, window) = fixed, indices, moved
+    batch_of = dict(zip(index_batch, x_batch, strict=True))
+    found: list[Factor] = []
+    for i, d in moving:
+        dims: Factor = ((index, i), (y, d))
+        found.append((*dims, (x, batch_of[i])) if i in batch_of else dims)
+    kept = [d for d in range(x.type.rank) if d not in dropped and d not in x_batch]
+    pairs = zip(kept, window, strict=True)
+    return found + [((x, i), (y, j)) for i, j in pairs if x.type.shape[i] == y.type.shape[j]]
+
+
+FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
+    "broadcast_in_dim": _broadcast,
+    "concatenate": _concatenate,
+    "dot_general": _dot_general,
+    "dynamic_slice": _slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    "loop": _loop,
+    "optimization_barrier": _positional,
+    "pad": _pad,
+    "reduce": _reduce,
+    "reshape": _reshape,
+    "reverse": _reverse,
+    "scatter": _scatter,
+    "slice": _slice,
+    "transpose": _transpose,
+}
+
+
+def propagate(
+    graph: Graph, step: Callable[[Op], bool], bind: Callable[[Value, Value], bool]
+) -> None:
+    """Run `step` on every op in program order, loop bodies until their carries settle.
+
+    `bind(source, target)` copies what is known of a carry; both return True when they learned something.
+    """
+    for op in graph.ops:
+        if op.name == "loop":
+            _propagate_loop(op, step, bind)
+        elif op.name == "optimization_barrier":
+            for source, target in zip(op.operands, op.results, strict=True):
+                bind(source, target)
+        else:
+            step(op)
+
+
+def _propagate_loop(
+    op: Op, step: Callable[[Op], bool], bind: Callable[[Value, Value], bool]
+) -> None:
+    """Operands into the region, the region until stable, its outputs out."""
+    body = op.regions[0]
+    for operand, inner in zip(op.operands, body.inputs, strict=True):
+        bind(operand, inner)
+    learned = True
+    while learned:
+        propagate(body, step, bind)
+        carries = list(zip(body.outputs, body.inputs, strict=True))
+        learned = any([bind(output, inner) for output, inner in carries])
+    for output, result in zip(body.outputs, op.results, strict=True):
+        bind(output, result)
+
+
+def reached(graph: Graph, sources: Iterable[Value]) -> set[Value]:
+    """Every value that depends on one of `sources`, regions included; barriers and carries count one by one."""
+    found = set(sources)
+
+    def step(op: Op) -> bool:
+        if any(v in found for v in op.operands):
+            found.update(op.results)
+        return False
+
+    def bind(source: Value, target: Value) -> bool:
+        new = source in found and target not in found
+        if new:
+            found.add(target)
+        return new
+
+    propagate(graph, step, bind)
+    return found
+
+
+@dataclass(slots=True)
+class BatchLabels:
+    """The batch dim of every value that has one, and the ops whose operands disagree about it."""
+
+    dims: dict[Value, int]
+    conflicts: list[Op] = field(default_factory=list)
+
+
+def batch_labels(graph: Graph, batch_dims: Mapping[Value, int]) -> BatchLabels:
+    """Follow the batch dim of the batch inputs through all ops and loops."""
+    labels = BatchLabels(dict(batch_dims))
+    dims = labels.dims
+
+    def step(op: Op) -> bool:
+        for factor in factors(op):
+            if any(dims.get(v) == d for v, d in factor if v in op.operands):
+                for v, d in factor:
+                    if v in op.results and dims.setdefault(v, d) != d:
+                        labels.conflicts.append(op)
+        return False
+
+    def bind(source: Value, target: Value) -> bool:
+        new = source in dims and target not in dims
+        if new:
+            dims[target] = dims[source]
+        return new
+
+    propagate(graph, step, bind)
+    return labels
+
+
+class ShardClasses:
+    """Dims of batch-free values that must be sharded alike: a weight, its optimizer leaves, its gradient.
+
+    Union-find over (value, dim); values with a batch label stay out, which keeps activations from tying weights together.
+    """
+
+    def __init__(self, graph: Graph, batch: Mapping[Value, int]) -> None:
+        self._parent: dict[Dim, Dim] = {}
+        for op in graph.walk():
+            for factor in factors(op):
+                self._union([d for d in factor if d[0] not in batch])
+
+    def find(self, dim: Dim) -> Dim:
+        """The representative of the class of `dim`."""
+        root = dim
+        while (parent := self._parent.get(root, root)) != root:
+            root = parent
+        while (parent := self._parent.get(dim, dim)) != root:
+            self._parent[dim] = root
+            dim = parent
+        return root
+
+    def _union(self, dims: list[Dim]) -> None:
+        """Put `dims` into one class."""
+        for other in dims[1:]:
+            a, b = self.find(dims[0]), self.find(other)
+            if a != b:
+                self._parent[b] = a
+
+    def dims_of(self, value: Value, roots: Mapping[Dim, str]) -> list[tuple[int, str]]:
+        """The dims of `value` whose class is one of `roots`, with what `roots` says of them."""
+        found = [(d, self.find((value, d))) for d in range(value.type.rank)]
+        return [(d, roots[root]) for d, root in found if root in roots]

@@ -1,0 +1,86 @@
+"""What the user should know about a partitioned graph: every collective the recipe did not predict, with file and line.
+
+A surprise is not an error: values stay right. It is traffic nobody asked for, usually an op that moves or loses the batch
+dim. Scalar sums (metrics, norms) are expected from any recipe.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from compiler.diagnostics import Diagnostic
+from compiler.ir.types import Graph, Op
+from sharding.partitioned import PartitionedGraph
+from sharding.strategies import Predicted, Recipe
+
+TRAFFIC = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+
+Key = tuple[str, tuple[str, ...], tuple[int, ...]]
+
+
+def collectives(graph: Graph) -> Iterator[Op]:
+    """Every op that moves data between cores, loop bodies once."""
+    return (op for op in graph.walk() if op.name in TRAFFIC)
+
+
+def with_findings(part: PartitionedGraph, recipe: Recipe) -> PartitionedGraph:
+    """`part` with the recipe's findings and those of the comparison added."""
+    added = (*recipe.findings, *unexpected(part.graph, recipe.predicted))
+    return replace(part, findings=(*part.findings, *added))
+
+
+def unexpected(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Diagnostic]:
+    """One finding per collective beyond the predicted number of its kind, axes and shape."""
+    left: Counter[Key] = Counter()
+    for item, count in predicted.items():
+        left[(item.kind, item.axes, item.type.shape)] += count
+    found = []
+    for op in collectives(graph):
+        key = (op.name, op.attrs.axes, op.result.type.shape)
+        left[key] -= 1
+        if left[key] < 0 and op.result.type.num_elements > 1:
+            found.append(_surprise(op))
+    return found
+
+
+def _surprise(op: Op) -> Diagnostic:
+    """The finding of one collective."""
+    mega = op.result.type.num_bytes / 1e6
+    return Diagnostic(
+        "SW_COLLECTIVE_UNEXPECTED",
+        f"{op.name} over {'+'.join(op.attrs.axes)} of {op.result.type} ({mega:.3g} MB whole) "
+        "was not predicted by the strategy",
+        op.loc,
+        hint="look at how this line moves or merges the sample dim",
+        severity="warning",
+    )
+
+
+def traffic_bytes(part: PartitionedGraph) -> dict[tuple[str, tuple[str, ...]], int]:
+    """Bytes per core of the larger side of each collective, by (kind, axes), loops multiplied by their trips.
+
+    Units: bytes; the larger of operand and result as they are on one core.
+    """
+    totals: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    _add_traffic(part, part.graph, 1, totals)
+    return dict(totals)
+
+
+def _add_traffic(
+    part: PartitionedGraph,
+    graph: Graph,
+    times: int,
+    totals: Counter[tuple[str, tuple[str, ...]]],
+) -> None:
+    """Add the collectives of one level, run `times` times."""
+    sizes = part.mesh.sizes
+    for op in graph.ops:
+        for region in op.regions:
+            _add_traffic(part, region, times * op.attrs.trip, totals)
+        if op.name in TRAFFIC:
+            sides = (*op.operands, *op.results)
+            ways = min(part.mesh.size(part.specs[v].axes) for v in sides)
+            assert all(axis in sizes for axis in op.attrs.axes)
+            totals[(op.name, op.attrs.axes)] += times * op.result.type.num_bytes // ways

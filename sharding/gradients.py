@@ -1,0 +1,163 @@
+"""Where a step may be cut between its gradients and its optimizer.
+
+Walking back from the new state, the optimizer ends where values become sums over samples; walking on, those sums end
+where single samples begin. Between the two, every value is linear in the sum, so any cut is correct; the cheapest one
+to accumulate is taken. `stages.py` builds the programs on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.diagnostics import UNKNOWN_LOC, Loc
+from compiler.ir.types import Graph, Op, Value
+from sharding.cut import UNCUTTABLE, FlowNetwork
+from sharding.linearity import Kind, Label
+
+ACCUMULATOR_BYTES = 4  # micro-batches are added up in fp32
+SCALINGS = frozenset(("divide", "multiply", "negate"))
+_FINE = 1024  # weights are bytes * _FINE + number of scalings, so that bytes always decide first
+
+
+class CutRefused(Exception):  # noqa: N818 - not a user error: the caller decides whether it is one
+    """The step cannot be cut; `reason` says why, `loc` where."""
+
+    def __init__(self, reason: str, loc: Loc = UNKNOWN_LOC) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.loc = loc
+
+
+def depends_on(graph: Graph, sources: Iterable[Value]) -> set[Value]:
+    """The top-level values that depend on `sources`; carries of loops are told apart."""
+    reached = set(sources)
+    for op in graph.ops:
+        if op.name == "loop":
+            flags = _loop_flags(op, [v in reached for v in op.operands])
+            reached.update(r for r, flag in zip(op.results, flags, strict=True) if flag)
+        elif op.name == "optimization_barrier":
+            pairs = zip(op.operands, op.results, strict=True)
+            reached.update(result for operand, result in pairs if operand in reached)
+        elif any(v in reached for v in op.operands):
+            reached.update(op.results)
+    return reached
+
+
+def _loop_flags(op: Op, flags: Sequence[bool]) -> list[bool]:
+    """Which carries depend on the flagged ones, after any number of iterations."""
+    (body,) = op.regions
+    carries = list(flags)
+    while True:
+        inside = depends_on(body, [v for v, f in zip(body.inputs, carries, strict=True) if f])
+        after = [f or out in inside for f, out in zip(carries, body.outputs, strict=True)]
+        if after == carries:
+            return after
+        carries = after
+
+
+@dataclass(slots=True)
+class StepView:
+    """The local graph with what the cut needs to know about its values."""
+
+    graph: Graph
+    producers: Mapping[Value, Op]
+    labels: Mapping[Value, Label]
+    on_batch: set[Value]
+
+    def is_sum(self, value: Value) -> bool:
+        """True for values linear in a sum over samples."""
+        label = self.labels.get(value)
+        return label is not None and label.kind is Kind.SUM
+
+    def is_per_sample(self, value: Value) -> bool:
+        """True for batch inputs and values with sample dims."""
+        label = self.labels.get(value)
+        return value not in self.producers or (label is not None and label.kind is Kind.SAMPLE)
+
+    def batch_operands(self, op: Op) -> list[Value]:
+        """Operands that depend on the batch."""
+        return [v for v in dict.fromkeys(op.operands) if v in self.on_batch]
+
+
+def find_cut(view: StepView, outputs: Sequence[Value]) -> list[Value]:
+    """The sums over samples through which `outputs` depend on the batch, cheapest to accumulate, in program order.
+
+    Raises: CutRefused when an output depends on single samples past every sum.
+    """
+    sinks = _zone_sinks(view, outputs)
+    sources, edges, zone = _zone(view, sinks)
+    network = FlowNetwork(_weights(view, zone), edges, sources, sinks)
+    try:
+        return network.minimum_cut()
+    except ValueError as error:
+        raise CutRefused("the update reads a sum over samples of integers only") from error
+
+
+def _zone_sinks(view: StepView, outputs: Sequence[Value]) -> list[Value]:
+    """The sums the optimizer reads, found by walking back from its outputs."""
+    sinks: dict[Value, None] = {}
+    seen: set[Value] = set()
+    todo = [v for v in outputs if v in view.on_batch]
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if view.is_sum(value):
+            sinks[value] = None
+        elif view.is_per_sample(value):
+            raise _per_sample(view, value)
+        else:
+            todo.extend(view.batch_operands(view.producers[value]))
+    return list(sinks)
+
+
+def _per_sample(view: StepView, value: Value) -> CutRefused:
+    """The refusal at a value that holds single samples."""
+    op = view.producers.get(value)
+    if op is None:
+        return CutRefused("the new state reads the batch itself, not a sum over it")
+    reason = f"the new state reads {op.name} of {value.type}, which holds single samples"
+    return CutRefused(reason, op.loc)
+
+
+def _zone(
+    view: StepView, sinks: Sequence[Value]
+) -> tuple[list[Value], list[tuple[Value, Value]], set[Value]]:
+    """Sums upstream of `sinks`: those fed by single samples, the edges among them, and all of them."""
+    sources: list[Value] = []
+    edges: list[tuple[Value, Value]] = []
+    zone, todo = set(sinks), list(sinks)
+    while todo:
+        value = todo.pop()
+        feeding = view.batch_operands(view.producers[value])
+        sums = [v for v in feeding if view.is_sum(v)]
+        if len(sums) < len(feeding):
+            sources.append(value)
+        edges.extend((v, value) for v in sums)
+        fresh = [v for v in sums if v not in zone]
+        zone.update(fresh)
+        todo.extend(fresh)
+    return sources, edges, zone
+
+
+def _weights(view: StepView, zone: set[Value]) -> dict[Value, int]:
+    """What accumulating each value of the zone costs, in program order.
+
+    Among equal bytes a value before optimizer arithmetic (learning rate, weight of an average) is
+    preferred, and of those the last: after casts and collectives.
+    """
+    weights: dict[Value, int] = {}
+    scalings: dict[Value, int] = {}
+    for op in view.graph.ops:
+        for value in op.results:
+            if value not in zone:
+                continue
+            before = max((scalings.get(v, 0) for v in op.operands), default=0)
+            scalings[value] = min(before + (op.name in SCALINGS), _FINE - 1)
+            size = value.type.num_elements * ACCUMULATOR_BYTES
+            weights[value] = size * _FINE + scalings[value]
+            if not value.type.dtype.is_float:
+                weights[value] = UNCUTTABLE
+    return weights

@@ -1,0 +1,220 @@
+"""The state of one localisation: which local value stands for which global one, and how rules emit ops.
+
+Rules are functions `(Localizer, op) -> local results`, registered by op name with `@localizes`. The driver checks that
+every result has exactly the type its spec promises, so a wrong rule or a wrong spec is refused, never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from compiler.diagnostics import UNKNOWN_LOC, Loc, ShardingError
+from compiler.dtypes import DType
+from compiler.ir.opdef import OPS, make_op
+from compiler.ir.ops import (
+    AxisIndexAttrs,
+    BroadcastInDimAttrs,
+    ConstantAttrs,
+    ConvertAttrs,
+    DynamicSliceAttrs,
+)
+from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from sharding.mesh import Mesh
+from sharding.spec import ShardingSpec
+
+Dims = tuple[tuple[str, ...], ...]
+Rule = Callable[["Localizer", Op], Sequence[Value]]
+RULES: dict[str, Rule] = {}
+
+
+def localizes(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for the named ops. Raises ValueError on a second rule for a name."""
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"op {name} has two localization rules")
+            RULES[name] = rule
+        return rule
+
+    return register
+
+
+class Localizer:
+    """Builds local regions; `env` maps the global values of the region at hand to local ones."""
+
+    __slots__ = ("_indices", "_local_types", "_ways", "env", "loc", "mesh", "ops", "specs")
+
+    def __init__(self, mesh: Mesh, specs: Mapping[Value, ShardingSpec]) -> None:
+        self.mesh = mesh
+        self.specs = specs
+        self.env: dict[Value, Value] = {}
+        self.ops: list[Op] = []
+        self.loc = UNKNOWN_LOC
+        self._indices: dict[tuple[str, ...], Value] = {}
+        self._ways = mesh.sizes
+        self._local_types: dict[tuple[TensorType, ShardingSpec], TensorType] = {}
+
+    def region(self, graph: Graph) -> Graph:
+        """The local form of `graph`; afterwards `env` holds its values."""
+        self.env, self.ops, self._indices = {}, [], {}
+        self.loc = UNKNOWN_LOC
+        inputs = tuple(Value(self.local_type(v)) for v in graph.inputs)
+        self.env.update(zip(graph.inputs, inputs, strict=True))
+        for op in graph.ops:
+            self._localize(op)
+        return Graph(inputs, tuple(self.ops), tuple(self.env[v] for v in graph.outputs), graph.name)
+
+    def nested(self, graph: Graph) -> Graph:
+        """The local form of a region of an op; the state of the region at hand comes back."""
+        saved = self.env, self.ops, self._indices, self.loc
+        try:
+            return self.region(graph)
+        finally:
+            self.env, self.ops, self._indices, self.loc = saved
+
+    def _localize(self, op: Op) -> None:
+        """Run the rule of `op` and bind its results."""
+        self.loc = op.loc
+        rule = RULES.get(op.name)
+        if rule is None:
+            raise self.error(
+                "SW_LOCALIZE_OP",
+                f"{op.name} requires a localization rule, none is registered",
+                "keep its operands replicated outside of the step, or report the op",
+            )
+        for value, local in zip(op.results, rule(self, op), strict=True):
+            expected = self.local_type(value)
+            if local.type != expected:
+                raise self.error(
+                    "SW_LOCALIZE_TYPE",
+                    f"{op.name} of {value.type} under {self.specs[value]} requires {expected} per core, "
+                    f"got {local.type}",
+                )
+            self.env[value] = local
+
+    def error(self, code: str, message: str, hint: str = "") -> ShardingError:
+        """A refusal at the op being localized."""
+        return ShardingError(code, message, self.loc, hint)
+
+    def dims(self, value: Value) -> Dims:
+        """Axes per dim of `value`, without axes of size 1."""
+        dims = self.specs[value].dims
+        return tuple(tuple(a for a in axes if self._ways[a] > 1) for axes in dims)
+
+    def local_type(self, value: Value) -> TensorType:
+        """The per-core type. Raises ShardingError when an axis product does not divide."""
+        spec = self.specs.get(value)
+        if spec is None:
+            raise self.error("SW_LOCALIZE_SPEC", f"{value.type} requires a sharding spec, got none")
+        key = (value.type, spec)
+        known = self._local_types.get(key)
+        if known is None:
+            known = self._local_types[key] = self._divide(value.type, spec)
+        return known
+
+    def _divide(self, type: TensorType, spec: ShardingSpec) -> TensorType:
+        """`type` divided by `spec`."""
+        unknown = [a for a in spec.axes if a not in self._ways]
+        if unknown or len(spec.dims) != type.rank:
+            raise self.error(
+                "SW_LOCALIZE_SPEC",
+                f"{type} requires a spec of {type.rank} dims over the axes of {self.mesh}, got {spec}",
+            )
+        try:
+            return tensor_type(spec.local_shape(type.shape, self._ways), type.dtype)
+        except ValueError as error:
+            raise self.error(
+                "SW_LOCALIZE_DIVIDE",
+                f"{type} under {spec} on mesh {self.mesh}: {error}",
+                "choose a mesh whose axes divide the dim, or another size",
+            ) from error
+
+    def operands(self, op: Op) -> tuple[Value, ...]:
+        """The local operands of `op`."""
+        return tuple(self.env[v] for v in op.operands)
+
+    def emit(
+        self, name: str, operands: Sequence[Value], attrs: Any = None, regions: Sequence[Graph] = ()
+    ) -> tuple[Value, ...]:
+        """Append an op at the location of the op being localized."""
+        try:
+            op = make_op(name, operands, attrs, regions, self.loc)
+        except ValueError as error:
+            raise self.error("SW_LOCALIZE_TYPE", f"per-core {error}") from error
+        self.ops.append(op)
+        return op.results
+
+    def value(self, name: str, operands: Sequence[Value], attrs: Any = None) -> Value:
+        """Append an op with one result and return it."""
+        return self.emit(name, operands, attrs)[0]
+
+    def keep(self, op: Op, attrs: Any = None) -> tuple[Value, ...]:
+        """Append `op` with local operands, and `attrs` in place of its own when given."""
+        return self.emit(op.name, self.operands(op), op.attrs if attrs is None else attrs)
+
+    def splat(self, number: float, type: TensorType) -> Value:
+        """A constant tensor of one repeated element."""
+        data = np.asarray(number).astype(type.dtype.numpy).tobytes()
+        return self.value("constant", (), ConstantAttrs(data, type))
+
+    def broadcast(self, value: Value, shape: tuple[int, ...], dims: tuple[int, ...] = ()) -> Value:
+        """`value` repeated to `shape`; its dim i becomes dim `dims[i]`."""
+        return self.value("broadcast_in_dim", (value,), BroadcastInDimAttrs(dims, shape))
+
+    def coordinate(self, axes: tuple[str, ...]) -> Value:
+        """This rank's row-major position over `axes`, an i32 scalar, once per region."""
+        known = self._indices.get(axes)
+        if known is None:
+            known = self._indices[axes] = self.value("axis_index", (), AxisIndexAttrs(axes))
+        return known
+
+    def offset(self, axes: tuple[str, ...], local_size: int, dtype: DType = DType.I32) -> Value:
+        """Global index of this rank's first element along a dim sharded by `axes`, a scalar of `dtype`."""
+        scalar = tensor_type((), DType.I32)
+        start = self.value("multiply", (self.coordinate(axes), self.splat(local_size, scalar)))
+        return start if dtype is DType.I32 else self.value("convert", (start,), ConvertAttrs(dtype))
+
+    def take_shard(self, whole: Value, dims: Dims, local: TensorType) -> Value:
+        """This rank's shard of a tensor every rank holds whole along the sharded `dims`."""
+        zero = self.splat(0, tensor_type((), DType.I32))
+        starts = [
+            self.offset(axes, size) if axes else zero
+            for axes, size in zip(dims, local.shape, strict=True)
+        ]
+        return self.value("dynamic_slice", (whole, *starts), DynamicSliceAttrs(local.shape))
+
+
+def require_dims(context: Localizer, op: Op, what: str, needed: object, given: object) -> None:
+    """Refuse operands and results whose axes do not correspond."""
+    if needed != given:
+        raise context.error(
+            "SW_LOCALIZE_AXES",
+            f"{op.name} requires {what} sharded alike, got {_show(needed)} and {_show(given)}",
+            "this is a partitioning that cannot run without a reshard; report it with the graph",
+        )
+
+
+def require_whole(context: Localizer, op: Op, dim: int, axes: Sequence[str], why: str) -> None:
+    """Refuse a sharded dim on which the op needs every element."""
+    if axes:
+        raise context.error(
+            "SW_LOCALIZE_DIM",
+            f"{op.name} requires dim {dim} whole on every core ({why}), got it sharded over {'+'.join(axes)}",
+            "shard another dim of this tensor",
+        )
+
+
+def _show(dims: object) -> str:
+    """Axes per dim, readable."""
+    if isinstance(dims, tuple):
+        return "[" + ", ".join("+".join(d) if isinstance(d, tuple) else str(d) for d in dims) + "]"
+    return str(dims)
+
+
+def is_elementwise(op: Op) -> bool:
+    """True for ops that pass every dim through."""
+    return OPS[op.name].elementwise

@@ -1,0 +1,35 @@
+"""Loops and barriers: carries keep their spec from operand to region input, region output and result.
+
+Regions do not capture, so a region is localized on its own; the rank's coordinate is an op inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.ir.types import Op, Value
+from sharding.localize.context import Localizer, localizes, require_dims
+
+
+@localizes("loop")
+def _loop(context: Localizer, op: Op) -> Sequence[Value]:
+    (body,) = op.regions
+    for what, values in (
+        ("region inputs", body.inputs),
+        ("region outputs", body.outputs),
+        ("results", op.results),
+    ):
+        for operand, value in zip(op.operands, values, strict=True):
+            require_dims(
+                context, op, f"carries and {what}", context.dims(operand), context.dims(value)
+            )
+    return context.emit("loop", context.operands(op), op.attrs, (context.nested(body),))
+
+
+@localizes("optimization_barrier")
+def _barrier(context: Localizer, op: Op) -> Sequence[Value]:
+    for operand, result in zip(op.operands, op.results, strict=True):
+        require_dims(
+            context, op, "operands and results", context.dims(operand), context.dims(result)
+        )
+    return context.keep(op)

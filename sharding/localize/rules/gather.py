@@ -1,0 +1,220 @@
+"""`gather` and `scatter`: windows and batch dims pass through; a sharded indexed dim becomes offset and mask.
+
+With the indexed dim sharded (an embedding split by vocabulary) every rank looks up the rows it holds and gives zeros
+for the others: partial sums that a collective of the partitioned graph adds. A scatter drops rows it does not hold, and
+when updates are spread over ranks, only the first rank of the group adds them to the operand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from compiler.dtypes import DType
+from compiler.ir.ops import (
+    CompareAttrs,
+    ConcatenateAttrs,
+    GatherAttrs,
+    ReshapeAttrs,
+    ScatterAttrs,
+    SliceAttrs,
+)
+from compiler.ir.types import Op, Value, tensor_type
+from sharding.localize.context import Localizer, localizes, require_dims, require_whole
+
+
+def _batch_dims(rank: int, window: Sequence[int]) -> tuple[int, ...]:
+    """Dims of the moving tensor that walk the index tensor."""
+    return tuple(d for d in range(rank) if d not in window)
+
+
+def _check_batch(
+    context: Localizer, op: Op, moving: Value, window: Sequence[int], vector_dim: int
+) -> None:
+    """The moving tensor's batch dims must be sharded like the index tensor."""
+    indices = context.dims(op.operands[1])
+    if vector_dim < len(indices):
+        require_whole(context, op, vector_dim, indices[vector_dim], "it holds the index vector")
+    walked = tuple(axes for d, axes in enumerate(indices) if d != vector_dim)
+    dims = context.dims(moving)
+    given = tuple(dims[d] for d in _batch_dims(len(dims), window))
+    require_dims(context, op, "indices and batch dims", walked, given)
+
+
+def _check_batching(
+    context: Localizer, op: Op, operand_dims: Sequence[int], index_dims: Sequence[int]
+) -> None:
+    """Batching dims of operand and indices must be sharded alike."""
+    operand, indices = (context.dims(v) for v in op.operands[:2])
+    left = tuple(operand[d] for d in operand_dims)
+    require_dims(context, op, "batching dims", left, tuple(indices[d] for d in index_dims))
+
+
+def _check_disjoint(context: Localizer, op: Op, hit: Sequence[int], batching: Sequence[int]) -> None:
+    """An axis that splits the rows must not split the indices: those rows would be missing."""
+    operand, indices = (context.dims(v) for v in op.operands[:2])
+    rows = {axis for d in hit for axis in operand[d]}
+    spread = {a for d, axes in enumerate(indices) if d not in batching for a in axes}
+    if rows & spread:
+        raise context.error(
+            "SW_LOCALIZE_AXES",
+            f"{op.name} requires rows and indices over different axes, got both over "
+            f"{'+'.join(sorted(rows & spread))}",
+            "gather the indices or the table first",
+        )
+
+
+def _component(context: Localizer, indices: Value, vector_dim: int, k: int, count: int) -> Value:
+    """Entry `k` of every index vector, keeping the vector dim."""
+    if count == 1:
+        return indices
+    shape = indices.type.shape
+    start = tuple(k if d == vector_dim else 0 for d in range(len(shape)))
+    limit = tuple(k + 1 if d == vector_dim else n for d, n in enumerate(shape))
+    return context.value("slice", (indices,), SliceAttrs(start, limit, (1,) * len(shape)))
+
+
+def _shifted(context: Localizer, component: Value, axes: tuple[str, ...], local_size: int) -> Value:
+    """Global row numbers as rows of this rank."""
+    start = context.offset(axes, local_size, component.type.dtype)
+    return context.value(
+        "subtract", (component, context.broadcast(start, component.type.shape))
+    )
+
+
+def _join(context: Localizer, components: Sequence[Value], vector_dim: int) -> Value:
+    """Index vectors from their entries."""
+    if len(components) == 1:
+        return components[0]
+    return context.value("concatenate", components, ConcatenateAttrs(vector_dim))
+
+
+def _in_range(context: Localizer, rows: Value, size: int) -> Value:
+    """True where 0 <= rows < size."""
+    low, high = context.splat(0, rows.type), context.splat(size - 1, rows.type)
+    above = context.value("compare", (rows, low), CompareAttrs("GE"))
+    below = context.value("compare", (rows, high), CompareAttrs("LE"))
+    return context.value("and", (above, below))
+
+
+def _clamped(context: Localizer, component: Value, size: int) -> Value:
+    """The row a gather of the whole operand would read: out-of-range indices go to the nearest."""
+    scalar = tensor_type((), component.type.dtype)
+    low, high = context.splat(0, scalar), context.splat(size - 1, scalar)
+    return context.value("clamp", (low, component, high))
+
+
+@localizes("gather")
+def _gather(context: Localizer, op: Op) -> Sequence[Value]:
+    attrs: GatherAttrs = op.attrs
+    operand = op.operands[0]
+    dims, result = context.dims(operand), context.dims(op.result)
+    _check_batch(context, op, op.result, attrs.offset_dims, attrs.index_vector_dim)
+    _check_batching(context, op, attrs.operand_batching_dims, attrs.start_indices_batching_dims)
+    gone = attrs.collapsed_slice_dims + attrs.operand_batching_dims
+    kept = [d for d in range(len(dims)) if d not in gone]
+    sizes = list(attrs.slice_sizes)
+    for d, moving in zip(kept, attrs.offset_dims, strict=True):
+        if sizes[d] == operand.type.shape[d]:
+            require_dims(context, op, f"operand dim {d} and result", dims[d], result[moving])
+            sizes[d] = context.env[operand].type.shape[d]
+        elif d not in attrs.start_index_map or sizes[d] != 1:
+            require_whole(context, op, d, dims[d], "it takes a part")
+    hit = [d for d in attrs.start_index_map if dims[d] and sizes[d] == 1 < operand.type.shape[d]]
+    _check_disjoint(context, op, hit, attrs.start_indices_batching_dims)
+    local = dataclasses.replace(attrs, slice_sizes=tuple(sizes))
+    return _masked_gather(context, op, local, hit) if hit else context.keep(op, local)
+
+
+def _masked_gather(
+    context: Localizer, op: Op, attrs: GatherAttrs, hit: Sequence[int]
+) -> Sequence[Value]:
+    """Look up the rows this rank holds, zero elsewhere."""
+    operand, indices = context.operands(op)
+    dims, count = context.dims(op.operands[0]), len(attrs.start_index_map)
+    components, masks = [], []
+    for k, d in enumerate(attrs.start_index_map):
+        rows = _component(context, indices, attrs.index_vector_dim, k, count)
+        if d in hit:
+            rows = _clamped(context, rows, op.operands[0].type.shape[d])
+            rows = _shifted(context, rows, dims[d], operand.type.shape[d])
+            masks.append(_in_range(context, rows, operand.type.shape[d]))
+        components.append(rows)
+    local = _join(context, components, attrs.index_vector_dim)
+    found = context.value("gather", (operand, local), attrs)
+    mask = masks[0]
+    for other in masks[1:]:
+        mask = context.value("and", (mask, other))
+    return (_keep_where(context, mask, found, attrs),)
+
+
+def _keep_where(context: Localizer, mask: Value, found: Value, attrs: GatherAttrs) -> Value:
+    """`found` where the index was in range, zero elsewhere."""
+    batch = tuple(n for d, n in enumerate(mask.type.shape) if d != attrs.index_vector_dim)
+    if batch != mask.type.shape:
+        mask = context.value("reshape", (mask,), ReshapeAttrs(batch))
+    where = _batch_dims(found.type.rank, attrs.offset_dims)
+    whole = context.broadcast(mask, found.type.shape, where)
+    return context.value("select", (whole, found, context.splat(0, found.type)))
+
+
+@localizes("scatter")
+def _scatter(context: Localizer, op: Op) -> Sequence[Value]:
+    attrs: ScatterAttrs = op.attrs
+    operand, _, updates = op.operands
+    dims, moving = context.dims(operand), context.dims(updates)
+    require_dims(context, op, "operand and result", dims, context.dims(op.result))
+    _check_batch(context, op, updates, attrs.update_window_dims, attrs.index_vector_dim)
+    _check_batching(context, op, attrs.input_batching_dims, attrs.scatter_indices_batching_dims)
+    gone = attrs.inserted_window_dims + attrs.input_batching_dims
+    kept = [d for d in range(len(dims)) if d not in gone]
+    for d, m in zip(kept, attrs.update_window_dims, strict=True):
+        if updates.type.shape[m] == operand.type.shape[d]:
+            require_dims(context, op, f"operand dim {d} and updates", dims[d], moving[m])
+        else:
+            require_whole(context, op, d, dims[d], "a part of it is updated")
+    hit = [
+        d for d in attrs.scatter_dims_to_operand_dims if dims[d] and d in attrs.inserted_window_dims
+    ]
+    _check_disjoint(context, op, hit, attrs.scatter_indices_batching_dims)
+    whole = _counted_once(context, op, _spread_axes(context, op))
+    rows = _local_rows(context, op, hit)
+    return context.emit("scatter", (whole, rows, context.env[updates]), attrs)
+
+
+def _spread_axes(context: Localizer, op: Op) -> tuple[str, ...]:
+    """Axes over which the updates, but not the operand, are sharded: the result is a partial sum over them."""
+    own = {a for axes in context.dims(op.operands[0]) for a in axes}
+    spread = {a for axes in context.dims(op.operands[2]) for a in axes} - own
+    return context.mesh.order(tuple(spread))
+
+
+def _counted_once(context: Localizer, op: Op, spread: tuple[str, ...]) -> Value:
+    """The operand, zero on all ranks but the first of the group whose partial sums will be added."""
+    operand = context.env[op.operands[0]]
+    if not spread:
+        return operand
+    if op.attrs.kind != "add":
+        raise context.error(
+            "SW_LOCALIZE_SCATTER",
+            f"scatter of kind {op.attrs.kind} requires updates on one rank, got them over {spread}",
+            "gather the updates first",
+        )
+    zero = context.splat(0, tensor_type((), DType.I32))
+    first = context.value("compare", (context.coordinate(spread), zero), CompareAttrs("EQ"))
+    return context.value("select", (first, operand, context.splat(0, operand.type)))
+
+
+def _local_rows(context: Localizer, op: Op, hit: Sequence[int]) -> Value:
+    """Index vectors with sharded entries shifted to this rank; what falls outside is dropped by the scatter."""
+    indices = context.env[op.operands[1]]
+    if not hit:
+        return indices
+    attrs, dims = op.attrs, context.dims(op.operands[0])
+    local = context.env[op.operands[0]].type.shape
+    count = len(attrs.scatter_dims_to_operand_dims)
+    components = []
+    for k, d in enumerate(attrs.scatter_dims_to_operand_dims):
+        rows = _component(context, indices, attrs.index_vector_dim, k, count)
+        components.append(_shifted(context, rows, dims[d], local[d]) if d in hit else rows)
+    return _join(context, components, attrs.index_vector_dim)

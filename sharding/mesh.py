@@ -1,0 +1,139 @@
+"""The mesh: named axes over the logical NeuronCores, in one fixed order, major to minor.
+
+Ranks are row-major over the axes. `parse_mesh` reads what users write (`dp_shard=32,tp=8`, or a table of a job file),
+fills the one axis left to us, and refuses a product that is not the number of cores of the target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from collectives.ops import ReplicaGroups, axis_strides
+from compiler.diagnostics import ShardingError
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+DATA_AXES = ("dp_replicate", "dp_shard")
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Axis names and sizes, major to minor. Build with `make_mesh` or `parse_mesh`, which validate."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size per axis, in mesh order."""
+        return dict(self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axis names in mesh order."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def num_cores(self) -> int:
+        """Product of all axes."""
+        return math.prod(size for _, size in self.axes)
+
+    def size(self, axes: Sequence[str]) -> int:
+        """Product of the sizes of `axes`; axes the mesh does not have count as 1."""
+        sizes = self.sizes
+        return math.prod(sizes.get(axis, 1) for axis in axes)
+
+    def order(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """`axes` without those the mesh lacks, in mesh order."""
+        return tuple(name for name in self.names if name in axes)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Index of `rank` along every axis."""
+        strides = axis_strides(self.sizes)
+        return {name: rank // strides[name] % size for name, size in self.axes}
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        """The rank at `coordinates` (missing axes are 0)."""
+        strides = axis_strides(self.sizes)
+        return sum(strides[name] * index for name, index in coordinates.items())
+
+    def groups(self, axes: Sequence[str]) -> ReplicaGroups:
+        """Replica groups over `axes`, row-major in mesh order."""
+        return ReplicaGroups.from_axes(self.sizes, axes)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={size}" for name, size in self.axes) or "one core"
+
+
+def make_mesh(sizes: Mapping[str, int]) -> Mesh:
+    """A mesh of the given axes, ordered. Raises ShardingError for an unknown axis or a size below 1."""
+    for name, size in sizes.items():
+        if name not in AXES:
+            raise ShardingError(
+                "SW_MESH_AXIS", f"mesh requires axes of {', '.join(AXES)}, got {name}", hint="rename the axis"
+            )
+        if size < 1:
+            raise ShardingError("SW_MESH_SIZE", f"mesh.{name} requires a size of at least 1, got {size}")
+    return Mesh(tuple((name, sizes[name]) for name in AXES if name in sizes))
+
+
+def parse_mesh(given: str | Mapping[str, int | str], cores: int, auto: str = "dp_shard") -> Mesh:
+    """The mesh of `given` over exactly `cores` cores.
+
+    One axis may be "auto" and takes what the others leave; with no axis at all, `auto` takes every core. Raises
+    ShardingError with the printed product when the axes do not fill the cores.
+    """
+    table = _parse_text(given) if isinstance(given, str) else dict(given)
+    free = [name for name, size in table.items() if size == AUTO] or ([auto] if not table else [])
+    if len(free) > 1:
+        raise ShardingError("SW_MESH_AUTO", f"mesh requires at most one auto axis, got {', '.join(free)}")
+    sizes = {name: _size(name, size) for name, size in table.items() if size != AUTO}
+    known = make_mesh(sizes)
+    if free:
+        sizes[free[0]] = _remainder(known, free[0], cores)
+    mesh = make_mesh(sizes)
+    _check_product(mesh, cores)
+    return mesh
+
+
+def _parse_text(text: str) -> dict[str, int | str]:
+    """`a=1,b=2` as a table."""
+    table: dict[str, int | str] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, size = (p.strip() for p in part.partition("="))
+        if not equals or name in table:
+            raise ShardingError("SW_MESH_TEXT", f"mesh requires axis=size once per axis, got {text!r}")
+        table[name] = size
+    return table
+
+
+def _size(name: str, size: int | str) -> int:
+    """The size as an integer."""
+    try:
+        return int(size)
+    except ValueError:
+        raise ShardingError("SW_MESH_SIZE", f"mesh.{name} requires a whole number or auto, got {size!r}") from None
+
+
+def _remainder(known: Mesh, axis: str, cores: int) -> int:
+    """What `known` leaves of `cores` for `axis`."""
+    if cores % known.num_cores:
+        raise ShardingError(
+            "SW_MESH_PRODUCT",
+            f"mesh {known} with {axis}=auto requires a divisor of {cores} cores, got {known.num_cores}",
+            hint=f"choose axes whose product divides {cores}",
+        )
+    return cores // known.num_cores
+
+
+def _check_product(mesh: Mesh, cores: int) -> None:
+    """Refuse a mesh that is not exactly the target."""
+    if mesh.num_cores == cores:
+        return
+    product = " * ".join(str(size) for _, size in mesh.axes)
+    raise ShardingError(
+        "SW_MESH_PRODUCT",
+        f"mesh {mesh} needs {product} = {mesh.num_cores} cores, target has {cores}",
+        hint=f"choose sizes whose product is {cores}, or set one axis to auto",
+    )

@@ -1,0 +1,95 @@
+"""The result of partitioning: one graph with global types, its collectives, and a spec for every value.
+
+Region inputs and region results of loops carry specs too, because loops bind them one to one. The byte form is what
+the partition unit returns: values are numbered in the order of `all_values`, never named. Localisation is next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgpack
+
+from compiler.diagnostics import Diagnostic, Loc
+from compiler.ir.serialize import dump, load
+from compiler.ir.types import Graph, Value
+from sharding.mesh import Mesh
+from sharding.spec import ShardingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Name (the path of the leaf) and role of one graph input or output.
+
+    role: parameter, optimizer, batch, rng, metric. `batch_dim` is the sample dim of a batch input.
+    """
+
+    name: str
+    role: str
+    batch_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionedGraph:
+    """A graph in global types with collectives, and where every value lives.
+
+    `inputs` and `outputs` name the slots of the graph in order; `findings` are what the user should know.
+    """
+
+    graph: Graph
+    specs: Mapping[Value, ShardingSpec]
+    mesh: Mesh
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    findings: tuple[Diagnostic, ...] = ()
+
+
+def all_values(graph: Graph) -> Iterator[Value]:
+    """Every value: inputs, then per op its results and those of its regions."""
+    yield from graph.inputs
+    for op in graph.ops:
+        yield from op.results
+        for region in op.regions:
+            yield from all_values(region)
+
+
+def encode_partitioned(part: PartitionedGraph) -> bytes:
+    """Byte form of `part`, deterministic."""
+    table: dict[ShardingSpec, int] = {}
+    index = [table.setdefault(part.specs[v], len(table)) for v in all_values(part.graph)]
+    body = {
+        "graph": dump(part.graph, with_locs=True),
+        "specs": [[spec.dims, spec.unreduced] for spec in table],
+        "spec_of_value": index,
+        "mesh": list(part.mesh.axes),
+        "inputs": [(s.name, s.role, s.batch_dim) for s in part.inputs],
+        "outputs": [(s.name, s.role, s.batch_dim) for s in part.outputs],
+        "findings": [d.as_dict() for d in part.findings],
+    }
+    data: bytes = msgpack.packb(body)
+    return data
+
+
+def decode_partitioned(data: bytes) -> PartitionedGraph:
+    """Inverse of `encode_partitioned`."""
+    body = msgpack.unpackb(data, use_list=False)
+    graph = load(body["graph"])
+    table = [ShardingSpec(dims, unreduced) for dims, unreduced in body["specs"]]
+    values = all_values(graph)
+    return PartitionedGraph(
+        graph=graph,
+        specs={v: table[i] for v, i in zip(values, body["spec_of_value"], strict=True)},
+        mesh=Mesh(body["mesh"]),
+        inputs=tuple(Slot(*s) for s in body["inputs"]),
+        outputs=tuple(Slot(*s) for s in body["outputs"]),
+        findings=tuple(_diagnostic(d) for d in body["findings"]),
+    )
+
+
+def _diagnostic(fields: dict[str, object]) -> Diagnostic:
+    """A finding from its dict form."""
+    loc = fields["loc"]
+    where = Loc(**loc) if isinstance(loc, dict) else None
+    code, message, hint, severity = (str(fields[k]) for k in ("code", "message", "hint", "severity"))
+    return Diagnostic(code, message, where, hint, severity)

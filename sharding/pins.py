@@ -1,0 +1,178 @@
+"""Where a weight is gathered and where a gradient is reduced, and the constraints that say so in the graph.
+
+A weight stays sharded through everything that only weights are in, and is gathered where it meets a batch value, at the
+narrowest point of the code that leads there. A gradient is reduced where the batch dim disappears. Both become
+`sharding_constraint` ops, so that the partitioner has nothing left to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from compiler.diagnostics import Loc
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import ShardingConstraintAttrs
+from compiler.ir.types import Graph, Op, Value
+from sharding.spec import ShardingSpec, replicated
+
+NARROWING = ("broadcast_in_dim", "convert", "reshape", "transpose")
+CARRYING = ("loop", "optimization_barrier")
+REDUCING = ("dot_general", "reduce", "scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class GatherUse:
+    """Operand `index` of `op` must be whole: gather `point`, then repeat `chain` on the gathered value."""
+
+    op: Op
+    index: int
+    point: Value
+    chain: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """`partial` is where the batch dim disappears; `target` (after the ops of `chain`) is laid out as `spec`."""
+
+    op: Op
+    partial: Value
+    chain: tuple[Op, ...]
+    target: Value
+    spec: ShardingSpec
+
+
+def gather_uses(graph: Graph, batch: Mapping[Value, int], weights: set[Value]) -> list[GatherUse]:
+    """Every operand, at any depth, where a value of `weights` meets a value with a batch label."""
+    made = graph.producers()
+    found: list[GatherUse] = []
+    for op in graph.ops:
+        for region in op.regions:
+            found += gather_uses(region, batch, weights)
+        if op.name not in CARRYING and any(v in batch for v in (*op.operands, *op.results)):
+            meeting = ((i, v) for i, v in enumerate(op.operands) if v in weights)
+            found += [
+                _narrowest(op, i, v, made) for i, v in meeting if v not in batch and v.type.rank
+            ]
+    return found
+
+
+def _narrowest(op: Op, index: int, value: Value, made: Mapping[Value, Op]) -> GatherUse:
+    """Walk back from `value` through unary ops to the earliest point with the fewest bytes."""
+    path: list[Op] = []
+    point, best = value, 0
+    while (step := made.get(value)) is not None and step.name in NARROWING:
+        value = step.operands[0]
+        path.append(step)
+        if value.type.num_bytes <= point.type.num_bytes:
+            point, best = value, len(path)
+    return GatherUse(op, index, point, tuple(reversed(path[:best])))
+
+
+def reduction_ops(graph: Graph, batch: Mapping[Value, int]) -> Iterator[tuple[Op, Graph]]:
+    """Ops, at any depth, that read a batch value and give none, with the level they are on."""
+    for op in graph.ops:
+        for region in op.regions:
+            yield from reduction_ops(region, batch)
+        if op.name in CARRYING or any(v in batch for v in op.results):
+            continue
+        if any(v in batch for v in op.operands):
+            yield op, graph
+
+
+def single_use_chain(graph: Graph, value: Value) -> Iterator[tuple[Op, Value]]:
+    """`value`'s only user, its result, that one's only user, and so on, while they are shape or type changes."""
+    users = graph.uses()
+    while len(following := users.get(value, [])) == 1 and value not in graph.outputs:
+        op = following[0]
+        if op.name not in NARROWING:
+            return
+        value = op.result
+        yield op, value
+
+
+@dataclass(slots=True)
+class Annotator:
+    """Builds the graph with constraints; values that are not touched stay the same objects.
+
+    `specs` collects the spec of every constraint's result.
+    """
+
+    gathers: Mapping[tuple[Op, int], GatherUse]
+    reductions: Mapping[Value, Reduction]
+    specs: dict[Value, ShardingSpec] = field(default_factory=dict)
+    points: list[Op] = field(default_factory=list)
+
+    def run(self, graph: Graph) -> Graph:
+        """`graph` with a constraint at each gather point and at each reduction target."""
+        level = _Level(self, graph)
+        for op in graph.ops:
+            level.copy(op)
+        outputs = tuple(level.renamed.get(v, v) for v in graph.outputs)
+        return Graph(graph.inputs, tuple(level.ops), outputs, graph.name)
+
+    def constrain(self, value: Value, spec: ShardingSpec, loc: Loc) -> Op:
+        """A constraint op on `value`."""
+        op = make_op("sharding_constraint", (value,), ShardingConstraintAttrs(spec.dims), loc=loc)
+        self.specs[op.result] = spec
+        return op
+
+
+class _Level:
+    """One level under construction: ops so far, renamed values, and what has been gathered already."""
+
+    def __init__(self, owner: Annotator, graph: Graph) -> None:
+        self.owner = owner
+        self.made = graph.producers()
+        self.ops: list[Op] = []
+        self.renamed: dict[Value, Value] = {}
+        self.whole: dict[object, Value] = {}
+
+    def copy(self, op: Op) -> None:
+        """Append `op` on gathered and constrained operands, then constrain its results."""
+        operands = tuple(self._operand(op, i, v) for i, v in enumerate(op.operands))
+        regions = tuple(self.owner.run(r) for r in op.regions)
+        self.ops.append(Op(op.name, operands, op.results, op.attrs, regions, op.loc))
+        for value in op.results:
+            reduction = self.owner.reductions.get(value)
+            if reduction is not None:
+                pin = self.owner.constrain(value, reduction.spec, op.loc)
+                self.ops.append(pin)
+                self.renamed[value] = pin.result
+
+    def _operand(self, op: Op, index: int, value: Value) -> Value:
+        """What `op` reads as operand `index`."""
+        use = self.owner.gathers.get((op, index))
+        if use is None:
+            return self.renamed.get(value, value)
+        gathered = self._whole_point(use)
+        for step in use.chain:
+            gathered = self._whole_step(step, gathered)
+        return gathered
+
+    def _whole_point(self, use: GatherUse) -> Value:
+        """The gathered value of the use's point, once per level and content."""
+        key = self._content(use.point)
+        if key not in self.whole:
+            source = self.renamed.get(use.point, use.point)
+            pin = self.owner.constrain(source, replicated(source.type.rank), use.op.loc)
+            self.owner.points.append(pin)
+            self.ops.append(pin)
+            self.whole[key] = pin.result
+        return self.whole[key]
+
+    def _whole_step(self, step: Op, operand: Value) -> Value:
+        """`step` again, on the gathered operand, once per level."""
+        key = (step.name, step.attrs, operand)
+        if key not in self.whole:
+            again = make_op(step.name, (operand,), step.attrs, loc=step.loc)
+            self.ops.append(again)
+            self.whole[key] = again.result
+        return self.whole[key]
+
+    def _content(self, value: Value) -> object:
+        """Equal for values that are the same unary ops of the same value."""
+        op = self.made.get(value)
+        if op is None or op.name not in NARROWING:
+            return value
+        return (op.name, op.attrs, self._content(op.operands[0]))

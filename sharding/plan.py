@@ -1,0 +1,176 @@
+"""From a captured step to a `Plan`: recipe, partition, rewrite, localize, cut, footprint.
+
+`build_plan` is the whole road in one call. `prepare` and `complete` are its halves on both sides of the partition unit
+(bytes to bytes), for callers that run that unit elsewhere. The plan is what compilation, the loader and the report read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.diagnostics import Diagnostic, ShardingError
+from compiler.ir.types import Graph, Op
+from compiler.program import StepPlan
+from sharding.findings import TRAFFIC, with_findings
+from sharding.footprint import Footprint, footprint
+from sharding.localize import localize
+from sharding.mesh import Mesh
+from sharding.partitioned import Slot, decode_partitioned
+from sharding.rewrite import rewrite
+from sharding.shardy import encode_request, run_child
+from sharding.stages import split_step
+from sharding.strategies import Recipe
+from sharding.strategies.fsdp import fsdp
+
+PartitionUnit = Callable[[bytes], bytes]
+RecipeOf = Callable[[Graph, Sequence[Slot], Sequence[Slot], Mesh], Recipe]
+STRATEGIES: Mapping[str, RecipeOf] = {"fsdp": fsdp}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """All collectives of one kind over the same axes in one program, per step.
+
+    Units: `count` and `total_bytes` are per core and step, loop trips and micro-batches counted; bytes are of
+    the larger of source and result (the nccom convention).
+    """
+
+    program: str
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    count: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A decided strategy, ready for the partition unit."""
+
+    strategy: str
+    mesh: Mesh
+    recipe: Recipe
+    request: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A step for one mesh and strategy.
+
+    `reasons` says per leaf who decided its layout; `findings` is what the user should know.
+    """
+
+    step: StepPlan
+    mesh: Mesh
+    strategy: str
+    footprint: Footprint
+    traffic: tuple[Traffic, ...]
+    reasons: Mapping[str, str]
+    findings: tuple[Diagnostic, ...]
+
+
+def build_plan(
+    graph: Graph,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    mesh: Mesh,
+    *,
+    strategy: str = "fsdp",
+    num_microbatches: int = 1,
+    reshard_after_forward: bool = True,
+    partition: PartitionUnit = run_child,
+) -> Plan:
+    """Plan a step whose batch inputs hold one micro-batch of the whole mesh.
+
+    `partition` runs the partition unit; by default a child process of this one.
+    Raises: ShardingError for an unknown strategy, a mesh or batch that does not fit, or a step that
+    cannot be localized or cut.
+    """
+    prepared = prepare(graph, inputs, outputs, mesh, strategy)
+    return complete(
+        prepared,
+        partition(prepared.request),
+        num_microbatches=num_microbatches,
+        reshard_after_forward=reshard_after_forward,
+    )
+
+
+def prepare(
+    graph: Graph,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    mesh: Mesh,
+    strategy: str = "fsdp",
+) -> Prepared:
+    """Run the recipe and write the partition unit's payload. Raises ShardingError."""
+    recipe_of = STRATEGIES.get(strategy.lower().replace("_", "-"))
+    if recipe_of is None:
+        raise ShardingError(
+            "SW_STRATEGY",
+            f"strategy.name requires one of {', '.join(STRATEGIES)}, got {strategy}",
+        )
+    recipe = recipe_of(graph, inputs, outputs, mesh)
+    request = encode_request(recipe.graph, mesh, recipe.specs, inputs, outputs)
+    return Prepared(strategy=strategy, mesh=mesh, recipe=recipe, request=request)
+
+
+def complete(
+    prepared: Prepared,
+    answer: bytes,
+    *,
+    num_microbatches: int = 1,
+    reshard_after_forward: bool = True,
+) -> Plan:
+    """Everything after the partition unit, from its answer. Raises ShardingError."""
+    partitioned = with_findings(rewrite(decode_partitioned(answer)), prepared.recipe)
+    step = split_step(
+        localize(partitioned),
+        num_microbatches=num_microbatches,
+        reshard_after_forward=reshard_after_forward,
+    )
+    cut_findings = step.metadata["findings"]
+    assert isinstance(cut_findings, tuple)
+    return Plan(
+        step=step,
+        mesh=prepared.mesh,
+        strategy=prepared.strategy,
+        footprint=footprint(step),
+        traffic=traffic(step),
+        reasons=prepared.recipe.reasons,
+        findings=(*partitioned.findings, *cut_findings),
+    )
+
+
+def traffic(step: StepPlan) -> tuple[Traffic, ...]:
+    """The collectives of a step, by program, kind and axes, in program order."""
+    repeats = {name: count for names, count in step.schedule for name in names}
+    counts: Counter[tuple[str, str, tuple[str, ...], int]] = Counter()
+    sizes: Counter[tuple[str, str, tuple[str, ...], int]] = Counter()
+    for program in step.programs:
+        for op, times in _collectives(program.graph, repeats[program.name]):
+            key = (program.name, op.name, op.attrs.axes, op.attrs.group_size)
+            sides = (*op.operands, *op.results)
+            counts[key] += times
+            sizes[key] += times * max(v.type.num_bytes for v in sides)
+    return tuple(
+        Traffic(
+            program=program,
+            kind=kind,
+            axes=axes,
+            group_size=group_size,
+            count=count,
+            total_bytes=sizes[(program, kind, axes, group_size)],
+        )
+        for (program, kind, axes, group_size), count in counts.items()
+    )
+
+
+def _collectives(graph: Graph, times: int) -> Iterator[tuple[Op, int]]:
+    """Collectives of a graph and how often each runs."""
+    for op in graph.ops:
+        if op.name in TRAFFIC:
+            yield op, times
+        for region in op.regions:
+            yield from _collectives(region, times * op.attrs.trip)

@@ -1,0 +1,115 @@
+"""What the backward program gets from the forward program, and what it computes again.
+
+Stored values cost memory between the two programs, once per core. Anything that follows from parameters alone is
+computed again (with `reshard_after_forward` that includes gathering weights), and so is any elementwise or data-moving
+op whose batch-dependent operands are smaller than its result or needed anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Graph, Op, Value
+
+_EXPENSIVE = frozenset(("dot_general", "loop", "scatter"))
+_LOOK_BACK = 6  # ops; longer chains of cheap ops are stored somewhere in between
+_COLLECTIVES = frozenset(("all_reduce", "all_to_all", "reduce_scatter"))
+_MOVES_DATA = frozenset(
+    (
+        "broadcast_in_dim",
+        "concatenate",
+        "constant",
+        "dynamic_slice",
+        "iota",
+        "optimization_barrier",
+        "pad",
+        "reshape",
+        "reverse",
+        "slice",
+        "transpose",
+    )
+)
+
+
+@dataclass(slots=True)
+class _Chooser:
+    """The state of one walk back through the ops of the step."""
+
+    on_batch: set[Value]
+    derivable: set[Value]
+    regather: bool
+    needed: set[Value]
+    producers: Mapping[Value, Op]
+
+    def recompute(self, op: Op) -> bool:
+        """Whether the backward program repeats a forward op instead of reading its results."""
+        if op.name in _EXPENSIVE or op.name in _COLLECTIVES:
+            return False
+        if not any(v in self.on_batch for v in op.results):
+            return op.name != "all_gather" or self.regather
+        if not _is_cheap(op):
+            return False
+        stored = sum(v.type.num_bytes for v in op.results if v in self.needed)
+        return self._operand_bytes(op, _LOOK_BACK) < stored
+
+    def _operand_bytes(self, op: Op, depth: int) -> int:
+        """Bytes to store so that `op` can be repeated (shared operands counted twice at worst)."""
+        return sum(self._bytes_to_have(v, depth) for v in dict.fromkeys(op.operands))
+
+    def _bytes_to_have(self, value: Value, depth: int) -> int:
+        """Bytes to store so that the backward program has `value`: itself, or what it follows from."""
+        if value not in self.on_batch or value in self.derivable or value in self.needed:
+            return 0
+        own = value.type.num_bytes
+        op = self.producers.get(value)
+        if op is None or not depth or not _is_cheap(op):
+            return own
+        return min(own, self._operand_bytes(op, depth - 1))
+
+
+def _is_cheap(op: Op) -> bool:
+    """Ops that only move data or work element by element."""
+    return op.name in _MOVES_DATA or OPS[op.name].elementwise
+
+
+def _derivable(graph: Graph, on_batch: set[Value]) -> set[Value]:
+    """Values that follow from the batch inputs by cheap ops alone (token ids, masks): never stored."""
+    derivable = set(graph.inputs)
+    for op in graph.ops:
+        if _is_cheap(op) and all(v in derivable or v not in on_batch for v in op.operands):
+            derivable.update(op.results)
+    return derivable
+
+
+def choose_residuals(
+    graph: Graph,
+    forward: set[Op],
+    targets: Sequence[Value],
+    on_batch: set[Value],
+    reshard_after_forward: bool,
+) -> tuple[list[Op], list[Value]]:
+    """The ops of the backward program and the forward values it reads, both in program order.
+
+    `forward` are the ops of the forward program, `targets` what backward must compute.
+    """
+    chooser = _Chooser(
+        on_batch,
+        _derivable(graph, on_batch),
+        reshard_after_forward,
+        set(targets),
+        graph.producers(),
+    )
+    backward: list[Op] = []
+    stored: list[Value] = []
+    for op in reversed(graph.ops):
+        wanted = [v for v in op.results if v in chooser.needed]
+        if not wanted:
+            continue
+        if op in forward and not chooser.recompute(op):
+            stored.extend(reversed(wanted))
+            continue
+        backward.append(op)
+        chooser.needed.update(op.operands)
+    return backward[::-1], stored[::-1]

@@ -1,0 +1,293 @@
+"""The Shardy adapter: our graph and specs in, a partitioned graph out, with the partitioner in a child process.
+
+The child prints the graph to StableHLO, attaches shardings by op ordinal, runs propagation, explicit reshards and
+collectives (passes measured on jaxlib 0.10.2), and imports the result. It is a process of its own because native code
+may abort; `SHARDWRIGHT_PARTITIONER_PYTHON` names another interpreter for it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from compiler.diagnostics import DiagnosticError, Loc, ShardingError
+from compiler.ir.printer import to_stablehlo
+from compiler.ir.serialize import dump, load
+from compiler.ir.types import Graph
+from sharding.mesh import Mesh
+from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned, encode_partitioned
+from sharding.shardy_import import ShardyReader
+from sharding.spec import ShardingSpec
+from sharding.strategies import INPUT, OUTPUT, ValueId
+
+PYTHON_VARIABLE = "SHARDWRIGHT_PARTITIONER_PYTHON"
+TIMEOUT_S = 600.0
+STDERR_TAIL = 2000
+PROPAGATE = (
+    "builtin.module(sdy-propagation-pipeline)",
+    "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}))",
+    "builtin.module(canonicalize)",
+    "builtin.module(func.func(sdy-reshard-to-collectives))",
+    "builtin.module(canonicalize)",
+)
+RULES_PASS = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
+RULELESS = {
+    "func.return",
+    "sdy.mesh",
+    "sdy.sharding_constraint",
+    "stablehlo.constant",
+    "stablehlo.iota",
+    "stablehlo.optimization_barrier",
+    "stablehlo.return",
+    "stablehlo.while",
+}
+
+
+def partition(
+    graph: Graph,
+    mesh: Mesh,
+    specs: Mapping[ValueId, ShardingSpec],
+    inputs: Sequence[Slot] = (),
+    outputs: Sequence[Slot] = (),
+    timeout_s: float = TIMEOUT_S,
+) -> PartitionedGraph:
+    """Partition `graph` over `mesh` in a child process.
+
+    `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index); what it leaves out is the
+    partitioner's choice.
+    Units: timeout_s in seconds.
+    Raises: ShardingError when the child refuses, crashes, or does not end in time.
+    """
+    request = encode_request(graph, mesh, specs, inputs, outputs)
+    return decode_partitioned(run_child(request, timeout_s))
+
+
+def encode_request(
+    graph: Graph,
+    mesh: Mesh,
+    specs: Mapping[ValueId, ShardingSpec],
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+) -> bytes:
+    """The child's input."""
+    body = {
+        "graph": dump(graph, with_locs=True),
+        "mesh": list(mesh.axes),
+        "specs": [[key, spec.dims, spec.unreduced] for key, spec in specs.items()],
+        "inputs": [(s.name, s.role, s.batch_dim) for s in inputs],
+        "outputs": [(s.name, s.role, s.batch_dim) for s in outputs],
+    }
+    data: bytes = msgpack.packb(body)
+    return data
+
+
+def run_child(request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
+    """Run the child on `request`; its answer is an encoded partitioned graph. Raises ShardingError."""
+    with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
+        source, target = Path(folder, "request"), Path(folder, "answer")
+        source.write_bytes(request)
+        _run_process([str(source), str(target)], timeout_s)
+        answer = msgpack.unpackb(target.read_bytes(), use_list=False)
+    if "error" in answer:
+        code, message, loc, hint = answer["error"]
+        raise ShardingError(code, message, Loc(*loc) if loc else None, hint)
+    data: bytes = answer["graph"]
+    return data
+
+
+def _run_process(arguments: list[str], timeout_s: float) -> None:
+    """Start the child and wait. Raises ShardingError with the end of its stderr."""
+    python = os.environ.get(PYTHON_VARIABLE) or sys.executable
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    command = [python, "-m", "sharding.shardy", *arguments]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise ShardingError(
+            "SW_PARTITIONER_TIMEOUT",
+            f"the partitioner requires at most {timeout_s:g} s, got no answer",
+            hint="scan over layers instead of unrolling them, or raise the limit",
+        ) from None
+    except OSError as error:
+        raise ShardingError(
+            "SW_PARTITIONER_START", f"{PYTHON_VARIABLE} requires an interpreter, got {python}: {error}"
+        ) from error
+    if done.returncode:
+        tail = done.stderr.decode(errors="replace")[-STDERR_TAIL:]
+        raise ShardingError(
+            "SW_PARTITIONER_CRASH",
+            f"the partitioner ended with status {done.returncode}:\n{tail}",
+            hint="keep the dump of this job and report it",
+        )
+
+
+def child_main(source: str, target: str) -> None:
+    """Entry of the child: read a request, write an answer; refusals are answers too."""
+    try:
+        answer: dict[str, Any] = {"graph": answer_request(Path(source).read_bytes())}
+    except DiagnosticError as error:
+        d = error.diagnostic
+        loc = (d.loc.file, d.loc.line, d.loc.scope) if d.loc else None
+        answer = {"error": (d.code, d.message, loc, d.hint)}
+    Path(target).write_bytes(msgpack.packb(answer))
+
+
+def answer_request(request: bytes) -> bytes:
+    """What the child does, in this process: an encoded partitioned graph."""
+    body = msgpack.unpackb(request, use_list=False)
+    graph = load(body["graph"])
+    mesh = Mesh(body["mesh"])
+    specs = {key: ShardingSpec(dims, unreduced) for key, dims, unreduced in body["specs"]}
+    inputs = tuple(Slot(*s) for s in body["inputs"])
+    outputs = tuple(Slot(*s) for s in body["outputs"])
+    return encode_partitioned(partition_here(graph, mesh, specs, inputs, outputs))
+
+
+def partition_here(
+    graph: Graph,
+    mesh: Mesh,
+    specs: Mapping[ValueId, ShardingSpec],
+    inputs: tuple[Slot, ...] = (),
+    outputs: tuple[Slot, ...] = (),
+) -> PartitionedGraph:
+    """`partition` without a child process; loads jaxlib, and native code may end the process."""
+    from compiler.frontend.context import make_context
+    from compiler.frontend.stablehlo import import_parsed
+
+    origins = [op.loc for op in graph.walk()]
+    with make_context():
+        module = _parse(graph, mesh)
+        _check_rules(module, origins)
+        _attach(module, specs)
+        _run_passes(module, PROPAGATE)
+        reader = ShardyReader(mesh, origins)
+        imported = import_parsed(module, extra_rules=reader.rules(), hooks=reader.hooks())
+        return reader.finish(imported, inputs, outputs)
+
+
+def annotated_text(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpec]) -> str:
+    """What the partitioner starts from, as StableHLO text: for dumps, and for other partitioners; loads jaxlib."""
+    from compiler.frontend.context import make_context
+
+    with make_context():
+        module = _parse(graph, mesh)
+        _attach(module, specs)
+        text: str = module.operation.get_asm(binary=False)
+        return text
+
+
+def _parse(graph: Graph, mesh: Mesh) -> Any:
+    """`graph` as an MLIR module whose ops carry their ordinals; a context must be entered."""
+    from compiler.frontend.context import parse_module
+
+    return parse_module(to_stablehlo(graph, mesh=mesh.sizes, ids=True, locs=True))
+
+
+def _run_passes(module: Any, passes: Sequence[str]) -> None:
+    """Run passes one by one. Raises ShardingError naming the one that fails."""
+    from jaxlib.mlir import ir, passmanager
+
+    for text in passes:
+        try:
+            passmanager.PassManager.parse(text).run(module.operation)
+        except ir.MLIRError as error:
+            raise ShardingError(
+                "SW_PARTITIONER_PASS", f"pass {text} failed: {str(error)[:STDERR_TAIL]}"
+            ) from error
+
+
+def _check_rules(module: Any, origins: Sequence[Loc]) -> None:
+    """Refuse ops the partitioner has no rule for: their shardings would be lost without a word."""
+    from jaxlib.mlir import ir
+
+    copy = ir.Module.parse(module.operation.get_asm(binary=False))
+    _run_passes(copy, [RULES_PASS])
+    for op in _walk(_function(copy)):
+        if op.name not in RULELESS and "sdy.sharding_rule" not in op.attributes:
+            loc = origins[int(op.attributes["shardwright.id"].value)]
+            raise ShardingError(
+                "SW_PARTITIONER_RULE",
+                f"partitioning requires a rule for {op.name}, the partitioner has none",
+                loc,
+            )
+
+
+def _function(module: Any) -> Any:
+    """The only function of a module."""
+    (function,) = (
+        op.operation for op in module.body.operations if op.operation.name == "func.func"
+    )
+    return function
+
+
+def _walk(op: Any) -> Iterator[Any]:
+    """Ops inside of `op`, without the scalar bodies of reductions."""
+    for region in op.regions:
+        for block in region.blocks:
+            for view in block.operations:
+                inner = view.operation
+                yield inner
+                if inner.name == "stablehlo.while":
+                    yield from _walk(inner)
+
+
+def _attach(module: Any, specs: Mapping[ValueId, ShardingSpec]) -> None:
+    """Put `specs` on arguments, results and ops; ids have then done their work."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import sdy
+
+    function = _function(module)
+    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    for name, key, types in (
+        ("arg_attrs", INPUT, kind.inputs),
+        ("res_attrs", OUTPUT, kind.results),
+    ):
+        entries = [_slot_attribute(specs.get((key, i))) for i in range(len(types))]
+        function.attributes[name] = ir.ArrayAttr.get(entries)
+    for op in _walk(function):
+        if "shardwright.id" not in op.attributes:
+            continue
+        ordinal = int(op.attributes["shardwright.id"].value)
+        del op.attributes["shardwright.id"]
+        given = [specs.get((ordinal, i)) for i in range(len(op.results))]
+        if any(given) and op.name != "sdy.sharding_constraint":
+            pairs = zip(given, op.results, strict=True)
+            shardings = [_sharding(spec, len(r.type.shape)) for spec, r in pairs]
+            op.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(shardings)
+
+
+def _slot_attribute(spec: ShardingSpec | None) -> Any:
+    """The attribute dictionary of an argument or result."""
+    from jaxlib.mlir import ir
+
+    entries = {} if spec is None else {"sdy.sharding": _sharding(spec, len(spec.dims))}
+    return ir.DictAttr.get(entries)
+
+
+def _sharding(spec: ShardingSpec | None, rank: int) -> Any:
+    """A closed sharding; without a spec every dim is open."""
+    from jaxlib.mlir.dialects import sdy
+
+    dims = spec.dims if spec is not None else ((),) * rank
+    entries = [
+        sdy.DimensionShardingAttr.get(
+            [sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=spec is not None
+        )
+        for axes in dims
+    ]
+    return sdy.TensorShardingAttr.get("mesh", entries)
+
+
+
+
+if __name__ == "__main__":
+    child_main(*sys.argv[1:])

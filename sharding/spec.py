@@ -1,0 +1,63 @@
+"""How one value is laid over the mesh: the axes that shard each dim, and the axes it is still a partial sum over.
+
+A spec is small, frozen and hashable, so that graphs carry one per value and the files compare them. It names axes
+only; sizes belong to `mesh.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSpec:
+    """Mesh axes per dim, major to minor; `unreduced` axes hold partial sums that still have to be added."""
+
+    dims: tuple[tuple[str, ...], ...]
+    unreduced: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Every axis that shards some dim, in dim order."""
+        return tuple(axis for dim in self.dims for axis in dim)
+
+    @property
+    def is_replicated(self) -> bool:
+        """True when every core holds the whole, reduced value."""
+        return not self.axes and not self.unreduced
+
+    def with_dim(self, dim: int, axes: Iterable[str]) -> ShardingSpec:
+        """The same spec with `dim` sharded by `axes`."""
+        dims = (*self.dims[:dim], tuple(axes), *self.dims[dim + 1 :])
+        return ShardingSpec(dims, self.unreduced)
+
+    def local_shape(self, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape per core. Raises ValueError when an axis product does not divide its dim."""
+        return tuple(
+            _local_dim(n, math.prod(sizes[a] for a in axes), i)
+            for i, (n, axes) in enumerate(zip(shape, self.dims, strict=True))
+        )
+
+    def __str__(self) -> str:
+        dims = ", ".join("+".join(axes) or "-" for axes in self.dims)
+        partial = f" partial over {'+'.join(self.unreduced)}" if self.unreduced else ""
+        return f"[{dims}]{partial}"
+
+
+def _local_dim(size: int, ways: int, dim: int) -> int:
+    """`size / ways`, exactly."""
+    if size % ways:
+        raise ValueError(f"dim {dim} requires a multiple of {ways}, got {size}")
+    return size // ways
+
+
+def replicated(rank: int) -> ShardingSpec:
+    """The spec of a value that every core holds whole."""
+    return ShardingSpec(((),) * rank)
+
+
+def sharded(rank: int, dim: int, axes: Iterable[str]) -> ShardingSpec:
+    """The spec of a value with one sharded dim."""
+    return replicated(rank).with_dim(dim, axes)

@@ -1,0 +1,460 @@
+"""A localized step cut by dataflow into `forward`, `backward` and `update`, tied together by named buffers.
+
+`forward` computes the loss and other metrics, `backward` the sums over samples the optimizer needs, `update` the rest.
+With several micro-batches the first two repeat and add up in fp32 accumulators; `update` takes the mean and clears
+them. No name and no location is read: what may be accumulated follows from `linearity.py`, where to cut from
+`gradients.py`, what is kept in between from `residuals.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compiler.diagnostics import Diagnostic, ShardingError
+from compiler.dtypes import DType
+from compiler.ir.opdef import OPS, make_op
+from compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from compiler.program import BufferInfo, StepPlan, StepProgram
+from sharding.coordinates import coordinate_name, hoist_coordinates
+from sharding.gradients import CutRefused, StepView, depends_on, find_cut
+from sharding.linearity import Kind, label_values
+from sharding.localize import Localized
+from sharding.partitioned import Slot
+from sharding.residuals import choose_residuals
+
+STATE_ROLES = frozenset(("parameter", "optimizer", "rng"))
+
+
+def split_step(
+    local: Localized,
+    *,
+    num_microbatches: int = 1,
+    reshard_after_forward: bool = True,
+) -> StepPlan:
+    """The programs of a step, their buffers and their schedule.
+
+    Batch buffers describe one micro-batch. A step that cannot be cut is one program named `step`,
+    with a finding in `metadata["findings"]`.
+    Raises: ShardingError when it cannot be cut and `num_microbatches` is above 1, or when names collide.
+    """
+    if num_microbatches < 1:
+        raise ShardingError(
+            "SW_MICROBATCHES", f"num_microbatches requires 1 or more, got {num_microbatches}"
+        )
+    step = _Step.of(local)
+    try:
+        return _Builder(step, num_microbatches, reshard_after_forward).build()
+    except CutRefused as refused:
+        return _uncut(step, num_microbatches, refused)
+
+
+@dataclass(slots=True)
+class _Step:
+    """The local step with coordinates as inputs, its slots and its buffers so far."""
+
+    view: StepView
+    inputs: dict[Value, str]
+    outputs: tuple[tuple[Slot, Value], ...]
+    buffers: dict[str, BufferInfo]
+    mesh: Mapping[str, int]
+
+    @property
+    def graph(self) -> Graph:
+        """The local graph."""
+        return self.view.graph
+
+    @classmethod
+    def of(cls, local: Localized) -> _Step:
+        """Read the slots and label the values of a localized step."""
+        source = local.source
+        graph, coordinates = hoist_coordinates(local.graph)
+        slots = zip(source.inputs, source.graph.inputs, graph.inputs, strict=False)
+        buffers: dict[str, BufferInfo] = {}
+        names: dict[Value, str] = {}
+        batch: dict[Value, int] = {}
+        for slot, whole, value in slots:
+            _add(buffers, _state_buffer(slot, whole.type, source.specs[whole].dims, value.type))
+            names[value] = slot.name
+            if slot.role == "batch":
+                batch[whole] = slot.batch_dim or 0
+        for axes, value in zip(coordinates, graph.inputs[len(source.inputs) :], strict=True):
+            _add(buffers, _coordinate_buffer(axes, value.type))
+            names[value] = coordinate_name(axes)
+        outputs = tuple(zip(source.outputs, graph.outputs, strict=True))
+        for slot, whole, value in zip(
+            source.outputs, source.graph.outputs, graph.outputs, strict=True
+        ):
+            if slot.name not in buffers or slot.role not in STATE_ROLES:
+                info = _state_buffer(slot, whole.type, source.specs[whole].dims, value.type)
+                _add(buffers, info, initial="computed")
+        labels = label_values(source.graph, batch)
+        view = StepView(
+            graph,
+            graph.producers(),
+            {local.values[v]: label for v, label in labels.items()},
+            depends_on(graph, [local.values[v] for v in batch]),
+        )
+        return cls(view, names, outputs, buffers, dict(source.mesh.axes))
+
+
+def _state_buffer(
+    slot: Slot, whole: TensorType, axes: tuple[tuple[str, ...], ...], local: TensorType
+) -> BufferInfo:
+    """The buffer of an input or output of the step."""
+    return BufferInfo(
+        name=slot.name, role=slot.role, local_type=local, global_type=whole, axes=axes
+    )
+
+
+def _coordinate_buffer(axes: tuple[str, ...], type: TensorType) -> BufferInfo:
+    """A rank's position: a scalar whose one entry of `axes` names the axes it counts along."""
+    return BufferInfo(
+        name=coordinate_name(axes),
+        role="coordinate",
+        local_type=type,
+        global_type=type,
+        axes=(axes,),
+    )
+
+
+def _per_core(name: str, role: str, type: TensorType, initial: str) -> BufferInfo:
+    """A buffer that exists per core only: nobody assembles it."""
+    return BufferInfo(
+        name=name,
+        role=role,
+        local_type=type,
+        global_type=type,
+        axes=((),) * type.rank,
+        initial=initial,
+    )
+
+
+def _add(buffers: dict[str, BufferInfo], info: BufferInfo, initial: str = "given") -> None:
+    """Add a buffer. Raises ShardingError when the name is taken."""
+    if info.name in buffers:
+        raise ShardingError(
+            "SW_STAGES_NAME",
+            f"buffers of a step require distinct names, got {info.name} twice",
+            hint="rename the leaf of the state, batch or metrics",
+        )
+    buffers[info.name] = info if initial == "given" else _with_initial(info, initial)
+
+
+def _with_initial(info: BufferInfo, initial: str) -> BufferInfo:
+    """The same buffer with another first content."""
+    return BufferInfo(
+        name=info.name,
+        role=info.role,
+        local_type=info.local_type,
+        global_type=info.global_type,
+        axes=info.axes,
+        initial=initial,
+    )
+
+
+def _wide(type: TensorType) -> TensorType:
+    """The type of the accumulator of a value."""
+    return type if type.dtype is DType.F64 else tensor_type(type.shape, DType.F32)
+
+
+@dataclass(slots=True)
+class _Part:
+    """One program while it is built: ops in order, and (buffer, value) per output."""
+
+    name: str
+    ops: list[Op] = field(default_factory=list)
+    outputs: list[tuple[str, Value]] = field(default_factory=list)
+    extra_inputs: dict[Value, str] = field(default_factory=dict)
+
+    def finish(self, inputs: Mapping[Value, str]) -> StepProgram:
+        """The program, reading what it uses of `inputs` and its own extra inputs."""
+        names = {**inputs, **self.extra_inputs}
+        used = {v for op in self.ops for v in op.operands} | {v for _, v in self.outputs}
+        read = [v for v in names if v in used]
+        graph = Graph(
+            tuple(read), tuple(self.ops), tuple(v for _, v in self.outputs), self.name
+        )
+        return StepProgram(
+            name=self.name,
+            graph=graph,
+            inputs=tuple(names[v] for v in read),
+            outputs=tuple(name for name, _ in self.outputs),
+        )
+
+
+class _Builder:
+    """Cuts one step. The three programs share the ops and values of the step's graph."""
+
+    def __init__(self, step: _Step, num_microbatches: int, reshard_after_forward: bool) -> None:
+        self.step = step
+        self.num_microbatches = num_microbatches
+        self.reshard_after_forward = reshard_after_forward
+        self.forward, self.backward, self.update = (
+            _Part(name) for name in ("forward", "backward", "update")
+        )
+        self.findings: list[Diagnostic] = []
+
+    def build(self) -> StepPlan:
+        """The plan. Raises CutRefused when the dataflow does not allow the cut."""
+        graph, view = self.step.graph, self.step.view
+        state = [(s, v) for s, v in self.step.outputs if s.role in STATE_ROLES]
+        cut = find_cut(view, [v for _, v in state])
+        early, late = self._place_metrics(cut)
+        forward_ops = _ancestors(graph, [v for _, v in early])
+        computed = {v for op in forward_ops for v in op.results}
+        missing = [v for v in cut if v not in computed]
+        ops, residuals = choose_residuals(
+            graph, set(forward_ops), missing, view.on_batch, self.reshard_after_forward
+        )
+        self.forward.ops, self.backward.ops = list(forward_ops), ops
+        self._store_residuals(residuals)
+        self._hand_over_cut(cut, computed, state)
+        self._hand_over_metrics(early)
+        self._finish_update([*late, *state], cut)
+        return self._plan()
+
+    def _place_metrics(
+        self, cut: Sequence[Value]
+    ) -> tuple[list[tuple[Slot, Value]], list[tuple[Slot, Value]]]:
+        """Metrics computed per micro-batch, and those that follow from the cut or from no batch at all."""
+        early, late = [], []
+        for slot, value in self.step.outputs:
+            if slot.role in STATE_ROLES:
+                continue
+            if _follows_from(self.step.view, value, set(cut)):
+                late.append((slot, value))
+            else:
+                self._check_metric(slot, value)
+                early.append((slot, value))
+        return early, late
+
+    def _check_metric(self, slot: Slot, value: Value) -> None:
+        """With several micro-batches a metric must be something that can be averaged."""
+        if self.num_microbatches == 1:
+            return
+        op = self.step.view.producers.get(value)
+        label = self.step.view.labels.get(value)
+        if op is None or label is None or label.kind is Kind.SAMPLE:
+            reason = f"output {slot.name} of {value.type} holds single samples"
+            raise CutRefused(reason, *([op.loc] if op else []))
+        if label.kind is Kind.MIXED:
+            self.findings.append(
+                Diagnostic(
+                    "SW_STAGES_MEAN",
+                    f"metric {slot.name} is not a sum over samples: the step reports the mean over "
+                    f"{self.num_microbatches} micro-batches",
+                    op.loc,
+                    severity="note",
+                )
+            )
+
+    def _store_residuals(self, residuals: Sequence[Value]) -> None:
+        """Name what crosses from forward to backward."""
+        for i, value in enumerate(residuals):
+            name = f"residual/{i}"
+            _add(self.step.buffers, _per_core(name, "residual", value.type, "computed"))
+            self.forward.outputs.append((name, value))
+            self.backward.extra_inputs[value] = name
+
+    def _hand_over_cut(
+        self, cut: Sequence[Value], computed: set[Value], state: Sequence[tuple[Slot, Value]]
+    ) -> None:
+        """Pass the gradients to `update`, through accumulators when there are several micro-batches."""
+        names = _gradient_names(self.step, cut, state)
+        for value in cut:
+            part = self.forward if value in computed else self.backward
+            self._hand_over(part, names[value], "gradient", value, value)
+
+    def _hand_over_metrics(self, metrics: Sequence[tuple[Slot, Value]]) -> None:
+        """Report metrics as they are, or their mean over the micro-batches."""
+        for slot, value in metrics:
+            if self.num_microbatches == 1:
+                self.forward.outputs.append((slot.name, value))
+                continue
+            mean = Value(value.type)
+            self._hand_over(self.forward, f"accumulator/{slot.name}", "metric", value, mean)
+            self.update.outputs.append((slot.name, mean))
+
+    def _hand_over(self, part: _Part, name: str, role: str, value: Value, mean: Value) -> None:
+        """Tie `value` of `part` to `mean` of `update`."""
+        if self.num_microbatches == 1:
+            _add(self.step.buffers, self._gradient_buffer(name, role, value.type, "computed"))
+            part.outputs.append((name, value))
+            self.update.extra_inputs[mean] = name
+            return
+        wide = _wide(value.type)
+        _add(self.step.buffers, self._gradient_buffer(name, role, wide, "zeros"))
+        _accumulate(part, name, value, wide)
+        _take_mean(self.update, name, mean, wide, self.num_microbatches)
+
+    def _gradient_buffer(self, name: str, role: str, type: TensorType, initial: str) -> BufferInfo:
+        """The buffer of a gradient, laid out like its parameter when it has one."""
+        like = self.step.buffers.get(name.removeprefix("gradient/"))
+        if like is None or like.local_type.shape != type.shape:
+            return _per_core(name, role, type, initial)
+        return BufferInfo(
+            name=name,
+            role=role,
+            local_type=type,
+            global_type=tensor_type(like.global_type.shape, type.dtype),
+            axes=like.axes,
+            initial=initial,
+        )
+
+    def _finish_update(self, outputs: Sequence[tuple[Slot, Value]], cut: Sequence[Value]) -> None:
+        """Everything after the cut; state that does not change needs no code."""
+        inputs = self.step.inputs
+        changed = [(s.name, v) for s, v in outputs if inputs.get(v) != s.name]
+        self.update.ops += _ancestors(self.step.graph, [v for _, v in changed], stop=set(cut))
+        self.update.outputs += changed
+
+    def _plan(self) -> StepPlan:
+        """Programs, buffers that some program uses, and the schedule."""
+        parts = [p for p in (self.forward, self.backward, self.update) if p.outputs]
+        programs = tuple(p.finish(self.step.inputs) for p in parts)
+        repeated = tuple(p.name for p in programs if p.name != "update")
+        last = tuple(p.name for p in programs if p.name == "update")
+        if self.num_microbatches == 1:
+            schedule: tuple[tuple[tuple[str, ...], int], ...] = ((repeated + last, 1),)
+        else:
+            schedule = ((repeated, self.num_microbatches), (last, 1))
+        return _plan(self.step, programs, schedule, self.num_microbatches, self.findings)
+
+
+def _plan(
+    step: _Step,
+    programs: tuple[StepProgram, ...],
+    schedule: tuple[tuple[tuple[str, ...], int], ...],
+    num_microbatches: int,
+    findings: Sequence[Diagnostic],
+) -> StepPlan:
+    """The step plan."""
+    return StepPlan(
+        mesh=step.mesh,
+        buffers=step.buffers,
+        programs=programs,
+        schedule=schedule,
+        num_microbatches=num_microbatches,
+        metadata={"findings": tuple(findings)},
+    )
+
+
+def _ancestors(
+    graph: Graph, targets: Iterable[Value], stop: set[Value] | None = None
+) -> list[Op]:
+    """The ops that `targets` need, in program order, not looking past `stop`."""
+    stop = stop or set()
+    needed = {v for v in targets if v not in stop}
+    ops: list[Op] = []
+    for op in reversed(graph.ops):
+        if any(v in needed for v in op.results):
+            ops.append(op)
+            needed.update(v for v in op.operands if v not in stop)
+    return ops[::-1]
+
+
+def _follows_from(view: StepView, value: Value, cut: set[Value]) -> bool:
+    """True when `value` depends on the batch only through `cut`."""
+    seen: set[Value] = set()
+    todo = [value]
+    while todo:
+        at = todo.pop()
+        if at in seen or at in cut or at not in view.on_batch:
+            continue
+        seen.add(at)
+        if view.is_per_sample(at):
+            return False
+        todo.extend(view.batch_operands(view.producers[at]))
+    return True
+
+
+def _gradient_names(
+    step: _Step, cut: Sequence[Value], state: Sequence[tuple[Slot, Value]]
+) -> dict[Value, str]:
+    """`gradient/<parameter>` where one parameter's update reads the value elementwise, else a number."""
+    owners: dict[Value, list[str]] = {}
+    for slot, value in state:
+        if slot.role == "parameter":
+            found = _elementwise_sources(step.view, value, set(cut))
+            if len(found) == 1:
+                owners.setdefault(found[0], []).append(slot.name)
+    names = (owners.get(value, []) for value in cut)
+    return {
+        value: f"gradient/{own[0] if len(own) == 1 else i}"
+        for i, (value, own) in enumerate(zip(cut, names, strict=True))
+    }
+
+
+def _elementwise_sources(view: StepView, value: Value, cut: set[Value]) -> list[Value]:
+    """The values of `cut` that `value` is computed from, element by element."""
+    shape = value.type.shape
+    seen, todo, found = {value}, [value], []
+    while todo:
+        at = todo.pop()
+        if at in cut:
+            found.append(at)
+            continue
+        op = view.producers.get(at)
+        if op is None or not OPS[op.name].elementwise:
+            continue
+        fresh = [v for v in op.operands if v.type.shape == shape and v not in seen]
+        seen.update(fresh)
+        todo.extend(fresh)
+    return found
+
+
+def _accumulate(part: _Part, name: str, value: Value, wide: TensorType) -> None:
+    """`accumulator += value` in the accumulator's type."""
+    before = Value(wide)
+    part.extra_inputs[before] = name
+    addend = value
+    if value.type.dtype is not wide.dtype:
+        part.ops.append(make_op("convert", (value,), ConvertAttrs(wide.dtype)))
+        addend = part.ops[-1].result
+    part.ops.append(make_op("add", (before, addend)))
+    part.outputs.append((name, part.ops[-1].result))
+
+
+def _take_mean(part: _Part, name: str, mean: Value, wide: TensorType, count: int) -> None:
+    """`mean = accumulator / count` in the value's type, and zeros back into the accumulator."""
+    total = Value(wide)
+    part.extra_inputs[total] = name
+    share = make_op("constant", (), _splat(1.0 / count, wide))
+    narrow = mean.type.dtype is not wide.dtype
+    scaled = Value(wide) if narrow else mean
+    part.ops += [share, Op("multiply", (total, share.result), (scaled,))]
+    if narrow:
+        part.ops.append(Op("convert", (scaled,), (mean,), ConvertAttrs(mean.type.dtype)))
+    zeros = make_op("constant", (), _splat(0.0, wide))
+    part.ops.append(zeros)
+    part.outputs.append((name, zeros.result))
+
+
+def _splat(number: float, type: TensorType) -> ConstantAttrs:
+    """A constant of one repeated element."""
+    return ConstantAttrs(np.asarray(number).astype(type.dtype.numpy).tobytes(), type)
+
+
+def _uncut(step: _Step, num_microbatches: int, refused: CutRefused) -> StepPlan:
+    """The whole step as one program, which is only right for one micro-batch."""
+    if num_microbatches > 1:
+        raise ShardingError(
+            "SW_STAGES_CUT",
+            f"num_microbatches={num_microbatches} requires a step that can be cut at its gradients: "
+            f"{refused.reason}",
+            refused.loc,
+            "use one micro-batch, or reduce over the samples before the optimizer reads the value",
+        )
+    finding = Diagnostic(
+        "SW_STAGES_CUT",
+        f"the step runs as one program: {refused.reason}",
+        refused.loc,
+        severity="warning",
+    )
+    changed = [(s.name, v) for s, v in step.outputs if step.inputs.get(v) != s.name]
+    part = _Part("step", _ancestors(step.graph, [v for _, v in changed]), changed)
+    return _plan(step, (part.finish(step.inputs),), ((("step",), 1),), 1, [finding])

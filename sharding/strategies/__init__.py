@@ -1,0 +1,53 @@
+"""Strategies: recipes that say where every argument, result, activation and gradient lives.
+
+A recipe reads a graph, the roles of its slots and a mesh, and returns the graph with constraints plus specs by value id.
+It knows no partitioner: `sharding/shardy.py` carries the specs out and `sharding/findings.py` compares what came out with
+what the recipe predicted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from compiler.diagnostics import Diagnostic
+from compiler.ir.types import Graph, TensorType, Value
+from sharding.spec import ShardingSpec
+
+ValueId = tuple[int, int]
+INPUT = -1
+OUTPUT = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A collective the recipe expects: kind, axes, and the global type of its result."""
+
+    kind: str
+    axes: tuple[str, ...]
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a strategy decided.
+
+    `graph` carries constraints; `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index).
+    `reasons` says who decided what, by leaf name; `predicted` counts static collectives, loop bodies once.
+    """
+
+    graph: Graph
+    specs: Mapping[ValueId, ShardingSpec]
+    reasons: Mapping[str, str]
+    predicted: Counter[Predicted]
+    findings: tuple[Diagnostic, ...] = ()
+
+
+def value_ids(graph: Graph) -> Iterator[tuple[ValueId, Value]]:
+    """Every input and op result with its id; region inputs share the ids of their loop's results."""
+    for i, value in enumerate(graph.inputs):
+        yield (INPUT, i), value
+    for ordinal, op in enumerate(graph.walk()):
+        for i, value in enumerate(op.results):
+            yield (ordinal, i), value

@@ -1,0 +1,18 @@
+"""What every instruction does to values, one file per engine; see `registry.py`."""
+
+from sim_cluster.engines import dma, gpsimd, scalar, sync, tensor, vector
+from sim_cluster.engines.registry import DECODERS, Kernel, Registers, executes, overwrites
+
+__all__ = [
+    "DECODERS",
+    "Kernel",
+    "Registers",
+    "dma",
+    "executes",
+    "gpsimd",
+    "overwrites",
+    "scalar",
+    "sync",
+    "tensor",
+    "vector",
+]

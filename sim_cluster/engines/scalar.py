@@ -1,0 +1,54 @@
+"""Scalar engine: one function of one tensor with a scale and a bias, in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.isa.program import Instr
+from sim_cluster import elementwise as ew
+from sim_cluster.engines.registry import (
+    Kernel,
+    Registers,
+    Views,
+    executes,
+    per_partition,
+    reader,
+    same_shape,
+    writer,
+)
+
+
+@executes("activation")
+def activation(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
+    """dst = func(scale * src + bias); scale and bias are immediates or [P, 1] sources."""
+    same_shape(instr, 0)
+    name = instr.attrs["func"]
+    fn = None if name == "identity" else ew.function(name, DType.F32)
+    used = 1
+    terms: list[tuple[int, tuple[int, ...], Any, Any]] = []
+    for term in ("scale", "bias"):
+        given = instr.attrs.get(term, 1.0 if term == "scale" else 0.0)
+        if given is None:
+            terms.append((used, per_partition(instr, used), reader(srcs[used], DType.F32), None))
+            used += 1
+        else:
+            terms.append((0, (), None, np.float32(given)))
+    (scale_at, scale_shape, read_scale, scale), (bias_at, bias_shape, read_bias, bias) = terms
+    read, write = reader(srcs[0], DType.F32), writer(dst, DType.F32)
+
+    def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
+        value = read(views[0])
+        if read_scale is not None:
+            value = value * read_scale(views[scale_at]).reshape(scale_shape)
+        elif scale != 1:
+            value = value * scale
+        if read_bias is not None:
+            value = value + read_bias(views[bias_at]).reshape(bias_shape)
+        elif bias != 0:
+            value = value + bias
+        write(out, value if fn is None else fn(value))
+
+    return kernel

@@ -1,0 +1,49 @@
+"""Loads and additive stores of a region that pick rows by an index value.
+
+Both work on one strided window: the leading axis runs over the legal rows, the others over the
+atoms the view moves along. Views that also move along atoms of the index are handled by explicit
+addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def split_atoms(
+    sizes: Sequence[int], strides: Sequence[int], atoms: Sequence[int], index: Sequence[int]
+) -> bool:
+    """True when no atom of the index moves the view, so that rows can be picked as whole slices."""
+    return all(strides[a] == 0 or sizes[a] == 1 for a in index if a in atoms)
+
+
+def legal_rows(index: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """(index clamped to 0..rows-1, mask of the legal ones or None when all are)."""
+    clamped = np.clip(index, 0, rows - 1).astype(np.int64)
+    if np.array_equal(clamped, index):
+        return clamped, None
+    return clamped, clamped == index
+
+
+def window(
+    array: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """Strided view of a flat array; offset and strides in elements. Raises ValueError or TypeError
+    out of bounds.
+    """
+    item = array.itemsize
+    return np.ndarray(shape, array.dtype, array, offset * item, tuple(s * item for s in strides))
+
+
+def add_rows(target: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
+    """target[rows[t]] += values[t]; equal rows add up in fp32 before they are rounded once.
+
+    Shapes: target [R, ...], rows [T], values [T, ...].
+    """
+    order = np.argsort(rows, kind="stable")
+    unique, starts = np.unique(rows[order], return_index=True)
+    sums = np.add.reduceat(values[order], starts, axis=0)
+    old = target[unique].astype(values.dtype)
+    target[unique] = old + sums

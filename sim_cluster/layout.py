@@ -1,0 +1,99 @@
+"""Between global arrays and the named buffers of ranks: which slice of a global array a rank holds.
+
+A buffer names, per dim, the mesh axes that shard it, major to minor; ranks are row-major over the
+mesh. The batch is cut micro-batch first, then by rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from collectives.ops import group_index
+from compiler.diagnostics import SimulationError
+from compiler.neff.manifest import NamedBuffer
+
+Mesh = Mapping[str, int]
+
+
+def num_ranks(mesh: Mesh) -> int:
+    """Ranks of a mesh."""
+    return math.prod(mesh.values())
+
+
+def sharded_shape(buffer: NamedBuffer, mesh: Mesh) -> tuple[int, ...]:
+    """Shape that all shards of a buffer make up together (of one micro-batch, for batch buffers)."""
+    return tuple(
+        size * math.prod(mesh[a] for a in axes)
+        for size, axes in zip(buffer.local_shape, buffer.axes, strict=True)
+    )
+
+
+def shard_slices(buffer: NamedBuffer, mesh: Mesh, rank: int) -> tuple[slice, ...]:
+    """Where a rank's shard lies in the global array."""
+    starts = (
+        group_index(mesh, axes, rank) * size
+        for size, axes in zip(buffer.local_shape, buffer.axes, strict=True)
+    )
+    return tuple(slice(s, s + size) for s, size in zip(starts, buffer.local_shape, strict=True))
+
+
+def check_global(buffer: NamedBuffer, array: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
+    """`array` in the buffer's type. Raises SimulationError when its shape is not `wanted`."""
+    if tuple(array.shape) != tuple(wanted):
+        raise SimulationError(
+            "SW_SIM_SHAPE",
+            f"buffer {buffer.name} ({buffer.role}) requires shape {list(wanted)},"
+            f" got {list(array.shape)}",
+        )
+    return array.astype(buffer.dtype.numpy, copy=False)
+
+
+def micro_batch(
+    buffer: NamedBuffer, mesh: Mesh, array: np.ndarray, number: int, count: int
+) -> np.ndarray:
+    """Micro-batch `number` of `count` of a batch array: contiguous along the dim that is `count`
+    times as large as what the ranks take together. An array without such a dim (a scalar, say) goes
+    to every micro-batch whole.
+
+    Raises SimulationError when the shapes do not fit.
+    """
+    shape = sharded_shape(buffer, mesh)
+    if count == 1 or tuple(array.shape) == shape:
+        return check_global(buffer, array, shape)
+    dim = next((d for d, size in enumerate(array.shape[: len(shape)]) if size != shape[d]), 0)
+    whole = check_global(
+        buffer, array, (*shape[:dim], *(n * count for n in shape[dim : dim + 1]), *shape[dim + 1 :])
+    )
+    rows = slice(number * shape[dim], (number + 1) * shape[dim])
+    return whole[(slice(None),) * dim + (rows,)]
+
+
+def gather_array(buffer: NamedBuffer, mesh: Mesh, shards: Sequence[np.ndarray]) -> np.ndarray:
+    """The global array from the flat shards of all ranks.
+
+    Raises SimulationError (SW_SIM_REPLICAS) when ranks that must hold the same shard differ in any
+    bit.
+    """
+    result = np.empty(sharded_shape(buffer, mesh), buffer.dtype.numpy)
+    owner: dict[tuple[int, ...], int] = {}
+    for rank, shard in enumerate(shards):
+        where = shard_slices(buffer, mesh, rank)
+        first = owner.setdefault(tuple(s.start for s in where), rank)
+        if first == rank:
+            result[where] = shard.reshape(buffer.local_shape)
+        elif shard.tobytes() != shards[first].tobytes():
+            raise SimulationError(
+                "SW_SIM_REPLICAS",
+                f"buffer {buffer.name} requires equal copies on ranks {first} and {rank},"
+                " they differ",
+            )
+    return result
+
+
+def coordinate(buffer: NamedBuffer, mesh: Mesh, rank: int) -> int:
+    """What a coordinate buffer of a rank holds: its row-major position along the buffer's axes."""
+    axes = [a for per_dim in buffer.axes for a in per_dim]
+    return group_index(mesh, axes, rank)

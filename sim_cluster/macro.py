@@ -1,0 +1,106 @@
+"""Programs as macro-operations: compute stretches (launches among them), collective starts and waits.
+
+A program's functions are timed once each by the evaluator at a few shares of the DMA engines; calls and layer loops only
+repeat the resulting stretches. The cluster loop (`run_timing.py`) replays the list of every class of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.evaluate import Segment, function_segments
+from compiler.isa.program import Call, CollectiveCall, Function, Program, Repeat
+from compiler.target import Target
+
+HALF_SHARE = 0.5  # second point at which stretches are evaluated; durations between are interpolated
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Compute between collective events: duration with all of the DMA engines, and with half of them."""
+
+    full_ps: int
+    half_ps: int
+    compute_ps: int  # time with any compute engine busy
+    segment: Segment
+    label: str
+    charge: str = ""  # what all of it is charged to; empty: compute, the rest of the time memory
+
+    def duration_ps(self, dma_share: float) -> float:
+        """Duration at a share of the DMA engines: linear in 1 / share through the two evaluated points."""
+        slope = (self.half_ps - self.full_ps) / (1 / HALF_SHARE - 1)
+        return self.full_ps + slope * (1 / dma_share - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A collective is handed to its stream."""
+
+    call: CollectiveCall
+    slot: int  # distinguishes the collectives in flight of one function call
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The core blocks until the collective started under the same slot has finished."""
+
+    slot: int
+
+
+MacroOp = Stretch | Start | Wait
+
+
+def function_macros(function: Function, target: Target) -> tuple[MacroOp, ...]:
+    """The macro-operations of one call of `function`."""
+    full = function_segments(function, target)
+    half = function_segments(function, target, dma_share=HALF_SHARE)
+    out: list[MacroOp] = []
+    for a, b in zip(full, half, strict=True):
+        if a.kind == "compute":
+            slower = max(a.duration_ps, b.duration_ps)
+            out.append(Stretch(a.duration_ps, slower, a.compute_ps, a, function.name))
+        elif a.kind == "start":
+            out.append(Start(function.collectives[a.collective], a.collective))
+        else:
+            out.append(Wait(a.collective))
+    return tuple(out)
+
+
+def program_macros(program: Program, target: Target) -> tuple[MacroOp, ...]:
+    """The whole program: a launch, then every call in order, loops expanded."""
+    bodies = [function_macros(f, target) for f in program.functions]
+    return (_launch(program.name, target), *_steps(program.steps, bodies))
+
+
+def _launch(name: str, target: Target) -> Stretch:
+    """The host starts a program on the core."""
+    ps = target.core.program_start_ps
+    return Stretch(ps, ps, 0, Segment("compute", ps), f"launch {name}", "launch")
+
+
+def _steps(
+    steps: Sequence[Call | Repeat], bodies: Sequence[tuple[MacroOp, ...]]
+) -> Iterator[MacroOp]:
+    for step in steps:
+        if isinstance(step, Call):
+            yield from bodies[step.function]
+        else:
+            body = tuple(_steps(step.steps, bodies))
+            for _ in range(step.trip):
+                yield from body
+
+
+def schedule_macros(
+    programs: Mapping[str, Program],
+    schedule: Sequence[tuple[Sequence[str], int]],
+    target: Target,
+) -> tuple[MacroOp, ...]:
+    """One whole step of a core: the programs of each entry in order, `count` times."""
+    macros = {name: program_macros(p, target) for name, p in programs.items()}
+    out: list[MacroOp] = []
+    for names, count in schedule:
+        for _ in range(count):
+            for name in names:
+                out += macros[name]
+    return tuple(out)

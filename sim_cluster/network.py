@@ -1,0 +1,81 @@
+"""The network of a run: topology of the target's instances, and what a collective of a program costs on it.
+
+Mesh ranks are placed in order: rank r is core `r % cores` of instance `r // cores`, so the innermost mesh axis lies on
+neighbouring cores of the torus (placement `torus`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from collectives.cost import collective_time
+from collectives.costs import PROFILES as COLLECTIVE_PROFILES
+from collectives.ops import CollectiveKind, ReplicaGroups
+from collectives.topology import Topology, torus
+from compiler.isa.program import CollectiveCall
+from compiler.target import PS_PER_S, Target
+from sim_cluster.run_timing import CollectiveDuration
+
+MAX_DMA_SHARE = 0.75  # default: descriptors of compute always get through (round robin between rings)
+
+
+def cluster_topology(target: Target, instances: int) -> Topology:
+    """The torus of one instance of `target`, `instances` times, joined by EFA."""
+    rates = (round(target.link_bytes_per_s), round(target.efa_bytes_per_s), target.efa_devices)
+    return _topology(target.torus, target.cores_per_chip, instances, rates)
+
+
+@lru_cache(maxsize=64)
+def _topology(
+    shape: tuple[int, int], ranks_per_chip: int, instances: int, rates: tuple[int, int, int]
+) -> Topology:
+    """Topologies are compared by identity, and choices are cached per topology: build each once."""
+    link, efa, devices = rates
+    return torus(
+        *shape,
+        ranks_per_chip=ranks_per_chip,
+        link_bytes_per_s=link,
+        instances=instances,
+        efa_bytes_per_s=efa if instances > 1 else 0,
+        efa_devices=devices if instances > 1 else 0,
+    )
+
+
+class Network:
+    """Prices the collectives of one run."""
+
+    def __init__(
+        self, target: Target, instances: int, mesh: Mapping[str, int], profile: str
+    ) -> None:
+        self.target = target
+        self.mesh = mesh
+        self.topology = cluster_topology(target, instances)
+        self.costs = COLLECTIVE_PROFILES[profile]
+        self._groups: dict[tuple[str, ...], ReplicaGroups] = {}
+
+    def groups(self, axes: tuple[str, ...]) -> ReplicaGroups:
+        """Replica groups over mesh axes."""
+        if axes not in self._groups:
+            self._groups[axes] = ReplicaGroups.from_axes(self.mesh, axes)
+        return self._groups[axes]
+
+    def duration(self, call: CollectiveCall) -> CollectiveDuration:
+        """Time of one collective when all its groups run at once."""
+        groups = self.groups(call.axes)
+        size = larger_side_bytes(call, groups.size)
+        kind = CollectiveKind(call.kind)
+        time = collective_time(kind, self.topology, groups, size, call.dtype.bytes, self.costs)
+        dma = self.target.core.dma_engines * self.target.core.dma_engine_bytes_per_s
+        wire_s = max(time.total_ps - time.launch_ps, 1) / PS_PER_S
+        share = min(MAX_DMA_SHARE, time.touch_bytes_per_rank / wire_s / dma)
+        return CollectiveDuration(
+            time.total_ps, share, time.algorithm, time.why, size, groups.size
+        )
+
+
+def larger_side_bytes(call: CollectiveCall, group_size: int) -> int:
+    """Bytes of the larger of source and target of one rank (the nccom convention)."""
+    outer, dim, inner = call.source_shape
+    source = outer * dim * inner * call.dtype.bytes
+    return source * group_size if call.kind == "all_gather" else source

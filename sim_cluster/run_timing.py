@@ -1,0 +1,273 @@
+"""The cluster loop: replays the macro-operations of every class of ranks and integrates their progress.
+
+Compute runs on the core, collectives on its streams beside it; a collective starts when every class of its group has
+arrived and its stream is free. While a core has collectives in flight, its compute has only the rest of the DMA engines, so
+stretches slow down: the loop advances from event to event at the rates that hold between them. Every picosecond of a core
+is charged once: compute, memory (only DMA busy), the axis of the collective it waits for, launch, or idle at the end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compiler.diagnostics import SimulationError
+from compiler.isa.program import CollectiveCall
+from sim_cluster.classes import RankClasses
+from sim_cluster.macro import MacroOp, Start, Stretch, Wait
+
+MIN_DMA_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveDuration:
+    """What the network says of one collective: time, the share of a core's DMA engines it takes, and why."""
+
+    duration_ps: int
+    dma_share: float
+    algorithm: str
+    why: str
+    size_bytes: int
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An interval of one class for the trace."""
+
+    lane: str  # core, or stream<k>
+    name: str
+    start_ps: int
+    end_ps: int
+
+
+@dataclass(slots=True)
+class CollectiveUse:
+    """All runs of one collective of the step, on the last-finishing core."""
+
+    call: CollectiveCall
+    cost: CollectiveDuration
+    count: int = 0
+    total_ps: int = 0
+    exposed_ps: int = 0
+
+
+@dataclass(slots=True)
+class ClassResult:
+    """One class: when it finished, how its time was charged, what it did."""
+
+    end_ps: int = 0
+    charged_ps: dict[str, int] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    uses: dict[CollectiveCall, CollectiveUse] = field(default_factory=dict)
+
+    def charge(self, category: str, ps: int) -> None:
+        """Add to a category."""
+        if ps:
+            self.charged_ps[category] = self.charged_ps.get(category, 0) + ps
+
+
+class _Job:
+    """One collective in flight: who takes part, who has arrived, when it ends."""
+
+    __slots__ = ("arrived", "call", "cost", "end_ps", "members", "start_ps")
+
+    def __init__(self, call: CollectiveCall, cost: CollectiveDuration, members: frozenset[int]) -> None:
+        self.call = call
+        self.cost = cost
+        self.members = members
+        self.arrived: set[int] = set()
+        self.start_ps = -1
+        self.end_ps = -1
+
+
+class _Actor:
+    """One class of ranks on its way through its macro-operations."""
+
+    def __init__(self, index: int, macros: Sequence[MacroOp], speed: float) -> None:
+        self.index = index
+        self.macros = macros
+        self.speed = speed
+        self.position = 0
+        self.left = 0.0  # of the current stretch, as a fraction
+        self.since_ps = 0  # when the current rate began
+        self.began_ps = 0  # when the current stretch began
+        self.active: list[_Job] = []
+        self.slots: dict[int, _Job] = {}
+        self.queues: dict[int, list[_Job]] = {}
+        self.waiting: _Job | None = None
+        self.occurrences: dict[tuple[CollectiveCall, frozenset[int]], int] = {}
+        self.version = 0
+        self.result = ClassResult()
+
+    @property
+    def stretch(self) -> Stretch | None:
+        if self.position < len(self.macros):
+            op = self.macros[self.position]
+            return op if isinstance(op, Stretch) else None
+        return None
+
+    def dma_share(self) -> float:
+        taken = sum(job.cost.dma_share for job in self.active)
+        return max(MIN_DMA_SHARE, 1.0 - taken)
+
+    def duration_ps(self, stretch: Stretch) -> float:
+        return stretch.duration_ps(self.dma_share()) * self.speed
+
+
+class ClusterLoop:
+    """Replays all classes; `duration` prices a collective, `speeds` slows classes down."""
+
+    def __init__(
+        self,
+        classes: RankClasses,
+        macros: Sequence[Sequence[MacroOp]],
+        duration: Callable[[CollectiveCall], CollectiveDuration],
+        speeds: Mapping[int, float] | None = None,
+    ) -> None:
+        self.classes = classes
+        self.duration = duration
+        speeds = speeds or {}
+        self.actors = [_Actor(i, m, speeds.get(i, 1.0)) for i, m in enumerate(macros)]
+        self.events: list[tuple[int, int, int, int, _Job | None]] = []
+        self.sequence = 0
+        self.jobs: dict[tuple[CollectiveCall, frozenset[int], int], _Job] = {}
+        self.costs: dict[CollectiveCall, CollectiveDuration] = {}
+
+    def run(self) -> list[ClassResult]:
+        """Results per class. Raises SimulationError (SW_TIME_DEADLOCK) when a collective is never joined by all."""
+        for actor in self.actors:
+            self._proceed(actor, 0)
+        while self.events:
+            now, _, index, version, job = heapq.heappop(self.events)
+            if job is not None:
+                self._finished(job, now)
+            elif self.actors[index].version == version:
+                self._stretch_done(self.actors[index], now)
+        stuck = [a.index for a in self.actors if a.position < len(a.macros)]
+        if stuck:
+            raise SimulationError(
+                "SW_TIME_DEADLOCK",
+                f"classes {stuck} wait for a collective that not every rank of its group starts",
+            )
+        return [a.result for a in self.actors]
+
+    def _post(self, when: int, actor: _Actor | None, job: _Job | None) -> None:
+        self.sequence += 1
+        index, version = (actor.index, actor.version) if actor else (-1, -1)
+        heapq.heappush(self.events, (when, self.sequence, index, version, job))
+
+    def _proceed(self, actor: _Actor, now: int) -> None:
+        """Take macro-operations until one needs time."""
+        while actor.position < len(actor.macros):
+            op = actor.macros[actor.position]
+            if isinstance(op, Stretch):
+                actor.left, actor.since_ps, actor.began_ps = 1.0, now, now
+                self._repost(actor, now)
+                return
+            if isinstance(op, Start):
+                self._start(actor, op, now)
+            elif not self._passed(actor, op, now):
+                return
+            actor.position += 1
+        actor.result.end_ps = max(actor.result.end_ps, now)
+
+    def _passed(self, actor: _Actor, op: Wait, now: int) -> bool:
+        """True when the collective of a wait has finished; otherwise the actor blocks."""
+        job = actor.slots[op.slot]
+        if 0 <= job.end_ps <= now:
+            return True
+        actor.waiting = job
+        actor.since_ps = now
+        return False
+
+    def _start(self, actor: _Actor, op: Start, now: int) -> None:
+        members = self.classes.groups[op.call.axes][actor.index]
+        number = actor.occurrences.get((op.call, members), 0)
+        actor.occurrences[op.call, members] = number + 1
+        if op.call not in self.costs:
+            self.costs[op.call] = self.duration(op.call)
+        cost = self.costs[op.call]
+        key = (op.call, members, number)
+        job = self.jobs.setdefault(key, _Job(op.call, cost, members))
+        job.arrived.add(actor.index)
+        actor.slots[op.slot] = job
+        actor.queues.setdefault(op.call.stream, []).append(job)
+        self._try_begin(job, now)
+
+    def _try_begin(self, job: _Job, now: int) -> None:
+        """Begin when all classes have arrived and it heads the stream of each."""
+        if job.start_ps >= 0 or job.arrived != job.members:
+            return
+        actors = [self.actors[m] for m in sorted(job.members)]
+        if any(a.queues[job.call.stream][0] is not job for a in actors):
+            return
+        job.start_ps = now
+        job.end_ps = now + job.cost.duration_ps
+        for actor in actors:
+            self._rate_change(actor, now)
+            actor.active.append(job)
+            self._repost(actor, now)
+        self._post(job.end_ps, None, job)
+
+    def _finished(self, job: _Job, now: int) -> None:
+        for member in sorted(job.members):
+            actor = self.actors[member]
+            self._rate_change(actor, now)
+            actor.active.remove(job)
+            queue = actor.queues[job.call.stream]
+            queue.pop(0)
+            _record(actor, job)
+            if actor.waiting is job:
+                actor.waiting = None
+                self._charge_wait(actor, job, now)
+                actor.position += 1
+                self._proceed(actor, now)
+            else:
+                self._repost(actor, now)
+            if queue:
+                self._try_begin(queue[0], now)
+
+    def _charge_wait(self, actor: _Actor, job: _Job, now: int) -> None:
+        exposed = now - actor.since_ps
+        actor.result.charge("collective_" + "_".join(job.call.axes), exposed)
+        actor.result.uses[job.call].exposed_ps += exposed
+
+    def _rate_change(self, actor: _Actor, now: int) -> None:
+        """Bank the progress made at the old rate."""
+        stretch = actor.stretch
+        if stretch is None or actor.waiting is not None:
+            return
+        duration = actor.duration_ps(stretch)
+        if duration > 0:
+            actor.left = max(0.0, actor.left - (now - actor.since_ps) / duration)
+        actor.since_ps = now
+
+    def _repost(self, actor: _Actor, now: int) -> None:
+        """Announce the end of the current stretch at the current rate."""
+        stretch = actor.stretch
+        if stretch is None or actor.waiting is not None:
+            return
+        actor.version += 1
+        self._post(now + round(actor.left * actor.duration_ps(stretch)), actor, None)
+
+    def _stretch_done(self, actor: _Actor, now: int) -> None:
+        stretch = actor.stretch
+        assert stretch is not None
+        elapsed = now - actor.began_ps
+        compute = min(elapsed, round(stretch.compute_ps * actor.speed))
+        actor.result.charge(stretch.charge or "compute", elapsed if stretch.charge else compute)
+        actor.result.charge("memory", 0 if stretch.charge else elapsed - compute)
+        actor.result.spans.append(Span("core", stretch.label, actor.began_ps, now))
+        actor.position += 1
+        self._proceed(actor, now)
+
+
+def _record(actor: _Actor, job: _Job) -> None:
+    use = actor.result.uses.setdefault(job.call, CollectiveUse(job.call, job.cost))
+    use.count += 1
+    use.total_ps += job.cost.duration_ps
+    name = job.call.name or f"{job.call.kind} {'_'.join(job.call.axes)}"
+    actor.result.spans.append(Span(f"stream{job.call.stream}", name, job.start_ps, job.end_ps))
+    actor.result.end_ps = max(actor.result.end_ps, job.end_ps)

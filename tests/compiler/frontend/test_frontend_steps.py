@@ -1,0 +1,209 @@
+"""Imported training steps compute what JAX computes: every leaf of every model, in the NumPy reference of the IR."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compiler.frontend.capture import Captured, capture
+from compiler.frontend.models import llama
+from compiler.frontend.reference import batch_leaves, initial_state, reference_step, task_batches
+from compiler.frontend.stablehlo import import_module
+from compiler.frontend.task import TrainTask
+from compiler.ir.opdef import OPS
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph
+from compiler.ir.verify import verify
+from tests.models import flax_decoder, prime_model
+
+CONFIG = {
+    "hidden_size": 32,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+}
+BATCH = 4
+REPO = Path(__file__).resolve().parents[3]
+MODELS: dict[str, Callable[[], TrainTask]] = {
+    "llama": lambda: llama.train_task(CONFIG, seq_len=32, remat="none"),
+    "llama_remat": lambda: llama.train_task(CONFIG, seq_len=32, remat="full"),
+    "llama_selective_tied": lambda: llama.train_task(
+        CONFIG | {"tie_word_embeddings": True}, seq_len=32, remat="selective"
+    ),
+    "flax": flax_decoder.train_task,
+    "prime": prime_model.train_task,
+    "llama_bf16": lambda: llama.train_task(CONFIG, seq_len=32, dtype="bf16"),
+}
+FP32 = [name for name in MODELS if not name.endswith("bf16")]
+
+
+@cache
+def task_of(name: str) -> TrainTask:
+    return MODELS[name]()
+
+
+@cache
+def imported(name: str) -> tuple[Captured, Graph]:
+    captured = capture(task_of(name), BATCH)
+    return captured, verify(import_module(captured.artifact, base_dir=str(REPO)))
+
+
+@cache
+def leaves_after_a_step(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(of the imported graph, of jax.jit) after a second step, so that the optimizer state is not zero."""
+    task, (captured, graph) = task_of(name), imported(name)
+    batches = task_batches(task, 0, BATCH)
+    state = reference_step(task, initial_state(task, 0), next(batches))
+    batch = next(batches)
+    given = state | batch_leaves(batch)
+    outputs = evaluate(graph, [given[info.name] for info in captured.inputs])
+    ours = dict(zip((info.name for info in captured.outputs), outputs, strict=True))
+    return ours, reference_step(task, state, batch)
+
+
+def error(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-12))
+
+
+def worst(given: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> tuple[float, str]:
+    return max((error(given[name], reference[name]), name) for name in reference)
+
+
+@pytest.mark.parametrize("name", FP32)
+def test_fp32_step_equals_jax(name: str) -> None:
+    ours, reference = leaves_after_a_step(name)
+    assert set(ours) == set(reference)
+    squares = {n for n in ours if "/nu/" in n}  # second moments: a square doubles relative error
+    plain = {n: v for n, v in reference.items() if n not in squares}
+    assert worst(ours, plain) < (1e-6, "")
+    assert not squares or worst(ours, {n: reference[n] for n in squares}) < (2e-6, "")
+
+
+def test_a_wrong_graph_is_noticed() -> None:
+    """The comparison above has teeth: one doubled parameter breaks it far beyond the bound."""
+    task, (captured, graph) = task_of("prime"), imported("prime")
+    state, batch = initial_state(task, 0), next(task_batches(task, 0, BATCH))
+    given = state | batch_leaves(batch)
+    given["params/blk0.wide"] = given["params/blk0.wide"] * np.float32(1.001)
+    outputs = evaluate(graph, [given[info.name] for info in captured.inputs])
+    ours = dict(zip((info.name for info in captured.outputs), outputs, strict=True))
+    assert worst(ours, reference_step(task, state, batch)) > (1e-5, "")
+
+
+def test_bf16_step_is_no_farther_from_fp32_than_jax() -> None:
+    ours, jax_bf16 = leaves_after_a_step("llama_bf16")
+    task = task_of("llama_bf16")
+    assert task.full_precision is not None
+    batches = task_batches(task, 0, BATCH)
+    state = reference_step(task, initial_state(task, 0), next(batches))
+    precise = reference_step(task.full_precision, state, next(batches))
+    bound = max(1e-2, worst(jax_bf16, precise)[0])
+    assert worst(ours, precise)[0] <= bound
+    assert any(v.type.dtype.value == "bf16" for op in imported("llama_bf16")[1].ops for v in op.results)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_known_ops_and_no_captures(name: str) -> None:
+    _, graph = imported(name)
+    assert {op.name for op in graph.walk()} <= set(OPS)
+    _check_closed(graph)
+
+
+def _check_closed(graph: Graph) -> None:
+    defined = {*graph.inputs, *(v for op in graph.ops for v in op.results)}
+    assert {*graph.outputs, *(v for op in graph.ops for v in op.operands)} <= defined
+    for op in graph.ops:
+        for region in op.regions:
+            _check_closed(region)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_remat", "llama_selective_tied"])
+def test_scan_becomes_two_loops_of_the_layers(name: str) -> None:
+    _, graph = imported(name)
+    assert [op.attrs.trip for op in graph.walk() if op.name == "loop"] == [3, 3]
+
+
+def test_remat_is_visible_in_barriers_and_scopes() -> None:
+    plain, full = imported("llama")[1], imported("llama_remat")[1]
+    assert not [op for op in plain.walk() if op.name == "optimization_barrier"]
+    assert [op for op in full.walk() if op.name == "optimization_barrier"]
+    assert any("rematted_computation" in op.loc.scope for op in full.walk())
+    assert any("transpose(jvp" in op.loc.scope for op in full.walk())
+
+
+def line_of(file: Path, text: str) -> int:
+    return next(i for i, line in enumerate(file.read_text().splitlines(), 1) if text in line)
+
+
+def test_locations_point_at_the_model() -> None:
+    _, graph = imported("prime")
+    file = REPO / "tests/models/prime_model.py"
+    line = line_of(file, '"napr,naqr->napq"')
+    dots = [op for op in graph.walk() if op.name == "dot_general" and op.loc.line == line]
+    assert {op.loc.file for op in dots} == {"tests/models/prime_model.py"}
+    assert len(dots) == 2 * 3  # per block one forward, two backward
+    computing = [op for op in graph.walk() if op.name == "dot_general"]
+    assert all(op.loc.file == "tests/models/prime_model.py" for op in computing)
+
+
+def test_own_models_are_located_inside_the_package() -> None:
+    _, graph = imported("llama")
+    files = {op.loc.file for op in graph.walk() if op.name in ("dot_general", "rsqrt", "gather")}
+    assert files == {"pkg:compiler/frontend/models/llama.py"}
+    assert not any(os.path.isabs(op.loc.file) for op in graph.walk())
+
+
+def test_library_ops_are_located_at_the_call_in_the_users_code() -> None:
+    _, graph = imported("flax")
+    step_line = line_of(REPO / "tests/models/flax_decoder.py", "chain.update(grads")
+    files = {op.loc.file for op in graph.walk() if op.loc.line == step_line}
+    assert "tests/models/flax_decoder.py" in files
+
+
+def test_70b_captures_and_imports_small() -> None:
+    """Measured in a process of its own: no parameter is allocated anywhere (70B would be 280 GB)."""
+    code = (
+        "import resource\n"
+        "from compiler.frontend.capture import capture\n"
+        "from compiler.frontend.models.presets import preset_task\n"
+        "from compiler.frontend.stablehlo import import_module\n"
+        "c = capture(preset_task('llama2-70b', dtype='bf16'), 8)\n"
+        "g = import_module(c.artifact)\n"
+        "import math\n"
+        "n = sum(math.prod(i.shape) for i in c.inputs if i.role == 'parameter')\n"
+        "trips = [o.attrs.trip for o in g.walk() if o.name == 'loop']\n"
+        "print(n, sum(1 for _ in g.walk()), trips, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    env = os.environ | {"PYTHONPATH": str(REPO)}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    params, ops, trips, kib = re.fullmatch(r"(\d+) (\d+) (\[.*\]) (\d+)\n", run.stdout).groups()
+    assert 6.8e10 < int(params) < 7.1e10
+    assert int(ops) < 3000
+    assert trips == "[80, 80]"
+    assert int(kib) * 1024 < 1e9
+
+
+def test_step_traces_at_any_batch_size() -> None:
+    small, large = (capture(task_of("llama"), n) for n in (1, 6))
+    assert small.inputs[:-2] == large.inputs[:-2]
+    assert [i.shape[0] for i in large.inputs if i.role == "batch"] == [6, 6]
+    assert large.aliases == tuple((i, i) for i in range(len(large.inputs) - 2))
+
+
+def test_flax_bf16_imports_too() -> None:
+    captured = capture(flax_decoder.train_task(dtype=jnp.bfloat16, num_layers=1), 2)
+    verify(import_module(captured.artifact))

@@ -1,0 +1,82 @@
+"""Analyses against small graphs counted by hand."""
+
+from __future__ import annotations
+
+from compiler.diagnostics import Loc
+from compiler.dtypes import DType
+from compiler.ir.analysis import (
+    Interval,
+    ancestors,
+    count_ops,
+    descendants,
+    flops,
+    invariant_carries,
+    liveness,
+    peak_live_bytes,
+    structural_hash,
+)
+from compiler.ir.build import Builder
+from compiler.ir.types import Graph
+from tests.support.graphs import LAYERS, ROWS, WIDTH, layer_stack
+
+
+def test_flops_multiply_by_the_trip_count() -> None:
+    n = ROWS * WIDTH
+    # counter 1; norm: square n, sum n-rows, divide + add + rsqrt per row, scale n; converts of
+    # weight and activation (same type here), dot, tanh.
+    per_layer = 1 + n + (n - ROWS) + 3 * ROWS + n + WIDTH * WIDTH + n + 2 * n * WIDTH + n
+    assert flops(layer_stack()) == LAYERS * per_layer
+
+
+def test_dot_flops() -> None:
+    b = Builder()
+    graph = b.finish(b.dot(b.input((3, 5)), b.input((5, 7))))
+    assert flops(graph) == 2 * 3 * 5 * 7
+
+
+def branches(line: int = 1, value: float = 1.0, dtype: DType = DType.F32) -> Graph:
+    b = Builder(loc=Loc("m.py", line))
+    x, y = b.input((4,), dtype), b.input((4,), dtype)
+    left = b.op("negate", x)
+    right = b.op("abs", y)
+    return b.finish(b.add(left, b.full((4,), value, dtype)), right)
+
+
+def test_structural_hash_sees_structure_only() -> None:
+    base = structural_hash(branches())
+    assert base == structural_hash(branches(line=50))
+    assert base != structural_hash(branches(value=2.0))
+    assert base != structural_hash(branches(dtype=DType.BF16))
+    swapped = branches()
+    outputs = swapped.outputs[::-1]
+    assert base != structural_hash(Graph(swapped.inputs, swapped.ops, outputs))
+    assert structural_hash(layer_stack()) == structural_hash(layer_stack())
+    assert structural_hash(layer_stack()) != structural_hash(layer_stack(DType.BF16))
+
+
+def test_dependence() -> None:
+    graph = branches()
+    x, y = graph.inputs
+    total, right = graph.outputs
+    assert total in descendants(graph, [x]) and right not in descendants(graph, [x])
+    assert x in ancestors(graph, [total]) and y not in ancestors(graph, [total])
+
+
+def test_liveness_and_peak() -> None:
+    graph = branches()
+    intervals = liveness(graph)
+    x, y = graph.inputs
+    assert intervals[x] == Interval(-1, 0)
+    assert intervals[y] == Interval(-1, 1)
+    assert intervals[graph.outputs[1]] == Interval(1, 4)
+    # At op 0: x, y and -x live; afterwards three of (y, |y|), -x, constant, sum.
+    assert peak_live_bytes(graph) == 4 * 16
+    assert peak_live_bytes(graph, ignore=graph.inputs) == 4 * 16
+
+
+def test_loop_invariants_and_counts() -> None:
+    graph = layer_stack()
+    loop = next(op for op in graph.ops if op.name == "loop")
+    assert invariant_carries(loop) == (2,)
+    counts = count_ops(graph)
+    assert counts["dot_general"] == 1 and counts["constant"] >= 3

@@ -1,0 +1,95 @@
+"""Folded program-order evaluation equals the expanded event heap, clock for clock."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.evaluate import _State, _Timed, _TimedLoop
+from compiler.isa.program import Engine
+from tests.support.event_heap import end_time
+
+ENGINES = [Engine.DMA_IN, Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.DMA_OUT]
+
+
+def timed(engine: Engine, ps: int, waits: tuple[int, ...] = (), signals: tuple[int, ...] = ()):
+    return _Timed(engine, ps, 7, waits, signals, 0)
+
+
+def loop(trip: int, *body: _Timed | _TimedLoop) -> _TimedLoop:
+    engines = {e for i in body for e in ((i.engine,) if isinstance(i, _Timed) else i.engines)}
+    semaphores = {
+        s for i in body for s in (i.waits + i.signals if isinstance(i, _Timed) else i.semaphores)
+    }
+    order = tuple(e for e in Engine if e in engines)
+    return _TimedLoop(trip, tuple(body), order, tuple(sorted(semaphores)))
+
+
+def folded_end(body: list[_Timed | _TimedLoop], tokens: list[int]) -> tuple[int, int]:
+    state = _State(tokens)
+    state.run(body)
+    return max(*state.clock.values(), *state.done.values()), len(state.intervals)
+
+
+def pipeline(seed: int, trip: int, inner: int) -> tuple[list[_Timed | _TimedLoop], list[int]]:
+    """A chain of engines with double-buffered hand-overs, the shape every generated region has."""
+    rng = random.Random(seed)
+    stages = rng.sample(ENGINES, rng.randint(2, len(ENGINES)))
+    body: list[_Timed | _TimedLoop] = []
+    tokens: list[int] = []
+    for k, engine in enumerate(stages):
+        waits: list[int] = []
+        signals: list[int] = []
+        if k > 0:  # data from the stage before, and the slot handed back to it
+            waits.append(2 * (k - 1))
+            signals.append(2 * (k - 1) + 1)
+        if k + 1 < len(stages):
+            tokens += [0, rng.randint(1, 3)]
+            waits.append(2 * k + 1)
+            signals.append(2 * k)
+        if inner > 1 and rng.random() < 0.5:
+            body.append(timed(engine, 0, tuple(waits)))
+            body.append(loop(inner, timed(engine, rng.randint(1, 40))))
+            body.append(timed(engine, 0, (), tuple(signals)))
+        else:
+            body.append(timed(engine, rng.randint(1, 90), tuple(waits), tuple(signals)))
+    return [loop(trip, *body)], tokens
+
+
+@given(st.integers(0, 10**6), st.integers(1, 70), st.integers(1, 9))
+@settings(max_examples=150, deadline=None)
+def test_folded_equals_the_event_heap(seed: int, trip: int, inner: int) -> None:
+    body, tokens = pipeline(seed, trip, inner)
+    assert folded_end(body, tokens)[0] == end_time(body, tokens)
+
+
+def test_folding_skips_iterations_and_a_drifting_queue_is_not_folded_too_early() -> None:
+    """A fast producer with many slots runs ahead for 40 iterations before the state is periodic."""
+    body = [
+        loop(
+            5000,
+            timed(Engine.DMA_IN, 10, (1,), (0,)),
+            timed(Engine.TENSOR, 11, (0,), (1,)),
+        )
+    ]
+    tokens = [0, 40]
+    end, evaluated = folded_end(body, tokens)
+    assert end == end_time(body, tokens)
+    assert evaluated < 1000
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_time_never_falls_when_an_instruction_gets_slower(factor: int) -> None:
+    for seed in range(30):
+        body, tokens = pipeline(seed, 20, 1)
+        (nest,) = body
+        assert isinstance(nest, _TimedLoop)
+        base = folded_end(body, tokens)[0]
+        for k, item in enumerate(nest.body):
+            assert isinstance(item, _Timed)
+            slower = timed(item.engine, item.interval_ps * factor, item.waits, item.signals)
+            changed = loop(nest.trip, *nest.body[:k], slower, *nest.body[k + 1 :])
+            assert folded_end([changed], tokens)[0] >= base

@@ -1,0 +1,22 @@
+"""Harness rows of control ops, and those no single row can show."""
+
+from __future__ import annotations
+
+from compiler.dtypes import DType
+from tests.harnesses.case import OpCase
+
+CASES: tuple[OpCase, ...] = (
+    OpCase("optimization_barrier", (((3, 4), DType.F32), ((), DType.I32), ((2,), DType.BF16))),
+)
+
+# Ops without a row: what checks them instead.
+GAPS: dict[str, str] = {
+    "loop": "has a region: tests/compiler/ir/test_printer.py runs whole loops",
+    "sharding_constraint": "needs a mesh: tests/compiler/ir/test_printer.py",
+    "all_gather": "needs ranks: tests/compiler/ir/test_collective_export.py",
+    "all_reduce": "needs ranks: tests/compiler/ir/test_collective_export.py",
+    "all_slice": "needs ranks: tests/compiler/ir/test_collective_export.py",
+    "all_to_all": "needs ranks: tests/compiler/ir/test_collective_export.py",
+    "axis_index": "needs ranks: tests/compiler/ir/test_collective_export.py",
+    "reduce_scatter": "needs ranks: tests/compiler/ir/test_collective_export.py",
+}

@@ -1,0 +1,68 @@
+"""Each op's NumPy reference against XLA:CPU, on every row of the harness."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.ir.opdef import OPS
+from compiler.ir.printer import to_stablehlo
+from compiler.ir.reference import evaluate
+from tests.harnesses.all_cases import CASES, GAPS
+from tests.harnesses.case import OpCase, build_graph, case_inputs
+from tests.support import xla
+
+BY_OP = {op: [c for c in CASES if c.op == op] for op in OPS}
+
+
+def assert_close(ours: np.ndarray, theirs: np.ndarray, case: OpCase) -> None:
+    assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, case.id
+    a, b = ours, theirs
+    if ours.dtype.kind not in "biu":
+        a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    if case.rtol == 0:
+        np.testing.assert_array_equal(a, b, err_msg=case.id)
+        return
+    finite = b[np.isfinite(b)]
+    scale = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+    np.testing.assert_allclose(a, b, rtol=case.rtol, atol=case.rtol * scale, err_msg=case.id)
+
+
+@pytest.mark.parametrize("op", [op for op in sorted(OPS) if op not in GAPS])
+def test_reference_equals_xla(op: str) -> None:
+    rows = BY_OP[op]
+    assert rows, f"{op} has no harness row and is not a declared gap"
+    for row in rows:
+        graph, inputs = build_graph(row), case_inputs(row)
+        theirs = xla.run(to_stablehlo(graph), inputs)
+        ours = evaluate(graph, inputs)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert_close(mine, other, row)
+
+
+def test_gaps_are_real() -> None:
+    covered = {c.op for c in CASES}
+    assert set(GAPS) <= set(OPS)
+    assert not covered & set(GAPS), "a declared gap has rows"
+
+
+def test_row_ids_are_distinct() -> None:
+    ids = [c.id + repr(c) for c in CASES]
+    assert len(ids) == len(set(ids))
+
+
+def test_references_do_not_write_their_operands() -> None:
+    for row in CASES:
+        inputs = case_inputs(row)
+        for array in inputs:
+            array.flags.writeable = False
+        evaluate(build_graph(row), inputs)
+
+
+def test_flops_are_counted() -> None:
+    for row in CASES:
+        op = build_graph(row).ops[0]
+        flops = OPS[op.name].flops(op)
+        assert flops >= 0
+        if OPS[op.name].elementwise and op.name != "bitcast_convert":
+            assert flops == op.result.type.num_elements

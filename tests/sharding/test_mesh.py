@@ -1,0 +1,75 @@
+"""Meshes: order, products, what users may write, and what is refused with which numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.diagnostics import ShardingError
+from sharding.mesh import AXES, make_mesh, parse_mesh
+from sharding.spec import ShardingSpec, replicated, sharded
+
+
+def test_axes_are_ordered_major_to_minor_whatever_the_user_wrote() -> None:
+    mesh = parse_mesh("tp=2,dp_shard=4,pp=4", 32)
+    assert mesh.axes == (("pp", 4), ("dp_shard", 4), ("tp", 2))
+    assert str(mesh) == "pp=4,dp_shard=4,tp=2"
+
+
+def test_no_axis_takes_every_core() -> None:
+    assert parse_mesh("", 32).sizes == {"dp_shard": 32}
+    assert parse_mesh({}, 64, auto="dp_replicate").sizes == {"dp_replicate": 64}
+
+
+def test_auto_takes_what_is_left() -> None:
+    assert parse_mesh("dp_shard=auto,tp=8", 32).sizes == {"dp_shard": 4, "tp": 8}
+    assert parse_mesh({"dp_replicate": 2, "dp_shard": "auto"}, 32).sizes["dp_shard"] == 16
+
+
+def test_a_wrong_product_is_printed() -> None:
+    with pytest.raises(ShardingError, match=r"needs 7 \* 4 = 28 cores, target has 32") as caught:
+        parse_mesh("dp_shard=7,tp=4", 32)
+    assert caught.value.code == "SW_MESH_PRODUCT"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("data=4", "SW_MESH_AXIS"),
+        ("dp_shard=0", "SW_MESH_SIZE"),
+        ("dp_shard=four", "SW_MESH_SIZE"),
+        ("dp_shard", "SW_MESH_TEXT"),
+        ("dp_shard=2,dp_shard=2", "SW_MESH_TEXT"),
+        ("dp_shard=auto,tp=auto", "SW_MESH_AUTO"),
+        ("dp_shard=auto,tp=3", "SW_MESH_PRODUCT"),
+    ],
+)
+def test_refusals(text: str, code: str) -> None:
+    with pytest.raises(ShardingError) as caught:
+        parse_mesh(text, 4)
+    assert caught.value.code == code
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.dictionaries(st.sampled_from(AXES), st.integers(1, 4), min_size=1))
+def test_coordinates_and_groups_cover_the_ranks(sizes: dict[str, int]) -> None:
+    mesh = make_mesh(sizes)
+    ranks = range(mesh.num_cores)
+    assert [mesh.rank(mesh.coordinates(r)) for r in ranks] == list(ranks)
+    for axis in mesh.names:
+        groups = mesh.groups([axis]).groups
+        assert sorted(r for g in groups for r in g) == list(ranks)
+        for group in groups:
+            assert [mesh.coordinates(r)[axis] for r in group] == list(range(sizes[axis]))
+
+
+def test_specs_say_local_shapes_and_refuse_what_does_not_divide() -> None:
+    spec = sharded(2, 1, ("dp_replicate", "dp_shard"))
+    sizes = {"dp_replicate": 2, "dp_shard": 4}
+    assert spec.local_shape((3, 16), sizes) == (3, 2)
+    assert str(spec) == "[-, dp_replicate+dp_shard]"
+    assert replicated(2).is_replicated and not spec.is_replicated
+    assert not ShardingSpec(((),), ("tp",)).is_replicated
+    with pytest.raises(ValueError, match="dim 1 requires a multiple of 8, got 12"):
+        spec.local_shape((3, 12), sizes)

@@ -1,0 +1,394 @@
+"""Partitioning: textbook FSDP and HSDP, values against the unsharded graph and XLA, and every way it can refuse."""
+
+from __future__ import annotations
+
+import functools
+import stat
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tests.support.xla_spmd as xla_spmd
+from compiler.diagnostics import Loc, ShardingError
+from compiler.dtypes import DType
+from compiler.frontend.models.llama import LlamaConfig, train_task
+from compiler.frontend.task import TrainTask
+from compiler.ir.build import Builder
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph
+from compiler.ir.verify import verify
+from sharding import shardy
+from sharding.findings import collectives, traffic_bytes, unexpected, with_findings
+from sharding.mesh import Mesh, make_mesh
+from sharding.partitioned import (
+    PartitionedGraph,
+    Slot,
+    all_values,
+    decode_partitioned,
+    encode_partitioned,
+)
+from sharding.rewrite import rewrite
+from sharding.spec import ShardingSpec, sharded
+from sharding.strategies import INPUT, OUTPUT, Recipe
+from sharding.strategies.fsdp import fsdp
+from tests.models import flax_decoder, prime_model
+from tests.support.road import captured_graph
+from tests.support.whole_runs import run_whole
+
+SIZES = LlamaConfig(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=64,
+    head_dim=8,
+)
+LAYER_WEIGHTS = 9
+OUTER_WEIGHTS = 3
+FSDP8 = make_mesh({"dp_shard": 8})
+HSDP = make_mesh({"dp_replicate": 2, "dp_shard": 4})
+HSDP4 = make_mesh({"dp_replicate": 2, "dp_shard": 2})
+
+
+@dataclass(frozen=True)
+class Road:
+    graph: Graph
+    inputs: tuple[Slot, ...]
+    recipe: Recipe
+    part: PartitionedGraph
+
+
+def make_task(name: str) -> TrainTask:
+    match name:
+        case "flax":
+            return flax_decoder.train_task(width=32, num_layers=2, seq_len=8, vocab=64)
+        case "prime":
+            return prime_model.train_task(num_blocks=1)
+    family, dtype, remat = name.split("-")
+    assert family == "llama"
+    return train_task(SIZES, seq_len=8, dtype=dtype, remat=remat)
+
+
+@functools.cache
+def captured(name: str) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+    return captured_graph(make_task(name), 8)
+
+
+@functools.cache
+def road(name: str, mesh: Mesh) -> Road:
+    graph, inputs, outputs = captured(name)
+    recipe = fsdp(graph, inputs, outputs, mesh)
+    part = shardy.partition_here(recipe.graph, mesh, recipe.specs, inputs, outputs)
+    part = with_findings(rewrite(part), recipe)
+    verify(part.graph)
+    return Road(graph, inputs, recipe, part)
+
+
+def random_inputs(graph: Graph, inputs: tuple[Slot, ...]) -> list[np.ndarray]:
+    """Small positive floats and small integers; second moments must not be negative."""
+    rng = np.random.default_rng(7)
+    values = []
+    for slot, value in zip(inputs, graph.inputs, strict=True):
+        shape, dtype = value.type.shape, value.type.dtype
+        if dtype.is_float:
+            drawn = 0.1 * rng.standard_normal(shape)
+            drawn = np.abs(drawn) if slot.role == "optimizer" else drawn
+        else:
+            drawn = rng.integers(0, 60 if slot.role == "batch" else 3, shape)
+        values.append(np.asarray(drawn).astype(dtype.numpy))
+    return values
+
+
+def error(given: np.ndarray, wanted: np.ndarray) -> float:
+    a, b = given.astype(np.float64), wanted.astype(np.float64)
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-12))
+
+
+def counts(graph: Graph) -> Counter:
+    return Counter((op.name, op.attrs.axes) for op in collectives(graph))
+
+
+@pytest.mark.parametrize("remat", ["none", "selective", "full"])
+def test_scanned_fsdp_is_the_textbook(remat: str) -> None:
+    """One gather per weight and pass, one reduce-scatter per weight gradient, two scalars."""
+    part = road(f"llama-f32-{remat}", FSDP8).part
+    forward, backward = (op.regions[0] for op in part.graph.ops if op.name == "loop")
+    axes = ("dp_shard",)
+    assert counts(forward) == {("all_gather", axes): LAYER_WEIGHTS}
+    assert counts(backward) == {
+        ("all_gather", axes): LAYER_WEIGHTS,
+        ("reduce_scatter", axes): LAYER_WEIGHTS,
+    }
+    outside = counts(part.graph) - counts(forward) - counts(backward)
+    assert outside == {
+        ("all_gather", axes): OUTER_WEIGHTS,
+        ("reduce_scatter", axes): OUTER_WEIGHTS,
+        ("all_reduce", axes): 2,
+    }
+    scalars = [op for op in part.graph.ops if op.name == "all_reduce"]
+    assert all(op.result.type.shape == () for op in scalars), "loss and global norm"
+    assert part.findings == ()
+
+
+def test_weights_are_gathered_and_gradients_reduced_in_the_compute_type() -> None:
+    part = road("llama-bf16-full", FSDP8).part
+    moved = [op for op in collectives(part.graph) if op.result.type.rank]
+    assert {op.result.type.dtype for op in moved} == {DType.BF16}
+
+
+def test_hsdp_reduces_the_shard_over_replicas() -> None:
+    """reduce_scatter(dp_shard) of every gradient, then all_reduce(dp_replicate) of its shard, in bytes per axis."""
+    result = road("llama-f32-full", HSDP)
+    part = result.part
+    made = {v: op for op in part.graph.walk() for v in op.results}
+    for op in collectives(part.graph):
+        if op.attrs.axes == ("dp_replicate",):
+            source = made[op.operands[0]]
+            assert (source.name, source.attrs.axes) == ("reduce_scatter", ("dp_shard",))
+            assert part.specs[op.result].axes == ("dp_shard",)
+    gradient_bytes = sum(
+        v.type.num_bytes
+        for s, v in zip(result.inputs, result.graph.inputs, strict=True)
+        if s.role == "parameter"
+    )
+    traffic = traffic_bytes(part)
+    assert traffic.pop(("reduce_scatter", ("dp_shard",))) == gradient_bytes
+    assert traffic.pop(("all_reduce", ("dp_replicate",))) == gradient_bytes // 4
+    layers = sum(
+        v.type.num_bytes
+        for s, v in zip(result.inputs, result.graph.inputs, strict=True)
+        if s.name.startswith("params/layers/")
+    )
+    assert traffic.pop(("all_gather", ("dp_shard",))) == gradient_bytes + layers
+    assert traffic == {("all_reduce", ("dp_replicate", "dp_shard")): 4, ("all_reduce", ("dp_shard",)): 4}
+
+
+@pytest.mark.parametrize("mesh", [FSDP8, HSDP], ids=str)
+@pytest.mark.parametrize("name", ["llama-f32-none", "llama-bf16-full", "flax", "prime"])
+def test_no_collective_is_a_surprise(name: str, mesh: Mesh) -> None:
+    result = road(name, mesh)
+    assert unexpected(result.part.graph, result.recipe.predicted) == []
+    predicted = Counter({(p.kind, p.axes): 0 for p in result.recipe.predicted})
+    for item, number in result.recipe.predicted.items():
+        predicted[(item.kind, item.axes)] += number if item.type.rank else 0
+    shaped = Counter(
+        (op.name, op.attrs.axes) for op in collectives(result.part.graph) if op.result.type.rank
+    )
+    assert +predicted == shaped
+
+
+def test_unrolled_weights_are_gathered_once_each() -> None:
+    """Without rematerialisation forward and backward share the gathered value until the step is cut."""
+    result = road("flax", FSDP8)
+    weights = [s for s in result.inputs if s.role == "parameter"]
+    number = counts(result.part.graph)
+    assert number[("all_gather", ("dp_shard",))] == len(weights) + 1 - len(replicated_in(result))
+    assert number[("reduce_scatter", ("dp_shard",))] == len(weights) + 1 - len(replicated_in(result))
+
+
+def replicated_in(result: Road) -> list[str]:
+    """Parameters that stay whole."""
+    return [
+        s.name
+        for i, s in enumerate(result.inputs)
+        if s.role == "parameter" and result.recipe.specs[(INPUT, i)].is_replicated
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("llama-f32-full", HSDP4), ("llama-f32-none", make_mesh({"dp_shard": 4})), ("flax", HSDP4), ("prime", HSDP4)],
+    ids=lambda v: str(v),
+)
+def test_values_equal_the_unsharded_graph(name: str, mesh: Mesh) -> None:
+    result = road(name, mesh)
+    inputs = random_inputs(result.graph, result.inputs)
+    given = run_whole(result.part, inputs)
+    wanted = evaluate(result.graph, inputs)
+    worst = max(error(g, w) for g, w in zip(given, wanted, strict=True))
+    assert worst <= 1e-5
+
+
+@pytest.mark.parametrize("mesh", [FSDP8, HSDP], ids=str)
+def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
+    """Gathers: equal counts, equal elements over the step. Reductions: every gradient once (as all-reduce)."""
+    result = road("llama-f32-full", mesh)
+    step = xla_spmd.XlaStep(result.recipe, mesh)
+    theirs = step.collectives()
+    ours = [op for op in collectives(result.part.graph) if op.result.type.rank]
+    gathers = [op for op in ours if op.name == "all_gather"]
+    assert sum(n for (kind, _), n in theirs.items() if kind == "all-gather") == len(gathers)
+    assert not [kind for kind, _ in theirs if kind == "all-to-all"]
+    # XLA reduces whole gradients over dp_shard, then shards over dp_replicate; bodies and outer code alike.
+    scattered = Counter(op.result.type.num_elements for op in ours if op.name == "reduce_scatter")
+    reduced = {k: n for k, n in scattered.items() if theirs[("all-reduce", k)] < n}
+    assert not reduced, f"gradients of these sizes are not reduced by XLA: {reduced}"
+    inputs = random_inputs(result.graph, result.inputs)
+    outputs = run_whole(result.part, inputs)
+    for i, parts in enumerate(step.run(inputs)):
+        value, spec = result.part.graph.outputs[i], result.recipe.specs[(OUTPUT, i)]
+        local = spec.local_shape(value.type.shape, mesh.sizes)
+        assert all(part.shape == local for part in parts)
+        whole = join(parts, spec, value.type.shape, mesh)
+        assert error(outputs[i], whole) <= 1e-5, i
+
+
+def join(parts: list[np.ndarray], spec: ShardingSpec, shape: tuple[int, ...], mesh: Mesh) -> np.ndarray:
+    whole = np.zeros(shape, parts[0].dtype)
+    for rank, part in enumerate(parts):
+        at = mesh.coordinates(rank)
+        index = []
+        for size, axes in zip(part.shape, spec.dims, strict=True):
+            position = 0
+            for axis in axes:
+                position = position * mesh.sizes[axis] + at[axis]
+            index.append(slice(position * size, (position + 1) * size))
+        whole[tuple(index)] = part
+    return whole
+
+
+def test_the_answer_round_trips_and_every_value_has_a_spec() -> None:
+    part = road("llama-f32-full", HSDP).part
+    assert set(part.specs) == set(all_values(part.graph))
+    data = encode_partitioned(part)
+    again = decode_partitioned(data)
+    assert encode_partitioned(again) == data
+    assert again.mesh == part.mesh and again.inputs == part.inputs
+    for op in again.graph.ops:
+        for inner, result in zip(op.regions[0].inputs if op.regions else (), op.results, strict=False):
+            assert again.specs[inner] == again.specs[result]
+
+
+def test_collectives_keep_the_users_line() -> None:
+    part = road("llama-f32-full", FSDP8).part
+    located = [op.loc for op in collectives(part.graph) if op.result.type.rank]
+    assert all(loc.file.endswith("llama.py") and loc.line > 0 for loc in located)
+    assert all(loc.scope for loc in located)
+
+
+def test_without_pins_the_surprises_are_reported_with_their_lines() -> None:
+    """Only arguments annotated: what the partitioner invents must not stay silent."""
+    graph, inputs, outputs = captured("llama-f32-full")
+    recipe = fsdp(graph, inputs, outputs, FSDP8)
+    loose = {key: spec for key, spec in recipe.specs.items() if key[0] in (INPUT, OUTPUT)}
+    try:
+        part = rewrite(shardy.partition_here(graph, FSDP8, loose, inputs, outputs))
+    except ShardingError as refused:
+        assert refused.code == "SW_PARTITIONER_SUB_AXIS"
+        return
+    found = unexpected(part.graph, recipe.predicted)
+    assert found
+    assert all(f.code == "SW_COLLECTIVE_UNEXPECTED" and f.loc for f in found)
+
+
+def small_graph() -> tuple[Graph, dict]:
+    b = Builder(loc=Loc("model.py", 3, "step"))
+    x, w = b.input((8, 4)), b.input((4, 16))
+    whole = b.dot(x, w)
+    graph = b.finish(whole, b.reduce(whole, "max", (0, 1)), b.reduce(whole, "add", (0,)))
+    specs = {
+        (INPUT, 0): sharded(2, 0, ("dp_shard",)),
+        (INPUT, 1): ShardingSpec(((), ())),
+        (OUTPUT, 1): ShardingSpec(()),
+        (OUTPUT, 2): ShardingSpec(((),)),
+    }
+    return graph, specs
+
+
+def test_reductions_are_named_by_what_they_reduce() -> None:
+    """The partitioner does not say whether a sum or a maximum is pending; the graph does."""
+    graph, specs = small_graph()
+    part = rewrite(shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs))
+    kinds = {op.attrs.reduction for op in collectives(part.graph)}
+    assert kinds == {"max", "add"}
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    w = np.random.default_rng(1).standard_normal((4, 16)).astype(np.float32)
+    for given, wanted in zip(run_whole(part, [x, w]), evaluate(graph, [x, w]), strict=True):
+        np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_sub_axes_are_refused() -> None:
+    b = Builder()
+    x = b.input((8,))
+    graph = b.finish(b.op("tanh", b.reshape(x, (4, 2))))
+    with pytest.raises(ShardingError) as caught:
+        shardy.partition_here(graph, FSDP8, {(INPUT, 0): sharded(1, 0, ("dp_shard",))})
+    assert caught.value.code == "SW_PARTITIONER_SUB_AXIS"
+    assert "dp_shard" in str(caught.value)
+
+
+def test_an_op_without_a_rule_is_refused_with_its_line() -> None:
+    from compiler.frontend.context import make_context, parse_module
+
+    text = """
+      func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+        %y = stablehlo.custom_call @mystery(%x) {shardwright.id = 0 : i64} : (tensor<8xf32>) -> tensor<8xf32>
+        return %y : tensor<8xf32>
+      }"""
+    with make_context(), pytest.raises(ShardingError) as caught:
+        shardy._check_rules(parse_module(text), [Loc("model.py", 9)])
+    assert caught.value.code == "SW_PARTITIONER_RULE"
+    assert caught.value.loc == Loc("model.py", 9)
+
+
+def test_the_child_gives_the_same_bytes_as_this_process() -> None:
+    graph, specs = small_graph()
+    mesh = make_mesh({"dp_shard": 4})
+    child = shardy.partition(graph, mesh, specs)
+    assert encode_partitioned(child) == encode_partitioned(shardy.partition_here(graph, mesh, specs))
+
+
+def test_a_refusal_crosses_the_process_with_code_and_hint() -> None:
+    b = Builder()
+    graph = b.finish(b.op("tanh", b.reshape(b.input((8,)), (4, 2))))
+    with pytest.raises(ShardingError) as caught:
+        shardy.partition(graph, FSDP8, {(INPUT, 0): sharded(1, 0, ("dp_shard",))})
+    assert caught.value.code == "SW_PARTITIONER_SUB_AXIS"
+    assert caught.value.diagnostic.hint
+
+
+def fake_python(folder: Path, body: str) -> str:
+    """An interpreter that runs `body` instead of the partitioner."""
+    script = folder / "python"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return str(script)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("echo LLVM ERROR: boom >&2; kill -ABRT $$", "SW_PARTITIONER_CRASH", "LLVM ERROR: boom"),
+        ("sleep 5", "SW_PARTITIONER_TIMEOUT", "0.2 s"),
+    ],
+)
+def test_a_crash_and_a_hang_become_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, code: str, said: str
+) -> None:
+    monkeypatch.setenv(shardy.PYTHON_VARIABLE, fake_python(tmp_path, body))
+    graph, specs = small_graph()
+    with pytest.raises(ShardingError) as caught:
+        shardy.partition(graph, FSDP8, specs, timeout_s=0.2)
+    assert caught.value.code == code
+    assert said in str(caught.value)
+
+
+def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shardy.PYTHON_VARIABLE, "/no/such/python")
+    graph, specs = small_graph()
+    with pytest.raises(ShardingError, match="/no/such/python") as caught:
+        shardy.partition(graph, FSDP8, specs)
+    assert caught.value.code == "SW_PARTITIONER_START"
+
+
+def test_the_adapter_loads_no_jax_by_itself() -> None:
+    import subprocess
+
+    code = "import sys, sharding.shardy; print('jax' in sys.modules, 'jaxlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,40 @@
+"""L0 against L1 on hand-written regions with real semaphores, and what moves through the
+interpreter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from l0_cases import matmul_region, norm_region
+
+from compiler.dtypes import DType
+from sim_cluster import l0, regions
+
+
+def rand(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 512, 128), (256, 1024, 512), (32, 64, 64)])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+def test_matmul_equals_l1(m: int, n: int, k: int, dtype: DType) -> None:
+    a, b = rand(k * m).astype(dtype.numpy), rand(k * n, seed=1).astype(dtype.numpy)
+    region = matmul_region(m, n, k, dtype)
+    outs = [np.full(m * n, np.nan, np.float32) for _ in range(2)]
+    l0.run_region(region, [a, b, outs[0]], {})
+    regions.run_region(region.program, [a, b, outs[1]], {})
+    want = a.astype(np.float64).reshape(k, m).T @ b.astype(np.float64).reshape(k, n)
+    for out in outs:
+        np.testing.assert_allclose(out.reshape(m, n), want, rtol=1e-4, atol=1e-4)
+    assert np.linalg.norm(outs[0] - outs[1]) <= 1e-6 * np.linalg.norm(outs[1])
+
+
+def test_norm_equals_l1() -> None:
+    x, w = rand(512 * 96), rand(96, seed=1)
+    region = norm_region(512, 96)
+    outs = [np.full(512 * 96, np.nan, np.float32) for _ in range(2)]
+    l0.run_region(region, [x, w, outs[0]], {})
+    regions.run_region(region.program, [x, w, outs[1]], {})
+    np.testing.assert_allclose(outs[0], outs[1], rtol=2e-6)
+    assert np.isfinite(outs[0]).all()

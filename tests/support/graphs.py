@@ -1,0 +1,58 @@
+"""Graphs that several IR tests share, built by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.diagnostics import Loc
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.ir.types import Graph, Value
+
+LAYERS, ROWS, WIDTH = 3, 4, 6
+
+
+def norm(b: Builder, x: Value) -> Value:
+    """x over the root of its mean square, per row."""
+    squares = b.reduce(b.multiply(x, x), "add", (1,))
+    scaled = b.op("divide", squares, b.full((x.type.shape[0],), x.type.shape[1]))
+    root = b.op("rsqrt", b.add(scaled, b.full((x.type.shape[0],), 1e-5)))
+    return b.multiply(x, b.broadcast(root, x.type.shape, (0,)))
+
+
+def layer_stack(dtype: DType = DType.F32) -> Graph:
+    """Stacked layers in a loop that saves its activations: inputs x and weights."""
+    b = Builder(loc=Loc("model.py", 7, "stack"))
+    x, weights = b.input((ROWS, WIDTH)), b.input((LAYERS, WIDTH, WIDTH))
+    saved = b.full((LAYERS, ROWS, WIDTH), 0.0)
+
+    def body(inner: Builder, i: Value, carries: tuple[Value, ...]) -> tuple[Value, ...]:
+        h, w, stack = carries
+        zero = inner.constant(0, DType.I32)
+        weight = inner.dynamic_slice(w, [i, zero, zero], (1, WIDTH, WIDTH))
+        weight = inner.convert(inner.reshape(weight, (WIDTH, WIDTH)), dtype)
+        kept = inner.dynamic_update_slice(
+            stack, inner.reshape(h, (1, ROWS, WIDTH)), [i, zero, zero]
+        )
+        y = inner.dot(inner.convert(norm(inner, h), dtype), weight, dtype=DType.F32)
+        (h,) = inner.barrier(inner.op("tanh", y))
+        return h, w, kept
+
+    h, _, kept = b.loop(LAYERS, [x, weights, saved], body)
+    return b.finish(h, kept)
+
+
+def stack_inputs(seed: int = 0) -> list[np.ndarray]:
+    """Inputs of `layer_stack`."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    return [x, rng.normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32)]
+
+
+def stack_by_hand(x: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What `layer_stack` means."""
+    saved = []
+    for w in weights:
+        saved.append(x)
+        x = np.tanh(x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5) @ w)
+    return x, np.stack(saved)

@@ -1,0 +1,187 @@
+"""An independent reading of `RegionProgram`: whole arrays, one axis per atom, addresses written out as index grids.
+
+Slow and literal on purpose. It shares no code with the L1 executor; the arithmetic comes from the reference of the graph
+IR, so that a lowered function can be held equal to its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ir.opdef import OPS, make_op
+from compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConvertAttrs, ReduceAttrs
+from compiler.ir.types import Graph, Value, tensor_type
+from compiler.isa.region import Node, RegionProgram, View
+from compiler.lower.function import Lowered, Signature, lower_function
+
+Collective = Callable[..., np.ndarray]
+
+
+def run_lowered(
+    lowered: Lowered,
+    inputs: Sequence[np.ndarray],
+    registers: Sequence[int] = (),
+    collective: Collective | None = None,
+) -> list[np.ndarray]:
+    """Outputs of a lowered function; scratch shares one zone that starts as garbage."""
+    zone = np.full(lowered.scratch_bytes, 0xA5, np.uint8)
+    memory: list[np.ndarray] = []
+    for tensor in lowered.tensors:
+        size = int(np.prod(tensor.shape, dtype=np.int64))
+        if tensor.kind == "scratch":
+            part = zone[tensor.offset_bytes : tensor.offset_bytes + size * tensor.dtype.bytes]
+            memory.append(part.view(tensor.dtype.numpy))
+        elif tensor.kind == "constant":
+            memory.append(np.frombuffer(tensor.data, tensor.dtype.numpy))
+        elif tensor.alias >= 0:
+            memory.append(memory[tensor.alias])
+        elif tensor.kind == "output":
+            memory.append(np.full(size * tensor.dtype.bytes, 0xA5, np.uint8).view(tensor.dtype.numpy))
+        else:
+            memory.append(np.array(inputs[lowered.inputs.index(len(memory))]).reshape(-1))
+    known = dict(zip(lowered.parameters, registers, strict=True))
+    flying: dict[int, Callable[[], None]] = {}
+    for region in lowered.regions:
+        _run_region(region, memory, known, flying, lowered, collective)
+    shapes = [lowered.tensors[t].shape for t in lowered.outputs]
+    return [memory[t].reshape(s) for t, s in zip(lowered.outputs, shapes, strict=True)]
+
+
+def _run_region(region, memory, registers, flying, lowered, collective) -> None:
+    attrs = region.attrs
+    if region.kind == "register_load":
+        value = int(memory[attrs["view"].tensor][attrs["view"].offset.value(registers)])
+        registers[attrs["register"]] = min(max(value, attrs["low"]), attrs["high"])
+    elif region.kind == "collective_start":
+        source = memory[attrs["source"]].copy()
+        memory[attrs["target"]][:] = np.zeros((), memory[attrs["target"]].dtype)  # not there before the wait
+        call = lowered.collectives[attrs["collective"]]
+        target = memory[attrs["target"]]
+
+        def deliver() -> None:
+            target[:] = collective(call, source).reshape(-1)
+
+        flying[attrs["collective"]] = deliver
+    elif region.kind == "collective_wait":
+        flying.pop(attrs["collective"])()
+    else:
+        run_nodes(region, memory, registers)
+
+
+def run_nodes(region: RegionProgram, memory: Sequence[np.ndarray], registers) -> None:
+    """Execute a compute region."""
+    values: list[np.ndarray] = []
+    for node in region.nodes:
+        values.append(_node(region, node, [values[i] for i in node.inputs], memory, registers))
+        if values[-1] is not None:
+            want = tuple(n if a in node.atoms else 1 for a, n in enumerate(region.atoms))
+            assert values[-1].shape == want, (node, values[-1].shape, want)
+
+
+def _grid(region: RegionProgram, atoms: Sequence[int], view: View, registers) -> np.ndarray:
+    """Element address of every point of `atoms`."""
+    assert len(view.strides) == len(region.atoms)
+    total = np.full((1,) * len(region.atoms), view.offset.value(registers))
+    for a in atoms:
+        shape = [-1 if b == a else 1 for b in range(len(region.atoms))]
+        total = total + (np.arange(region.atoms[a]) * view.strides[a]).reshape(shape)
+    return total
+
+
+def _node(region, node: Node, args, memory, registers):
+    attrs = node.attrs
+    full = tuple(n if a in node.atoms else 1 for a, n in enumerate(region.atoms))
+    if node.op == "load":
+        return memory[attrs["view"].tensor][_grid(region, node.atoms, attrs["view"], registers)]
+    if node.op == "load_indexed":
+        rows = np.clip(args[0].astype(np.int64), 0, attrs["rows"] - 1) * attrs["stride"]
+        return memory[attrs["view"].tensor][_grid(region, node.atoms, attrs["view"], registers) + rows]
+    if node.op == "constant":
+        return np.full(full, attrs["value"]).astype(node.dtype.numpy)
+    if node.op == "register":
+        return np.full(full, attrs["value"].value(registers)).astype(node.dtype.numpy)
+    if node.op == "iota":
+        count = attrs["start"].value(registers) + attrs["step"] * np.arange(region.atoms[attrs["atom"]])
+        return count.reshape(full).astype(node.dtype.numpy)
+    if node.op == "contract":
+        wide = [a.astype(np.float64) for a in args]
+        product = (wide[0] * wide[1]).sum(axis=tuple(attrs["over"]), keepdims=True)
+        return product.astype(node.dtype.numpy)
+    if node.op == "reduce":
+        return _graph_op("reduce", args, ReduceAttrs(attrs["kind"], tuple(attrs["over"]))).reshape(full)
+    if node.op == "store":
+        grid = _grid(region, node.atoms, attrs["view"], registers)
+        assert args[0].dtype == memory[attrs["view"].tensor].dtype
+        memory[attrs["view"].tensor][grid] = np.broadcast_to(args[0], grid.shape)
+        return None
+    if node.op == "store_add_indexed":
+        return _scatter_add(region, node, args, memory, registers)
+    return _elementwise(node, args)
+
+
+def _scatter_add(region, node, args, memory, registers) -> None:
+    value, index = args
+    target = memory[node.attrs["view"].tensor]
+    grid = _grid(region, node.atoms, node.attrs["view"], registers) + index.astype(np.int64) * node.attrs["stride"]
+    legal = np.broadcast_to((index >= 0) & (index < node.attrs["rows"]), grid.shape)
+    wide = target.astype(np.float64)
+    np.add.at(wide, grid[legal], np.broadcast_to(value, grid.shape)[legal])
+    target[:] = wide.astype(target.dtype)
+
+
+def _elementwise(node: Node, args) -> np.ndarray:
+    shape = np.broadcast_shapes(*(a.shape for a in args))
+    given = [np.broadcast_to(a, shape) for a in args]
+    attrs = None
+    if node.op == "compare":
+        attrs = CompareAttrs(node.attrs["direction"])
+    elif node.op in ("convert", "bitcast_convert"):
+        attrs = {"convert": ConvertAttrs, "bitcast_convert": BitcastConvertAttrs}[node.op](node.dtype)
+    result = _graph_op(node.op, given, attrs)
+    assert result.dtype == node.dtype.numpy, (node, result.dtype)
+    return result
+
+
+def _graph_op(name: str, args, attrs) -> np.ndarray:
+    operands = [Value(tensor_type(a.shape, DType.from_numpy(a.dtype))) for a in args]
+    op = make_op(name, operands, attrs)
+    return OPS[name].reference(op, list(args))[0]
+
+
+def check_lowering(
+    graph: Graph,
+    inputs: Sequence[np.ndarray],
+    signature: Signature = Signature(),
+    registers: Sequence[int] = (),
+    tolerance: float = 2e-6,
+    **options: int,
+) -> Lowered:
+    """Lower `graph` and hold it equal to its reference on `inputs` (counter inputs left out)."""
+    from compiler.ir.reference import evaluate
+
+    lowered = lower_function(graph, signature, **options)
+    counters = [i for i, _ in signature.parameters]
+    rest, count = iter(inputs), iter(registers)
+    full = [
+        np.asarray(next(count), v.type.dtype.numpy) if i in counters else next(rest)
+        for i, v in enumerate(graph.inputs)
+    ]
+    wanted = evaluate(graph, full)
+    given = run_lowered(lowered, inputs, registers)
+    for k, (want, have) in enumerate(zip(wanted, given, strict=True)):
+        assert want.shape == have.shape and want.dtype == have.dtype, k
+        error = distance(want, have)
+        assert error <= tolerance, f"output {k}: error {error}"
+    return lowered
+
+
+def distance(want: np.ndarray, have: np.ndarray) -> float:
+    """Relative distance of the values that are not equal (NaN equals NaN)."""
+    a, b = want.astype(np.float64), have.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    a, b = np.where(same, 0, a), np.where(same, 0, b)
+    finite = np.linalg.norm(np.nan_to_num(want.astype(np.float64), posinf=0, neginf=0))
+    return float(np.linalg.norm(a - b) / max(finite, 1e-12))

@@ -1,0 +1,54 @@
+"""XLA:CPU as an oracle: runs StableHLO text without tracing anything."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax._src.interpreters import mlir
+from jax._src.lib import xla_client
+from jax._src.lib.mlir import ir
+from jaxlib import _jax
+
+# Set while test files are collected, so before any test starts the backend.
+jax.config.update("jax_num_cpu_devices", 8)
+
+
+def parse(text: str) -> str:
+    """The module, parsed, verified and printed again by MLIR."""
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        module.operation.verify()
+        return str(module)
+
+
+def run(text: str, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a module on one device."""
+    (outputs,) = run_ranks(text, [inputs])
+    return outputs
+
+
+def run_ranks(text: str, ranks: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+    """The outputs per rank of one module run by several replicas, `ranks[r]` being r's inputs."""
+    with mlir.make_ir_context():
+        code = io.BytesIO()
+        ir.Module.parse(text).operation.write_bytecode(code)
+    devices = jax.devices("cpu")[: len(ranks)]
+    options = xla_client.CompileOptions()
+    options.num_replicas = len(ranks)
+    client = devices[0].client
+    program = client.compile_and_load(code.getvalue(), _jax.DeviceList(tuple(devices)), options)
+    columns = [_place(arrays, devices) for arrays in zip(*ranks, strict=True)]
+    results = program.execute_sharded(columns).disassemble_into_single_device_arrays()
+    return [[np.asarray(r[rank]) for r in results] for rank in range(len(ranks))]
+
+
+def _place(arrays: Sequence[np.ndarray], devices: Sequence[jax.Device]) -> jax.Array:
+    """One array per device, bundled as an array that only claims to be replicated."""
+    with jax.enable_x64(True):
+        parts = [jax.device_put(a, d) for a, d in zip(arrays, devices, strict=True)]
+    mesh = jax.sharding.Mesh(np.array(devices), ("rank",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.make_array_from_single_device_arrays(arrays[0].shape, sharding, parts)

@@ -1,0 +1,112 @@
+"""Imports run downward only, heavy libraries stay where they belong, and files stay readable in size."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("orchestrator", "sharding", "sim_cluster", "compiler", "collectives")
+ALLOWED = {
+    "orchestrator": {"sharding", "sim_cluster", "compiler", "collectives"},
+    "sharding": {"compiler", "collectives"},
+    "sim_cluster": {"compiler", "collectives"},
+    "compiler": {"collectives"},
+    "collectives": set(),
+}
+SIM_COMPILER = {"dtypes", "diagnostics", "isa", "evaluate", "neff", "target"}
+HEAVY = {
+    "jax": ("compiler/frontend/", "sharding/shardy.py"),
+    "jaxlib": ("compiler/frontend/", "sharding/shardy.py"),
+    "torch": ("compiler/frontend/",),
+    "onnx": ("compiler/frontend/",),
+    "tensorflow": ("compiler/frontend/",),
+    "optax": ("compiler/frontend/",),
+    "ray": ("orchestrator/ray_backend.py", "orchestrator/submit.py"),
+    "matplotlib": ("orchestrator/plots.py",),
+}
+MAX_LINES = 600
+MAX_FUNCTION_LINES = 60
+
+
+def source_files() -> list[Path]:
+    return sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+
+
+def imported_modules(tree: ast.AST) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            module = node.module or ""
+            found += [(f"{module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def layer_findings(path: str, module: str) -> str | None:
+    """What is wrong with `path` importing `module`, if anything."""
+    package, head = path.split("/")[0], module.split(".")[0]
+    if head in PACKAGES and head != package and head not in ALLOWED[package]:
+        return f"{package} may not import {head}"
+    if package == "sim_cluster" and head == "compiler":
+        part = (module.split(".") + [""])[1]
+        if part not in SIM_COMPILER:
+            return f"sim_cluster may not import compiler.{part}"
+    if head in HEAVY and not path.startswith(HEAVY[head]):
+        return f"only {HEAVY[head]} may import {head}"
+    return None
+
+
+def test_layer_rules_hold() -> None:
+    findings = []
+    for file in source_files():
+        path = file.relative_to(ROOT).as_posix()
+        for module, line in imported_modules(ast.parse(file.read_text())):
+            if finding := layer_findings(path, module):
+                findings.append(f"{path}:{line}: {finding}")
+    assert not findings, "\n".join(findings)
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("collectives/x.py", "compiler.dtypes"),
+        ("sharding/x.py", "sim_cluster.l0"),
+        ("sim_cluster/x.py", "compiler.ir.types"),
+        ("compiler/lower/x.py", "jax.numpy"),
+        ("orchestrator/job.py", "ray"),
+    ],
+)
+def test_layer_rules_find_a_violation(path: str, module: str) -> None:
+    assert layer_findings(path, module) is not None
+
+
+def test_files_and_functions_stay_readable() -> None:
+    findings = []
+    for file in source_files():
+        text = file.read_text()
+        if (lines := text.count("\n")) > MAX_LINES:
+            findings.append(f"{file.relative_to(ROOT)}: {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (node.end_lineno or node.lineno) - node.lineno + 1
+                if size > MAX_FUNCTION_LINES:
+                    findings.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name} {size} lines")
+    assert not findings, "\n".join(findings)
+
+
+def test_light_imports_load_no_heavy_library() -> None:
+    """`import compiler` packages and the command's module load neither jax nor ray."""
+    code = (
+        "import sys, orchestrator.cli, compiler.driver, sim_cluster.run_values, sharding.plan;"
+        "print([m for m in ('jax', 'jaxlib', 'ray', 'torch', 'matplotlib', 'optax') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.strip() == "[]"
