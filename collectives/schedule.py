@@ -112,7 +112,7 @@ class Schedule:
             if not incoming.any(axis=1).all():
                 findings.append(f"step {number} sends chunks their source does not hold")
             slots = self.slot(step.target, step.chunk)
-            for index in [np.arange(len(slots))]:
+            for index in rounds(step.target * self.num_slots + slots):
                 where = (step.target[index], slots[index])
                 if step.reduce and (held[where] & incoming[index]).any():
                     findings.append(f"step {number} reduces a contribution twice")

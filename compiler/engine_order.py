@@ -9,29 +9,33 @@ that loop or a bare `wait` before it stands in. Edges that others imply are drop
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
+from dataclasses import dataclass
+from itertools import combinations, permutations
 
 from compiler.allocate import share_bytes
 from compiler.diagnostics import CompileError
 from compiler.isa.limits import Limits
 from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from compiler.isa.region import Tensor
+from compiler.isa.region import Tensor, View
 
 Key = tuple[str, int]  # ("tile", number) or ("hbm", tensor number)
 # Per memory: engine -> whether it writes.
 Touched = dict[Key, dict[Engine, bool]]
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Edge:
     """In each iteration of a body, `to` on queue `to_engine` waits for `source` on `from_engine`, `back` iterations ago."""
 
     source: int
-    from_engine: Engine = field(compare=False)
+    from_engine: Engine
     to: int
-    to_engine: Engine = field(compare=False)
+    to_engine: Engine
     back: int
+
+    def rank(self) -> tuple[int, int, int, str, str]:
+        """Sort key."""
+        return (self.source, self.to, self.back, self.from_engine.value, self.to_engine.value)
 
     def position(self, count: int) -> int:
         """Place of the source relative to this iteration, in elements of a body of `count`."""
@@ -45,7 +49,7 @@ def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> 
     """
     tokens: list[int] = []
     memory = _Memory(region, tensors)
-    _order_body(region.body, None, memory, tokens, nested=False)
+    _order_body(region.body, None, memory, tokens)
     if len(tokens) > limits.semaphores:
         raise CompileError(
             "SW_SEMAPHORES",
@@ -63,11 +67,13 @@ class _Memory:
         self.tiles = region.tiles
         self.root = {n: _root(tensors, n) for n in range(len(tensors))}
         self.sharing = _sharing(region.tiles)
+        self.pointwise = _pointwise(region, self.root)
 
     def keys(self, pattern: AccessPattern) -> Iterable[Key]:
         """The memory a pattern touches: an HBM tensor (aliases are one), or a tile and what shares its bytes."""
         if pattern.space is Space.HBM:
-            return (("hbm", self.root[pattern.buffer]),)
+            root = self.root[pattern.buffer]
+            return () if root in self.pointwise else (("hbm", root),)
         return (("tile", pattern.buffer), *self.sharing.get(pattern.buffer, ()))
 
     def back(self, key: Key, register: int) -> int:
@@ -89,6 +95,34 @@ def _root(tensors: Sequence[Tensor], number: int) -> int:
         seen.add(number)
         number = tensors[number].alias
     return number
+
+
+def _pointwise(region: Region, root: Mapping[int, int]) -> set[int]:
+    """Memory that is read by one node and written in place through the same view: each point depends on itself only,
+    and the data flow from the load to the store already orders the two."""
+    views: dict[int, dict[str, list[View]]] = {}
+    for node in region.program.nodes:
+        view = node.attrs.get("view")
+        if view is not None:
+            views.setdefault(root[view.tensor], {}).setdefault(node.op, []).append(view)
+    found = set()
+    for number, by_op in views.items():
+        loads, stores = by_op.get("load", []), by_op.get("store", [])
+        same = {(v.offset, v.strides) for v in (*loads, *stores)}
+        if set(by_op) == {"load", "store"} and len(loads) == 1 and len(same) == 1:
+            if _is_injective(loads[0], region.program.atoms):
+                found.add(number)
+    return found
+
+
+def _is_injective(view: View, atoms: Sequence[int]) -> bool:
+    """Whether no two points of the index space share an element (sufficient test)."""
+    reach = 0
+    for stride, size in sorted((abs(s), n) for s, n in zip(view.strides, atoms, strict=True) if n > 1):
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
 
 
 def _sharing(tiles: Sequence[Tile]) -> dict[int, tuple[Key, ...]]:
@@ -121,16 +155,15 @@ def _touched(item: Instr | Loop, memory: _Memory) -> Touched:
 
 
 def _order_body(
-    body: list[Instr | Loop], loop: Loop | None, memory: _Memory, tokens: list[int], nested: bool
+    body: list[Instr | Loop], loop: Loop | None, memory: _Memory, tokens: list[int]
 ) -> None:
     """Order the elements of one body, inner bodies first."""
     touched = [_touched(item, memory) for item in body]
     for item in body:
         if isinstance(item, Loop):
-            _order_body(item.body, item, memory, tokens, nested=loop is not None)
+            _order_body(item.body, item, memory, tokens)
     edges = _edges(body, touched, loop, memory)
-    edges = _reduce(edges, len(body))
-    _insert(body, edges, tokens)
+    _insert(body, _reduce(edges, len(body), loop is not None), tokens)
 
 
 def _edges(
@@ -160,14 +193,79 @@ def _draining(
     """Edges from one run of an inner loop to its next run, for tiles that do not come round evenly."""
     edges = set()
     for at, (item, keys) in enumerate(zip(body, touched, strict=True)):
-        for inner in _loops(item):
-            for key, engines in keys.items():
-                if memory.drains(key, inner):
-                    for x, y in combinations(engines, 2):
-                        if engines[x] or engines[y]:
-                            edges |= {(at, x, at, y, 1), (at, y, at, x, 1)}
+        if not isinstance(item, Loop):
+            continue
+        for key, engines in keys.items():
+            if memory.drains(key, item):
+                for x, y in permutations(engines, 2):
+                    if engines[x] or engines[y]:
+                        edges.add((at, x, at, y, 1))
     return edges
 
 
-def _loops(item: Instr | Loop) -> Iterable[Loop]:
-    return (item,) if isinstance(item, Loop) else ()
+def _reduce(edges: set[Edge], count: int, is_loop: bool) -> list[Edge]:
+    """The edges that no others imply, for a body of `count` elements."""
+    strictest: dict[tuple[int, Engine, Engine], Edge] = {}
+    for edge in sorted(edges, key=Edge.rank):
+        key = (edge.to, edge.to_engine, edge.from_engine)
+        if key not in strictest or edge.position(count) > strictest[key].position(count):
+            strictest[key] = edge
+    into: dict[Engine, list[Edge]] = {}
+    for edge in strictest.values():
+        into.setdefault(edge.to_engine, []).append(edge)
+    for edge in sorted(strictest.values(), key=lambda e: (e.position(count), e.rank())):
+        into[edge.to_engine].remove(edge)
+        if not _implied(edge, into, count, is_loop):
+            into[edge.to_engine].append(edge)
+    return sorted((e for kept in into.values() for e in kept), key=Edge.rank)
+
+
+def _implied(
+    edge: Edge, into: Mapping[Engine, Sequence[Edge]], count: int, is_loop: bool
+) -> bool:
+    """Whether the waits in `into` already make `edge.to` start after `edge.source`.
+
+    `known` is, per queue, the last element (relative to this iteration) known to be finished when `edge.to` starts.
+    """
+    wanted = edge.position(count)
+    known = {edge.to_engine: edge.to}
+    work = [edge.to_engine]
+    while work:
+        engine = work.pop()
+        for other in into.get(engine, ()):
+            shift = (known[engine] - other.to) // count
+            if shift < 0 and not is_loop:
+                continue
+            position = other.position(count) + shift * count
+            if position < wanted or position <= known.get(other.from_engine, wanted - 1):
+                continue
+            if other.from_engine is edge.from_engine:
+                return True
+            known[other.from_engine] = position
+            work.append(other.from_engine)
+    return False
+
+
+def _insert(body: list[Instr | Loop], edges: Sequence[Edge], tokens: list[int]) -> None:
+    """One semaphore per edge; bare waits and signals where an end of the edge is a loop."""
+    waits: dict[tuple[int, Engine], tuple[int, ...]] = {}
+    signals: dict[tuple[int, Engine], tuple[int, ...]] = {}
+    for edge in edges:
+        number = len(tokens)
+        tokens.append(edge.back)
+        taker, giver = (edge.to, edge.to_engine), (edge.source, edge.from_engine)
+        waits[taker] = (*waits.get(taker, ()), number)
+        signals[giver] = (*signals.get(giver, ()), number)
+    result: list[Instr | Loop] = []
+    for at, item in enumerate(body):
+        taken = {e: s for (i, e), s in waits.items() if i == at}
+        given = {e: s for (i, e), s in signals.items() if i == at}
+        if isinstance(item, Instr):
+            item.waits += taken.get(item.engine, ())
+            item.signals += given.get(item.engine, ())
+            result.append(item)
+            continue
+        result += [Instr("wait", e, None, waits=s) for e, s in taken.items()]
+        result.append(item)
+        result += [Instr("signal", e, None, signals=s) for e, s in given.items()]
+    body[:] = result

@@ -1,8 +1,9 @@
 """Which dims of an op's values are one index: the table behind batch labels and shard classes.
 
-`factors` names, per op, the dims that walk together; a dim that is merged into or split from a larger one is linked as
-its major part. Labels only steer which layout is asked for, never what is computed, so that an op without a rule costs
-speed (a finding) and not correctness. `strategies/` reads the results.
+`factors` names, per op, the dims that walk together; a dim that is merged into or split from a
+larger one is linked as its major part. Labels only steer which layout is asked for, never what is
+computed, so that an op without a rule costs speed (a finding) and not correctness. `strategies/`
+reads the results.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def _transpose(op: Op) -> list[Factor]:
 
 
 def _reshape(op: Op) -> list[Factor]:
-    """Dims that begin at the same element stride from the front; the smaller is the major part of the larger."""
+    """Dims that begin at the same element stride from the front; the smaller is the major part of
+    the larger.
+    """
     (x,), y = op.operands, op.result
     left, right = _starts(x.type.shape), _starts(y.type.shape)
     pairs = [(left[p], right[p]) for p in left if p in right]
@@ -207,7 +210,8 @@ def propagate(
 ) -> None:
     """Run `step` on every op in program order, loop bodies until their carries settle.
 
-    `bind(source, target)` copies what is known of a carry; both return True when they learned something.
+    `bind(source, target)` copies what is known of a carry; both return True when they learned
+    something.
     """
     for op in graph.ops:
         if op.name == "loop":
@@ -236,7 +240,9 @@ def _propagate_loop(
 
 
 def reached(graph: Graph, sources: Iterable[Value]) -> set[Value]:
-    """Every value that depends on one of `sources`, regions included; barriers and carries count one by one."""
+    """Every value that depends on one of `sources`, regions included; barriers and carries count
+    one by one.
+    """
     found = set(sources)
 
     def step(op: Op) -> bool:
@@ -286,9 +292,11 @@ def batch_labels(graph: Graph, batch_dims: Mapping[Value, int]) -> BatchLabels:
 
 
 class ShardClasses:
-    """Dims of batch-free values that must be sharded alike: a weight, its optimizer leaves, its gradient.
+    """Dims of batch-free values that must be sharded alike: a weight, its optimizer leaves, its
+    gradient.
 
-    Union-find over (value, dim); values with a batch label stay out, which keeps activations from tying weights together.
+    Union-find over (value, dim); values with a batch label stay out, which keeps activations from
+    tying weights together.
     """
 
     def __init__(self, graph: Graph, batch: Mapping[Value, int]) -> None:

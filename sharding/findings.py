@@ -1,7 +1,8 @@
-"""What the user should know about a partitioned graph: every collective the recipe did not predict, with file and line.
+"""What the user should know about a partitioned graph: every collective the recipe did not predict,
+with file and line.
 
-A surprise is not an error: values stay right. It is traffic nobody asked for, usually an op that moves or loses the batch
-dim. Scalar sums (metrics, norms) are expected from any recipe.
+A surprise is not an error: values stay right. It is traffic nobody asked for, usually an op that
+moves or loses the batch dim. Scalar sums (metrics, norms) are expected from any recipe.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def _surprise(op: Op) -> Diagnostic:
 
 
 def traffic_bytes(part: PartitionedGraph) -> dict[tuple[str, tuple[str, ...]], int]:
-    """Bytes per core of the larger side of each collective, by (kind, axes), loops multiplied by their trips.
+    """Bytes per core of the larger side of each collective, by (kind, axes), loops multiplied by
+    their trips.
 
     Units: bytes; the larger of operand and result as they are on one core.
     """

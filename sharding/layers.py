@@ -1,8 +1,10 @@
-"""The layers of a model, found by structure alone: loops over stacked weights, and repeats of unrolled code.
+"""The layers of a model, found by structure alone: loops over stacked weights, and repeats of
+unrolled code.
 
-Nothing here reads names or compares sizes with those of a known model. A scanned layer is the body of a loop that slices
-weights by its counter; an unrolled layer is one period of the sequence of weight uses, compared by hashes of the code
-that leads to each use. Borders are the values that connect one layer to the next.
+Nothing here reads names or compares sizes with those of a known model. A scanned layer is the body
+of a loop that slices weights by its counter; an unrolled layer is one period of the sequence of
+weight uses, compared by hashes of the code that leads to each use. Borders are the values that
+connect one layer to the next.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ CONTRACTIONS = ("dot_general",)
 class ScannedLayers:
     """A loop whose body is a layer.
 
-    `borders` are the carries that connect iterations, `weights` maps a carry that is only read to the dim its slices
-    walk along, `stacks` maps a carry written slice by slice (saved activations, gradients) to that dim.
+    `borders` are the carries that connect iterations, `weights` maps a carry that is only read to
+    the dim its slices walk along, `stacks` maps a carry written slice by slice (saved activations,
+    gradients) to that dim.
     """
 
     loop: Op
@@ -89,8 +92,9 @@ def unrolled_layers(
 ) -> list[UnrolledLayers]:
     """Runs of isomorphic repeats among the ops of one level.
 
-    `batch` holds the values with a batch label, `weights` every value that depends on a parameter. A weight use is an op
-    that meets a batch value with a weight; repeats are runs of equal periods in the sequence of weight uses.
+    `batch` holds the values with a batch label, `weights` every value that depends on a parameter.
+    A weight use is an op that meets a batch value with a weight; repeats are runs of equal periods
+    in the sequence of weight uses.
     """
     uses = [op for op in graph.ops if _is_weight_use(op, batch, weights)]
     tokens = _tokens(graph, uses, batch)
@@ -146,7 +150,9 @@ Run = tuple[int, int, int]
 
 
 def _runs(tokens: Sequence[_Token], start: int, end: int) -> Iterator[list[Run]]:
-    """Runs that cover most uses, with their equally long rotations; then those of what lies beside them."""
+    """Runs that cover most uses, with their equally long rotations; then those of what lies beside
+    them.
+    """
     best: list[Run] = []
     covered = 0
     for period in range(2, (end - start) // 2 + 1):
@@ -166,7 +172,8 @@ def _runs(tokens: Sequence[_Token], start: int, end: int) -> Iterator[list[Run]]
 
 
 def _periodic(tokens: Sequence[_Token], start: int, end: int, period: int) -> Iterator[Run]:
-    """Stretches whose tokens repeat after `period` uses, at least twice, from each possible first use.
+    """Stretches whose tokens repeat after `period` uses, at least twice, from each possible first
+    use.
 
     Periods begin at 2: single ops that look alike are not layers.
     """
@@ -181,7 +188,9 @@ def _periodic(tokens: Sequence[_Token], start: int, end: int, period: int) -> It
 
 
 def _isomorphic(tokens: Sequence[_Token], run: Run) -> bool:
-    """True when the cones repeat too, but for uses of the first repeat that begin outside of the run."""
+    """True when the cones repeat too, but for uses of the first repeat that begin outside of the
+    run.
+    """
     first, period, repeats = run
     return all(
         tokens[i].cone == tokens[i + period].cone or tokens[i].base < first
@@ -216,7 +225,9 @@ def _border_bytes(layers: UnrolledLayers) -> int:
 def _borders(
     before: Sequence[Op], after: set[Op], uses: set[Op], batch: Mapping[Value, int]
 ) -> tuple[Value, ...]:
-    """Values of `before` that `after` reads, without those that follow from another border by weightless code."""
+    """Values of `before` that `after` reads, without those that follow from another border by
+    weightless code.
+    """
     made = {v: op for op in before for v in op.results}
     read = {v for op in after for v in op.operands if v in made}
 

@@ -1,7 +1,8 @@
 """The mesh: named axes over the logical NeuronCores, in one fixed order, major to minor.
 
-Ranks are row-major over the axes. `parse_mesh` reads what users write (`dp_shard=32,tp=8`, or a table of a job file),
-fills the one axis left to us, and refuses a product that is not the number of cores of the target.
+Ranks are row-major over the axes. `parse_mesh` reads what users write (`dp_shard=32,tp=8`, or a
+table of a job file), fills the one axis left to us, and refuses a product that is not the number of
+cores of the target.
 """
 
 from __future__ import annotations
@@ -67,27 +68,35 @@ class Mesh:
 
 
 def make_mesh(sizes: Mapping[str, int]) -> Mesh:
-    """A mesh of the given axes, ordered. Raises ShardingError for an unknown axis or a size below 1."""
+    """A mesh of the given axes, ordered. Raises ShardingError for an unknown axis or a size below
+    1.
+    """
     for name, size in sizes.items():
         if name not in AXES:
             raise ShardingError(
-                "SW_MESH_AXIS", f"mesh requires axes of {', '.join(AXES)}, got {name}", hint="rename the axis"
+                "SW_MESH_AXIS",
+                f"mesh requires axes of {', '.join(AXES)}, got {name}",
+                hint="rename the axis",
             )
         if size < 1:
-            raise ShardingError("SW_MESH_SIZE", f"mesh.{name} requires a size of at least 1, got {size}")
+            raise ShardingError(
+                "SW_MESH_SIZE", f"mesh.{name} requires a size of at least 1, got {size}"
+            )
     return Mesh(tuple((name, sizes[name]) for name in AXES if name in sizes))
 
 
 def parse_mesh(given: str | Mapping[str, int | str], cores: int, auto: str = "dp_shard") -> Mesh:
     """The mesh of `given` over exactly `cores` cores.
 
-    One axis may be "auto" and takes what the others leave; with no axis at all, `auto` takes every core. Raises
-    ShardingError with the printed product when the axes do not fill the cores.
+    One axis may be "auto" and takes what the others leave; with no axis at all, `auto` takes every
+    core. Raises ShardingError with the printed product when the axes do not fill the cores.
     """
     table = _parse_text(given) if isinstance(given, str) else dict(given)
     free = [name for name, size in table.items() if size == AUTO] or ([auto] if not table else [])
     if len(free) > 1:
-        raise ShardingError("SW_MESH_AUTO", f"mesh requires at most one auto axis, got {', '.join(free)}")
+        raise ShardingError(
+            "SW_MESH_AUTO", f"mesh requires at most one auto axis, got {', '.join(free)}"
+        )
     sizes = {name: _size(name, size) for name, size in table.items() if size != AUTO}
     known = make_mesh(sizes)
     if free:
@@ -103,7 +112,9 @@ def _parse_text(text: str) -> dict[str, int | str]:
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, size = (p.strip() for p in part.partition("="))
         if not equals or name in table:
-            raise ShardingError("SW_MESH_TEXT", f"mesh requires axis=size once per axis, got {text!r}")
+            raise ShardingError(
+                "SW_MESH_TEXT", f"mesh requires axis=size once per axis, got {text!r}"
+            )
         table[name] = size
     return table
 
@@ -113,7 +124,9 @@ def _size(name: str, size: int | str) -> int:
     try:
         return int(size)
     except ValueError:
-        raise ShardingError("SW_MESH_SIZE", f"mesh.{name} requires a whole number or auto, got {size!r}") from None
+        raise ShardingError(
+            "SW_MESH_SIZE", f"mesh.{name} requires a whole number or auto, got {size!r}"
+        ) from None
 
 
 def _remainder(known: Mesh, axis: str, cores: int) -> int:

@@ -1,7 +1,9 @@
-"""The result of partitioning: one graph with global types, its collectives, and a spec for every value.
+"""The result of partitioning: one graph with global types, its collectives, and a spec for every
+value.
 
-Region inputs and region results of loops carry specs too, because loops bind them one to one. The byte form is what
-the partition unit returns: values are numbered in the order of `all_values`, never named. Localisation is next.
+Region inputs and region results of loops carry specs too, because loops bind them one to one. The
+byte form is what the partition unit returns: values are numbered in the order of `all_values`,
+never named. Localisation is next.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Slot:
 class PartitionedGraph:
     """A graph in global types with collectives, and where every value lives.
 
-    `inputs` and `outputs` name the slots of the graph in order; `findings` are what the user should know.
+    `inputs` and `outputs` name the slots of the graph in order; `findings` are what the user should
+    know.
     """
 
     graph: Graph
@@ -91,5 +94,7 @@ def _diagnostic(fields: dict[str, object]) -> Diagnostic:
     """A finding from its dict form."""
     loc = fields["loc"]
     where = Loc(**loc) if isinstance(loc, dict) else None
-    code, message, hint, severity = (str(fields[k]) for k in ("code", "message", "hint", "severity"))
+    code, message, hint, severity = (
+        str(fields[k]) for k in ("code", "message", "hint", "severity")
+    )
     return Diagnostic(code, message, where, hint, severity)

@@ -1,13 +1,15 @@
-"""Where a weight is gathered and where a gradient is reduced, and the constraints that say so in the graph.
+"""Where a weight is gathered and where a gradient is reduced, and the constraints that say so in
+the graph.
 
-A weight stays sharded through everything that only weights are in, and is gathered where it meets a batch value, at the
-narrowest point of the code that leads there. A gradient is reduced where the batch dim disappears. Both become
-`sharding_constraint` ops, so that the partitioner has nothing left to choose.
+A weight stays sharded through everything that only weights are in, and is gathered where it meets a
+batch value, at the narrowest point of the code that leads there. A gradient is reduced where the
+batch dim disappears. Both become `sharding_constraint` ops, so that the partitioner has nothing
+left to choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from compiler.diagnostics import Loc
@@ -19,27 +21,28 @@ from sharding.spec import ShardingSpec, replicated
 NARROWING = ("broadcast_in_dim", "convert", "reshape", "transpose")
 CARRYING = ("loop", "optimization_barrier")
 REDUCING = ("dot_general", "reduce", "scatter")
+CUTTING = (
+    "concatenate",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "gather",
+    "pad",
+    "reshape",
+    "reverse",
+    "slice",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GatherUse:
-    """Operand `index` of `op` must be whole: gather `point`, then repeat `chain` on the gathered value."""
+    """Operand `index` of `op` must be whole: gather `point`, then repeat `chain` on the gathered
+    value.
+    """
 
     op: Op
     index: int
     point: Value
     chain: tuple[Op, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """`partial` is where the batch dim disappears; `target` (after the ops of `chain`) is laid out as `spec`."""
-
-    op: Op
-    partial: Value
-    chain: tuple[Op, ...]
-    target: Value
-    spec: ShardingSpec
 
 
 def gather_uses(graph: Graph, batch: Mapping[Value, int], weights: set[Value]) -> list[GatherUse]:
@@ -55,6 +58,29 @@ def gather_uses(graph: Graph, batch: Mapping[Value, int], weights: set[Value]) -
                 _narrowest(op, i, v, made) for i, v in meeting if v not in batch and v.type.rank
             ]
     return found
+
+
+def layout_borders(
+    graph: Graph, batch: Mapping[Value, int], spec_of: Callable[[Value], ShardingSpec | None]
+) -> Iterator[tuple[list[GatherUse], list[Value]]]:
+    """Ops without batch values that end or begin a weight's layout: (operands to gather, results to
+    lay out).
+
+    They cut, join or split the sharded dim itself, so the layout has no continuation on the other
+    side.
+    """
+    made = graph.producers()
+    for op in graph.ops:
+        for region in op.regions:
+            yield from layout_borders(region, batch, spec_of)
+        if op.name not in CUTTING or any(v in batch for v in (*op.operands, *op.results)):
+            continue
+        shaped = [(i, v, spec_of(v)) for i, v in enumerate(op.operands) if v.type.rank]
+        after = [spec_of(v) for v in op.results]
+        if not any(after):
+            yield [_narrowest(op, i, v, made) for i, v, spec in shaped if spec is not None], []
+        elif not all(spec for _, _, spec in shaped):
+            yield [], list(op.results)
 
 
 def _narrowest(op: Op, index: int, value: Value, made: Mapping[Value, Op]) -> GatherUse:
@@ -81,7 +107,9 @@ def reduction_ops(graph: Graph, batch: Mapping[Value, int]) -> Iterator[tuple[Op
 
 
 def single_use_chain(graph: Graph, value: Value) -> Iterator[tuple[Op, Value]]:
-    """`value`'s only user, its result, that one's only user, and so on, while they are shape or type changes."""
+    """`value`'s only user, its result, that one's only user, and so on, while they are shape or
+    type changes.
+    """
     users = graph.uses()
     while len(following := users.get(value, [])) == 1 and value not in graph.outputs:
         op = following[0]
@@ -95,11 +123,12 @@ def single_use_chain(graph: Graph, value: Value) -> Iterator[tuple[Op, Value]]:
 class Annotator:
     """Builds the graph with constraints; values that are not touched stay the same objects.
 
-    `specs` collects the spec of every constraint's result.
+    `layouts` says which values get a constraint, and what it is. `specs` collects the spec of every
+    constraint's result, `points` the constraints that gather.
     """
 
     gathers: Mapping[tuple[Op, int], GatherUse]
-    reductions: Mapping[Value, Reduction]
+    layouts: Mapping[Value, ShardingSpec]
     specs: dict[Value, ShardingSpec] = field(default_factory=dict)
     points: list[Op] = field(default_factory=list)
 
@@ -134,9 +163,9 @@ class _Level:
         regions = tuple(self.owner.run(r) for r in op.regions)
         self.ops.append(Op(op.name, operands, op.results, op.attrs, regions, op.loc))
         for value in op.results:
-            reduction = self.owner.reductions.get(value)
-            if reduction is not None:
-                pin = self.owner.constrain(value, reduction.spec, op.loc)
+            spec = self.owner.layouts.get(value)
+            if spec is not None:
+                pin = self.owner.constrain(value, spec, op.loc)
                 self.ops.append(pin)
                 self.renamed[value] = pin.result
 

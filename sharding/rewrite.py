@@ -1,8 +1,9 @@
 """Better collectives than the partitioner's, on our IR; every rewrite keeps the values.
 
-all_reduce then all_slice becomes reduce_scatter (then all_reduce over what is left: HSDP); gathers of splats vanish; the
-scalar sums of a norm share one all_reduce; gathers move the narrower type; two gradients of one weight are added before
-they are scattered. Rewrites reuse the result values they replace, so specs stay valid.
+all_reduce then all_slice becomes reduce_scatter (then all_reduce over what is left: HSDP); gathers
+of splats vanish; the scalar sums of a norm share one all_reduce; gathers move the narrower type;
+two gradients of one weight are added before they are scattered. Rewrites reuse the result values
+they replace, so specs stay valid.
 """
 
 from __future__ import annotations
@@ -185,27 +186,56 @@ def _narrow_before_gather(level: _Level, op: Op) -> list[Op] | None:
         return None
     level.take(op, gather)
     convert = level.make("convert", (source,), ConvertAttrs(dtype), level.specs[source], op.loc)
-    return [convert, _yields(level.emit(gather, (convert.result,), level.specs[op.result]), op.result)]
+    return [
+        convert,
+        _yields(level.emit(gather, (convert.result,), level.specs[op.result]), op.result),
+    ]
 
 
 def _add(level: _Level, op: Op) -> list[Op] | None:
-    return _add_before_scatter(level, op) if op.result.type.rank else _merge_scalars(level, op)
+    return _add_before_reduction(level, op) if op.result.type.rank else _merge_scalars(level, op)
 
 
-def _add_before_scatter(level: _Level, op: Op) -> list[Op] | None:
-    """The sum of two scattered gradients of one layout is the scattered sum."""
-    found = [level.producer(v, "reduce_scatter") for v in op.operands]
+def _add_before_reduction(level: _Level, op: Op) -> list[Op] | None:
+    """The sum of two reduced gradients of one layout is the reduced sum: a tied weight is reduced
+    once.
+    """
+    found = [_pending_reduction(level, v, op) for v in op.operands]
     left, right = found[0], found[1]
-    if left is None or right is None or left is right or left.attrs != right.attrs:
+    if left is None or right is None or left[0] is right[0] or left[0].attrs != right[0].attrs:
         return None
-    if left.attrs.reduction != "add" or not all(level.only_use(v, op) for v in op.operands):
+    sources = (left[0].operands[0], right[0].operands[0])
+    if left[0].name != right[0].name or level.specs[sources[0]] != level.specs[sources[1]]:
         return None
-    sources = (left.operands[0], right.operands[0])
-    if level.specs[sources[0]] != level.specs[sources[1]]:
-        return None
-    level.take(op, left, right)
+    level.take(op, *left, *right)
     total = level.make("add", sources, None, level.specs[sources[0]], op.loc)
-    return [total, _yields(level.emit(left, (total.result,), level.specs[op.result]), op.result)]
+    reduction = level.emit(left[0], (total.result,), level.specs[op.result])
+    return [total, _yields(reduction, op.result)]
+
+
+def _pending_reduction(level: _Level, value: Value, user: Op) -> list[Op] | None:
+    """The sum reduction that makes `value` for `user` alone, then the transposes between that undo
+    each other.
+    """
+    if not level.only_use(value, user):
+        return None
+    outer = level.producer(value, "transpose")
+    between: list[Op] = []
+    if outer is not None:
+        inner = level.producer(outer.operands[0], "transpose")
+        if inner is None or not level.only_use(inner.result, outer) or not _inverse(inner, outer):
+            return None
+        between, value, user = [inner, outer], inner.operands[0], inner
+        if not level.only_use(value, user):
+            return None
+    op = level.producer(value, *REDUCTIONS)
+    return None if op is None or op.attrs.reduction != "add" else [op, *between]
+
+
+def _inverse(first: Op, second: Op) -> bool:
+    """True when two transposes give the operand back."""
+    turned = [first.attrs.permutation[d] for d in second.attrs.permutation]
+    return turned == list(range(len(turned)))
 
 
 def _merge_scalars(level: _Level, op: Op) -> list[Op] | None:
@@ -235,7 +265,9 @@ def _merge_scalars(level: _Level, op: Op) -> list[Op] | None:
 
 
 def _leaves(level: _Level, op: Op, inner: list[Op]) -> list[tuple[Value, Op]]:
-    """Terms of the addition tree under `op` with the addition that reads them; `inner` collects the additions."""
+    """Terms of the addition tree under `op` with the addition that reads them; `inner` collects the
+    additions.
+    """
     found: list[tuple[Value, Op]] = []
     for value in op.operands:
         below = level.producer(value, "add")

@@ -1,8 +1,10 @@
-"""The Shardy adapter: our graph and specs in, a partitioned graph out, with the partitioner in a child process.
+"""The Shardy adapter: our graph and specs in, a partitioned graph out, with the partitioner in a
+child process.
 
-The child prints the graph to StableHLO, attaches shardings by op ordinal, runs propagation, explicit reshards and
-collectives (passes measured on jaxlib 0.10.2), and imports the result. It is a process of its own because native code
-may abort; `SHARDWRIGHT_PARTITIONER_PYTHON` names another interpreter for it.
+The child prints the graph to StableHLO, attaches shardings by op ordinal, runs propagation,
+explicit reshards and collectives (passes measured on jaxlib 0.10.2), and imports the result. It is
+a process of its own because native code may abort; `SHARDWRIGHT_PARTITIONER_PYTHON` names another
+interpreter for it.
 """
 
 from __future__ import annotations
@@ -60,10 +62,9 @@ def partition(
 ) -> PartitionedGraph:
     """Partition `graph` over `mesh` in a child process.
 
-    `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index); what it leaves out is the
-    partitioner's choice.
-    Units: timeout_s in seconds.
-    Raises: ShardingError when the child refuses, crashes, or does not end in time.
+    `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index); what it
+    leaves out is the partitioner's choice. Units: timeout_s in seconds. Raises: ShardingError when
+    the child refuses, crashes, or does not end in time.
     """
     request = encode_request(graph, mesh, specs, inputs, outputs)
     return decode_partitioned(run_child(request, timeout_s))
@@ -119,7 +120,8 @@ def _run_process(arguments: list[str], timeout_s: float) -> None:
         ) from None
     except OSError as error:
         raise ShardingError(
-            "SW_PARTITIONER_START", f"{PYTHON_VARIABLE} requires an interpreter, got {python}: {error}"
+            "SW_PARTITIONER_START",
+            f"{PYTHON_VARIABLE} requires an interpreter, got {python}: {error}",
         ) from error
     if done.returncode:
         tail = done.stderr.decode(errors="replace")[-STDERR_TAIL:]
@@ -175,7 +177,9 @@ def partition_here(
 
 
 def annotated_text(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpec]) -> str:
-    """What the partitioner starts from, as StableHLO text: for dumps, and for other partitioners; loads jaxlib."""
+    """What the partitioner starts from, as StableHLO text: for dumps, and for other partitioners;
+    loads jaxlib.
+    """
     from compiler.frontend.context import make_context
 
     with make_context():
@@ -285,8 +289,6 @@ def _sharding(spec: ShardingSpec | None, rank: int) -> Any:
         for axes in dims
     ]
     return sdy.TensorShardingAttr.get("mesh", entries)
-
-
 
 
 if __name__ == "__main__":

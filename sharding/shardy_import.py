@@ -1,7 +1,9 @@
-"""Shardy's output back into our IR: rules for its collectives, a spec for every value, and our own locations.
+"""Shardy's output back into our IR: rules for its collectives, a spec for every value, and our own
+locations.
 
-Works on the importer's hooks and on the text of attributes, so that it needs no jaxlib of its own. What the mesh cannot
-express (an axis split into sub-axes) and what the partitioner left unresolved is refused, never guessed.
+Works on the importer's hooks and on the text of attributes, so that it needs no jaxlib of its own.
+What the mesh cannot express (an axis split into sub-axes) and what the partitioner left unresolved
+is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -103,9 +105,7 @@ class ShardyReader:
             )
         return self._parsed[text]
 
-    def _per_dim(
-        self, key: str, step: Callable[[Site, Value, int, tuple[str, ...]], Op]
-    ) -> Rule:
+    def _per_dim(self, key: str, step: Callable[[Site, Value, int, tuple[str, ...]], Op]) -> Rule:
         """A rule that emits one op per dim of a list of axes per dim."""
 
         def rule(site: Site) -> Sequence[Value]:
@@ -124,7 +124,9 @@ class ShardyReader:
         return rule
 
     def _constant(self, site: Site) -> Sequence[Value]:
-        """A constant; the importer repeats splats inside of loops, so its layout is remembered by content."""
+        """A constant; the importer repeats splats inside of loops, so its layout is remembered by
+        content.
+        """
         values = RULES["stablehlo.constant"](site)
         self._on_op(site.op, values)
         attrs = site.scope.ops[-1].attrs
@@ -204,7 +206,9 @@ class ShardyReader:
         if len(layouts) == 1:
             return layouts[0]
         near = [*op.operands, *(v for user in users for v in user.results)]
-        shaped = (self.specs[v] for v in near if v in self.specs and v.type.shape == value.type.shape)
+        shaped = (
+            self.specs[v] for v in near if v in self.specs and v.type.shape == value.type.shape
+        )
         fitting = (spec for spec in shaped if not layouts or spec in layouts)
         return next(fitting, replicated(value.type.rank))
 
@@ -257,7 +261,9 @@ def _refuse_sub_axes(text: str) -> None:
 
 
 def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
-    """Attributes with the reduction that makes the operand partial; the partitioner does not say it."""
+    """Attributes with the reduction that makes the operand partial; the partitioner does not say
+    it.
+    """
     source = made.get(op.operands[0])
     kind = "add"
     while source is not None and source.name in REDUCES:

@@ -1,7 +1,8 @@
-"""How one value is laid over the mesh: the axes that shard each dim, and the axes it is still a partial sum over.
+"""How one value is laid over the mesh: the axes that shard each dim, and the axes it is still a
+partial sum over.
 
-A spec is small, frozen and hashable, so that graphs carry one per value and the files compare them. It names axes
-only; sizes belong to `mesh.py`.
+A spec is small, frozen and hashable, so that graphs carry one per value and the files compare them.
+It names axes only; sizes belong to `mesh.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ShardingSpec:
-    """Mesh axes per dim, major to minor; `unreduced` axes hold partial sums that still have to be added."""
+    """Mesh axes per dim, major to minor; `unreduced` axes hold partial sums that still have to be
+    added.
+    """
 
     dims: tuple[tuple[str, ...], ...]
     unreduced: tuple[str, ...] = ()

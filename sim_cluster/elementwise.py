@@ -34,7 +34,7 @@ def hold(array: Array, dtype: DType) -> Array:
 
 
 def rounded(array: Array, dtype: DType) -> Array:
-    """`array` (fp32) with every value rounded to nearest even in `dtype`; other types pass through."""
+    """`array` (fp32) rounded to nearest even in `dtype`; other types pass through."""
     if dtype not in _NARROW:
         return array
     result: Array = array.astype(dtype.numpy).astype(F32)

@@ -74,6 +74,12 @@ class Bound:
             request = action(self)
             if request is not None:
                 yield request
+        if self.flight:
+            raise SimulationError(
+                "SW_SIM_COLLECTIVE",
+                f"function {self.code.function.name} returns before it waits for collectives"
+                f" {sorted(self.flight)}",
+            )
         if self.code.level == L0:
             self._check_outputs()
 

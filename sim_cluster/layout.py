@@ -24,7 +24,7 @@ def num_ranks(mesh: Mesh) -> int:
 
 
 def sharded_shape(buffer: NamedBuffer, mesh: Mesh) -> tuple[int, ...]:
-    """Shape that all shards of a buffer make up together (of one micro-batch, for batch buffers)."""
+    """Shape all shards of a buffer make up together (of one micro-batch, for batch buffers)."""
     return tuple(
         size * math.prod(mesh[a] for a in axes)
         for size, axes in zip(buffer.local_shape, buffer.axes, strict=True)

@@ -221,7 +221,7 @@ class HbmOperand:
         return self._view(tensors.arrays[number], offset)
 
     def write(self, tensors: HbmTensors, clock: Clock, time: int) -> np.ndarray:
-        """The view to write, after checking bounds and races. Marks nothing as written: see `mark`."""
+        """The view to write, after checking bounds and races; `mark` records the write."""
         number, offset = self.pattern.buffer, self._offset(tensors)
         history = tensors.histories[number]
         if history is not None:

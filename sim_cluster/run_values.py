@@ -180,7 +180,7 @@ class _Shadow:
         self.distance, self.worst = 0.0, ""
 
     def advance(self, partner: CollectiveRequest | None) -> None:
-        """Run to the next collective, compare what is sent, and listen in on the partner's result."""
+        """Run to the next collective; compare what is sent and take the partner's result."""
         request = next(self.running, None)
         if (request is None) != (partner is None):
             raise SimulationError(

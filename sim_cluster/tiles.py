@@ -96,7 +96,7 @@ class Slot:
         return (0, self.tile.partitions, self.first_byte, self.first_byte + self.tile.slot_bytes)
 
     def _element_mask(self) -> np.ndarray:
-        """The written mask [partitions, elements], made from the boxes the first time it is needed."""
+        """The written mask [partitions, elements], made from the boxes when first needed."""
         if self._mask is None:
             self._mask = np.zeros((self.tile.partitions, self.tile.elements), np.bool_)
             item = self.tile.dtype.bytes

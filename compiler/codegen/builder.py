@@ -65,16 +65,14 @@ class Held:
 class Builder:
     """A region under construction: tiles, code, registers, and what is made once in front of everything."""
 
-    def __init__(
-        self, limits: Limits, tensors: Sequence[Tensor], first_register: int, slots: int
-    ) -> None:
+    def __init__(self, limits: Limits, tensors: Sequence[Tensor], first_register: int) -> None:
         self.limits = limits
         self.tensors = tensors
         self.tiles: list[Tile] = []
         self.prefix: list[Instr | Loop] = []
         self.body: list[Instr | Loop] = []
         self.next_register = first_register
-        self.slots = slots  # of tiles that rotate with a loop
+        self.slots = 2  # of tiles that rotate with a loop: one is filled while the other is read
         self.once: set[object] = set()  # marks of what was already made in `prefix`
         self._splats: dict[tuple[object, ...], Held] = {}
 
@@ -82,6 +80,11 @@ class Builder:
         """A register no other loop uses."""
         self.next_register += 1
         return self.next_register - 1
+
+    def root(self, tensor: int) -> int:
+        """The tensor whose memory `tensor` uses."""
+        alias = self.tensors[tensor].alias
+        return tensor if alias in (-1, tensor) else self.root(alias)
 
     def add_tile(self, tile: Tile) -> int:
         """Number of a new tile."""

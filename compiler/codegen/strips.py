@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from compiler.codegen import indexed, reductions
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from compiler.codegen.space import SPLATS, Space
+from compiler.codegen.space import SINKS, SPLATS, Space
 from compiler.codegen.values import Frame
+from compiler.diagnostics import CompileError
 from compiler.isa.region import Affine
 
 
@@ -76,7 +77,9 @@ class _Nest:
         """Code for `todo`, all of which runs at `depth` or deeper."""
         units = self._units(depth, todo)
         last = self._last_uses(units)
+        stored: set[int] = set()
         for at, (numbers, is_pass) in enumerate(units):
+            self._refuse_reload(numbers, stored)
             if is_pass:
                 self._pass(depth, scope, numbers)
             else:
@@ -84,16 +87,29 @@ class _Nest:
             for n in last.get(at, ()):
                 scope.release(self.frame.held[n])
 
+    def _refuse_reload(self, numbers: list[int], stored: set[int]) -> None:
+        """A pass may not read again what an earlier one has overwritten in place."""
+        walks = [(v.op in SINKS, v.walk.tensor) for v in map(self.space.values.__getitem__, numbers) if v.walk]
+        root = self.frame.builder.root
+        if any(not sink and tensor >= 0 and root(tensor) in stored for sink, tensor in walks):
+            raise CompileError(
+                "SW_CODEGEN_IN_PLACE",
+                f"region {self.space.name} reads a tensor again after storing to its memory",
+                hint="store to another buffer",
+            )
+        stored |= {root(tensor) for sink, tensor in walks if sink}
+
     def _units(self, depth: int, todo: list[int]) -> list[tuple[list[int], bool]]:
         """Single values of this depth, and passes over the next loop, in an order that respects reductions."""
         ready = self._rounds(depth, todo)
         units: list[tuple[list[int], bool]] = []
         for number in range(max(ready.values(), default=-1) + 1):
-            units += [
-                ([n], False)
+            here = [
+                n
                 for n in todo
                 if ready[n] == number and self.depths[n].run == depth and self._has_code(n)
             ]
+            units += [([n], False) for n in sorted(here, key=self._is_sink)]
             ends = [n for n in todo if ready[n] == number and self._ends_pass(n, depth)]
             if ends:
                 units.append((self._needed(depth, todo, ends), True))
@@ -116,8 +132,11 @@ class _Nest:
         return self.space.values[number].op not in SPLATS
 
     def _ends_pass(self, number: int, depth: int) -> bool:
-        is_sink = self.space.values[number].op in ("store", "store_add_indexed")
-        return self._crosses(number, depth) or (is_sink and self.depths[number].run > depth)
+        inside = self.depths[number].run > depth
+        return self._crosses(number, depth) or (self._is_sink(number) and inside)
+
+    def _is_sink(self, number: int) -> bool:
+        return self.space.values[number].op in SINKS
 
     def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:
         """`ends` and what they need from inside the next loop; values of earlier passes are made again."""

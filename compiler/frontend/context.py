@@ -35,8 +35,8 @@ def legalize_chlo(module: Any) -> None:
 def serialize_portable(bytecode: bytes) -> bytes:
     """MLIR bytecode of a StableHLO module -> portable artifact of the current version.
 
-    A module with ops outside of portable StableHLO (callbacks, user constraints) stays bytecode: the
-    importer takes both, and knows which line to name when it refuses one.
+    A module with ops outside of portable StableHLO (callbacks, user constraints) stays bytecode:
+    the importer takes both, and knows which line to name when it refuses one.
     """
     from jaxlib.mlir.dialects import stablehlo
 

@@ -8,16 +8,22 @@ about the body.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Collection, Iterable
 from dataclasses import dataclass
 
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 
 
-def flops(graph: Graph) -> int:
-    """Useful arithmetic of one execution, loop bodies counted once per iteration."""
-    return sum(OPS[op.name].flops(op) for op in graph.ops)
+def flops(graph: Graph, only: Collection[str] = ()) -> int:
+    """Useful arithmetic of one execution, loop bodies counted once per iteration; of the op names in `only`, if given."""
+    total = 0
+    for op in graph.ops:
+        if op.regions:
+            total += op.attrs.trip * sum(flops(region, only) for region in op.regions)
+        elif not only or op.name in only:
+            total += OPS[op.name].flops(op)
+    return total
 
 
 def structural_hash(graph: Graph) -> str:

@@ -18,7 +18,7 @@ from compiler.lower.canonical import canonical
 from compiler.lower.collective import call_of, source_value
 from compiler.lower.emit import Clash, Emitter
 from compiler.lower.group import Budget, Groups
-from compiler.lower.scalars import counter
+from compiler.lower.scalars import parameter
 from compiler.lower.schedule import Slot, schedule
 from compiler.lower.space import label
 from compiler.lower.storage import Storage
@@ -33,9 +33,9 @@ DEFAULT_STRIP_BYTES = 96 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """How a function is called: counter inputs with their trip counts, and outputs that take over an input's memory."""
+    """How a function is called: inputs that are registers, with their range, and outputs that take over an input's memory."""
 
-    parameters: tuple[tuple[int, int], ...] = ()  # (input number, trip)
+    parameters: tuple[tuple[int, int, int], ...] = ()  # (input number, low, high), register = position here
     aliases: tuple[tuple[int, int], ...] = ()  # (output number, input number)
 
 
@@ -84,7 +84,9 @@ def _check_sizes(graph: Graph) -> None:
 def _attempt(
     graph: Graph, signature: Signature, strip_bytes: int, forced: set[Value], apart: set[int]
 ) -> Lowered:
-    counters = {graph.inputs[i]: counter(r, trip) for r, (i, trip) in enumerate(signature.parameters)}
+    counters = {
+        graph.inputs[i]: parameter(r, low, high) for r, (i, low, high) in enumerate(signature.parameters)
+    }
     aliases = {k: graph.inputs[i] for k, i in signature.aliases}
     donated = _donated(graph, {k: v for k, v in aliases.items() if k not in apart})
     body = Body(graph, counters, donated, frozenset(forced))

@@ -34,9 +34,9 @@ def constant(number: int) -> Known:
     return Known(Affine(number), number, number)
 
 
-def counter(register: int, trip: int) -> Known:
-    """The counter of a loop of `trip` iterations."""
-    return Known(Affine(0, ((register, 1),)), 0, max(trip - 1, 0))
+def parameter(register: int, low: int, high: int) -> Known:
+    """A register whose value stays in low .. high."""
+    return Known(Affine(0, ((register, 1),)), low, high)
 
 
 Rule = Callable[[Op, Sequence[Known]], Known | None]

@@ -1,8 +1,8 @@
 """Strategies: recipes that say where every argument, result, activation and gradient lives.
 
-A recipe reads a graph, the roles of its slots and a mesh, and returns the graph with constraints plus specs by value id.
-It knows no partitioner: `sharding/shardy.py` carries the specs out and `sharding/findings.py` compares what came out with
-what the recipe predicted.
+A recipe reads a graph, the roles of its slots and a mesh, and returns the graph with constraints
+plus specs by value id. It knows no partitioner: `sharding/shardy.py` carries the specs out and
+`sharding/findings.py` compares what came out with what the recipe predicted.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Predicted:
 class Recipe:
     """What a strategy decided.
 
-    `graph` carries constraints; `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index).
-    `reasons` says who decided what, by leaf name; `predicted` counts static collectives, loop bodies once.
+    `graph` carries constraints; `specs` is keyed by (op ordinal, result index), (-1, input index)
+    or (-2, output index). `reasons` says who decided what, by leaf name; `predicted` counts static
+    collectives, loop bodies once.
     """
 
     graph: Graph

@@ -1,8 +1,9 @@
 """Fully sharded data parallel (ZeRO-3), and its hybrid with replicas (HSDP).
 
-Every weight and its optimizer leaves are sharded over `dp_shard` along one dim; the batch is split over `dp_replicate`
-and `dp_shard`. A weight is gathered where the forward or backward pass uses it, its gradient is reduced and scattered
-where it is made, and the optimizer works on shards. `fsdp` below is the recipe, top to bottom.
+Every weight and its optimizer leaves are sharded over `dp_shard` along one dim; the batch is split
+over `dp_replicate` and `dp_shard`. A weight is gathered where the forward or backward pass uses it,
+its gradient is reduced and scattered where it is made, and the optimizer works on shards. `fsdp`
+below is the recipe, top to bottom.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from sharding.pins import (
     REDUCING,
     Annotator,
     GatherUse,
-    Reduction,
     gather_uses,
+    layout_borders,
     reduction_ops,
     single_use_chain,
 )
@@ -38,7 +39,8 @@ LARGE_REPLICATED_BYTES = 1 << 20
 def fsdp(graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot], mesh: Mesh) -> Recipe:
     """Decide where everything lives under FSDP.
 
-    Raises: ShardingError for a mesh axis other than the data axes above 1, and for a batch that does not divide.
+    Raises: ShardingError for a mesh axis other than the data axes above 1, and for a batch that
+    does not divide.
     """
     plan = _Plan(graph, inputs, outputs, mesh)
     plan.check_axes()
@@ -47,6 +49,7 @@ def fsdp(graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot], mesh: Me
     plan.place_optimizer()
     plan.gather_weights()
     plan.reduce_gradients()
+    plan.join_layouts()
     plan.pin_activations()
     plan.place_results()
     return plan.recipe()
@@ -69,7 +72,7 @@ class _Plan:
     reasons: dict[str, str] = field(default_factory=dict)
     predicted: Counter[Predicted] = field(default_factory=Counter)
     gathers: list[GatherUse] = field(default_factory=list)
-    reductions: dict[Value, Reduction] = field(default_factory=dict)
+    layouts: dict[Value, ShardingSpec] = field(default_factory=dict)
     findings: list[Diagnostic] = field(default_factory=list)
 
     @property
@@ -155,7 +158,9 @@ class _Plan:
         }
 
     def place_optimizer(self) -> None:
-        """Optimizer leaves follow their weight: by path suffix and shape, else by what they are added to."""
+        """Optimizer leaves follow their weight: by path suffix and shape, else by what they are
+        added to.
+        """
         weights = [(s.name.partition("/")[2], v) for s, v in self.slots("parameter")]
         for slot, value in self.slots("optimizer"):
             owner = _owner(slot, value, weights)
@@ -169,31 +174,39 @@ class _Plan:
                 self._replicate(slot, value, "belongs to no sharded weight")
 
     def _class_spec(self, value: Value) -> ShardingSpec | None:
-        """The spec `value` gets from the weight class of exactly one of its dims, if that dim divides."""
+        """The spec `value` gets from the weight class of exactly one of its dims, if that dim
+        divides.
+        """
         found = self.classes.dims_of(value, self.roots)
         if len(found) != 1 or value.type.shape[found[0][0]] % self.mesh.size(self.shard_axes):
             return None
         return sharded(value.type.rank, found[0][0], self.shard_axes)
 
     def gather_weights(self) -> None:
-        """Gather a sharded weight where it meets the batch, after its conversion to the compute type."""
+        """Gather a sharded weight where it meets the batch, after its conversion to the compute
+        type.
+        """
         split = [v for _, v in self.slots("parameter") if self.pins[v].axes]
         split += [v for _, v in self.slots("optimizer") if self.pins[v].axes]
         weights = reached(self.graph, split)
         self.gathers = gather_uses(self.graph, self.labels.dims, weights)
 
     def reduce_gradients(self) -> None:
-        """Where the batch dim disappears, reduce; what belongs to a sharded weight is scattered like it."""
+        """Where the batch dim disappears, reduce; what belongs to a sharded weight is scattered
+        like it.
+        """
         for op, level in reduction_ops(self.graph, self.labels.dims):
             if op.name not in REDUCING:
                 self.findings.append(_lost_batch(op))
                 continue
             for value in op.results:
                 self.pins[value] = replicated(value.type.rank)
-                self._scatter_gradient(op, value, level)
+                self._scatter_gradient(value, level)
 
-    def _scatter_gradient(self, op: Op, value: Value, level: Graph) -> None:
-        """Lay out the gradient `value` like its weight, after the shape changes that hide the weight's dim."""
+    def _scatter_gradient(self, value: Value, level: Graph) -> None:
+        """Lay out the gradient `value` like its weight, after the shape changes that hide the
+        weight's dim.
+        """
         between: list[Op] = []
         target, spec = value, self._class_spec(value)
         for step, after in single_use_chain(level, value):
@@ -205,10 +218,23 @@ class _Plan:
             self._predict("all_reduce", self.data_axes, value.type)
             return
         self.pins.update({step.result: replicated(step.result.type.rank) for step in between})
-        self.reductions[target] = Reduction(op, value, tuple(between), target, spec)
+        self.layouts[target] = spec
         self._predict("reduce_scatter", self.shard_axes, target.type)
         extra = tuple(a for a in self.data_axes if a not in self.shard_axes)
         self._predict("all_reduce", extra, target.type)
+
+    def join_layouts(self) -> None:
+        """Gather before, and lay out after, ops that cut the sharded dim of a weight or of its
+        gradient.
+        """
+        borders = layout_borders(self.graph, self.labels.dims, self._class_spec)
+        for uses, results in borders:
+            self.gathers += uses
+            for value in results:
+                spec = self._class_spec(value)
+                if spec is not None and value not in self.layouts:
+                    self.pins[value] = replicated(value.type.rank)
+                    self.layouts[value] = spec
 
     def _predict(self, kind: str, axes: tuple[str, ...], type: TensorType) -> None:
         """Expect one collective."""
@@ -216,7 +242,9 @@ class _Plan:
             self.predicted[Predicted(kind, axes, type)] += 1
 
     def pin_activations(self) -> None:
-        """Every value with a batch dim is split along it; loop carries of weight classes like their weight."""
+        """Every value with a batch dim is split along it; loop carries of weight classes like their
+        weight.
+        """
         ways = self.mesh.size(self.data_axes)
         for op in self.graph.walk():
             for value in op.results:
@@ -228,7 +256,9 @@ class _Plan:
 
     def place_results(self) -> None:
         """State results live where the state came in; metrics are whole."""
-        state = {slot.name: self.pins[v] for slot, v in zip(self.inputs, self.graph.inputs, strict=True)}
+        state = {
+            slot.name: self.pins[v] for slot, v in zip(self.inputs, self.graph.inputs, strict=True)
+        }
         for slot, value in zip(self.outputs, self.graph.outputs, strict=True):
             dim = self.labels.dims.get(value)
             spec = replicated(value.type.rank)
@@ -241,7 +271,7 @@ class _Plan:
     def recipe(self) -> Recipe:
         """The annotated graph and its specs by id."""
         uses = {(use.op, use.index): use for use in self.gathers}
-        annotator = Annotator(uses, self.reductions)
+        annotator = Annotator(uses, self.layouts)
         graph = annotator.run(self.graph)
         for point in annotator.points:
             spec = self._class_spec(point.operands[0])

@@ -64,7 +64,7 @@ def dma_gather(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
 
 @executes("dma_scatter")
 def dma_scatter(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
-    """rows[index[p]] = src[p]; rows out of range are dropped, equal rows must carry equal values."""
+    """rows[index[p]] = src[p]; strangers are dropped, equal rows must carry equal values."""
     same_shape(instr, 0)
     _index_shape(instr, instr.srcs[0].shape[0])
     rows, write = instr.attrs["rows"], writer(dst, srcs[0])

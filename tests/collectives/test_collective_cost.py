@@ -209,6 +209,8 @@ def test_the_flat_ring_loads_every_efa_device_alike(trn1n, trn1):
         size = 128 * 16 * 4096
         time = closed_time(choice, size, 4, NOMINAL)
         assert time.efa_bytes == size // 128 * 127 // devices
+        # Half of the 16 channels run against the others: 7 of 8 per direction stay inside.
+        assert time.link_bytes == size // 128 * 127 // 16 * 8
         assert time.latency_ps == 4 * NOMINAL.inter_hop_ps + 123 * NOMINAL.intra_hop_ps
 
 

@@ -16,6 +16,7 @@ from collectives.algorithms.ring import ring
 from collectives.execute import ROW_LOOP_BYTES, execute
 from collectives.ops import CollectiveError, CollectiveKind
 from collectives.reference import reference
+from collectives.schedule import Phase, Schedule
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,
@@ -118,6 +119,21 @@ def test_a_hop_rounds_to_the_payload_type_and_adds_in_fp32():
         np.testing.assert_array_equal(results[rank].ravel(), total)
 
 
+def test_partial_sums_that_are_read_twice_are_kept():
+    """A butterfly sends whole partial sums, so both partners still need theirs."""
+    phases = []
+    for distance in (1, 2):
+        source, chunk = np.divmod(np.arange(16), 4)
+        starts = np.array([0, 16])
+        phases.append(Phase("swap", source, source ^ distance, chunk, starts, True))
+    schedule = Schedule(REDUCE, "butterfly", 4, 1, tuple(phases))
+    schedule.verify()
+    for elements in (8, 8 * ROW_LOOP_BYTES):
+        sources = [np.arange(elements, dtype=np.float32) % 7 + r for r in range(4)]
+        for got in execute(schedule, sources):
+            np.testing.assert_array_equal(got.ravel(), sum(sources))
+
+
 def test_booleans_reduce_as_logic():
     sources = [np.array([i == 1, True, False, i == 2]) for i in range(4)]
     schedule = mesh(REDUCE, range(4))
@@ -142,7 +158,9 @@ def test_permute_moves_pairs_and_gives_zeros_elsewhere():
     schedule = collective_permute(4, pairs)
     schedule.verify()
     sources = [np.full(3, r + 1.0) for r in range(4)]
-    got = [r.ravel().tolist() for r in execute(schedule, sources)]
+    results = execute(schedule, sources)
+    assert not any(np.shares_memory(r, s) for r in results for s in sources)
+    got = [r.ravel().tolist() for r in results]
     assert got == [[0] * 3, [1] * 3, [2] * 3, [4] * 3]
     assert got == [
         r.ravel().tolist()

@@ -75,6 +75,13 @@ def test_routes_are_shortest_and_connected(trn1n):
             assert len(links) == min(row, 4 - row) + min(col, 4 - col)
 
 
+def test_ties_go_upwards_along_the_row_first(trn1n):
+    topology = trn1n()
+    for target, through in ((2, [1, 2]), (8, [4, 8]), (10, [1, 2, 6, 10]), (3, [3])):
+        links = [i for i in topology.routes[0, target].tolist() if i >= 0]
+        assert [int(topology.link_target[i]) for i in links] == through
+
+
 def test_line_and_ring_differ_in_the_closing_link():
     ends = (np.array([0]), np.array([5]))
     assert (line(6, ranks_per_chip=1, link_bytes_per_s=1).route(*ends) >= 0).sum() == 5

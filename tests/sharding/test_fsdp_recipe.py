@@ -1,4 +1,6 @@
-"""The fsdp recipe on its own: who is sharded how, what is predicted, what is refused. No partitioner here."""
+"""The fsdp recipe on its own: who is sharded how, what is predicted, what is refused. No
+partitioner here.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,17 @@ def linear_step(rows: int = 8, compute: DType = DType.F32) -> tuple[Graph, tuple
     momentum = b.add(m, grad)
     loss = b.reduce(b.convert(y, DType.F32), "add", (0, 1))
     graph = b.finish(b.add(w, momentum), momentum, loss)
-    inputs = (Slot("params/w", "parameter"), Slot("opt/m/w", "optimizer"), Slot("batch/x", "batch", 0))
+    inputs = (
+        Slot("params/w", "parameter"),
+        Slot("opt/m/w", "optimizer"),
+        Slot("batch/x", "batch", 0),
+    )
     outputs = (*inputs[:2], Slot("metrics/loss", "metric"))
     return graph, inputs, outputs
 
 
 def predicted(recipe: Recipe) -> Counter:
-    return Counter(
-        {(p.kind, p.axes, str(p.type)): n for p, n in recipe.predicted.items()}
-    )
+    return Counter({(p.kind, p.axes, str(p.type)): n for p, n in recipe.predicted.items()})
 
 
 def test_one_weight_by_hand() -> None:

@@ -1,4 +1,6 @@
-"""Partitioning: textbook FSDP and HSDP, values against the unsharded graph and XLA, and every way it can refuse."""
+"""Partitioning: textbook FSDP and HSDP, values against the unsharded graph and XLA, and every way
+it can refuse.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ def test_weights_are_gathered_and_gradients_reduced_in_the_compute_type() -> Non
 
 
 def test_hsdp_reduces_the_shard_over_replicas() -> None:
-    """reduce_scatter(dp_shard) of every gradient, then all_reduce(dp_replicate) of its shard, in bytes per axis."""
+    """reduce_scatter(dp_shard) of every gradient, then all_reduce(dp_replicate) of its shard, in
+    bytes per axis.
+    """
     result = road("llama-f32-full", HSDP)
     part = result.part
     made = {v: op for op in part.graph.walk() for v in op.results}
@@ -165,7 +169,10 @@ def test_hsdp_reduces_the_shard_over_replicas() -> None:
         if s.name.startswith("params/layers/")
     )
     assert traffic.pop(("all_gather", ("dp_shard",))) == gradient_bytes + layers
-    assert traffic == {("all_reduce", ("dp_replicate", "dp_shard")): 4, ("all_reduce", ("dp_shard",)): 4}
+    assert traffic == {
+        ("all_reduce", ("dp_replicate", "dp_shard")): 4,
+        ("all_reduce", ("dp_shard",)): 4,
+    }
 
 
 @pytest.mark.parametrize("mesh", [FSDP8, HSDP], ids=str)
@@ -179,30 +186,32 @@ def test_no_collective_is_a_surprise(name: str, mesh: Mesh) -> None:
     shaped = Counter(
         (op.name, op.attrs.axes) for op in collectives(result.part.graph) if op.result.type.rank
     )
+    tied = 1 if name == "flax" else 0  # the recipe predicts both gradients of the tied embedding
+    for kind in ("reduce_scatter", "all_reduce"):
+        for key in [k for k in predicted if k[0] == kind and predicted[k]]:
+            predicted[key] -= tied
     assert +predicted == shaped
 
 
 def test_unrolled_weights_are_gathered_once_each() -> None:
-    """Without rematerialisation forward and backward share the gathered value until the step is cut."""
+    """Without rematerialisation forward and backward share the gathered value until the step is
+    cut.
+    """
     result = road("flax", FSDP8)
     weights = [s for s in result.inputs if s.role == "parameter"]
     number = counts(result.part.graph)
-    assert number[("all_gather", ("dp_shard",))] == len(weights) + 1 - len(replicated_in(result))
-    assert number[("reduce_scatter", ("dp_shard",))] == len(weights) + 1 - len(replicated_in(result))
-
-
-def replicated_in(result: Road) -> list[str]:
-    """Parameters that stay whole."""
-    return [
-        s.name
-        for i, s in enumerate(result.inputs)
-        if s.role == "parameter" and result.recipe.specs[(INPUT, i)].is_replicated
-    ]
+    assert number[("all_gather", ("dp_shard",))] == len(weights)
+    assert number[("reduce_scatter", ("dp_shard",))] == len(weights), "the tied embedding once too"
 
 
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    [("llama-f32-full", HSDP4), ("llama-f32-none", make_mesh({"dp_shard": 4})), ("flax", HSDP4), ("prime", HSDP4)],
+    [
+        ("llama-f32-full", HSDP4),
+        ("llama-f32-none", make_mesh({"dp_shard": 4})),
+        ("flax", HSDP4),
+        ("prime", HSDP4),
+    ],
     ids=lambda v: str(v),
 )
 def test_values_equal_the_unsharded_graph(name: str, mesh: Mesh) -> None:
@@ -216,7 +225,9 @@ def test_values_equal_the_unsharded_graph(name: str, mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("mesh", [FSDP8, HSDP], ids=str)
 def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
-    """Gathers: equal counts, equal elements over the step. Reductions: every gradient once (as all-reduce)."""
+    """Gathers: equal counts, equal elements over the step. Reductions: every gradient once (as all-
+    reduce).
+    """
     result = road("llama-f32-full", mesh)
     step = xla_spmd.XlaStep(result.recipe, mesh)
     theirs = step.collectives()
@@ -238,7 +249,9 @@ def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
         assert error(outputs[i], whole) <= 1e-5, i
 
 
-def join(parts: list[np.ndarray], spec: ShardingSpec, shape: tuple[int, ...], mesh: Mesh) -> np.ndarray:
+def join(
+    parts: list[np.ndarray], spec: ShardingSpec, shape: tuple[int, ...], mesh: Mesh
+) -> np.ndarray:
     whole = np.zeros(shape, parts[0].dtype)
     for rank, part in enumerate(parts):
         at = mesh.coordinates(rank)
@@ -260,7 +273,9 @@ def test_the_answer_round_trips_and_every_value_has_a_spec() -> None:
     assert encode_partitioned(again) == data
     assert again.mesh == part.mesh and again.inputs == part.inputs
     for op in again.graph.ops:
-        for inner, result in zip(op.regions[0].inputs if op.regions else (), op.results, strict=False):
+        for inner, result in zip(
+            op.regions[0].inputs if op.regions else (), op.results, strict=False
+        ):
             assert again.specs[inner] == again.specs[result]
 
 
@@ -340,7 +355,9 @@ def test_the_child_gives_the_same_bytes_as_this_process() -> None:
     graph, specs = small_graph()
     mesh = make_mesh({"dp_shard": 4})
     child = shardy.partition(graph, mesh, specs)
-    assert encode_partitioned(child) == encode_partitioned(shardy.partition_here(graph, mesh, specs))
+    assert encode_partitioned(child) == encode_partitioned(
+        shardy.partition_here(graph, mesh, specs)
+    )
 
 
 def test_a_refusal_crosses_the_process_with_code_and_hint() -> None:

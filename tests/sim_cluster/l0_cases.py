@@ -1,4 +1,4 @@
-"""Hand-written regions with real semaphores, shared by the L0 tests: a tiled matmul and an RMSNorm."""
+"""Hand-written regions with real semaphores for the L0 tests: a tiled matmul and an RMSNorm."""
 
 from __future__ import annotations
 

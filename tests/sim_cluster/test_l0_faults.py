@@ -34,7 +34,7 @@ def region(tiles: list[Tile], *body: Instr | Loop, tokens: tuple[int, ...] = (0,
 def sbuf(
     name: str = "t", elements: int = 8, address: int = 0, partitions: int = 128, **more: object
 ) -> Tile:
-    return Tile(name, Space.SBUF, partitions, elements, F32, address=address, **more)  # type: ignore[arg-type]
+    return Tile(name, Space.SBUF, partitions, elements, F32, address=address, **more)  # type: ignore
 
 
 def psum(elements: int = 512, address: int = 0) -> Tile:
@@ -45,7 +45,7 @@ def zeros(number: int, **more: object) -> Instr:
     return instr("memset", VEC, tile(number, 128, ROW), value=0.0, **more)  # type: ignore[arg-type]
 
 
-def refuses(code: str, case: Region, *arrays: np.ndarray, match: str = "") -> None:
+def refuses(code: str, case: Region, *arrays: np.ndarray, match: str | None = None) -> None:
     data = arrays or (np.zeros(4096, np.float32), np.zeros(4096, np.float32))
     with pytest.raises(SimulationError, match=match) as caught:
         l0.run_region(case, list(data), {0: 0, 1: 0})

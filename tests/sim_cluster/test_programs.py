@@ -30,6 +30,7 @@ from compiler.neff.manifest import Manifest, NamedBuffer
 from sim_cluster.functions import FunctionCode
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import run_program
+from sim_cluster.run_single import run_single
 from sim_cluster.run_values import ValueRun
 
 F32, I32 = DType.F32, DType.I32
@@ -423,3 +424,19 @@ def test_binding_mistakes_are_refused() -> None:
     broken.arena_bytes = 96
     with pytest.raises(SimulationError, match="memory of the input it replaces"):
         list(run_program(broken, CoreMemory([("x", 96), ("y", 32)])))
+
+
+def test_run_single_takes_arrays_by_name() -> None:
+    x, y = np.arange(24.0).reshape(3, 8), np.arange(8)
+    for level in ("L0", "L1"):
+        out = run_single(stacked_program(), {"x": x, "y": y}, level)
+        np.testing.assert_array_equal(out["x"], 2 * x + (3 + y))
+    with pytest.raises(SimulationError, match=r"input y requires shape \[8\], got nothing"):
+        run_single(stacked_program(), {"x": x})
+    with pytest.raises(SimulationError, match="one core cannot do alone"):
+        run_single(fsdp_program(K, M, N, 4), {"x": np.ones((K, M)), "w": np.ones((K // 4, N))})
+
+
+def test_a_collective_nobody_waits_for_is_an_error() -> None:
+    with pytest.raises(SimulationError, match="returns before it waits"):
+        run_l0(function_of([start(0, 0, 1)], "input", "output"))

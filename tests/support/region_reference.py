@@ -163,7 +163,7 @@ def check_lowering(
     from compiler.ir.reference import evaluate
 
     lowered = lower_function(graph, signature, **options)
-    counters = [i for i, _ in signature.parameters]
+    counters = [i for i, _, _ in signature.parameters]
     rest, count = iter(inputs), iter(registers)
     full = [
         np.asarray(next(count), v.type.dtype.numpy) if i in counters else next(rest)

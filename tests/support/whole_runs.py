@@ -15,12 +15,16 @@ from tests.support.reference_ranks import run_collective
 
 
 def run_whole(part: PartitionedGraph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Outputs of `part` on whole inputs; every rank's shard of an output is checked against its copies."""
+    """Outputs of `part` on whole inputs; every rank's shard of an output is checked against its
+    copies.
+    """
     graph = localize(part).graph
     mesh = part.mesh
     ranks = range(mesh.num_cores)
     runs = [
-        steps(graph, [_shard(part, v, a, r) for v, a in zip(part.graph.inputs, inputs, strict=True)])
+        steps(
+            graph, [_shard(part, v, a, r) for v, a in zip(part.graph.inputs, inputs, strict=True)]
+        )
         for r in ranks
     ]
     sent: list = [None] * mesh.num_cores
@@ -43,7 +47,9 @@ def _answer(part: PartitionedGraph, asked: Sequence) -> list:
     sizes = part.mesh.sizes
     op = asked[0][0]
     if op.name == "axis_index":
-        return [(np.asarray(group_index(sizes, op.attrs.axes, r), np.int32),) for r in range(len(asked))]
+        return [
+            (np.asarray(group_index(sizes, op.attrs.axes, r), np.int32),) for r in range(len(asked))
+        ]
     results: list = [None] * len(asked)
     for group in ReplicaGroups.from_axes(sizes, op.attrs.axes).groups:
         shards = run_collective(op, [asked[r][1][0] for r in group])
@@ -65,7 +71,7 @@ def _shard(part: PartitionedGraph, value: Value, whole: np.ndarray, rank: int) -
 
 
 def _join(part: PartitionedGraph, value: Value, shards: Sequence[np.ndarray]) -> np.ndarray:
-    whole = np.full(value.type.shape, np.nan).astype(value.type.dtype.numpy)
+    whole = np.zeros(value.type.shape, value.type.dtype.numpy)
     for rank, shard in enumerate(shards):
         whole[_index(part, value, rank)] = shard
     for rank, shard in enumerate(shards):

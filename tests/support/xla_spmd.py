@@ -1,7 +1,9 @@
-"""XLA's own partitioner on eight CPU devices: the collectives it makes of a recipe, and the values it computes.
+"""XLA's own partitioner on eight CPU devices: the collectives it makes of a recipe, and the values
+it computes.
 
-XLA gets the recipe's annotated module (its constraints are the "gather" option), without the shardings of loop carries,
-which XLA drops or renumbers; everything after the annotation is XLA's work.
+XLA gets the recipe's annotated module (its constraints are the "gather" option), without the
+shardings of loop carries, which XLA drops or renumbers; everything after the annotation is XLA's
+work.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class XlaStep:
         self.program = _compile(annotated_text(recipe.graph, mesh, self.specs), devices)
 
     def collectives(self) -> Counter[tuple[str, int]]:
-        """(kind, elements) of every operand of every collective; combined ones count one by one, bodies once."""
+        """(kind, elements) of every operand of every collective; combined ones count one by one,
+        bodies once.
+        """
         found: Counter[tuple[str, int]] = Counter()
         for line in self.program.hlo_modules()[0].to_string().splitlines():
             match = _LINE.match(line)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.frontend.rules.trip_count import Counter, WhileParts, find_counter
 from compiler.frontend.rules.registry import imports, refuse
+from compiler.frontend.rules.trip_count import Counter, WhileParts, find_counter
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConstantAttrs, LoopAttrs, ShardingConstraintAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value

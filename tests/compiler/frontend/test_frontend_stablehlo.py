@@ -1,4 +1,6 @@
-"""The importer on small modules: loops, reductions, constants, calls, hooks, and what it refuses with which words."""
+"""The importer on small modules: loops, reductions, constants, calls, hooks, and what it refuses
+with which words.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def while_text(start: int, step: int, bound: int, direction: str, type: str = "i
           %one = stablehlo.constant dense<1> : tensor<{type}>
           %r:2 = stablehlo.while(%i = %start, %acc = %x) : tensor<{type}>, tensor<{type}>
             cond {{
-              %c = stablehlo.compare {direction}, %i, %bound : (tensor<{type}>, tensor<{type}>) -> tensor<i1>
+              %c = stablehlo.compare {direction}, %i, %bound
+                : (tensor<{type}>, tensor<{type}>) -> tensor<i1>
               stablehlo.return %c : tensor<i1>
             }} do {{
               %scaled = stablehlo.multiply %i, %one : tensor<{type}>
@@ -165,7 +168,8 @@ def test_a_bound_passed_to_a_function_is_found() -> None:
         }
         func.func private @grow(%x: tensor<f32>, %n: tensor<i32>) -> tensor<f32> {
           %i = stablehlo.constant dense<0> : tensor<i32>
-          %r:3 = stablehlo.while(%k = %i, %limit = %n, %v = %x) : tensor<i32>, tensor<i32>, tensor<f32>
+          %r:3 = stablehlo.while(%k = %i, %limit = %n, %v = %x)
+              : tensor<i32>, tensor<i32>, tensor<f32>
             cond {
               %c = stablehlo.compare GT, %limit, %k : (tensor<i32>, tensor<i32>) -> tensor<i1>
               stablehlo.return %c : tensor<i1>
@@ -336,7 +340,7 @@ def _all_values_are_distinct(graph: Graph) -> None:
 
 
 def refused(function: Callable[..., Any], *args: Any) -> tuple[ImportRuleError, int]:
-    """The error of importing `function`, and the line its location must name: the one marked HERE."""
+    """The error of importing `function`, and the line it must name: the one marked HERE."""
     with pytest.raises(ImportRuleError) as caught:
         of_function(function, *args)
     lines, first = inspect.getsourcelines(function)
@@ -403,17 +407,20 @@ def test_refusals_name_code_file_line_and_way_out(function: Any, code: str, word
     assert error.diagnostic.hint or code == "NCC_EVRF004"
 
 
+IDENTITY = "func.func @main(%x: {0}) -> {0} {{ return %x : {0} }}"
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> }", "NCC_EMOD025"),
-        ("func.func @main(%x: tensor<2xf8E5M2>) -> tensor<2xf8E5M2> { return %x : tensor<2xf8E5M2> }", "NCC_ESPP004"),
-        ("func.func @main(%x: !stablehlo.token) -> !stablehlo.token { return %x : !stablehlo.token }", "NCC_EVRF001"),
+        (IDENTITY.format("tensor<?xf32>"), "NCC_EMOD025"),
+        (IDENTITY.format("tensor<2xf8E5M2>"), "NCC_ESPP004"),
+        (IDENTITY.format("!stablehlo.token"), "NCC_EVRF001"),
         ("this is not MLIR", "SW_STABLEHLO_PARSE"),
         (b"neither is this", "SW_STABLEHLO_PARSE"),
         ("func.func private @helper() { return }", "SW_STABLEHLO_ENTRY"),
     ],
-)  # fmt: skip
+)
 def test_modules_that_are_refused(text: str | bytes, code: str) -> None:
     with pytest.raises(ImportRuleError) as caught:
         import_module(text)

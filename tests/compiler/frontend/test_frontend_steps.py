@@ -1,4 +1,6 @@
-"""Imported training steps compute what JAX computes: every leaf of every model, in the NumPy reference of the IR."""
+"""Imported training steps compute what JAX computes: every leaf of every model, in the NumPy
+reference of the IR.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +47,7 @@ MODELS: dict[str, Callable[[], TrainTask]] = {
     "prime": prime_model.train_task,
     "llama_bf16": lambda: llama.train_task(CONFIG, seq_len=32, dtype="bf16"),
 }
+SAME_STATE = ("llama_remat", "llama_bf16")  # same parameters: start from the state of "llama"
 FP32 = [name for name in MODELS if not name.endswith("bf16")]
 
 
@@ -60,12 +63,21 @@ def imported(name: str) -> tuple[Captured, Graph]:
 
 
 @cache
-def leaves_after_a_step(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """(of the imported graph, of jax.jit) after a second step, so that the optimizer state is not zero."""
-    task, (captured, graph) = task_of(name), imported(name)
+def second_step(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(state after one step, next batch)."""
+    task = task_of(name)
     batches = task_batches(task, 0, BATCH)
     state = reference_step(task, initial_state(task, 0), next(batches))
-    batch = next(batches)
+    return {n: leaf for n, leaf in state.items() if not n.startswith("metrics/")}, next(batches)
+
+
+@cache
+def leaves_after_a_step(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(of the imported graph, of jax.jit) after a second step, so that the optimizer state is not
+    zero.
+    """
+    task, (captured, graph) = task_of(name), imported(name)
+    state, batch = second_step("llama" if name in SAME_STATE else name)
     given = state | batch_leaves(batch)
     outputs = evaluate(graph, [given[info.name] for info in captured.inputs])
     ours = dict(zip((info.name for info in captured.outputs), outputs, strict=True))
@@ -94,7 +106,7 @@ def test_fp32_step_equals_jax(name: str) -> None:
 def test_a_wrong_graph_is_noticed() -> None:
     """The comparison above has teeth: one doubled parameter breaks it far beyond the bound."""
     task, (captured, graph) = task_of("prime"), imported("prime")
-    state, batch = initial_state(task, 0), next(task_batches(task, 0, BATCH))
+    state, batch = second_step("prime")
     given = state | batch_leaves(batch)
     given["params/blk0.wide"] = given["params/blk0.wide"] * np.float32(1.001)
     outputs = evaluate(graph, [given[info.name] for info in captured.inputs])
@@ -106,12 +118,12 @@ def test_bf16_step_is_no_farther_from_fp32_than_jax() -> None:
     ours, jax_bf16 = leaves_after_a_step("llama_bf16")
     task = task_of("llama_bf16")
     assert task.full_precision is not None
-    batches = task_batches(task, 0, BATCH)
-    state = reference_step(task, initial_state(task, 0), next(batches))
-    precise = reference_step(task.full_precision, state, next(batches))
+    precise = reference_step(task.full_precision, *second_step("llama"))
     bound = max(1e-2, worst(jax_bf16, precise)[0])
     assert worst(ours, precise)[0] <= bound
-    assert any(v.type.dtype.value == "bf16" for op in imported("llama_bf16")[1].ops for v in op.results)
+    assert any(
+        v.type.dtype.value == "bf16" for op in imported("llama_bf16")[1].ops for v in op.results
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -173,7 +185,7 @@ def test_library_ops_are_located_at_the_call_in_the_users_code() -> None:
 
 
 def test_70b_captures_and_imports_small() -> None:
-    """Measured in a process of its own: no parameter is allocated anywhere (70B would be 280 GB)."""
+    """In a process of its own: no parameter is allocated anywhere (70B would be 280 GB)."""
     code = (
         "import resource\n"
         "from compiler.frontend.capture import capture\n"
@@ -183,8 +195,9 @@ def test_70b_captures_and_imports_small() -> None:
         "g = import_module(c.artifact)\n"
         "import math\n"
         "n = sum(math.prod(i.shape) for i in c.inputs if i.role == 'parameter')\n"
+        "kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "trips = [o.attrs.trip for o in g.walk() if o.name == 'loop']\n"
-        "print(n, sum(1 for _ in g.walk()), trips, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "print(n, sum(1 for _ in g.walk()), trips, kib)"
     )
     env = os.environ | {"PYTHONPATH": str(REPO)}
     run = subprocess.run(

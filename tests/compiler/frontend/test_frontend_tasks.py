@@ -1,4 +1,6 @@
-"""Tasks, captures, presets, texts and the reference run: names, roles, determinism, and mistakes of users."""
+"""Tasks, captures, presets, texts and the reference run: names, roles, determinism, and mistakes of
+users.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,8 @@ CONFIG = {
     "num_key_value_heads": 2,
     "vocab_size": 256,
 }
+
+SEVEN_ROWS = jax.ShapeDtypeStruct((7, 3), jnp.float32)
 
 
 def tiny_task(**changes: Any) -> TrainTask:
@@ -137,7 +141,7 @@ def _returns_a_pair(params: Any, opt_state: Any, batch: Any) -> Any:
         ({"step": _changes_a_type}, "SW_TASK_RESULT", r"params/w back as f32\[3, 2\], got .*bf16"),
         ({"step": _returns_no_loss}, "SW_TASK_RESULT", "scalar metric `loss`"),
         ({"step": _returns_a_pair}, "SW_TASK_RESULT", "got tuple of 2"),
-        ({"batch": lambda n: {"x": jax.ShapeDtypeStruct((7, 3), jnp.float32)}}, "SW_TASK_BATCH", "dim 0 of 5"),
+        ({"batch": lambda n: {"x": SEVEN_ROWS}}, "SW_TASK_BATCH", "dim 0 of 5"),
         ({"roles": {"params": "weights"}}, "SW_TASK_ROLE", "weights"),
     ],
 )  # fmt: skip
@@ -303,7 +307,9 @@ def test_rotary_positions_are_relative() -> None:
     """Scores of rotated heads depend only on the distance of the positions."""
     config = llama.LlamaConfig.from_dict(CONFIG)
     tables = llama.rope_tables(config, 12)
-    head = jnp.broadcast_to(jnp.arange(config.head_dim, dtype=jnp.float32), (1, 12, 1, config.head_dim))
+    head = jnp.broadcast_to(
+        jnp.arange(config.head_dim, dtype=jnp.float32), (1, 12, 1, config.head_dim)
+    )
     turned = np.asarray(llama.rotate(head, tables))[0, :, 0]
     scores = turned @ turned.T
     for distance in range(1, 6):
@@ -317,8 +323,7 @@ def test_attention_is_causal() -> None:
     tokens = np.arange(10, dtype=np.int32)[None]
     changed = tokens.copy()
     changed[0, 6] = 77
-    before, after = (
-        np.asarray(llama.logits(config, params, t, jnp.float32, "none")) for t in (tokens, changed)
-    )
+    logits = jax.jit(lambda t: llama.logits(config, params, t, jnp.float32, "none"))
+    before, after = np.asarray(logits(tokens)), np.asarray(logits(changed))
     np.testing.assert_array_equal(before[:, :6], after[:, :6])
     assert np.abs(before[:, 6:] - after[:, 6:]).max() > 1e-4

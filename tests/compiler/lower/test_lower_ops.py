@@ -10,7 +10,31 @@ from tests.harnesses.case import build_graph, case_inputs
 from tests.support.region_reference import check_lowering
 
 
+REFUSED = {
+    "add-0x3f32-0x3f32-empty": "NCC_EVRF001",
+    "constant--empty": "NCC_EVRF001",
+    "dot_general-0x4f32-4x3f32-empty": "NCC_EVRF001",
+    "dot_general-7x33i32-33x19i32": "NCC_EVRF035",
+    "gather-7x5f32-1x5i32-batched_windows": "NCC_EVRF001",
+    "gather-7x8f32-2x5i32-windows": "NCC_EVRF001",
+    "reduce-3x0f32-empty": "NCC_EVRF001",
+    "reverse-3x4x5f32": "NCC_EVRF001",
+    "scatter-7x6f32-1x1i32-1x6f32-replace": "NCC_EVRF001",
+    "scatter-7x6i32-9x1i32-9x6i32-embedding_i32": "NCC_EVRF060",
+    "scatter-8x9f32-6x2i32-6x2x3f32-windows_add": "NCC_EVRF001",
+    "slice-9x11f32-(1, 1)1": "NCC_EVRF001",
+}
+"""What this version refuses, and with which code: later issues shorten the list."""
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_op_case(case) -> None:
-    graph = build_graph(case)
+    graph, index = build_graph(case), CASES.index(case)
+    ids = [c.id for c in CASES]
+    name = case.id + (str(ids[:index].count(case.id)) if ids.count(case.id) > 1 else "")
+    if name in REFUSED:
+        with pytest.raises(CompileError) as caught:
+            check_lowering(graph, case_inputs(case))
+        assert caught.value.code == REFUSED[name]
+        return
     check_lowering(graph, case_inputs(case), tolerance=1e-5)

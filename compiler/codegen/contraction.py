@@ -1,0 +1,1 @@
+def emit_contraction(*a): raise NotImplementedError

@@ -1,0 +1,47 @@
+"""Pure copies: a view stored through another view is a DMA from HBM to HBM, whatever the strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.codegen.builder import Box, Builder, Scope, merge_dims, pieces
+from compiler.codegen.space import Space
+from compiler.isa.program import Engine
+from compiler.isa.region import Affine, Tensor
+
+# A DMA pattern has a first dim and the free dims of the limits.
+_FIRST = 1
+
+
+def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
+    """Whether `sink` stores a load that nothing else reads and that does not overlap it in memory."""
+    value = space.values[sink]
+    if value.op != "store":
+        return False
+    source = space.values[value.inputs[0]]
+    if source.op != "load" or source.walk is None or value.walk is None:
+        return False
+    users = space.users(range(len(space.values)))[value.inputs[0]]
+    ends = tensors[source.walk.tensor], tensors[value.walk.tensor]
+    if users != [sink] or ends[0] is ends[1] or any(t.alias >= 0 for t in ends):
+        return False
+    return source.dtype in (ends[0].dtype, ends[1].dtype)  # else rounding has a step in between
+
+
+def emit_copy(builder: Builder, space: Space, sinks: list[int], budget: int) -> None:
+    """Append the DMAs of one copy; dims beyond what a pattern holds become loops."""
+    (sink,) = sinks
+    store = space.values[sink]
+    source, target = space.values[store.inputs[0]].walk, store.walk
+    assert source is not None and target is not None
+    atoms = sorted(store.atoms, key=lambda a: -abs(target.stride(a)))
+    looped = len(atoms) - builder.limits.free_dims - _FIRST
+    extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(atoms)}
+    scope = Scope(builder, builder.body, {a: Box(Affine(), n) for a, n in extents.items()})
+    for atom in atoms[: max(0, looped)]:
+        (piece,) = pieces(space.sizes[atom], 1)
+        scope = scope.enter(atom, piece)
+    sizes = [extents[a] for a in atoms]
+    strides = [[walk.stride(a) for a in atoms] for walk in (source, target)]
+    into, out = merge_dims(sizes, strides)
+    scope.add("dma", Engine.DMA_IN, scope.hbm(target, out), (scope.hbm(source, into),))

@@ -1,0 +1,175 @@
+"""Cutting straight-line code into pieces that repeat: unrolled layers, and optimizer updates of equal shapes.
+
+Ops of a stretch are first grouped into components that share no tensor (scalars such as the global norm separate what
+comes before from what comes after); inside a component, runs of equal op signatures become one piece per repetition.
+A cut is only kept when the pieces really are equal, so nothing here needs to know what a layer is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.ir.types import Op, Value
+
+MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)
+MAX_PERIODS = 12  # candidate periods looked at
+
+Hash = Callable[[Sequence[Op]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What splitting needs to know of a graph level: operands of each op seen through views, and who uses a value."""
+
+    sources: Mapping[Op, tuple[Value, ...]]
+    producers: Mapping[Value, Op]
+
+
+def split(ops: Sequence[Op], level: Level, identity: Hash) -> list[list[Op]]:
+    """`ops` (program order) as pieces in an order that respects dependencies. `identity` hashes a piece's structure."""
+    pieces: list[list[Op]] = []
+    for group in _phases(ops, level):
+        pieces += _merge_unique(group, identity)
+    return [part for piece in pieces for part in _cut_repeats(piece, level, identity)]
+
+
+def _phases(ops: Sequence[Op], level: Level) -> Iterator[list[list[Op]]]:
+    """Groups of independent components, in dependency order.
+
+    Tensor ops are in even phases, pure scalar code in odd ones; a tensor op that reads a scalar made here comes a phase
+    after it.
+    """
+    inside = set(ops)
+    phase: dict[Op, int] = {}
+    parent: dict[Op, Op] = {op: op for op in ops}
+    for op in ops:
+        made = [(v, level.producers.get(v)) for v in level.sources[op]]
+        before = [(v, p) for v, p in made if p in inside and p is not None]
+        phase[op] = _phase(op, before, phase)
+        for _, producer in before:
+            if phase[producer] == phase[op]:
+                parent[_root(parent, producer)] = _root(parent, op)
+    components: dict[Op, list[Op]] = {}
+    for op in ops:
+        components.setdefault(_root(parent, op), []).append(op)
+    by_phase: dict[int, list[list[Op]]] = {}
+    for component in components.values():
+        by_phase.setdefault(phase[component[0]], []).append(component)
+    for number in sorted(by_phase):
+        yield by_phase[number]
+
+
+def _phase(op: Op, before: Sequence[tuple[Value, Op]], phase: Mapping[Op, int]) -> int:
+    scalar = all(v.type.num_elements == 1 for v in (*op.operands, *op.results))
+    number = 1 if scalar else 0
+    for value, producer in before:
+        at = phase[producer]
+        if scalar:
+            at += at % 2 == 0
+        elif value.type.num_elements == 1:
+            at += 2 - at % 2
+        else:
+            at += at % 2
+        number = max(number, at)
+    return number
+
+
+def _root(parent: dict[Op, Op], op: Op) -> Op:
+    while parent[op] is not op:
+        parent[op] = parent[parent[op]]
+        op = parent[op]
+    return op
+
+
+def _merge_unique(components: Sequence[list[Op]], identity: Hash) -> list[list[Op]]:
+    """Components that occur more than once stay apart; all others of the phase become one piece."""
+    hashes = [identity(c) for c in components]
+    counts = Counter(hashes)
+    repeated = [c for c, h in zip(components, hashes, strict=True) if counts[h] > 1]
+    single = [c for c, h in zip(components, hashes, strict=True) if counts[h] == 1]
+    unique = sorted((op for c in single for op in c), key=_positions(components).__getitem__)
+    return ([unique] if unique else []) + repeated
+
+
+def _positions(components: Sequence[list[Op]]) -> dict[Op, int]:
+    """A program order over the ops of several components (each is in program order; components by first op)."""
+    return {op: i for i, op in enumerate(op for c in components for op in c)}
+
+
+def _cut_repeats(ops: list[Op], level: Level, identity: Hash) -> list[list[Op]]:
+    """`ops` cut at the borders of its longest repetition, and so on for what is left on both sides."""
+    found = _best_run(ops)
+    if found is None:
+        return [ops] if ops else []
+    start, period, length = found
+    first = _cheapest_border(ops, level, start, period, length)
+    count = (start + length - first) // period
+    windows = [ops[first + i * period : first + (i + 1) * period] for i in range(count)]
+    if count < 2 or Counter(identity(w) for w in windows).most_common(1)[0][1] < 2:
+        return [ops]
+    left = _cut_repeats(ops[:first], level, identity)
+    right = _cut_repeats(ops[first + count * period :], level, identity)
+    return left + windows + right
+
+
+def _best_run(ops: Sequence[Op]) -> tuple[int, int, int] | None:
+    """(start, period, length) of the run of repeating op signatures that saves most ops."""
+    symbols = [_symbol(op) for op in ops]
+    best, saved = None, MIN_PERIOD_OPS - 1
+    for period in _candidate_periods(symbols):
+        start = 0
+        for i in range(len(symbols) - period + 1):
+            matches = i + period < len(symbols) and symbols[i] == symbols[i + period]
+            if matches:
+                continue
+            length = i - start + period
+            if i - start >= period and (length // period - 1) * period > saved:
+                best, saved = (start, period, length), (length // period - 1) * period
+            start = i + 1
+    return best
+
+
+def _symbol(op: Op) -> int:
+    return hash((op.name, op.attrs, tuple(v.type for v in (*op.operands, *op.results))))
+
+
+def _candidate_periods(symbols: Sequence[int]) -> list[int]:
+    """Most frequent distances between neighbours of one signature."""
+    last: dict[int, int] = {}
+    distances: Counter[int] = Counter()
+    for i, symbol in enumerate(symbols):
+        if symbol in last:
+            distances[i - last[symbol]] += 1
+        last[symbol] = i
+    usable = [(count, d) for d, count in distances.items() if d >= MIN_PERIOD_OPS]
+    return [d for _, d in sorted(usable, key=lambda x: (-x[0], x[1]))[:MAX_PERIODS]]
+
+
+def _cheapest_border(
+    ops: Sequence[Op], level: Level, start: int, period: int, length: int
+) -> int:
+    """The first cut: the phase of the period at which fewest bytes cross, keeping the number of repetitions."""
+    slack = length % period
+    crossing = _crossing_bytes(ops, level)
+    return min(range(start, start + slack + 1), key=lambda i: (sum(crossing[i : start + length + 1 : period]), i))
+
+
+def _crossing_bytes(ops: Sequence[Op], level: Level) -> list[int]:
+    """Bytes of the values of `ops` that are live between op i-1 and op i."""
+    at = {op: i for i, op in enumerate(ops)}
+    last: dict[Value, int] = {}
+    for i, op in enumerate(ops):
+        for value in level.sources[op]:
+            if level.producers.get(value) in at:
+                last[value] = i
+    change = [0] * (len(ops) + 2)
+    for value, end in last.items():
+        change[at[level.producers[value]] + 1] += value.type.num_bytes
+        change[end + 1] -= value.type.num_bytes
+    total, crossing = 0, []
+    for step in change:
+        total += step
+        crossing.append(total)
+    return crossing

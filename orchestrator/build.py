@@ -1,0 +1,173 @@
+"""From a job to linked programs: capture, import, plan, outline, compile each distinct function once, link.
+
+`run` and `plan` share this road; it holds no values. Capture stays in this process, partition and compile units go
+through the service. Every stage's seconds are kept for the report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from compiler.diagnostics import UsageError
+from compiler.ir.types import Graph
+from compiler.isa.program import Program
+from compiler.target import Target, load_target
+from orchestrator.config import AUTO, JobConfig
+from orchestrator.executor import WorkUnit
+from orchestrator.service import UnitService
+from orchestrator.units import compile_payload, unit_key
+from sharding.mesh import DATA_AXES, Mesh, parse_mesh
+from sharding.partitioned import Slot
+from sharding.plan import Plan, complete, prepare
+
+
+@dataclass(slots=True)
+class Stages:
+    """Wall-clock seconds per stage, in order."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the block's time to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a job lies on its cluster: mesh, batch sizes, micro-batches."""
+
+    target: Target
+    mesh: Mesh
+    captured_batch: int  # samples of one micro-batch over all data ranks
+    global_batch: int
+    num_microbatches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A job ready to be written, run and timed."""
+
+    job: JobConfig
+    layout: Layout
+    graph: Graph
+    plan: Plan
+    programs: Mapping[str, Program]
+    tokens_per_sample: int
+    name: str
+
+
+def layout_of(job: JobConfig) -> Layout:
+    """Mesh and batch of a job.
+
+    Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does not fill the
+    cores, or a batch that does not divide.
+    """
+    target = load_target(job.cluster.target)
+    if job.cluster.lnc not in target.allowed_lnc:
+        raise UsageError(
+            "NCC_EARG001",
+            f"cluster.lnc on {target.name} requires one of {target.allowed_lnc}, got {job.cluster.lnc}",
+        )
+    cores = target.cores * job.cluster.instances
+    axes = {name: getattr(job.mesh, name) for name in ("dp_replicate", "dp_shard")}
+    given = {n: "auto" if s == AUTO else s for n, s in axes.items() if s}
+    mesh = parse_mesh(given, cores)
+    captured = job.strategy.micro_batch * mesh.size(DATA_AXES)
+    global_batch = job.strategy.global_batch or captured
+    if global_batch % captured:
+        raise UsageError(
+            "SW_BATCH",
+            f"strategy.global_batch requires a multiple of micro_batch {job.strategy.micro_batch} x"
+            f" {mesh.size(DATA_AXES)} data-parallel ranks = {captured}, got {global_batch}",
+            None,
+            f"use {max(1, round(global_batch / captured)) * captured}",
+        )
+    return Layout(
+        target=target,
+        mesh=mesh,
+        captured_batch=captured,
+        global_batch=global_batch,
+        num_microbatches=global_batch // captured,
+    )
+
+
+def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
+    """Everything up to linked programs. Raises the DiagnosticError of the stage that refuses."""
+    layout = layout_of(job)
+    with stages.timed("capture"):
+        from compiler.frontend.capture import capture
+        from orchestrator.model import resolve_task
+
+        task = resolve_task(job)
+        captured = capture(task, layout.captured_batch)
+    with stages.timed("import"):
+        from compiler.frontend.stablehlo import import_module
+
+        graph = import_module(captured.artifact, base_dir=job.base)
+    inputs = [Slot(a.name, a.role, a.batch_dim) for a in captured.inputs]
+    outputs = [Slot(a.name, a.role) for a in captured.outputs]
+    plan = _partition(job, layout, graph, inputs, outputs, service, stages)
+    programs = _compile(job, layout, plan, service, stages)
+    return Built(
+        job=job,
+        layout=layout,
+        graph=graph,
+        plan=plan,
+        programs=programs,
+        tokens_per_sample=task.tokens_per_sample,
+        name=captured.name,
+    )
+
+
+def _partition(
+    job: JobConfig,
+    layout: Layout,
+    graph: Graph,
+    inputs: list[Slot],
+    outputs: list[Slot],
+    service: UnitService,
+    stages: Stages,
+) -> Plan:
+    with stages.timed("recipe"):
+        prepared = prepare(graph, inputs, outputs, layout.mesh, job.strategy.name)
+    with stages.timed("partition"):
+        key = unit_key("partition", prepared.request)
+        name = f"{job.strategy.name} {layout.mesh}"
+        unit = WorkUnit("partition", key, name, prepared.request)
+        answer = service.run([unit])[key]
+    with stages.timed("localize"):
+        return complete(
+            prepared,
+            answer,
+            num_microbatches=layout.num_microbatches,
+            reshard_after_forward=job.strategy.reshard_after_forward,
+        )
+
+
+def _compile(
+    job: JobConfig, layout: Layout, plan: Plan, service: UnitService, stages: Stages
+) -> dict[str, Program]:
+    from compiler.link import link
+    from compiler.outline import outline
+
+    with stages.timed("outline"):
+        outlined = outline(plan.step)
+        options = {"optlevel": job.compiler.optlevel}
+        units = []
+        for function in outlined.functions:
+            payload = compile_payload(function.payload, options, layout.target.name)
+            key = unit_key("compile", payload, layout.target.name)
+            units.append(WorkUnit("compile", key, function.name, payload))
+    with stages.timed("compile"):
+        results = service.run(units)
+    with stages.timed("link"):
+        compiled = [results[unit.key] for unit in units]
+        return link(plan.step, outlined, compiled, layout.target.name)

@@ -1,0 +1,68 @@
+"""The manifest of a built job: named buffers placed in HBM, programs, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+
+from compiler.isa.program import Program
+from compiler.neff.manifest import Manifest, NamedBuffer
+from compiler.program import BufferInfo
+from orchestrator.build import Built
+from orchestrator.units import source_digest
+
+_ALIGNMENT = 256
+
+
+def manifest_of(built: Built) -> Manifest:
+    """The manifest of a job, its digests still empty."""
+    step = built.plan.step
+    buffers, named_bytes = _placed(step.buffers)
+    return Manifest(
+        name=built.name,
+        target=built.layout.target.name,
+        instances=built.job.cluster.instances,
+        lnc=built.job.cluster.lnc,
+        mesh=dict(step.mesh),
+        buffers=buffers,
+        programs={},
+        schedule=step.schedule,
+        num_microbatches=step.num_microbatches,
+        named_bytes=named_bytes,
+        arena_bytes=max(arena_bytes(p) for p in built.programs.values()),
+        compiler_version=compiler_version(),
+        metadata={"strategy": built.plan.strategy},
+    )
+
+
+def arena_bytes(program: Program) -> int:
+    """HBM a program needs besides named buffers."""
+    return program.arena_bytes + program.scratch_bytes
+
+
+def compiler_version() -> str:
+    """Release and source digest of the compiler that made a file."""
+    try:
+        release = metadata.version("shardwright")
+    except metadata.PackageNotFoundError:
+        release = "source"
+    return f"{release}+{source_digest(('compiler', 'collectives'))[:12]}"
+
+
+def _placed(infos: Mapping[str, BufferInfo]) -> tuple[dict[str, NamedBuffer], int]:
+    """Buffers one after the other in plan order, aligned."""
+    placed = {}
+    offset = 0
+    for info in infos.values():
+        placed[info.name] = NamedBuffer(
+            name=info.name,
+            role=info.role,
+            dtype=info.local_type.dtype,
+            local_shape=info.local_type.shape,
+            global_shape=info.global_type.shape,
+            axes=info.axes,
+            initial=info.initial,
+            offset_bytes=offset,
+        )
+        offset += -(-info.local_type.num_bytes // _ALIGNMENT) * _ALIGNMENT
+    return placed, offset

@@ -1,0 +1,71 @@
+"""Comparison with the unsharded step, as `docs/numerics.md` defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from orchestrator.config import JobConfig
+
+FP32_BOUND = 1e-5
+BF16_BOUND = 1e-2
+_FLOOR = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The unsharded run: losses of every step, the state after one step, and the bound that follows."""
+
+    losses: tuple[float, ...]
+    after_one: Mapping[str, np.ndarray]
+    bound: float
+
+
+def leaf_error(value: np.ndarray, reference: np.ndarray) -> float:
+    """||a - b||2 / max(||b||2, 1e-12) in fp64."""
+    a, b = np.asarray(value, np.float64), np.asarray(reference, np.float64)
+    return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), _FLOOR))
+
+
+def worst_leaf(
+    values: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]
+) -> tuple[str, float]:
+    """Name and error of the worst leaf of `reference`."""
+    errors = {name: leaf_error(values[name], array) for name, array in reference.items()}
+    name = max(errors, key=lambda n: errors[n])
+    return name, errors[name]
+
+
+def worst_loss_error(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """The largest relative error of any step's loss."""
+    return max(
+        leaf_error(np.asarray(a), np.asarray(b)) for a, b in zip(losses, reference, strict=True)
+    )
+
+
+def run_unsharded(job: JobConfig, global_batch: int) -> Reference:
+    """The reference of a job: fp32, on one device, on the same batches. For a process of its own.
+
+    With a narrower compute type the bound is the larger of 1e-2 and the error of the unsharded run in that type.
+    """
+    from compiler.frontend.reference import run_reference
+    from orchestrator.model import resolve_task
+
+    task = resolve_task(job)
+    arguments: dict[str, Any] = {
+        "steps": job.run.steps,
+        "global_batch": global_batch,
+        "seed": job.run.seed,
+        "data": job.run.data,
+        "keep": (1,),
+    }
+    if task.full_precision is None:
+        run = run_reference(task, **arguments)
+        return Reference(losses=run.losses, after_one=run.states[1], bound=FP32_BOUND)
+    run = run_reference(task.full_precision, **arguments)
+    narrow = run_reference(task, **{**arguments, "steps": 1})
+    _, error = worst_leaf(narrow.states[1], run.states[1])
+    return Reference(losses=run.losses, after_one=run.states[1], bound=max(BF16_BOUND, error))

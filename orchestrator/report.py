@@ -1,0 +1,205 @@
+"""`report.json`, schema version 1: assembled from the stages' results, never computed twice. See `docs/report.md`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from collectives.costs import PROFILES as COLLECTIVE_PROFILES
+from compiler.ir.analysis import count_ops, flops
+from compiler.isa.program import Call, Instr, Loop, Program, Repeat
+from compiler.target import PS_PER_S
+from orchestrator.build import Built, Stages
+from orchestrator.bundling import arena_bytes, compiler_version
+from orchestrator.service import UnitRow
+from sharding.footprint import footprint
+from sim_cluster.step_time import StepTiming
+
+SCHEMA = 1
+# No published run is FSDP and none is surely trn1n (DESIGN.md decision 14).
+CONFIDENCE = "extrapolated"
+USD_TOKENS = 1e6
+
+
+def base_report(
+    built: Built,
+    timings: Mapping[str, StepTiming],
+    rows: Sequence[UnitRow],
+    stages: Stages,
+    neff_bytes: Mapping[str, int],
+) -> dict[str, Any]:
+    """Everything but values: what `plan` returns and `run` extends."""
+    timing = timings[built.job.cluster.profile]
+    memory = memory_section(built)
+    return {
+        "schema": SCHEMA,
+        "job": built.job.as_dict(),
+        "provenance": provenance(stages),
+        "graph": graph_section(built),
+        "mesh": dict(built.layout.mesh.sizes),
+        "cores": built.layout.mesh.num_cores,
+        "neffs": len(built.programs),
+        "findings": [f.as_dict() for f in built.plan.findings],
+        "units": [dataclasses.asdict(row) for row in rows],
+        "programs": program_rows(built, neff_bytes),
+        "memory": memory,
+        "timing": timing_section(built, timing, timings),
+        "collectives": collective_rows(timing),
+        "cost": cost_section(built, timing),
+    }
+
+
+def provenance(stages: Stages) -> dict[str, Any]:
+    """Versions, and where the time of the tool itself went."""
+    packages = ("jax", "jaxlib", "numpy", "ray", "optax", "msgpack", "zstandard")
+    return {
+        "compiler_version": compiler_version(),
+        "python": ".".join(str(n) for n in sys.version_info[:3]),
+        "packages": {name: metadata.version(name) for name in packages},
+        "stages_s": {name: round(seconds, 3) for name, seconds in stages.seconds.items()},
+    }
+
+
+def graph_section(built: Built) -> dict[str, Any]:
+    """Size of the captured step; `flops_per_step` counts every op of the graph, recomputation included."""
+    parameters = [b for b in built.plan.step.buffers.values() if b.role == "parameter"]
+    return {
+        "name": built.name,
+        "ops": count_ops(built.graph),
+        "params": sum(b.global_type.num_elements for b in parameters),
+        "flops_per_step": flops(built.graph) * built.layout.num_microbatches,
+    }
+
+
+def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
+    """One row per NEFF."""
+    return [
+        {
+            "name": name,
+            "stage": 0,
+            "functions": [f.name for f in program.functions],
+            "instructions_static": sum(_static(f.regions) for f in program.functions),
+            "instructions_dynamic": _dynamic(program, program.steps),
+            "neff_bytes": neff_bytes.get(name, 0),
+        }
+        for name, program in built.programs.items()
+    ]
+
+
+def _static(regions: Sequence[Any]) -> int:
+    return sum(_count(region.body, loops=False) for region in regions)
+
+
+def _count(body: Sequence[Instr | Loop], loops: bool) -> int:
+    total = 0
+    for item in body:
+        if isinstance(item, Loop):
+            total += _count(item.body, loops) * (item.trip if loops else 1)
+        else:
+            total += 1
+    return total
+
+
+def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:
+    total = 0
+    for step in steps:
+        if isinstance(step, Repeat):
+            total += step.trip * _dynamic(program, step.steps)
+        else:
+            regions = program.functions[step.function].regions
+            total += sum(_count(region.body, loops=True) for region in regions)
+    return total
+
+
+def memory_section(built: Built) -> dict[str, Any]:
+    """Memory per core after compilation: exact named buffers and arenas."""
+    target = built.layout.target
+    arenas = {name: arena_bytes(program) for name, program in built.programs.items()}
+    found = footprint(built.plan.step, arenas)
+    return {
+        "limit_bytes": target.limit_bytes,
+        "reserve_bytes": target.reserve_bytes_per_core,
+        "peak_bytes": found.peak_bytes,
+        "fits": found.peak_bytes <= target.limit_bytes,
+        "categories": dict(found.categories),
+        "per_stage": [{"stage": 0, "peak_bytes": found.peak_bytes}],
+        "largest": [
+            {"name": h.name, "category": h.category, "bytes": h.num_bytes, "loc": str(h.loc)}
+            for h in found.largest
+        ],
+    }
+
+
+def timing_section(
+    built: Built, timing: StepTiming, timings: Mapping[str, StepTiming]
+) -> dict[str, Any]:
+    """Step time, band, breakdown, rates. MFU divides by the published bf16 peak of the cores."""
+    seconds = timing.step_time_ps / PS_PER_S
+    times = [t.step_time_ps / PS_PER_S for t in timings.values()]
+    layout = built.layout
+    peak = layout.target.published_flops_per_s_per_core * layout.mesh.num_cores
+    tokens = layout.global_batch * built.tokens_per_sample
+    hardware_flops = flops(built.graph) * layout.num_microbatches
+    return {
+        "profile": timing.profile,
+        "confidence": CONFIDENCE,
+        "step_time_ps": timing.step_time_ps,
+        "step_time_s": seconds,
+        "band_s": [min(times), max(times)],
+        "breakdown_ps": dict(timing.breakdown_ps),
+        "hidden_ps": dict(timing.hidden_ps),
+        "mfu": model_flops(built) / seconds / peak,
+        "hfu": hardware_flops / seconds / peak,
+        "tokens_per_s": tokens / seconds,
+        "engines": {
+            name: {"busy_ps": ps, "share": ps / timing.step_time_ps}
+            for name, ps in timing.engines_ps.items()
+        },
+        "per_stage": [{"stage": 0, "step_time_ps": timing.step_time_ps}],
+        "collective_profile": COLLECTIVE_PROFILES[timing.profile].profile,
+    }
+
+
+def model_flops(built: Built) -> float:
+    """FLOPs the model needs per step: three times the contractions of the forward pass, no recomputation.
+
+    Source: PaLM appendix B counts 6 per matmul parameter and token plus attention; this is the same count taken from
+    the forward program's own dot products, so that it holds for any architecture.
+    """
+    forward = next(p for p in built.plan.step.programs if p.name in ("forward", "step"))
+    factor = 3.0 if forward.name == "forward" else 1.0
+    contractions = flops(forward.graph, only=("dot_general",))
+    return factor * contractions * built.layout.num_microbatches * built.layout.mesh.num_cores
+
+
+def collective_rows(timing: StepTiming) -> list[dict[str, Any]]:
+    """Collectives of the step by kind, axes and size."""
+    return [
+        {
+            "kind": use.call.kind,
+            "axis": "+".join(use.call.axes),
+            "group_size": use.cost.group_size,
+            "count": use.count,
+            "bytes": use.cost.size_bytes,
+            "algorithm": use.cost.algorithm,
+            "time_ps": use.total_ps,
+            "exposed_ps": use.exposed_ps,
+            "why": use.cost.why,
+        }
+        for use in timing.collectives
+    ]
+
+
+def cost_section(built: Built, timing: StepTiming) -> dict[str, float]:
+    """On-demand price of the instances for the time of a step."""
+    usd_per_hour = built.layout.target.usd_per_hour * built.job.cluster.instances
+    usd_per_step = usd_per_hour * timing.step_time_ps / PS_PER_S / 3600
+    tokens = built.layout.global_batch * built.tokens_per_sample
+    return {
+        "usd_per_hour": usd_per_hour,
+        "usd_per_step": usd_per_step,
+        "usd_per_1e6_tokens": usd_per_step / tokens * USD_TOKENS,
+    }

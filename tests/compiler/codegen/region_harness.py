@@ -1,0 +1,132 @@
+"""Building region programs by hand and holding L0 (generated code) against L1 (whole arrays)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compiler.allocate import overlaps
+from compiler.codegen import generate
+from compiler.dtypes import DType
+from compiler.isa.limits import check_region, limits_for, walk
+from compiler.isa.program import Region
+from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from sim_cluster import l0, regions
+
+F32, BF16, I32, U32, PRED = DType.F32, DType.BF16, DType.I32, DType.U32, DType.PRED
+TARGET = "trn1n.32xlarge"
+
+
+@dataclass
+class Maker:
+    """Collects tensors and nodes; atoms are named by position."""
+
+    atoms: tuple[int, ...]
+    name: str = "case"
+    tensors: list[Tensor] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+    def tensor(self, atoms: Sequence[int], dtype: DType = F32, kind: str = "input", alias: int = -1) -> int:
+        shape = tuple(self.atoms[a] for a in atoms)
+        self.tensors.append(Tensor(f"t{len(self.tensors)}", shape, dtype, kind, alias))
+        return len(self.tensors) - 1
+
+    def view(self, tensor: int, atoms: Sequence[int], offset: int = 0) -> View:
+        """Dense row-major over `atoms`, in the order given."""
+        strides = [0] * len(self.atoms)
+        step = 1
+        for a in reversed(atoms):
+            strides[a] = step
+            step *= self.atoms[a]
+        return View(tensor, Affine(offset), tuple(strides))
+
+    def node(self, op: str, *inputs: int, atoms: Sequence[int] | None = None, dtype: DType | None = None, **attrs) -> int:
+        spanned = sorted({a for i in inputs for a in self.nodes[i].atoms} if atoms is None else atoms)
+        kind = dtype or self.nodes[inputs[0]].dtype
+        self.nodes.append(Node(op, inputs, tuple(spanned), kind, attrs))
+        return len(self.nodes) - 1
+
+    def load(self, atoms: Sequence[int], dtype: DType = F32) -> int:
+        tensor = self.tensor(atoms, dtype)
+        return self.node("load", atoms=atoms, dtype=dtype, view=self.view(tensor, atoms))
+
+    def const(self, value, dtype: DType = F32) -> int:
+        return self.node("constant", atoms=(), dtype=dtype, value=value)
+
+    def reduce(self, value: int, over: Sequence[int], kind: str = "add") -> int:
+        rest = [a for a in self.nodes[value].atoms if a not in over]
+        return self.node("reduce", value, atoms=rest, kind=kind, over=tuple(over))
+
+    def contract(self, a: int, b: int, over: Sequence[int], dtype: DType | None = None) -> int:
+        spanned = {*self.nodes[a].atoms, *self.nodes[b].atoms} - set(over)
+        return self.node("contract", a, b, atoms=spanned, dtype=dtype, over=tuple(over))
+
+    def store(self, value: int, atoms: Sequence[int], dtype: DType | None = None, tensor: int = -1) -> int:
+        kind = dtype or self.nodes[value].dtype
+        if tensor < 0:
+            tensor = self.tensor(atoms, kind, "output")
+        return self.node("store", value, atoms=atoms, dtype=kind, view=self.view(tensor, atoms))
+
+    def program(self) -> RegionProgram:
+        return RegionProgram("compute", self.name, self.atoms, tuple(self.nodes))
+
+    def region(self, target=TARGET) -> Region:
+        return generate(self.program(), self.tensors, target, 0).region
+
+
+def fill(tensor: Tensor, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    size = max(1, math.prod(tensor.shape))
+    if tensor.kind == "output" and tensor.alias < 0:
+        if tensor.dtype.is_float:
+            return np.full(size, np.nan, np.float32).astype(tensor.dtype.numpy)
+        return np.full(size, 1, tensor.dtype.numpy)
+    if tensor.dtype is PRED:
+        return rng.random(size) < 0.5
+    if tensor.dtype.is_integer:
+        return rng.integers(0, 100, size).astype(tensor.dtype.numpy)
+    return rng.standard_normal(size).astype(np.float32).astype(tensor.dtype.numpy)
+
+
+def arrays(tensors: Sequence[Tensor], seed: int, inputs: dict[int, np.ndarray] | None = None) -> list[np.ndarray]:
+    made: list[np.ndarray] = []
+    for n, tensor in enumerate(tensors):
+        if tensor.alias >= 0:
+            made.append(made[tensor.alias])
+        else:
+            made.append((inputs or {}).get(n, fill(tensor, seed + n)).copy())
+    return made
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    if a.dtype.kind in "bui":
+        return float(np.count_nonzero(a != b))
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    both = np.isnan(x) & np.isnan(y)
+    if (np.isnan(x) != np.isnan(y)).any():
+        return math.inf
+    equal = both | (x == y)
+    difference = np.where(equal, 0, x - y)
+    return float(np.linalg.norm(difference) / max(np.linalg.norm(np.where(both | np.isinf(y), 0, y)), 1e-12))
+
+
+def check(m: Maker, bound: float = 1e-6, inputs: dict[int, np.ndarray] | None = None, seed: int = 0) -> Region:
+    """Generate, verify, run in L0 and L1, compare every output."""
+    program = m.program()
+    region = generate(program, m.tensors, TARGET, 0).region
+    assert not overlaps(region)
+    assert not check_region(region, limits_for(TARGET))
+    got, want = arrays(m.tensors, seed, inputs), arrays(m.tensors, seed, inputs)
+    regions.run_region(program, want, {})
+    l0.run_region(region, got, {})
+    for n, tensor in enumerate(m.tensors):
+        error = distance(got[n], want[n])
+        assert error <= bound, (m.name, tensor.name, error)
+    return region
+
+
+def count(region: Region) -> int:
+    return sum(1 for _ in walk(region.body))

@@ -1,0 +1,84 @@
+"""Exactness of the overlap and coverage arithmetic against brute force."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.dtypes import DType
+from compiler.isa.program import AccessPattern, Space, Tile
+from compiler.isa.region import Affine
+from sim_cluster.operands import extent, is_dense
+from sim_cluster.races import strided_key, strides_overlap
+from sim_cluster.tiles import Slot, merge
+
+DIMS = st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 4)), max_size=3)
+
+
+def touched(address: int, dims: list[tuple[int, int]], item: int) -> set[int]:
+    found = set()
+    for index in itertools.product(*(range(size) for _, size in dims)):
+        start = address + sum(i * stride for i, (stride, _) in zip(index, dims, strict=True))
+        found |= set(range(start, start + item))
+    return found
+
+
+@settings(deadline=None, max_examples=300)
+@given(DIMS, DIMS, st.integers(-40, 40), st.sampled_from([1, 2, 4]))
+def test_strided_patterns_overlap_exactly_when_they_share_a_byte(
+    a: list[tuple[int, int]], b: list[tuple[int, int]], distance: int, item: int
+) -> None:
+    want = bool(touched(0, a, item) & touched(distance, b, item))
+    assert strides_overlap(strided_key(0, a, item), strided_key(distance, b, item)) == want
+    assert strides_overlap(strided_key(distance, b, item), strided_key(0, a, item)) == want
+
+
+@settings(deadline=None)
+@given(DIMS)
+def test_dense_means_every_element_between_the_ends(dims: list[tuple[int, int]]) -> None:
+    low, high = extent(tuple(dims))
+    everything = touched(0, dims, 1) == set(range(low, high + 1))
+    assert (low, high) == (min(touched(0, dims, 1)), max(touched(0, dims, 1)))
+    if is_dense(tuple(dims)):
+        assert everything
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 7), st.integers(1, 8)),
+        max_size=8,
+    )
+)
+def test_merged_boxes_cover_what_was_added(writes: list[tuple[int, int, int, int]]) -> None:
+    boxes: list[tuple[int, ...]] = []
+    want = np.zeros((8, 16), bool)
+    for p, parts, e, count in writes:
+        boxes = merge(boxes, (p, p + parts, e, e + count))
+        want[p : p + parts, e : e + count] = True
+    got = np.zeros_like(want)
+    for p0, p1, e0, e1 in boxes:
+        got[p0:p1, e0:e1] = True
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_slot_written_in_pieces_of_any_shape_holds_all_of_them() -> None:
+    slot = Slot(Tile("t", Space.SBUF, 4, 8, DType.F32, address=0), 0)
+
+    def pattern(start: int, parts: int, *dims: tuple[int, int]) -> AccessPattern:
+        return AccessPattern(Space.SBUF, 0, Affine(), ((1, parts), *dims), start)
+
+    def box(start: int, parts: int, first: int, end: int) -> tuple[int, ...]:
+        return (start, start + parts, first * 4, end * 4)
+
+    whole = (box(0, 4, 0, 8), pattern(0, 4, (1, 8)), 0)
+    slot.write(box(0, 4, 0, 6), True, pattern(0, 4, (1, 6)), 0, 1)
+    slot.write(box(0, 2, 6, 8), True, pattern(0, 2, (1, 2)), 6, 1)
+    assert not slot.holds(*whole)
+    slot.write(box(2, 2, 6, 8), True, pattern(2, 2, (1, 2)), 6, 1)
+    assert slot.holds(*whole)
+    slot.renew()
+    assert not slot.holds(*whole)

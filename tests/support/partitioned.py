@@ -1,0 +1,101 @@
+"""Hand-made partitioned graphs: specs by value, and what they mean with and without sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from compiler.ir.ops import COLLECTIVES
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph, Value
+from compiler.program import BufferInfo, StepPlan, StepProgram
+from sharding.coordinates import coordinate_name, hoist_coordinates
+from sharding.localize import localize
+from sharding.mesh import Mesh
+from sharding.partitioned import PartitionedGraph, Slot, all_values
+from sharding.spec import ShardingSpec, replicated
+from tests.support.reference_ranks import ReferenceRanks
+
+Dims = Sequence[Sequence[str]]
+
+
+def partitioned(
+    graph: Graph,
+    mesh: Mesh,
+    dims: Mapping[Value, Dims] | None = None,
+    inputs: Sequence[Slot] = (),
+    outputs: Sequence[Slot] = (),
+) -> PartitionedGraph:
+    """`graph` with the given axes per dim; every other value is replicated."""
+    given = dims or {}
+    specs = {
+        v: ShardingSpec(tuple(tuple(axes) for axes in given[v]))
+        if v in given
+        else replicated(v.type.rank)
+        for v in all_values(graph)
+    }
+    return PartitionedGraph(
+        graph=graph,
+        specs=specs,
+        mesh=mesh,
+        inputs=tuple(inputs)
+        or tuple(Slot(f"in/{i}", "parameter") for i in range(len(graph.inputs))),
+        outputs=tuple(outputs)
+        or tuple(Slot(f"out/{i}", "metric") for i in range(len(graph.outputs))),
+    )
+
+
+def run_global(graph: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the graph means without sharding: on whole values collectives change nothing."""
+    same = dict.fromkeys(COLLECTIVES, lambda op, args: args)
+    return evaluate(graph, list(inputs), same)
+
+
+def run_sharded(part: PartitionedGraph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of the localized graph, put together from all ranks."""
+    plan = as_plan(part)
+    state = {slot.name: x for slot, x in zip(part.inputs, inputs, strict=True)}
+    ranks = ReferenceRanks(plan, state)
+    ranks.run_step([{}])
+    return [ranks.gather(slot.name) for slot in part.outputs]
+
+
+def as_plan(part: PartitionedGraph) -> StepPlan:
+    """The localized graph as a step of one program, without any cut."""
+    graph, coordinates = hoist_coordinates(localize(part).graph)
+    names = [slot.name for slot in part.inputs] + [coordinate_name(a) for a in coordinates]
+    wholes = zip(
+        (*part.inputs, *part.outputs),
+        (*part.graph.inputs, *part.graph.outputs),
+        (*graph.inputs[: len(part.inputs)], *graph.outputs),
+        strict=True,
+    )
+    first = len(part.inputs)
+    buffers = {
+        slot.name: BufferInfo(
+            name=slot.name,
+            role=slot.role,
+            local_type=local.type,
+            global_type=whole.type,
+            axes=part.specs[whole].dims,
+            initial="given" if i < first else "computed",
+        )
+        for i, (slot, whole, local) in enumerate(wholes)
+    }
+    for axes, value in zip(coordinates, graph.inputs[first:], strict=True):
+        buffers[coordinate_name(axes)] = BufferInfo(
+            name=coordinate_name(axes),
+            role="coordinate",
+            local_type=value.type,
+            global_type=value.type,
+            axes=(axes,),
+        )
+    outputs = tuple(slot.name for slot in part.outputs)
+    program = StepProgram(name="step", graph=graph, inputs=tuple(names), outputs=outputs)
+    return StepPlan(
+        mesh=part.mesh.sizes,
+        buffers=buffers,
+        programs=(program,),
+        schedule=((("step",), 1),),
+    )
