@@ -151,9 +151,9 @@ def _cheapest_border(
     ops: Sequence[Op], level: Level, start: int, period: int, length: int
 ) -> int:
     """The first cut: the phase of the period at which fewest bytes cross, keeping the number of repetitions."""
-    slack = length % period
     crossing = _crossing_bytes(ops, level)
-    return min(range(start, start + slack + 1), key=lambda i: (sum(crossing[i : start + length + 1 : period]), i))
+    candidates = range(start, start + length % period + 1)
+    return min(candidates, key=lambda i: (crossing[i + period], i))
 
 
 def _crossing_bytes(ops: Sequence[Op], level: Level) -> list[int]:

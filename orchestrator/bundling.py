@@ -10,6 +10,7 @@ from compiler.neff.manifest import Manifest, NamedBuffer
 from compiler.program import BufferInfo
 from orchestrator.build import Built
 from orchestrator.units import source_digest
+from sharding.footprint import Footprint, footprint
 
 _ALIGNMENT = 256
 
@@ -38,6 +39,12 @@ def manifest_of(built: Built) -> Manifest:
 def arena_bytes(program: Program) -> int:
     """HBM a program needs besides named buffers."""
     return program.arena_bytes + program.scratch_bytes
+
+
+def compiled_footprint(built: Built) -> Footprint:
+    """Memory per core with the arenas of the compiled programs."""
+    arenas = {name: arena_bytes(program) for name, program in built.programs.items()}
+    return footprint(built.plan.step, arenas)
 
 
 def compiler_version() -> str:

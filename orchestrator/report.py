@@ -13,9 +13,8 @@ from compiler.ir.analysis import count_ops, flops
 from compiler.isa.program import Call, Instr, Loop, Program, Repeat
 from compiler.target import PS_PER_S
 from orchestrator.build import Built, Stages
-from orchestrator.bundling import arena_bytes, compiler_version
+from orchestrator.bundling import compiled_footprint, compiler_version
 from orchestrator.service import UnitRow
-from sharding.footprint import footprint
 from sim_cluster.step_time import StepTiming
 
 SCHEMA = 1
@@ -117,8 +116,7 @@ def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:
 def memory_section(built: Built) -> dict[str, Any]:
     """Memory per core after compilation: exact named buffers and arenas."""
     target = built.layout.target
-    arenas = {name: arena_bytes(program) for name, program in built.programs.items()}
-    found = footprint(built.plan.step, arenas)
+    found = compiled_footprint(built)
     return {
         "limit_bytes": target.limit_bytes,
         "reserve_bytes": target.reserve_bytes_per_core,
@@ -171,7 +169,7 @@ def model_flops(built: Built) -> float:
     """
     forward = next(p for p in built.plan.step.programs if p.name in ("forward", "step"))
     factor = 3.0 if forward.name == "forward" else 1.0
-    contractions = flops(forward.graph, only=("dot_general",))
+    contractions = flops(forward.graph, ("dot_general",))
     return factor * contractions * built.layout.num_microbatches * built.layout.mesh.num_cores
 
 

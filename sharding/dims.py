@@ -80,7 +80,7 @@ def _starts(shape: tuple[int, ...]) -> dict[int, int]:
 
 def _nested(a: int, b: int) -> bool:
     """True when one size is a multiple of the other."""
-    return max(a, b) % max(min(a, b), 1) == 0 and min(a, b) > 1 or a == b
+    return a == b or (min(a, b) > 1 and max(a, b) % min(a, b) == 0)
 
 
 def _reduce(op: Op) -> list[Factor]:

@@ -182,7 +182,7 @@ def _sweep_program(program: StepProgram) -> _Sweep:
 def _sweep(level: _Level) -> _Sweep:
     """Add what each op makes, subtract what nobody reads any more, note the highest point."""
     graph = level.graph
-    ends = _ends(graph)
+    ends = _by_position(_ends(level))
     costs: dict[Value, tuple[str, int]] = {}
     live: Counter[str] = Counter()
     sweep = _Sweep()
@@ -206,12 +206,22 @@ def _sweep(level: _Level) -> _Sweep:
     return sweep
 
 
-def _ends(graph: Graph) -> dict[int, list[Value]]:
-    """Values by the position of their last reader."""
-    ends: dict[int, list[Value]] = {}
-    for value, interval in liveness(graph).items():
-        ends.setdefault(max(interval.start, interval.end), []).append(value)
+def _ends(level: _Level) -> dict[Value, int]:
+    """Where each value is last needed: what a fused value or a view reads lives as long as it does."""
+    ends = {v: max(i.start, i.end) for v, i in liveness(level.graph).items()}
+    for op in reversed(level.graph.ops):
+        for value in op.results:
+            if value not in level.free and not level.cost(op, value):
+                ends.update((v, max(ends[v], ends[value])) for v in op.operands)
     return ends
+
+
+def _by_position(ends: Mapping[Value, int]) -> dict[int, list[Value]]:
+    """Values by the position after which they are dead."""
+    dying: dict[int, list[Value]] = {}
+    for value, position in ends.items():
+        dying.setdefault(position, []).append(value)
+    return dying
 
 
 def _taken_over(
@@ -251,11 +261,11 @@ def _values_at_peak(plan: StepPlan, program: str, sweep: _Sweep) -> list[Holding
         return []
     default = "scratch" if program == "update" else "activations"
     level = _Level(graph, default, set(graph.inputs) | set(graph.outputs))
-    intervals = liveness(graph)
+    ends = _ends(level)
     found = []
     for op in graph.ops[: sweep.position + 1]:
         for value in op.results:
-            if intervals[value].end >= sweep.position and (size := level.cost(op, value)):
+            if ends[value] >= sweep.position and (size := level.cost(op, value)):
                 name = f"{program}: {op.name} {value.type}"
                 found.append(Holding(name, level.category(op), size, op.loc))
     return found

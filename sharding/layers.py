@@ -109,7 +109,7 @@ def unrolled_layers(
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A weight use: `shape` hashes the op alone, `cone` the code since the use `base` it follows."""
+    """A weight use: `shape` hashes the op alone, `cone` the code since the use `base`."""
 
     shape: int
     cone: int
@@ -201,7 +201,7 @@ def _isomorphic(tokens: Sequence[_Token], run: Run) -> bool:
 def _unrolled(
     graph: Graph, uses: Sequence[Op], run: Run, batch: Mapping[Value, int]
 ) -> UnrolledLayers:
-    """Ops and borders of one run: an op belongs to the repeat of the last weight use it depends on."""
+    """Ops and borders of one run: an op belongs to the last weight use it depends on."""
     first, period, repeats = run
     number = {op: i for i, op in enumerate(uses)}
     position: dict[Value, int] = {}

@@ -21,7 +21,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axis names and sizes, major to minor. Build with `make_mesh` or `parse_mesh`, which validate."""
+    """Axis names and sizes, major to minor. Build with `make_mesh` or `parse_mesh`."""
 
     axes: tuple[tuple[str, int], ...]
 
@@ -134,7 +134,8 @@ def _remainder(known: Mesh, axis: str, cores: int) -> int:
     if cores % known.num_cores:
         raise ShardingError(
             "SW_MESH_PRODUCT",
-            f"mesh {known} with {axis}=auto requires a divisor of {cores} cores, got {known.num_cores}",
+            f"mesh {known} with {axis}=auto requires a divisor of {cores} cores, "
+            f"got {known.num_cores}",
             hint=f"choose axes whose product divides {cores}",
         )
     return cores // known.num_cores

@@ -148,7 +148,7 @@ class Annotator:
 
 
 class _Level:
-    """One level under construction: ops so far, renamed values, and what has been gathered already."""
+    """One level under construction: ops so far, renamed values, what has been gathered."""
 
     def __init__(self, owner: Annotator, graph: Graph) -> None:
         self.owner = owner

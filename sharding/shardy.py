@@ -90,7 +90,7 @@ def encode_request(
 
 
 def run_child(request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Run the child on `request`; its answer is an encoded partitioned graph. Raises ShardingError."""
+    """Run the child on `request`: an encoded partitioned graph. Raises ShardingError."""
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         source, target = Path(folder, "request"), Path(folder, "answer")
         source.write_bytes(request)

@@ -74,18 +74,17 @@ class ShardyReader:
     def _on_op(self, op: Any, values: Sequence[Value]) -> None:
         """Record the results of one op; without an attribute they are replicated."""
         key = "out_sharding" if "out_sharding" in op.attributes else "sdy.sharding"
-        self._record(values, op.attributes[key] if key in op.attributes else None)
+        self._record(values, _entry(op.attributes, key))
 
     def _on_block(self, owner: Any, values: Sequence[Value]) -> None:
         """Arguments of the function, or carries of a loop (those follow the loop's results)."""
         if owner.name == "func.func":
-            given = owner.attributes["arg_attrs"] if "arg_attrs" in owner.attributes else None
+            given = _entry(owner.attributes, "arg_attrs")
             for i, value in enumerate(values):
-                has = given is not None and "sdy.sharding" in given[i]
-                self._record([value], given[i]["sdy.sharding"] if has else None)
+                attribute = None if given is None else _entry(given[i], "sdy.sharding")
+                self._record([value], attribute)
         elif owner.name == "stablehlo.while":
-            has = "sdy.sharding" in owner.attributes
-            self._record(values, owner.attributes["sdy.sharding"] if has else None)
+            self._record(values, _entry(owner.attributes, "sdy.sharding"))
 
     def _record(self, values: Sequence[Value], attribute: Any) -> None:
         """Set the specs of `values`."""
@@ -183,7 +182,7 @@ class ShardyReader:
         return self.origins[int(found.group(1))] if found else UNKNOWN_LOC
 
     def _complete(self, graph: Graph) -> None:
-        """Specs of what the importer made itself: captured carries, repeated constants, helper ops."""
+        """Specs of what the importer made: captured carries, repeated constants, helpers."""
         users = graph.uses()
         for op in graph.ops:
             if op.name == "loop":
@@ -211,6 +210,11 @@ class ShardyReader:
         )
         fitting = (spec for spec in shaped if not layouts or spec in layouts)
         return next(fitting, replicated(value.type.rank))
+
+
+def _entry(attributes: Any, key: str) -> Any:
+    """An entry of an MLIR attribute dictionary (not all have `get`); None when absent."""
+    return attributes[key] if key in attributes else None  # noqa: SIM401
 
 
 def axis_lists(text: str) -> tuple[tuple[str, ...], ...]:

@@ -401,8 +401,8 @@ def _elementwise_sources(view: StepView, value: Value, cut: set[Value]) -> list[
         op = view.producers.get(at)
         if op is None or not OPS[op.name].elementwise:
             continue
-        fresh = [v for v in op.operands if v.type.shape == shape and v not in seen]
-        seen.update(fresh)
+        fresh = {v for v in op.operands if v.type.shape == shape} - seen
+        seen |= fresh
         todo.extend(fresh)
     return found
 

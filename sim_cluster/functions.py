@@ -236,6 +236,7 @@ class FunctionCode:
         source, source_at = _place(program.attrs["source"])
         target, target_at = _place(program.attrs["target"])
         self.started.add(number)
+        still = self.level == L1 and not self._is_written_in_flight(number, source)
 
         def start(bound: Bound) -> None:
             at = source_at(bound.registers)
@@ -244,7 +245,8 @@ class FunctionCode:
                 raise SimulationError(
                     "SW_L0_UNINITIALISED", f"region {program.name} sends elements nobody wrote"
                 )
-            data = bound.tensors.arrays[source][at : at + elements].copy()
+            window = bound.tensors.arrays[source][at : at + elements]
+            data = window if still else window.copy()
             bound.flight[number] = _Flight(data, source, target, target_at(bound.registers))
 
         return start
@@ -275,6 +277,22 @@ class FunctionCode:
 
         return wait
 
+    def _is_written_in_flight(self, number: int, source: int) -> bool:
+        """Whether a region between start and wait stores to what the collective sends."""
+        flying = False
+        for region in self.function.regions:
+            program = region.program
+            if program.attrs.get("collective") == number:
+                flying = program.kind == "collective_start"
+            elif flying and any(self._root(t) == self._root(source) for t in _stored(program)):
+                return True
+        return False
+
+    def _root(self, number: int) -> int:
+        """The input whose memory a donated output takes, or the tensor itself."""
+        alias = self.function.tensors[number].alias
+        return number if alias < 0 else self._root(alias)
+
     def _shared_targets(self) -> frozenset[int]:
         """Scratch tensors only collectives fill, as a whole: at L1 ranks may share one read-only
         result.
@@ -286,13 +304,14 @@ class FunctionCode:
             for r in self.function.regions
             if r.program.kind == "collective_start" and isinstance(r.program.attrs["target"], int)
         }
-        stored = {
-            node.attrs["view"].tensor
-            for r in self.function.regions
-            for node in r.program.nodes
-            if node.op in ("store", "store_add_indexed")
-        }
+        stored = {n for r in self.function.regions for n in _stored(r.program)}
         return frozenset(n for n in filled - stored if self.function.tensors[n].kind == "scratch")
+
+
+def _stored(program: RegionProgram) -> set[int]:
+    """Tensors a region stores to."""
+    stores = ("store", "store_add_indexed")
+    return {node.attrs["view"].tensor for node in program.nodes if node.op in stores}
 
 
 def _bytes(tensor: Tensor) -> int:

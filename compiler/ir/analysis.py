@@ -8,7 +8,7 @@ about the body.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from compiler.ir.opdef import OPS

@@ -46,7 +46,7 @@ class Recipe:
 
 
 def value_ids(graph: Graph) -> Iterator[tuple[ValueId, Value]]:
-    """Every input and op result with its id; region inputs share the ids of their loop's results."""
+    """Every input and op result with its id; region inputs share those of their loop."""
     for i, value in enumerate(graph.inputs):
         yield (INPUT, i), value
     for ordinal, op in enumerate(graph.walk()):

@@ -33,7 +33,7 @@ from sharding.strategies import INPUT, OUTPUT, Predicted, Recipe, value_ids
 
 SHARD_AXIS = "dp_shard"
 LARGE_REPLICATED_BYTES = 1 << 20
-"""Above this a weight or optimizer leaf that stays replicated is worth a warning (our choice, not a hardware fact)."""
+"""Above this a leaf that stays whole is worth a warning (our choice, not a hardware fact)."""
 
 
 def fsdp(graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot], mesh: Mesh) -> Recipe:
@@ -129,7 +129,7 @@ class _Plan:
                 "SW_BATCH_DIVIDE",
                 f"strategy.micro_batch requires a multiple of {ways} ({shown}) samples in "
                 f"{slot.name}, got {given}",
-                hint=f"use {-(-max(given, 1) // ways) * ways} samples, or fewer data-parallel cores",
+                hint=f"use {-(-max(given, 1) // ways) * ways} samples, or fewer data cores",
             )
 
     def place_parameters(self) -> None:

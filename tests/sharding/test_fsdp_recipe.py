@@ -142,7 +142,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_numbers() -> None:
 
 
 def test_axes_of_other_strategies_are_refused() -> None:
-    with pytest.raises(ShardingError, match="mesh.tp = 1, got 2"):
+    with pytest.raises(ShardingError, match=r"mesh\.tp = 1, got 2"):
         fsdp(*linear_step(), make_mesh({"dp_shard": 2, "tp": 2}))
 
 

@@ -1,4 +1,4 @@
-"""Layers and batch dims are found by structure: scanned, unrolled, in models nobody wrote for this."""
+"""Layers and batch dims are found by structure, in models nobody wrote for this."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
     gathers = [op for op in ours if op.name == "all_gather"]
     assert sum(n for (kind, _), n in theirs.items() if kind == "all-gather") == len(gathers)
     assert not [kind for kind, _ in theirs if kind == "all-to-all"]
-    # XLA reduces whole gradients over dp_shard, then shards over dp_replicate; bodies and outer code alike.
+    # XLA reduces whole gradients over dp_shard, then shards over dp_replicate.
     scattered = Counter(op.result.type.num_elements for op in ours if op.name == "reduce_scatter")
     reduced = {k: n for k, n in scattered.items() if theirs[("all-reduce", k)] < n}
     assert not reduced, f"gradients of these sizes are not reduced by XLA: {reduced}"
@@ -342,7 +342,8 @@ def test_an_op_without_a_rule_is_refused_with_its_line() -> None:
 
     text = """
       func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
-        %y = stablehlo.custom_call @mystery(%x) {shardwright.id = 0 : i64} : (tensor<8xf32>) -> tensor<8xf32>
+        %y = stablehlo.custom_call @mystery(%x) {shardwright.id = 0 : i64}
+          : (tensor<8xf32>) -> tensor<8xf32>
         return %y : tensor<8xf32>
       }"""
     with make_context(), pytest.raises(ShardingError) as caught:

@@ -13,6 +13,7 @@ from l0_cases import hbm, instr, matmul_region, node, tile
 
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
+from compiler.isa.encode import decode_program, encode_program
 from compiler.isa.program import (
     Call,
     CollectiveCall,
@@ -27,6 +28,7 @@ from compiler.isa.program import (
 )
 from compiler.isa.region import Affine, RegionProgram, Tensor, View
 from compiler.neff.manifest import Manifest, NamedBuffer
+from sim_cluster.exchange import exchange
 from sim_cluster.functions import FunctionCode
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import run_program
@@ -440,3 +442,54 @@ def test_run_single_takes_arrays_by_name() -> None:
 def test_a_collective_nobody_waits_for_is_an_error() -> None:
     with pytest.raises(SimulationError, match="returns before it waits"):
         run_l0(function_of([start(0, 0, 1)], "input", "output"))
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_what_a_collective_sends_is_captured_at_its_start(level: str) -> None:
+    regions = [start(0, 2, 3), axpy(AT, 8), wait(0)]
+    function = function_of(regions, "input", "input", "input", "output")
+    x, y, sent, got = (np.full(8, i, np.float32) for i in (1, 2, 3, 4))
+    bytes_of = [a.view(np.uint8) for a in (x, y, sent, got)]
+    bound = FunctionCode(function, level).bind(bytes_of[:3], bytes_of[3:], np.zeros(256, np.uint8))
+    if level == "L0":
+        with pytest.raises(SimulationError, match="between its start and its wait"):
+            list(bound.run({}))
+        return
+    (request,) = bound.run({})
+    np.testing.assert_array_equal(request.source, np.full(8, 3))
+    np.testing.assert_array_equal(sent, 2 * x + y)
+
+
+def test_ranks_share_a_gathered_tensor_only_where_nobody_stores_to_it() -> None:
+    gather = FunctionCode(fsdp_program(K, M, N, 4).functions[0])
+    assert gather.shared_targets == {1}  # not the output of the reduce_scatter
+    regions = [start(0, 0, 2), wait(0), axpy(AT, 8)]
+    assert not FunctionCode(function_of(regions, "input", "input", "scratch")).shared_targets
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_a_program_survives_its_file_form(level: str) -> None:
+    for make, mesh in ((stacked_program, {}), (lambda: fsdp_program(K, M, N, 4), {"dp": 4})):
+        program = make()
+        sections = encode_program(program)
+        loaded = decode_program(lambda name, held=sections: held[name], sections)
+        results = []
+        for p in (program, loaded):
+            cores = [
+                CoreMemory([(b.name, _size(b)) for b in p.buffers])
+                for _ in range((len(mesh) and 4) or 1)
+            ]
+            rng = np.random.default_rng(0)
+            for core in cores:
+                for b in p.buffers:
+                    core.array(b.name, b.dtype)[:] = rng.standard_normal(_size(b) // 4)
+            running = [run_program(p, core, level) for core in cores]
+            while (requests := [next(r, None) for r in running])[0] is not None:
+                exchange([r for r in requests if r is not None], mesh)
+            results.append([core.array(name, F32).copy() for core in cores for name in p.outputs])
+        assert np.isfinite(results[0]).all()
+        np.testing.assert_array_equal(results[0], results[1])
+
+
+def _size(buffer: ProgramBuffer) -> int:
+    return int(np.prod(buffer.shape)) * 4

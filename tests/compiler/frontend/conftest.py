@@ -1,4 +1,4 @@
-"""XLA compiles the reference steps of these tests in half the time without its late optimisations."""
+"""XLA compiles the reference steps here in half the time without its late optimisations."""
 
 from __future__ import annotations
 

@@ -36,6 +36,9 @@ CONFIG = {
     "vocab_size": 256,
 }
 BATCH = 4
+# Second moments are squares, and a bias that starts at 0 is a sum of normalised gradients: both at
+# least double the relative error of the gradients.
+LOOSE = re.compile(r"/nu/|params/.*/bias$")
 REPO = Path(__file__).resolve().parents[3]
 MODELS: dict[str, Callable[[], TrainTask]] = {
     "llama": lambda: llama.train_task(CONFIG, seq_len=32, remat="none"),
@@ -97,10 +100,9 @@ def worst(given: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> tup
 def test_fp32_step_equals_jax(name: str) -> None:
     ours, reference = leaves_after_a_step(name)
     assert set(ours) == set(reference)
-    squares = {n for n in ours if "/nu/" in n}  # second moments: a square doubles relative error
-    plain = {n: v for n, v in reference.items() if n not in squares}
-    assert worst(ours, plain) < (1e-6, "")
-    assert not squares or worst(ours, {n: reference[n] for n in squares}) < (2e-6, "")
+    exact = {n: v for n, v in reference.items() if not LOOSE.search(n)}
+    assert worst(ours, exact) < (1e-6, "")
+    assert worst(ours, reference) < (2e-6, "")
 
 
 def test_a_wrong_graph_is_noticed() -> None:

@@ -1,0 +1,282 @@
+"""Memory of a program: which HBM buffer every value between functions lives in, and when.
+
+Updates of named buffers and of loop carries happen in place when the old value is dead by then; otherwise the new value
+is made apart and copied at the end of the level. The result is calls over numbered buffers, with lifetimes for the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compiler import hbm
+from compiler.ir.types import Graph, TensorType, Value
+from compiler.isa.program import Call, ProgramBuffer, Repeat
+from compiler.lower.function import Signature
+from compiler.outline import Level, LoopStep, Piece, Unit, cut_program
+from compiler.program import StepProgram
+
+
+@dataclass(slots=True, kw_only=True)
+class OutlinedProgram:
+    """A program as calls of units. `functions` are keys of `units`; calls name them by position."""
+
+    name: str
+    functions: list[str]
+    buffers: list[ProgramBuffer]
+    steps: tuple[Call | Repeat, ...]
+    arena_bytes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    lifetimes: list[hbm.Lifetime]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """A buffer under planning; positions count emitted calls."""
+
+    name: str
+    type: TensorType
+    first: int = -1
+    last: int = -1
+
+
+@dataclass(slots=True)
+class _Frame:
+    """What is known while one level is laid out."""
+
+    level: Level
+    place: dict[Value, int]
+    defined: dict[Value, int] = field(default_factory=dict)
+    reads: dict[Value, list[int]] = field(default_factory=dict)
+    claims: dict[Value, int] = field(default_factory=dict)
+
+
+def outline_program(program: StepProgram, units: dict[str, Unit]) -> OutlinedProgram:
+    """Cut `program` and lay it out; new units are added to `units` by key."""
+    layout = _Layout(units)
+    level = cut_program(program.graph)
+    named: dict[str, int] = {}
+    for name, value in (*zip(program.inputs, program.graph.inputs), *zip(program.outputs, program.graph.outputs)):
+        if name not in named:
+            named[name] = layout.new_buffer(name, value.type)
+    place = {v: named[n] for n, v in zip(program.inputs, program.graph.inputs, strict=True)}
+    steps = layout.level(level, place, [named[n] for n in program.outputs])
+    arena = [b for b in layout.buffers if not b.name and b.first >= 0]
+    lifetimes = [hbm.Lifetime(b.type.num_bytes, b.first, b.last) for b in arena]
+    offsets, size = hbm.plan(lifetimes)
+    problems = hbm.check(lifetimes, offsets, size)
+    assert not problems, problems
+    at = {id(b): offset for b, offset in zip(arena, offsets, strict=True)}
+    buffers = [_finished(b, at.get(id(b), -1)) for b in layout.buffers]
+    return OutlinedProgram(
+        name=program.name,
+        functions=layout.functions,
+        buffers=buffers,
+        steps=tuple(steps),
+        arena_bytes=size,
+        inputs=program.inputs,
+        outputs=program.outputs,
+        lifetimes=lifetimes,
+    )
+
+
+def _finished(buffer: _Buffer, offset: int) -> ProgramBuffer:
+    kind = "named" if buffer.name else "arena"
+    return ProgramBuffer(buffer.name, buffer.type.shape, buffer.type.dtype, kind, offset)
+
+
+class _Layout:
+    """Lays levels out: buffers, calls, lifetimes."""
+
+    def __init__(self, units: dict[str, Unit]) -> None:
+        self.units = units
+        self.functions: list[str] = []
+        self.buffers: list[_Buffer] = []
+        self._position = 0
+
+    def new_buffer(self, name: str, type: TensorType) -> int:
+        """Number of a new buffer; arena space when it has no name."""
+        self.buffers.append(_Buffer(name, type))
+        return len(self.buffers) - 1
+
+    def level(self, level: Level, place: Mapping[Value, int], requests: Sequence[int | None]) -> list[Call | Repeat]:
+        """Calls of one level. `place` binds its inputs; `requests[k]` is where output `k` must end up (None: anywhere)."""
+        frame = _Frame(level, dict(place))
+        _note_uses(frame)
+        for value, target in zip(level.outputs, requests, strict=True):
+            if target is not None:
+                self._claim(frame, value, target)
+        steps: list[Call | Repeat] = []
+        for number, step in enumerate(level.steps):
+            if isinstance(step, Piece):
+                steps.append(self._piece(frame, step))
+            else:
+                steps += self._loop(frame, step, number)
+        return steps + self._final_copies(frame, requests)
+
+    def _claim(self, frame: _Frame, value: Value, target: int) -> bool:
+        """Let `value` be made in `target` if what is there before is dead by then."""
+        at = frame.defined.get(value)
+        if at is None or value in frame.claims:
+            return False
+        step = frame.level.steps[at]
+        held = [v for v, b in frame.place.items() if b == target]
+        operand = None
+        if isinstance(step, LoopStep):
+            operand = step.operands[step.op.results.index(value)]
+        for old in held:
+            for read in frame.reads.get(old, ()):
+                if read > at or (read == at and operand is not None and not _only_carry(step, old, operand)):
+                    return False
+        if any(t == target for v, t in frame.claims.items()):
+            return False
+        frame.claims[value] = target
+        if operand is not None and operand not in held and _dies_here(frame, operand, at):
+            self._claim_operand(frame, operand, target, held)
+        return True
+
+    def _claim_operand(self, frame: _Frame, operand: Value, target: int, held: Sequence[Value]) -> None:
+        """Make the first value of a carry where the carry lives, so that no copy is needed."""
+        at = frame.defined.get(operand)
+        if at is None or operand in frame.claims or isinstance(frame.level.steps[at], LoopStep):
+            return
+        if all(read <= at for old in held for read in frame.reads.get(old, ())):
+            frame.claims[operand] = target
+
+    def _piece(self, frame: _Frame, piece: Piece) -> Call:
+        for value in piece.outputs:
+            target = frame.claims.get(value)
+            frame.place[value] = self.new_buffer("", value.type) if target is None else target
+        inputs = [frame.place[v] for v in piece.inputs]
+        return self._call(piece, inputs, [frame.place[v] for v in piece.outputs])
+
+    def _call(self, piece: Piece, inputs: Sequence[int], outputs: Sequence[int]) -> Call:
+        """A call of the unit of `piece`; outputs in the buffer of an input are aliases."""
+        assert piece.graph is not None
+        aliases = tuple((k, inputs.index(b)) for k, b in enumerate(outputs) if b in inputs)
+        scalars = enumerate((known for _, known in piece.scalars), len(piece.inputs))
+        parameters = tuple((i, known.low, known.high) for i, known in scalars)
+        unit = Unit(piece.name, piece.graph, Signature(parameters, aliases))
+        key = unit.key
+        self.units.setdefault(key, unit)
+        if key not in self.functions:
+            self.functions.append(key)
+        self._touch((*inputs, *outputs))
+        values = tuple(known.value for _, known in piece.scalars)
+        return Call(self.functions.index(key), tuple(inputs), tuple(outputs), values)
+
+    def _touch(self, buffers: Sequence[int]) -> None:
+        """Note that the next call uses these buffers."""
+        for number in buffers:
+            buffer = self.buffers[number]
+            buffer.first = self._position if buffer.first < 0 else buffer.first
+            buffer.last = self._position
+        self._position += 1
+
+    def _copy(self, source: int, target: int, type: TensorType) -> Call:
+        value = Value(type)
+        graph = Graph((value,), (), (value,))
+        return self._call(Piece([], [value], [value], graph=graph, name="copy"), [source], [target])
+
+    def _loop(self, frame: _Frame, step: LoopStep, number: int) -> list[Call | Repeat]:
+        steps: list[Call | Repeat] = []
+        body = step.op.regions[0]
+        inner = {body.inputs[i]: self._source(frame, step.operands[i], steps) for i in step.invariant}
+        requests: list[int | None] = [None] * len(body.outputs)
+        for i in step.carried:
+            operand, result = step.operands[i], step.op.results[i]
+            source = self._source(frame, operand, steps)
+            target = self._carry_buffer(frame, step, i, number, source)
+            if source != target:
+                steps.append(self._copy(source, target, operand.type))
+            inner[body.inputs[i]] = requests[i] = frame.place[result] = target
+        start, outer = self._position, len(self.buffers)
+        repeated = self.level(step.level, inner, requests)
+        self._position += 1
+        self._extend(start, outer)
+        steps.append(Repeat(step.counter, step.op.attrs.trip, tuple(repeated)))
+        return steps
+
+    def _extend(self, start: int, outer: int) -> None:
+        """Buffers from outside of a loop that it touches are in use for all of it."""
+        for buffer in self.buffers[:outer]:
+            if buffer.last >= start:
+                buffer.first = min(buffer.first, start)
+                buffer.last = self._position
+        self._position += 1
+
+    def _carry_buffer(self, frame: _Frame, step: LoopStep, i: int, number: int, source: int) -> int:
+        """Where a carry lives: where it must end up, where its first value already is, or new space."""
+        operand, result = step.operands[i], step.op.results[i]
+        if result in frame.claims:
+            return frame.claims[result]
+        mine = operand in frame.defined and operand not in frame.claims
+        shared = [j for j in (*step.carried, *step.invariant) if j != i and step.operands[j] is operand]
+        if mine and not shared and _dies_here(frame, operand, number):
+            return source
+        return self.new_buffer("", result.type)
+
+    def _source(self, frame: _Frame, value: Value, steps: list[Call | Repeat]) -> int:
+        """The buffer of `value`; a counter or number that is wanted in memory is stored first."""
+        if value not in frame.place:
+            known = frame.level.known[value]
+            scalar = Value(value.type)
+            graph = Graph((scalar,), (), (scalar,))
+            piece = Piece([], [], [value], [(scalar, known)], graph, "counter")
+            frame.place[value] = self.new_buffer("", value.type)
+            steps.append(self._call(piece, [], [frame.place[value]]))
+        return frame.place[value]
+
+    def _final_copies(self, frame: _Frame, requests: Sequence[int | None]) -> list[Call | Repeat]:
+        """Bring outputs that were not made in place to where they belong, old values saved first."""
+        steps: list[Call | Repeat] = []
+        missing: list[tuple[int, int, TensorType]] = []
+        taken = set(requests)
+        done: set[int] = set()
+        for value, target in zip(frame.level.outputs, requests, strict=True):
+            if target is None:
+                continue
+            source = self._source(frame, value, steps)
+            if source == target and target not in done:
+                done.add(target)
+            else:
+                missing.append((source, target, value.type))
+        for source, target, type in missing:
+            if source in taken and source not in done:
+                saved = self.new_buffer("", type)
+                steps.append(self._copy(source, saved, type))
+                source = saved
+            frame.claims[Value(type)] = target
+            steps.append((source, target, type))  # type: ignore[arg-type]
+        copies = [s for s in steps if isinstance(s, tuple)]
+        saved_first = [s for s in steps if not isinstance(s, tuple)]
+        return saved_first + [self._copy(*c) for c in copies]
+
+
+def _note_uses(frame: _Frame) -> None:
+    """Where every value is made and read; outputs are read after the last step."""
+    for number, step in enumerate(frame.level.steps):
+        if isinstance(step, Piece):
+            read, made = step.inputs, step.outputs
+        else:
+            read = [step.operands[i] for i in (*step.invariant, *step.carried)]
+            made = [step.op.results[i] for i in step.carried]
+        for value in read:
+            frame.reads.setdefault(value, []).append(number)
+        for value in made:
+            frame.defined[value] = number
+    for value in frame.level.outputs:
+        frame.reads.setdefault(value, []).append(len(frame.level.steps))
+
+
+def _dies_here(frame: _Frame, value: Value, number: int) -> bool:
+    """True when nothing reads `value` after step `number`, and that step reads it once."""
+    reads = frame.reads.get(value, [])
+    return reads.count(number) == 1 and max(reads) == number
+
+
+def _only_carry(step: LoopStep, old: Value, operand: Value) -> bool:
+    """True when the loop reads `old` only as the first value of the carry that takes its place."""
+    read = [step.operands[i] for i in (*step.invariant, *step.carried)]
+    return old is operand and read.count(old) == 1

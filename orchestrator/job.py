@@ -1,0 +1,193 @@
+"""A job from end to end; it reads as the road of the data.
+
+build (capture, import, recipe, partition, localize, cut, compile, link) -> bundle on disk -> load it back ->
+values against the unsharded step -> time -> report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler.diagnostics import UsageError
+from compiler.isa.program import Program
+from compiler.neff.bundle import Bundle, load_bundle, write_bundle
+from orchestrator.build import Built, Stages, build
+from orchestrator.bundling import compiled_footprint, compiler_version, manifest_of
+from orchestrator.cache import Cache, default_directory
+from orchestrator.config import JobConfig
+from orchestrator.executor import Executor, InlineExecutor
+from orchestrator.numerics import Reference, run_unsharded, worst_leaf, worst_loss_error
+from orchestrator.report import base_report
+from orchestrator.screen import Progress
+from orchestrator.service import UnitService
+from sharding.footprint import check_limit
+from sim_cluster.run_values import ValueRun
+from sim_cluster.step_time import Step, StepTiming, band
+from sim_cluster.trace import write_trace
+
+VALUE_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What the value run gave: metrics per step, the state after one step, the L0 distances."""
+
+    losses: tuple[float, ...]
+    after_one: Mapping[str, np.ndarray]
+    l0: Mapping[str, float]
+
+
+def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
+    """Run a job and return its report, which is also written to the output directory.
+
+    Raises the DiagnosticError of the stage that refuses.
+    """
+    stages, out = Stages(), Path(job.output.dir)
+    with unit_service(job, progress) as service:
+        built = build(job, service, stages)
+        rows = service.rows
+    check_fits(built)
+    with stages.timed("bundle"):
+        bundle = write_and_load(built, out / "bundle")
+    with unsharded(job, built) as reference, stages.timed("values"):
+        values = run_values(built, bundle, progress)
+        progress.say("waiting for the unsharded run")
+        expected = reference.result()
+    with stages.timed("time"):
+        timings = time_programs(built, bundle.programs)
+    sizes = program_sizes(bundle)
+    report = base_report(built, timings, rows, stages, sizes)
+    report["numerics"] = numerics_section(job, values, expected)
+    _write(report, out, timings[job.cluster.profile])
+    return report
+
+
+def exit_code(report: Mapping[str, Any]) -> int:
+    """0, or 72 when the values left their bound."""
+    return 0 if report["numerics"]["passed"] else 72
+
+
+def unit_service(job: JobConfig, progress: Progress | None) -> UnitService:
+    """The unit service of a job: its executor (started when first needed) and its cache."""
+    cache = Cache(default_directory(job.cache.dir))
+    return UnitService(executor_of(job), cache, progress.unit if progress else None)
+
+
+def executor_of(job: JobConfig) -> Callable[[], Executor]:
+    """How to start the job's executor."""
+
+    def start() -> Executor:
+        if job.run.executor == "inline":
+            return InlineExecutor()
+        from orchestrator.ray_backend import RayExecutor
+
+        return RayExecutor(job.run.workers)
+
+    return start
+
+
+def check_fits(built: Built) -> None:
+    """Raises CapacityError when the compiled step does not fit the cores."""
+    check_limit(compiled_footprint(built), built.layout.target.limit_bytes, built.plan.step)
+
+
+def write_and_load(built: Built, path: Path) -> Bundle:
+    """Write the bundle and load it back from disk: everything after this comes from the files."""
+    meta = {
+        "compiler_version": compiler_version(),
+        "options": {"optlevel": built.job.compiler.optlevel},
+        "graph": built.name,
+        "strategy": built.plan.strategy,
+    }
+    write_bundle(path, manifest_of(built), built.programs, meta)
+    return load_bundle(path, built.layout.target.name)
+
+
+def program_sizes(bundle: Bundle) -> dict[str, int]:
+    """File size of every program."""
+    folder = bundle.path / "programs"
+    return {
+        name: (folder / f"{sha}.neff").stat().st_size
+        for name, sha in bundle.manifest.programs.items()
+    }
+
+
+@contextmanager
+def unsharded(job: JobConfig, built: Built) -> Iterator[Future[Reference]]:
+    """The unsharded reference, running in a process of its own beside the value run."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield pool.submit(run_unsharded, job, built.layout.global_batch)
+
+
+def run_values(built: Built, bundle: Bundle, progress: Progress) -> Values:
+    """All steps on all simulated cores, from the loaded bundle. Raises UsageError for a timing-only task."""
+    from compiler.frontend.reference import batch_leaves, initial_state, task_batches
+    from orchestrator.model import resolve_task
+
+    job = built.job
+    if job.run.steps < 1:
+        raise UsageError("SW_STEPS", f"run.steps requires at least 1, got {job.run.steps}")
+    task = resolve_task(job)
+    state = initial_state(task, job.run.seed)
+    batches = task_batches(task, job.run.seed, built.layout.global_batch, job.run.data)
+    run = ValueRun(bundle.programs, bundle.manifest, threads=VALUE_THREADS)
+    run.load(state)
+    losses: list[float] = []
+    after_one: dict[str, np.ndarray] = {}
+    for number in range(job.run.steps):
+        metrics = run.step(batch_leaves(next(batches)))
+        losses.append(float(metrics["metrics/loss"]))
+        progress.step(number, job.run.steps, losses[-1], None)
+        if number == 0:
+            after_one = run.gather(state)
+    run.close()
+    l0 = {name: check.distance for name, check in run.result.l0.items()}
+    return Values(tuple(losses), after_one, l0)
+
+
+def numerics_section(job: JobConfig, values: Values, reference: Reference) -> dict[str, Any]:
+    """The comparison with the unsharded run (docs/numerics.md)."""
+    leaf, error = worst_leaf(values.after_one, reference.after_one)
+    loss_error = worst_loss_error(values.losses, reference.losses)
+    return {
+        "steps": job.run.steps,
+        "losses": list(values.losses),
+        "reference_losses": list(reference.losses),
+        "worst_loss_error": loss_error,
+        "worst_param_error": {"leaf": leaf, "error": error},
+        "bound": reference.bound,
+        "passed": max(error, loss_error) <= reference.bound,
+        "l0": dict(values.l0),
+        "cast": job.model.dtype,
+    }
+
+
+def time_programs(built: Built, programs: Mapping[str, Program]) -> dict[str, StepTiming]:
+    """The step under every profile."""
+    step = Step(
+        programs=programs,
+        schedule=built.plan.step.schedule,
+        mesh=built.plan.step.mesh,
+        target=built.layout.target,
+        instances=built.job.cluster.instances,
+    )
+    return band(step)
+
+
+def _write(report: dict[str, Any], out: Path, timing: StepTiming) -> None:
+    report["provenance"]["files"] = {
+        "bundle": str(out / "bundle"),
+        "report": str(out / "report.json"),
+        "trace": str(out / "trace.json"),
+    }
+    write_trace(out / "trace.json", timing.results, timing.classes)
+    (out / "report.json").write_text(json.dumps(report, indent=1))

@@ -1,0 +1,151 @@
+"""`shardwright neff info|verify|run`: what a compiled file holds, whether it is sound, and one program on one core."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from compiler.diagnostics import SimulationError, UsageError
+from compiler.isa.program import Program
+from compiler.neff.bundle import load_bundle, read_program
+from compiler.neff.manifest import CoreBinding, Manifest
+from compiler.neff.reader import Container
+from compiler.target import PS_PER_S, load_target
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What `neff info` tells, as plain data. Raises LoadError."""
+    container = Container.open(path)
+    found: dict[str, Any] = {"file": str(path), "kind": container.header.kind, **container.meta}
+    if container.header.kind == "program":
+        container.verify()
+        found.update(_program(read_program(container)))
+    return found
+
+
+def _program(program: Program) -> dict[str, Any]:
+    named = {b.name: b for b in program.buffers if b.kind == "named"}
+
+    def rows(names: tuple[str, ...]) -> list[dict[str, Any]]:
+        return [
+            {"name": n, "shape": list(named[n].shape), "dtype": named[n].dtype.value} for n in names
+        ]
+
+    return {
+        "inputs": rows(program.inputs),
+        "outputs": rows(program.outputs),
+        "functions": [f.name for f in program.functions],
+        "arena_bytes": program.arena_bytes,
+        "scratch_bytes": program.scratch_bytes,
+        "collectives": sum(len(f.collectives) for f in program.functions),
+    }
+
+
+def info(path: Path, as_json: bool) -> int:
+    """Print what a file holds."""
+    found = describe(path)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return 0
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for key, value in found.items():
+        table.add_row(key, _cell(value))
+    Console(highlight=False).print(table)
+    return 0
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "dtype" in value[0]:
+        lines = [f"{r['name']} {r['dtype']}{r['shape']}" for r in value]
+        return "\n".join(lines)
+    if isinstance(value, list):
+        return "\n".join(str(v) for v in value)
+    return str(value)
+
+
+def verify(path: Path) -> int:
+    """Check a file or a whole bundle; raises LoadError with the first fault."""
+    if path.is_dir():
+        bundle = load_bundle(path)
+        cores = 1
+        for size in bundle.manifest.mesh.values():
+            cores *= size
+        print(f"{path}: bundle of {len(bundle.programs)} programs and {cores} cores is sound")
+        return 0
+    container = Container.open(path)
+    container.verify()
+    readers = {
+        "program": lambda: read_program(container),
+        "manifest": lambda: Manifest.from_meta(container.meta, container.name),
+        "core": lambda: CoreBinding.from_meta(container.meta, container.name),
+    }
+    readers.get(container.header.kind, lambda: None)()
+    print(f"{path}: {container.header.kind} file is sound")
+    return 0
+
+
+def run(path: Path, inputs: Path, outputs: Path, level: str, timed: bool) -> int:
+    """Run one program on one core: arrays arg0... in, out0... out, in the order `neff info` lists.
+
+    Raises UsageError for missing or misshapen inputs, SimulationError for a program that needs other cores.
+    """
+    from sim_cluster.memory import CoreMemory
+    from sim_cluster.programs import ProgramCode
+
+    program = read_program(Container.open(path, "program"))
+    named = {b.name: b for b in program.buffers if b.kind == "named"}
+    memory = CoreMemory([(n, _num_bytes(b)) for n, b in named.items()])
+    try:
+        with np.load(inputs) as data:
+            for k, name in enumerate(program.inputs):
+                _fill(memory, named[name], data, f"arg{k}")
+    except OSError as error:
+        raise UsageError("SW_NEFF_INPUTS", f"cannot read {inputs}: {error}") from error
+    for request in ProgramCode(program, level).run(memory):
+        raise SimulationError(
+            "SW_NEFF_COLLECTIVE",
+            f"{path}: the program waits for {request.call.kind} over {request.call.axes}; one core cannot finish it",
+            None,
+            "run the whole bundle with shardwright run",
+        )
+    results = {
+        f"out{k}": memory.array(name, named[name].dtype).reshape(named[name].shape)
+        for k, name in enumerate(program.outputs)
+    }
+    with outputs.open("wb") as file:
+        np.savez(file, **results)
+    if timed:
+        _print_time(program)
+    return 0
+
+
+def _num_bytes(buffer: Any) -> int:
+    elements = 1
+    for size in buffer.shape:
+        elements *= size
+    return int(elements * buffer.dtype.bytes)
+
+
+def _fill(memory: Any, buffer: Any, data: Any, key: str) -> None:
+    if key not in data:
+        raise UsageError("SW_NEFF_INPUTS", f"{key} ({buffer.name}) is missing from the inputs")
+    array = data[key]
+    if array.shape != buffer.shape:
+        raise UsageError(
+            "SW_NEFF_INPUTS", f"{key} ({buffer.name}) requires shape {buffer.shape}, got {array.shape}"
+        )
+    memory.array(buffer.name, buffer.dtype)[...] = array.reshape(-1).astype(buffer.dtype.numpy)
+
+
+def _print_time(program: Program) -> None:
+    from sim_cluster.macro import Stretch, program_macros
+
+    target = load_target(program.target)
+    total = sum(op.full_ps for op in program_macros(program, target) if isinstance(op, Stretch))
+    print(f"simulated time {total / PS_PER_S:.9f} s on one core of {target.name}", file=sys.stderr)

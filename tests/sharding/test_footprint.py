@@ -1,0 +1,149 @@
+"""Memory of a core: exact arguments, liveness through loops, and the error when it does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.diagnostics import CapacityError
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.ir.types import Graph, Value
+from compiler.program import BufferInfo, StepPlan, StepProgram
+from sharding.footprint import CATEGORIES, check_limit, footprint
+
+SIZE = 64  # f32 elements of every tensor below
+BYTES = SIZE * 4
+
+
+def buffer(name: str, role: str, value: Value) -> BufferInfo:
+    return BufferInfo(
+        name=name,
+        role=role,
+        local_type=value.type,
+        global_type=value.type,
+        axes=((),) * value.type.rank,
+    )
+
+
+def plan_of(
+    graph: Graph, roles: list[tuple[str, str]], name: str = "backward", count: int = 1
+) -> StepPlan:
+    """One program; `roles` name and classify its inputs, then its outputs."""
+    values = (*graph.inputs, *graph.outputs)
+    buffers = {n: buffer(n, role, v) for (n, role), v in zip(roles, values, strict=True)}
+    names = [n for n, _ in roles]
+    first = len(graph.inputs)
+    program = StepProgram(
+        name=name, graph=graph, inputs=tuple(names[:first]), outputs=tuple(names[first:])
+    )
+    return StepPlan(
+        mesh={"dp_shard": 4},
+        buffers=buffers,
+        programs=(program,),
+        schedule=(((name,), count),),
+        num_microbatches=count,
+    )
+
+
+def sines(b: Builder, x: Value, count: int) -> list[Value]:
+    """Values that reach memory: each has two readers."""
+    return [b.op("sine", x) for _ in range(count)]
+
+
+def test_arguments_are_exact_and_batches_count_every_micro_batch() -> None:
+    b = Builder()
+    w, m, x = b.input((SIZE,)), b.input((SIZE,), DType.BF16), b.input((SIZE,), DType.I32)
+    out = b.add(w, w)
+    roles = [("w", "parameter"), ("m", "optimizer"), ("x", "batch"), ("g", "gradient")]
+    memory = footprint(plan_of(b.finish(out), roles, count=3))
+    assert memory.argument_bytes == {
+        "parameters": BYTES,
+        "optimizer": BYTES // 2,
+        "gradients": BYTES,
+        "activations": 0,
+        "gathered": 0,
+        "scratch": 0,
+        "other": 3 * BYTES,
+    }
+    assert memory.arena_bytes == {"backward": 0}
+    assert memory.peak_bytes == sum(memory.categories.values())
+    assert tuple(memory.categories) == CATEGORIES
+
+
+def test_the_arena_is_the_peak_of_live_values() -> None:
+    b = Builder()
+    x = b.input((SIZE,))
+    a, c = sines(b, x, 2)
+    d = b.multiply(a, c)  # read twice: reaches memory, a and c die here
+    first = b.reduce(d, "add", (0,))
+    second = b.reduce(d, "max", (0,))
+    graph = b.finish(b.add(first, second), b.multiply(a, a))
+    memory = footprint(plan_of(graph, [("x", "batch"), ("s", "metric"), ("r", "residual")]))
+    # c is fused into d; a and d live together, and with them the first two scalars
+    assert memory.arena_bytes["backward"] == 2 * BYTES + 4 + 4
+    assert memory.timeline[-1].arena_bytes == 0
+
+
+def test_gathered_values_are_their_own_category() -> None:
+    b = Builder()
+    w, x = b.input((SIZE,)), b.input((4 * SIZE,))
+    whole = b.all_gather(w, 0, ("dp_shard",), 4)
+    graph = b.finish(b.reduce(b.multiply(whole, x), "add", (0,)))
+    roles = [("w", "parameter"), ("x", "batch"), ("s", "metric")]
+    memory = footprint(plan_of(graph, roles))
+    assert memory.categories["gathered"] == 4 * BYTES
+    assert memory.largest[0].num_bytes == 4 * BYTES
+
+
+def loop_graph(with_stack: bool) -> Graph:
+    """A loop that needs two tensors inside, and carries x, weights it only reads, and a stack."""
+    b = Builder()
+    x, w = b.input((SIZE,)), b.input((8, SIZE))
+    stack = b.full((8, SIZE), 0.0)
+
+    def body(inner: Builder, i: Value, carries: tuple[Value, ...]) -> tuple[Value, ...]:
+        h, w, stack = carries
+        zero = inner.constant(0, DType.I32)
+        a, c = sines(inner, h, 2)
+        both = inner.add(inner.multiply(a, c), inner.op("maximum", a, c))
+        if with_stack:
+            row = inner.reshape(both, (1, SIZE))
+            stack = inner.dynamic_update_slice(stack, row, [i, zero])
+        return both, w, stack
+
+    h, _, stack = b.loop(8, [x, w, stack], body)
+    return b.finish(b.reduce(h, "add", (0,)), b.reduce(stack, "add", (0, 1)))
+
+
+def test_loops_hold_their_carries_once_and_their_body_once() -> None:
+    roles = [("x", "batch"), ("w", "parameter"), ("a", "metric"), ("b", "metric")]
+    # carries: h, counter and stack (w is only read); body: a, c and the next h and counter
+    memory = footprint(plan_of(loop_graph(True), roles))
+    carries = BYTES + 8 * BYTES + 4
+    assert memory.arena_bytes["backward"] == carries + 3 * BYTES
+    without = footprint(plan_of(loop_graph(False), roles))
+    assert without.arena_bytes["backward"] < memory.arena_bytes["backward"]
+
+
+def test_compiled_arenas_replace_the_estimate() -> None:
+    roles = [("x", "batch"), ("w", "parameter"), ("a", "metric"), ("b", "metric")]
+    plan = plan_of(loop_graph(True), roles)
+    memory = footprint(plan, {"backward": 999})
+    assert footprint(plan).estimated
+    assert not memory.estimated
+    assert memory.arena_bytes == {"backward": 999}
+    assert memory.peak_bytes == 999 + sum(memory.argument_bytes.values())
+
+
+def test_what_does_not_fit_says_why_and_what_to_do() -> None:
+    roles = [("x", "batch"), ("w", "parameter"), ("a", "metric"), ("b", "metric")]
+    plan = plan_of(loop_graph(True), roles)
+    memory = footprint(plan)
+    check_limit(memory, memory.peak_bytes, plan)
+    with pytest.raises(CapacityError) as caught:
+        check_limit(memory, memory.peak_bytes - 1, plan)
+    error = caught.value
+    assert error.exit_code == 71
+    for text in (f"{memory.peak_bytes} bytes", f"{memory.peak_bytes - 1} bytes", "w (parameters)"):
+        assert text in str(error)
+    assert error.diagnostic.hint
