@@ -57,7 +57,10 @@ def outline_program(program: StepProgram, units: dict[str, Unit]) -> OutlinedPro
     layout = _Layout(units)
     level = cut_program(program.graph)
     named: dict[str, int] = {}
-    for name, value in (*zip(program.inputs, program.graph.inputs), *zip(program.outputs, program.graph.outputs)):
+    for name, value in (
+        *zip(program.inputs, program.graph.inputs),
+        *zip(program.outputs, program.graph.outputs),
+    ):
         if name not in named:
             named[name] = layout.new_buffer(name, value.type)
     place = {v: named[n] for n, v in zip(program.inputs, program.graph.inputs, strict=True)}
@@ -100,7 +103,9 @@ class _Layout:
         self.buffers.append(_Buffer(name, type))
         return len(self.buffers) - 1
 
-    def level(self, level: Level, place: Mapping[Value, int], requests: Sequence[int | None]) -> list[Call | Repeat]:
+    def level(
+        self, level: Level, place: Mapping[Value, int], requests: Sequence[int | None]
+    ) -> list[Call | Repeat]:
         """Calls of one level. `place` binds its inputs; `requests[k]` is where output `k` must end up (None: anywhere)."""
         frame = _Frame(level, dict(place))
         _note_uses(frame)
@@ -127,7 +132,9 @@ class _Layout:
             operand = step.operands[step.op.results.index(value)]
         for old in held:
             for read in frame.reads.get(old, ()):
-                if read > at or (read == at and operand is not None and not _only_carry(step, old, operand)):
+                if read > at or (
+                    read == at and operand is not None and not _only_carry(step, old, operand)
+                ):
                     return False
         if any(t == target for v, t in frame.claims.items()):
             return False
@@ -136,7 +143,9 @@ class _Layout:
             self._claim_operand(frame, operand, target, held)
         return True
 
-    def _claim_operand(self, frame: _Frame, operand: Value, target: int, held: Sequence[Value]) -> None:
+    def _claim_operand(
+        self, frame: _Frame, operand: Value, target: int, held: Sequence[Value]
+    ) -> None:
         """Make the first value of a carry where the carry lives, so that no copy is needed."""
         at = frame.defined.get(operand)
         if at is None or operand in frame.claims or isinstance(frame.level.steps[at], LoopStep):
@@ -182,7 +191,9 @@ class _Layout:
     def _loop(self, frame: _Frame, step: LoopStep, number: int) -> list[Call | Repeat]:
         steps: list[Call | Repeat] = []
         body = step.op.regions[0]
-        inner = {body.inputs[i]: self._source(frame, step.operands[i], steps) for i in step.invariant}
+        inner = {
+            body.inputs[i]: self._source(frame, step.operands[i], steps) for i in step.invariant
+        }
         requests: list[int | None] = [None] * len(body.outputs)
         for i in step.carried:
             operand, result = step.operands[i], step.op.results[i]
@@ -212,7 +223,9 @@ class _Layout:
         if result in frame.claims:
             return frame.claims[result]
         mine = operand in frame.defined and operand not in frame.claims
-        shared = [j for j in (*step.carried, *step.invariant) if j != i and step.operands[j] is operand]
+        shared = [
+            j for j in (*step.carried, *step.invariant) if j != i and step.operands[j] is operand
+        ]
         if mine and not shared and _dies_here(frame, operand, number):
             return source
         return self.new_buffer("", result.type)
@@ -229,29 +242,28 @@ class _Layout:
         return frame.place[value]
 
     def _final_copies(self, frame: _Frame, requests: Sequence[int | None]) -> list[Call | Repeat]:
-        """Bring outputs that were not made in place to where they belong, old values saved first."""
+        """Bring outputs that were not made in place to where they belong.
+
+        What sits in memory that another copy overwrites is saved first.
+        """
         steps: list[Call | Repeat] = []
         missing: list[tuple[int, int, TensorType]] = []
-        taken = set(requests)
         done: set[int] = set()
         for value, target in zip(frame.level.outputs, requests, strict=True):
             if target is None:
                 continue
             source = self._source(frame, value, steps)
-            if source == target and target not in done:
+            if source == target:
                 done.add(target)
             else:
                 missing.append((source, target, value.type))
-        for source, target, type in missing:
-            if source in taken and source not in done:
+        overwritten = {target for _, target, _ in missing}
+        for i, (source, target, type) in enumerate(missing):
+            if source in overwritten:
                 saved = self.new_buffer("", type)
                 steps.append(self._copy(source, saved, type))
-                source = saved
-            frame.claims[Value(type)] = target
-            steps.append((source, target, type))  # type: ignore[arg-type]
-        copies = [s for s in steps if isinstance(s, tuple)]
-        saved_first = [s for s in steps if not isinstance(s, tuple)]
-        return saved_first + [self._copy(*c) for c in copies]
+                missing[i] = (saved, target, type)
+        return steps + [self._copy(*copy) for copy in missing]
 
 
 def _note_uses(frame: _Frame) -> None:

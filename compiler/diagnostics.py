@@ -1,16 +1,16 @@
 """Codes, source locations and the exception tree every package raises from.
 
-A diagnostic says what is required and what was given, points at the user's file and line when there is one, and says
-what to do next. The exceptions pickle losslessly, because they cross process and Ray boundaries.
+A diagnostic says what is required and what was given, points at the user's file and line when there
+is one, and says what to do next. The exceptions pickle losslessly, because they cross process and
+Ray boundaries.
 
-    DiagnosticError
-     |-- UsageError       (ValueError)  a flag, config key or file the user gave is wrong
-     |-- ImportRuleError  (ValueError)  the captured graph has an op or shape the importer refuses
-     |-- ShardingError    (ValueError)  a mesh, strategy or cut does not fit the graph
-     |-- CompileError     (ValueError)  an op, limit or option the compiler refuses
-     |-- CapacityError    (ValueError)  the plan does not fit the memory of the target
-     |-- LoadError                      a file is damaged, foreign or of another version
-     `-- SimulationError                the simulated machine refused an instruction or a run failed
+DiagnosticError  |-- UsageError       (ValueError)  a flag, config key or file the user gave is
+wrong  |-- ImportRuleError  (ValueError)  the captured graph has an op or shape the importer refuses
+|-- ShardingError    (ValueError)  a mesh, strategy or cut does not fit the graph  |-- CompileError
+(ValueError)  an op, limit or option the compiler refuses  |-- CapacityError    (ValueError)  the
+plan does not fit the memory of the target  |-- LoadError                      a file is damaged,
+foreign or of another version  `-- SimulationError                the simulated machine refused an
+instruction or a run failed
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Loc:
-    """Where an op came from: the user's file (relative to the job, `pkg:` for libraries), line, and the name stack."""
+    """Where an op came from: the user's file (relative to the job, `pkg:` for libraries), line, and
+    the name stack."""
 
     file: str = ""
     line: int = 0
@@ -51,7 +52,11 @@ class Diagnostic:
 
     def as_dict(self) -> dict[str, object]:
         """JSON form."""
-        loc = {"file": self.loc.file, "line": self.loc.line, "scope": self.loc.scope} if self.loc else None
+        loc = (
+            {"file": self.loc.file, "line": self.loc.line, "scope": self.loc.scope}
+            if self.loc
+            else None
+        )
         return {
             "code": self.code,
             "severity": self.severity,
@@ -62,7 +67,8 @@ class Diagnostic:
 
 
 class DiagnosticError(Exception):
-    """Base of every error a user can see; `exit_code` is what the command returns (DESIGN.md section 6)."""
+    """Base of every error a user can see; `exit_code` is what the command returns (DESIGN.md
+    section 6)."""
 
     exit_code = 70
 

@@ -1,12 +1,14 @@
 """Time of compiled functions on one core: program-order max-plus evaluation with loop folding.
 
-Engines are in-order queues and every wait names its token, so the start of an instruction is the maximum of its queue's
-clock and its tokens' times: one pass in program order is exact for queues that do not share a rate. A loop whose whole
-state (every clock and every token it touches) moves by the same amount over one, two or four iterations is in its periodic
-regime, and the rest of it is a multiplication. Comparing end times alone would be wrong: a prefetching DMA queue drifts
-relative to the tensor engine. `tests/support/event_heap.py` is the oracle.
+Engines are in-order queues and every wait names its token, so the start of an instruction is the
+maximum of its queue's clock and its tokens' times: one pass in program order is exact for queues
+that do not share a rate. A loop whose whole state (every clock and every token it touches) moves by
+the same amount over one, two or four iterations is in its periodic regime, and the rest of it is a
+multiplication. Comparing end times alone would be wrong: a prefetching DMA queue drifts relative to
+the tensor engine. `tests/support/event_heap.py` is the oracle.
 
-Shares scale what a core contends for: `dma_share` the rate of the DMA queues, `hbm_share` the HBM bandwidth.
+Shares scale what a core contends for: `dma_share` the rate of the DMA queues, `hbm_share` the HBM
+bandwidth.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
 @dataclass(frozen=True, slots=True)
 class RegionTime:
-    """One region: duration, busy time per engine, time with any compute engine busy, bytes through HBM."""
+    """One region: duration, busy time per engine, time with any compute engine busy, bytes through
+    HBM."""
 
     name: str
     duration_ps: int
@@ -40,7 +43,8 @@ class RegionTime:
 class Segment:
     """A stretch of a function between collective events.
 
-    kind `compute`: regions back to back. kind `start` and `wait`: collective number `collective` of the function.
+    kind `compute`: regions back to back. kind `start` and `wait`: collective number `collective` of
+    the function.
     """
 
     kind: str
@@ -126,7 +130,8 @@ class _State:
             done += 1
 
     def advance(self, loop: _TimedLoop, before: _Snapshot, repeats: int, shift: int) -> None:
-        """Repeat the last period `repeats` times: everything the loop touches moves by `repeats * shift`."""
+        """Repeat the last period `repeats` times: everything the loop touches moves by `repeats *
+        shift`."""
         for engine in Engine:
             self.busy[engine] += repeats * (self.busy[engine] - before.busy[engine])
         self.hbm_bytes += repeats * (self.hbm_bytes - before.hbm_bytes)
@@ -217,7 +222,9 @@ def _timed(
         inner = _timed(item.body, region, tensors, rates)
         engines = {e for i in inner for e in ((i.engine,) if isinstance(i, _Timed) else i.engines)}
         semaphores = {
-            s for i in inner for s in (i.waits + i.signals if isinstance(i, _Timed) else i.semaphores)
+            s
+            for i in inner
+            for s in (i.waits + i.signals if isinstance(i, _Timed) else i.semaphores)
         }
         order = tuple(e for e in Engine if e in engines)
         out.append(_TimedLoop(item.trip, inner, order, tuple(sorted(semaphores))))
@@ -254,7 +261,7 @@ def _hbm_bytes(instr: Instr, tensors: Sequence[Tensor]) -> int:
     for pattern in (instr.dst, *instr.srcs):
         if pattern is not None and pattern.space is Space.HBM:
             elements = 1
-            for size in (instr.dst.shape if instr.dst else ()):
+            for size in instr.dst.shape if instr.dst else ():
                 elements *= size
             moved += elements * tensors[pattern.buffer].dtype.bytes
     return moved

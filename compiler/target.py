@@ -1,7 +1,9 @@
-"""Machines as data: one JSON file per instance type, one per NeuronCore generation, every figure with status and source.
+"""Machines as data: one JSON file per instance type, one per NeuronCore generation, every figure
+with status and source.
 
-Files keep data-sheet units in their keys (`_ghz`, `_gb_per_s`, `_gib`); `load_target` converts once into bytes, hertz and
-picoseconds. The compiler's tile choices always use these nominal figures; profiles and what-ifs change runs only.
+Files keep data-sheet units in their keys (`_ghz`, `_gb_per_s`, `_gib`); `load_target` converts once
+into bytes, hertz and picoseconds. The compiler's tile choices always use these nominal figures;
+profiles and what-ifs change runs only.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ PS_PER_S = 10**12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreModel:
-    """One physical NeuronCore: clocks, memories, DMA rates. Sources: `targets/<name>.json`."""
+    """One physical NeuronCore: clocks, memories, DMA rates.
+
+    Sources: `targets/<name>.json`.
+    """
 
     name: str
     generation: str
@@ -48,7 +53,10 @@ class CoreModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One instance type. `cores` counts logical NeuronCores at lnc 1."""
+    """One instance type.
+
+    `cores` counts logical NeuronCores at lnc 1.
+    """
 
     name: str
     core: CoreModel
@@ -82,9 +90,12 @@ def target_names() -> list[str]:
     return sorted(p.stem for p in _DIRECTORY.glob("*.json") if not p.stem.startswith("neuroncore"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_target(name: str) -> Target:
-    """The target called `name`. Raises UsageError (NCC_EARG001) for an unknown one."""
+    """The target called `name`.
+
+    Raises UsageError (NCC_EARG001) for an unknown one.
+    """
     if name not in target_names():
         known = ", ".join(target_names())
         raise UsageError("NCC_EARG001", f"target requires one of {known}, got {name!r}")

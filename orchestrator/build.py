@@ -1,7 +1,8 @@
-"""From a job to linked programs: capture, import, plan, outline, compile each distinct function once, link.
+"""From a job to linked programs: capture, import, plan, outline, compile each distinct function
+once, link.
 
-`run` and `plan` share this road; it holds no values. Capture stays in this process, partition and compile units go
-through the service. Every stage's seconds are kept for the report.
+`run` and `plan` share this road; it holds no values. Capture stays in this process, partition and
+compile units go through the service. Every stage's seconds are kept for the report.
 """
 
 from __future__ import annotations
@@ -67,14 +68,15 @@ class Built:
 def layout_of(job: JobConfig) -> Layout:
     """Mesh and batch of a job.
 
-    Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does not fill the
-    cores, or a batch that does not divide.
+    Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
+    not fill the cores, or a batch that does not divide.
     """
     target = load_target(job.cluster.target)
     if job.cluster.lnc not in target.allowed_lnc:
         raise UsageError(
             "NCC_EARG001",
-            f"cluster.lnc on {target.name} requires one of {target.allowed_lnc}, got {job.cluster.lnc}",
+            f"cluster.lnc on {target.name} requires one of {target.allowed_lnc}, got"
+            f" {job.cluster.lnc}",
         )
     cores = target.cores * job.cluster.instances
     axes = {name: getattr(job.mesh, name) for name in ("dp_replicate", "dp_shard")}
@@ -100,7 +102,10 @@ def layout_of(job: JobConfig) -> Layout:
 
 
 def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
-    """Everything up to linked programs. Raises the DiagnosticError of the stage that refuses."""
+    """Everything up to linked programs.
+
+    Raises the DiagnosticError of the stage that refuses.
+    """
     layout = layout_of(job)
     with stages.timed("capture"):
         from compiler.frontend.capture import capture
@@ -156,6 +161,7 @@ def _compile(
     job: JobConfig, layout: Layout, plan: Plan, service: UnitService, stages: Stages
 ) -> dict[str, Program]:
     from compiler.link import link
+
     from compiler.outline import outline
 
     with stages.timed("outline"):

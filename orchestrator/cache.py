@@ -1,9 +1,10 @@
 """The content-addressed store behind both caches: unit results by unit key, plans by plan key.
 
-An entry is one file: a checksum line and the payload. It is written to a temporary file and renamed, so readers see all
-of it or nothing; a damaged entry is set aside and counts as a miss. A lock per key makes concurrent jobs compute an entry
-once. Only results and deterministic compile errors are stored, never an interrupt or a crash. A full or read-only disk
-costs the entry, not the job.
+An entry is one file: a checksum line and the payload. It is written to a temporary file and
+renamed, so readers see all of it or nothing; a damaged entry is set aside and counts as a miss. A
+lock per key makes concurrent jobs compute an entry once. Only results and deterministic compile
+errors are stored, never an interrupt or a crash. A full or read-only disk costs the entry, not the
+job.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _MAGIC = b"SWCACHE1"
 
 
 def default_directory(configured: str) -> Path:
-    """The configured directory, else NEURON_COMPILE_CACHE_URL (local paths), else the user's cache directory.
+    """The configured directory, else NEURON_COMPILE_CACHE_URL (local paths), else the user's cache
+    directory.
 
     Raises UsageError for a URL that is not local: remote stores are not available yet.
     """
@@ -55,7 +57,10 @@ class Cache:
         return self.directory / kind / key[:2] / key
 
     def get(self, kind: str, key: str) -> bytes | None:
-        """The payload, or None on a miss. A damaged entry is renamed to `.corrupt` and is a miss."""
+        """The payload, or None on a miss.
+
+        A damaged entry is renamed to `.corrupt` and is a miss.
+        """
         path = self.path(kind, key)
         try:
             data = path.read_bytes()
@@ -80,13 +85,18 @@ class Cache:
                 file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
             os.replace(name, path)
         except OSError as error:
-            self.warnings.append(f"cannot store cache entry {path}: {error.strerror}; going on without it")
+            self.warnings.append(
+                f"cannot store cache entry {path}: {error.strerror}; going on without it"
+            )
             if name:
                 Path(name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def lock(self, kind: str, key: str) -> Iterator[None]:
-        """Hold the key's lock; other processes that want the same entry wait. No lock on a read-only disk."""
+        """Hold the key's lock; other processes that want the same entry wait.
+
+        No lock on a read-only disk.
+        """
         path = self.path(kind, key).with_suffix(".lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

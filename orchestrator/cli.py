@@ -1,7 +1,8 @@
 """The `shardwright` command: arguments in, one verb run, exit code out.
 
-Exit codes (DESIGN.md section 6): 0 done, 2 usage, 70 compile failure, 71 does not fit, 72 simulated run failed,
-130 interrupted. Verbs import what they need when they run, so `--help` loads no heavy library.
+Exit codes (DESIGN.md section 6): 0 done, 2 usage, 70 compile failure, 71 does not fit, 72 simulated
+run failed, 130 interrupted. Verbs import what they need when they run, so `--help` loads no heavy
+library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The job's configuration: one frozen dataclass per table of `job.toml`, every key also `--set table.key=value`.
+"""The job's configuration: one frozen dataclass per table of `job.toml`, every key also `--set
+table.key=value`.
 
-Unknown tables and keys, values of the wrong type and values outside a closed set are usage errors that name the key, the
-file, what is allowed and what was given. The resolved configuration is plain data: it is printed, stored with the report,
-and hashed into the plan key.
+Unknown tables and keys, values of the wrong type and values outside a closed set are usage errors
+that name the key, the file, what is allowed and what was given. The resolved configuration is plain
+data: it is printed, stored with the report, and hashed into the plan key.
 """
 
 from __future__ import annotations
@@ -31,14 +32,20 @@ class ModelConfig:
 
     preset: str = ""
     """Name of a published architecture (`llama2-70b`)."""
+
     config: str = ""
     """Path of a Hugging Face style `config.json`, relative to the job file."""
+
     entry: str = ""
-    """`module:function` returning a TrainTask; the module is looked up beside the job file first."""
+    """`module:function` returning a TrainTask; the module is looked up beside the job file
+    first."""
+
     seq_len: int = 0
     """Tokens per sample; 0 takes the model's own maximum."""
+
     dtype: str = choice("float32", "float32", "bfloat16")
     """Compute type of forward and backward; parameters stay fp32."""
+
     optimizer: str = choice("adamw", "adamw", "sgd")
     learning_rate: float = 1e-3
     clip: float = 1.0
@@ -54,8 +61,10 @@ class StrategyConfig:
     """Samples per data-parallel rank and micro-batch."""
     global_batch: int = 0
     """Samples per optimizer step; 0 means one micro-batch per rank."""
+
     remat: str = choice("full", "none", "full")
     """Recomputation of layer activations in the backward pass (presets and configs)."""
+
     reshard_after_forward: bool = True
     """Gather weights again in the backward pass instead of keeping them."""
 
@@ -70,7 +79,10 @@ def axis() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshConfig:
-    """Sizes of the mesh axes, major to minor; one may be "auto". With none given the strategy takes all cores."""
+    """Sizes of the mesh axes, major to minor; one may be "auto".
+
+    With none given the strategy takes all cores.
+    """
 
     dp_replicate: int = axis()
     dp_shard: int = axis()
@@ -101,6 +113,7 @@ class RunConfig:
     seed: int = 0
     data: str = "pydoc"
     """A text file, or `pydoc` for the text of the standard library's help topics."""
+
     executor: str = choice("inline", "inline", "ray")
     workers: int = 0
     """Compile actors of the ray executor; 0 takes one per CPU."""
@@ -170,7 +183,10 @@ def load(
     unknown = sorted(set(data) - set(TABLES))
     if unknown:
         raise UsageError(
-            "SW_USAGE", f"{source}: unknown table [{unknown[0]}]", None, f"tables are {', '.join(TABLES)}"
+            "SW_USAGE",
+            f"{source}: unknown table [{unknown[0]}]",
+            None,
+            f"tables are {', '.join(TABLES)}",
         )
     tables = {name: _table(kind, name, data.get(name, {}), source) for name, kind in TABLES.items()}
     return JobConfig(**tables, base=str(path.resolve().parent if path else Path.cwd()))
@@ -195,14 +211,21 @@ def _table(kind: type[Any], table: str, values: Any, source: str) -> Any:
         if key not in fields:
             known = ", ".join(fields)
             raise UsageError(
-                "SW_USAGE", f"{source}: unknown key {table}.{key}", None, f"keys of [{table}]: {known}"
+                "SW_USAGE",
+                f"{source}: unknown key {table}.{key}",
+                None,
+                f"keys of [{table}]: {known}",
             )
         resolved[key] = _value(f"{table}.{key}", value, hints[key], fields[key], source)
     return kind(**resolved)
 
 
 def _value(
-    key: str, value: Any, hint: type[Any] | types.UnionType, spec: dataclasses.Field[Any], source: str
+    key: str,
+    value: Any,
+    hint: type[Any] | types.UnionType,
+    spec: dataclasses.Field[Any],
+    source: str,
 ) -> Any:
     converted = spec.metadata.get("words", {}).get(value, _convert(value, hint))
     if converted is None:
@@ -235,7 +258,8 @@ def _convert(value: Any, hint: Any) -> Any:
 def with_absolute_output(job: JobConfig) -> JobConfig:
     """The job with `output.dir` made absolute.
 
-    Raises UsageError inside a Ray job: its working directory is Ray's private copy, so a relative path would be lost.
+    Raises UsageError inside a Ray job: its working directory is Ray's private copy, so a relative
+    path would be lost.
     """
     path = Path(job.output.dir)
     if path.is_absolute():

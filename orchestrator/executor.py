@@ -1,8 +1,8 @@
 """Where work units run: the protocol, and the executor that runs them in this process.
 
-A unit is a pure function of its payload (`orchestrator/units.py`), so an executor may run it anywhere, again, and in any
-order. Executors know nothing of graphs, caches or reports; retries and bounded flight are theirs, caching is
-`service.py`'s. The Ray executor is `ray_backend.py`.
+A unit is a pure function of its payload (`orchestrator/units.py`), so an executor may run it
+anywhere, again, and in any order. Executors know nothing of graphs, caches or reports; retries and
+bounded flight are theirs, caching is `service.py`'s. The Ray executor is `ray_backend.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class WorkUnit:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a unit: a result or a diagnosed error, where, when (Unix time) and how long it ran."""
+    """What became of a unit: a result or a diagnosed error, where, when (Unix time) and how long it
+    ran."""
 
     unit: WorkUnit
     result: bytes | None
@@ -46,14 +47,18 @@ class Executor(Protocol):
     name: str
 
     def run(self, units: Sequence[WorkUnit]) -> Iterator[Outcome]:
-        """Run all units. Errors that are not diagnosed propagate: they are bugs, not results."""
+        """Run all units.
+
+        Errors that are not diagnosed propagate: they are bugs, not results.
+        """
 
     def close(self) -> None:
         """Release workers."""
 
 
 class InlineExecutor:
-    """One unit after the other in this process: the quickest road for small jobs, and the one to debug."""
+    """One unit after the other in this process: the quickest road for small jobs, and the one to
+    debug."""
 
     name = "inline"
 

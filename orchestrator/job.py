@@ -1,7 +1,7 @@
 """A job from end to end; it reads as the road of the data.
 
-build (capture, import, recipe, partition, localize, cut, compile, link) -> bundle on disk -> load it back ->
-values against the unsharded step -> time -> report.
+build (capture, import, recipe, partition, localize, cut, compile, link) -> bundle on disk -> load
+it back -> values against the unsharded step -> time -> report.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ def unsharded(job: JobConfig, built: Built) -> Iterator[Future[Reference]]:
 
 
 def run_values(built: Built, bundle: Bundle, progress: Progress) -> Values:
-    """All steps on all simulated cores, from the loaded bundle. Raises UsageError for a timing-only task."""
+    """All steps on all simulated cores, from the loaded bundle.
+
+    Raises UsageError for a timing-only task.
+    """
     from compiler.frontend.reference import batch_leaves, initial_state, task_batches
     from orchestrator.model import resolve_task
 

@@ -1,4 +1,5 @@
-"""The training task a job names: a preset, a Hugging Face `config.json`, or the user's own function."""
+"""The training task a job names: a preset, a Hugging Face `config.json`, or the user's own
+function."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def resolve_task(job: JobConfig) -> TrainTask:
-    """The task of `[model]`. Raises UsageError unless exactly one of preset, config, entry is given."""
+    """The task of `[model]`.
+
+    Raises UsageError unless exactly one of preset, config, entry is given.
+    """
     model = job.model
     given = [name for name in ("preset", "config", "entry") if getattr(model, name)]
     if len(given) != 1:
@@ -59,11 +63,16 @@ def model_path(job: JobConfig) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A `config.json`. Raises UsageError when it cannot be read."""
+    """A `config.json`.
+
+    Raises UsageError when it cannot be read.
+    """
     try:
         data = json.loads(path.read_text())
     except OSError as error:
-        raise UsageError("SW_MODEL", f"model.config: cannot read {path}: {error.strerror}") from error
+        raise UsageError(
+            "SW_MODEL", f"model.config: cannot read {path}: {error.strerror}"
+        ) from error
     except json.JSONDecodeError as error:
         raise UsageError("SW_MODEL", f"model.config: {path} is not JSON: {error}") from error
     if not isinstance(data, dict):
@@ -74,7 +83,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def source_files(job: JobConfig) -> Iterable[Path]:
     """The user's files that the captured graph depends on, for the plan key.
 
-    A config is one file; an entry may import anything beside it, so every Python file of the job's folder counts.
+    A config is one file; an entry may import anything beside it, so every Python file of the job's
+    folder counts.
     """
     if job.model.config:
         return [model_path(job)]

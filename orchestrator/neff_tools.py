@@ -1,4 +1,5 @@
-"""`shardwright neff info|verify|run`: what a compiled file holds, whether it is sound, and one program on one core."""
+"""`shardwright neff info|verify|run`: what a compiled file holds, whether it is sound, and one
+program on one core."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from compiler.target import PS_PER_S, load_target
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What `neff info` tells, as plain data. Raises LoadError."""
+    """What `neff info` tells, as plain data.
+
+    Raises LoadError.
+    """
     container = Container.open(path)
     found: dict[str, Any] = {"file": str(path), "kind": container.header.kind, **container.meta}
     if container.header.kind == "program":
@@ -91,9 +95,10 @@ def verify(path: Path) -> int:
 
 
 def run(path: Path, inputs: Path, outputs: Path, level: str, timed: bool) -> int:
-    """Run one program on one core: arrays arg0... in, out0... out, in the order `neff info` lists.
+    """Run one program on one core: arrays arg0...
 
-    Raises UsageError for missing or misshapen inputs, SimulationError for a program that needs other cores.
+    in, out0... out, in the order `neff info` lists.     Raises UsageError for missing or misshapen
+    inputs, SimulationError for a program that needs other cores.
     """
     from sim_cluster.memory import CoreMemory
     from sim_cluster.programs import ProgramCode
@@ -110,7 +115,8 @@ def run(path: Path, inputs: Path, outputs: Path, level: str, timed: bool) -> int
     for request in ProgramCode(program, level).run(memory):
         raise SimulationError(
             "SW_NEFF_COLLECTIVE",
-            f"{path}: the program waits for {request.call.kind} over {request.call.axes}; one core cannot finish it",
+            f"{path}: the program waits for {request.call.kind} over {request.call.axes}; one"
+            f" core cannot finish it",
             None,
             "run the whole bundle with shardwright run",
         )
@@ -138,7 +144,8 @@ def _fill(memory: Any, buffer: Any, data: Any, key: str) -> None:
     array = data[key]
     if array.shape != buffer.shape:
         raise UsageError(
-            "SW_NEFF_INPUTS", f"{key} ({buffer.name}) requires shape {buffer.shape}, got {array.shape}"
+            "SW_NEFF_INPUTS",
+            f"{key} ({buffer.name}) requires shape {buffer.shape}, got {array.shape}",
         )
     memory.array(buffer.name, buffer.dtype)[...] = array.reshape(-1).astype(buffer.dtype.numpy)
 

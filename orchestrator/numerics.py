@@ -17,7 +17,8 @@ _FLOOR = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The unsharded run: losses of every step, the state after one step, and the bound that follows."""
+    """The unsharded run: losses of every step, the state after one step, and the bound that
+    follows."""
 
     losses: tuple[float, ...]
     after_one: Mapping[str, np.ndarray]
@@ -47,9 +48,10 @@ def worst_loss_error(losses: Sequence[float], reference: Sequence[float]) -> flo
 
 
 def run_unsharded(job: JobConfig, global_batch: int) -> Reference:
-    """The reference of a job: fp32, on one device, on the same batches. For a process of its own.
+    """The reference of a job: fp32, on one device, on the same batches.
 
-    With a narrower compute type the bound is the larger of 1e-2 and the error of the unsharded run in that type.
+    For a process of its own.     With a narrower compute type the bound is the larger of 1e-2 and
+    the error of the unsharded run in that type.
     """
     from compiler.frontend.reference import run_reference
     from orchestrator.model import resolve_task

@@ -1,7 +1,7 @@
 """`plan`: the road without values, and the cache that answers a repeated question without jax.
 
-The plan key covers the resolved job, the user's model files and our sources, so an edited model is never answered from a
-stale plan. A hit reads one JSON document.
+The plan key covers the resolved job, the user's model files and our sources, so an edited model is
+never answered from a stale plan. A hit reads one JSON document.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _NOT_IN_KEY = ("output", "cache", "run", "base")
 
 
 def plan(job: JobConfig) -> dict[str, Any]:
-    """The report of a job without values, from the plan cache when nothing it depends on has changed."""
+    """The report of a job without values, from the plan cache when nothing it depends on has
+    changed."""
     start = time.perf_counter()
     cache = Cache(default_directory(job.cache.dir))
     key = plan_key(job)

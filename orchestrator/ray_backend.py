@@ -1,8 +1,9 @@
 """The Ray executor: long-lived compile actors that hold no state between units.
 
-Units go to the actors largest first, at most two in flight per actor. A unit whose actor or node died is submitted again,
-up to three times, because units are idempotent; Ray restarts the actor. A local Ray is started (and ended) by this module
-when there is none to join: inside a Ray job or with RAY_ADDRESS set, it joins that cluster.
+Units go to the actors largest first, at most two in flight per actor. A unit whose actor or node
+died is submitted again, up to three times, because units are idempotent; Ray restarts the actor. A
+local Ray is started (and ended) by this module when there is none to join: inside a Ray job or with
+RAY_ADDRESS set, it joins that cluster.
 """
 
 from __future__ import annotations
@@ -72,11 +73,14 @@ class RayExecutor:
                 logging_level="error",
                 runtime_env=runtime_env,
             )
-        # ray.init replaces the handler; the job's own one has to win (it keeps finished work and exits 130).
+        # ray.init replaces the handler; the job's own one has to win (it keeps finished work and
+        # exits 130).
         signal.signal(signal.SIGTERM, handler)
 
     def _make_token(self) -> None:
-        """A private token file: Ray's own default writes one to the home directory that others can read."""
+        """A private token file: Ray's own default writes one to the home directory that others can
+        read.
+        """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if "RAY_AUTH_MODE" in os.environ:
             return
@@ -88,7 +92,10 @@ class RayExecutor:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
 
     def run(self, units: Sequence[WorkUnit]) -> Iterator[Outcome]:
-        """See Executor. Raises SimulationError (SW_UNIT_POISONED) for a unit that lost three workers."""
+        """See Executor.
+
+        Raises SimulationError (SW_UNIT_POISONED) for a unit that lost three workers.
+        """
         waiting = [(unit, 1) for unit in sorted(units, key=lambda u: len(u.payload))]
         load = dict.fromkeys(range(len(self._actors)), 0)
         flight: dict[Any, tuple[WorkUnit, int, int]] = {}

@@ -1,4 +1,7 @@
-"""`report.json`, schema version 1: assembled from the stages' results, never computed twice. See `docs/report.md`."""
+"""`report.json`, schema version 1: assembled from the stages' results, never computed twice.
+
+See `docs/report.md`.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,8 @@ def provenance(stages: Stages) -> dict[str, Any]:
 
 
 def graph_section(built: Built) -> dict[str, Any]:
-    """Size of the captured step; `flops_per_step` counts every op of the graph, recomputation included."""
+    """Size of the captured step; `flops_per_step` counts every op of the graph, recomputation
+    included."""
     parameters = [b for b in built.plan.step.buffers.values() if b.role == "parameter"]
     return {
         "name": built.name,
@@ -134,7 +138,10 @@ def memory_section(built: Built) -> dict[str, Any]:
 def timing_section(
     built: Built, timing: StepTiming, timings: Mapping[str, StepTiming]
 ) -> dict[str, Any]:
-    """Step time, band, breakdown, rates. MFU divides by the published bf16 peak of the cores."""
+    """Step time, band, breakdown, rates.
+
+    MFU divides by the published bf16 peak of the cores.
+    """
     seconds = timing.step_time_ps / PS_PER_S
     times = [t.step_time_ps / PS_PER_S for t in timings.values()]
     layout = built.layout
@@ -162,10 +169,12 @@ def timing_section(
 
 
 def model_flops(built: Built) -> float:
-    """FLOPs the model needs per step: three times the contractions of the forward pass, no recomputation.
+    """FLOPs the model needs per step: three times the contractions of the forward pass, no
+    recomputation.
 
-    Source: PaLM appendix B counts 6 per matmul parameter and token plus attention; this is the same count taken from
-    the forward program's own dot products, so that it holds for any architecture.
+    Source: PaLM appendix B counts 6 per matmul parameter and token plus attention; this is the
+    same count taken from the forward program's own dot products, so that it holds for any
+    architecture.
     """
     forward = next(p for p in built.plan.step.programs if p.name in ("forward", "step"))
     factor = 3.0 if forward.name == "forward" else 1.0

@@ -1,4 +1,7 @@
-"""What a person sees: progress lines while a job runs, one screen at the end. All numbers come from the report."""
+"""What a person sees: progress lines while a job runs, one screen at the end.
+
+All numbers come from the report.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,9 @@ def _units(console: Console, report: dict[str, Any]) -> None:
     rows = report["units"]
     hits = sum(1 for r in rows if r["cache"] == "hit")
     computed = len(rows) - hits
-    note = "nothing to compile, every unit came from the cache" if not computed else f"{hits} cached"
+    note = (
+        "nothing to compile, every unit came from the cache" if not computed else f"{hits} cached"
+    )
     console.print(
         f"[bold]built[/]    {report['neffs']} NEFFs from {len(rows)} units: {computed} run, {note}"
     )
@@ -149,7 +154,8 @@ def _timing(console: Console, report: dict[str, Any]) -> None:
     console.print("         " + "  ".join(f"{k} {v / total:.1%}" for k, v in shares))
     console.print(
         f"[bold]rates[/]    MFU {timing['mfu']:.2%}  HFU {timing['hfu']:.2%}  "
-        f"{timing['tokens_per_s']:,.0f} tokens/s   [bold]cost[/] ${cost['usd_per_step']:.6f} per step, "
+        f"{timing['tokens_per_s']:,.0f} tokens/s   [bold]cost[/] ${cost['usd_per_step']:.6f} per"
+        f" step, "
         f"${cost['usd_per_1e6_tokens']:.4f} per million tokens"
     )
 

@@ -1,4 +1,5 @@
-"""Units through the cache: each distinct unit is computed once, whoever asks, and every unit leaves a row for the report."""
+"""Units through the cache: each distinct unit is computed once, whoever asks, and every unit leaves
+a row for the report."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from orchestrator.executor import Executor, Outcome, WorkUnit
 
 @dataclass(frozen=True, slots=True)
 class UnitRow:
-    """A unit in the report: when it started (seconds after the job), how long, where, and whether it was cached."""
+    """A unit in the report: when it started (seconds after the job), how long, where, and whether
+    it was cached."""
 
     kind: str
     key: str
@@ -43,7 +45,10 @@ class UnitService:
         self.rows: list[UnitRow] = []
 
     def run(self, units: Sequence[WorkUnit]) -> dict[str, bytes]:
-        """Results by key. Raises the first diagnosed error, after the units that were running are stored."""
+        """Results by key.
+
+        Raises the first diagnosed error, after the units that were running are stored.
+        """
         distinct = {unit.key: unit for unit in units}
         total = len(distinct)
         results = {}
@@ -57,7 +62,8 @@ class UnitService:
         return results
 
     def _compute(self, units: Sequence[WorkUnit], total: int) -> dict[str, bytes]:
-        """Compute under the keys' locks, taken in key order so that two jobs cannot wait for each other."""
+        """Compute under the keys' locks, taken in key order so that two jobs cannot wait for each
+        other."""
         results: dict[str, bytes] = {}
         error = None
         with contextlib.ExitStack() as locks:
@@ -92,7 +98,14 @@ class UnitService:
         unit = outcome.unit
         started = outcome.started_s - self._epoch
         return UnitRow(
-            unit.kind, unit.key, unit.name, started, outcome.seconds, outcome.worker, "miss", outcome.attempts
+            unit.kind,
+            unit.key,
+            unit.name,
+            started,
+            outcome.seconds,
+            outcome.worker,
+            "miss",
+            outcome.attempts,
         )
 
     def _note(self, row: UnitRow, total: int) -> None:

@@ -1,14 +1,15 @@
 """The work units: pure functions from bytes to bytes, the only code executors call.
 
-`partition` partitions one strategy point (its Shardy child is a process of its own); `compile` compiles one distinct
-function. Keys are digests of what the result depends on, so equal keys mean equal bytes.
+`partition` partitions one strategy point (its Shardy child is a process of its own); `compile`
+compiles one distinct function. Keys are digests of what the result depends on, so equal keys mean
+equal bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ _UNITS: dict[str, Callable[[bytes], bytes]] = {"partition": _partition, "compile
 
 
 def compile_payload(graph: bytes, options: Mapping[str, Any], target: str) -> bytes:
-    """The payload of a compile unit: function graph without locations, options that change output, target."""
+    """The payload of a compile unit: function graph without locations, options that change output,
+    target."""
     payload: bytes = msgpack.packb([graph, dict(sorted(options.items())), target])
     return payload
 
@@ -57,7 +59,7 @@ def unit_key(kind: str, payload: bytes, target: str = "") -> str:
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """sha256 over length-prefixed parts."""
+    """Sha256 over length-prefixed parts."""
     state = hashlib.sha256()
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))
@@ -65,7 +67,7 @@ def digest(parts: Iterable[bytes]) -> str:
     return state.hexdigest()
 
 
-@lru_cache(maxsize=None)
+@cache
 def source_digest(packages: tuple[str, ...]) -> str:
     """Digest of the Python and data files of our packages, by relative path."""
     files = sorted(

@@ -1,7 +1,8 @@
-"""`axis_index` ops become inputs: the rank enters a program as a few named scalars, filled by the loader.
+"""`axis_index` ops become inputs: the rank enters a program as a few named scalars, filled by the
+loader.
 
-A region cannot capture, so a loop whose body asks for a coordinate carries it unchanged. Values keep their identity,
-so tables about the graph stay valid.
+A region cannot capture, so a loop whose body asks for a coordinate carries it unchanged. Values
+keep their identity, so tables about the graph stay valid.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ def coordinate_name(axes: Axes) -> str:
 
 
 def hoist_coordinates(graph: Graph) -> tuple[Graph, tuple[Axes, ...]]:
-    """`graph` with one i32 scalar input appended per distinct `axis_index`, and their axes in order."""
+    """`graph` with one i32 scalar input appended per distinct `axis_index`, and their axes in
+    order.
+    """
     found: dict[Axes, Value] = {}
     hoisted = _hoist(graph, found)
     inputs = graph.inputs + tuple(found.values())

@@ -1,8 +1,8 @@
 """Minimum vertex cuts of small flow networks, by augmenting paths.
 
-The network is the part of a step between the gradients' sums over samples and the optimizer: nodes are values, weights
-are what accumulating the value costs. It falls apart into one small component per parameter, so that each cut is found
-on a handful of nodes however large the model is.
+The network is the part of a step between the gradients' sums over samples and the optimizer: nodes
+are values, weights are what accumulating the value costs. It falls apart into one small component
+per parameter, so that each cut is found on a handful of nodes however large the model is.
 """
 
 from __future__ import annotations

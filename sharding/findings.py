@@ -54,7 +54,7 @@ def _surprise(op: Op) -> Diagnostic:
         f"{op.name} over {'+'.join(op.attrs.axes)} of {op.result.type} ({mega:.3g} MB whole) "
         "was not predicted by the strategy",
         op.loc,
-        hint="look at how this line moves or merges the sample dim",
+        hint="see what this line reduces, moves or merges: the sample dim, or a sharded weight dim",
         severity="warning",
     )
 

@@ -1,8 +1,9 @@
 """Bytes per core by category, and the peak over a step, before anything is compiled.
 
-Named buffers stay for the whole step and are exact; one arena is shared by all programs, and its peak follows from the
-liveness of values, loops included. Without a compiler the arena is an upper estimate under a simple fusion model; pass
-the compiled sizes when they are known. `check_limit` turns a plan that does not fit into an error that says what to do.
+Named buffers stay for the whole step and are exact; one arena is shared by all programs, and its
+peak follows from the liveness of values, loops included. Without a compiler the arena is an upper
+estimate under a simple fusion model; pass the compiled sizes when they are known. `check_limit`
+turns a plan that does not fit into an error that says what to do.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class Moment:
 class Footprint:
     """Memory of one core over a step.
 
-    Units: bytes. `categories` are those at the peak and sum to `peak_bytes`; `argument_bytes` are the exact
-    named buffers by category; `arena_bytes` is the peak per program; `largest` the largest tensors at the peak.
+    Units: bytes. `categories` are those at the peak and sum to `peak_bytes`; `argument_bytes` are
+    the exact named buffers by category; `arena_bytes` is the peak per program; `largest` the
+    largest tensors at the peak.
     """
 
     categories: Mapping[str, int]
@@ -76,7 +78,8 @@ class Footprint:
 def footprint(plan: StepPlan, compiled_arena_bytes: Mapping[str, int] | None = None) -> Footprint:
     """The memory of one core.
 
-    `compiled_arena_bytes` gives the arena of every program once it is compiled, in place of the estimate.
+    `compiled_arena_bytes` gives the arena of every program once it is compiled, in place of the
+    estimate.
     """
     arguments = {category: 0 for category in CATEGORIES}
     holdings = []
@@ -142,7 +145,8 @@ class _Sweep:
 
 @dataclass(slots=True)
 class _Level:
-    """How one level occupies memory: values that cost nothing here, and the category of the others."""
+    """How one level occupies memory: values that cost nothing here, and the category of the others.
+    """
 
     graph: Graph
     default: str
@@ -207,7 +211,8 @@ def _sweep(level: _Level) -> _Sweep:
 
 
 def _ends(level: _Level) -> dict[Value, int]:
-    """Where each value is last needed: what a fused value or a view reads lives as long as it does."""
+    """Where each value is last needed: what a fused value or a view reads lives as long as it does.
+    """
     ends = {v: max(i.start, i.end) for v, i in liveness(level.graph).items()}
     for op in reversed(level.graph.ops):
         for value in op.results:
@@ -241,7 +246,8 @@ def _taken_over(
 
 
 def _inside(op: Op, level: _Level) -> _Sweep:
-    """What the body of a loop needs beside its carries; carries updated in place need nothing more."""
+    """What the body of a loop needs beside its carries; carries updated in place need nothing more.
+    """
     if op.name != "loop":
         return _Sweep()
     (body,) = op.regions
@@ -255,7 +261,9 @@ def _inside(op: Op, level: _Level) -> _Sweep:
 
 
 def _values_at_peak(plan: StepPlan, program: str, sweep: _Sweep) -> list[Holding]:
-    """The arena values of `program` that are live at its peak; a loop stands for what its body holds."""
+    """The arena values of `program` that are live at its peak; a loop stands for what its body
+    holds.
+    """
     graph = next(p.graph for p in plan.programs if p.name == program)
     if sweep.position < 0:
         return []
@@ -272,7 +280,9 @@ def _values_at_peak(plan: StepPlan, program: str, sweep: _Sweep) -> list[Holding
 
 
 def check_limit(memory: Footprint, limit_bytes: int, plan: StepPlan) -> None:
-    """Raises CapacityError when the peak is above `limit_bytes`: the largest tensors, both numbers, what to change."""
+    """Raises CapacityError when the peak is above `limit_bytes`: the largest tensors, both numbers,
+    what to change.
+    """
     if memory.peak_bytes <= limit_bytes:
         return
     lines = [f"{h.name} ({h.category}) {_gib(h.num_bytes)}" for h in memory.largest[:5]]

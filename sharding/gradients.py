@@ -1,8 +1,9 @@
 """Where a step may be cut between its gradients and its optimizer.
 
-Walking back from the new state, the optimizer ends where values become sums over samples; walking on, those sums end
-where single samples begin. Between the two, every value is linear in the sum, so any cut is correct; the cheapest one
-to accumulate is taken. `stages.py` builds the programs on both sides.
+Walking back from the new state, the optimizer ends where values become sums over samples; walking
+on, those sums end where single samples begin. Between the two, every value is linear in the sum, so
+any cut is correct; the cheapest one to accumulate is taken. `stages.py` builds the programs on both
+sides.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class StepView:
 
 
 def find_cut(view: StepView, outputs: Sequence[Value]) -> list[Value]:
-    """The sums over samples through which `outputs` depend on the batch, cheapest to accumulate, in program order.
+    """The sums over samples through which `outputs` depend on the batch, cheapest to accumulate, in
+    program order.
 
     Raises: CutRefused when an output depends on single samples past every sum.
     """
@@ -125,7 +127,8 @@ def _per_sample(view: StepView, value: Value) -> CutRefused:
 def _zone(
     view: StepView, sinks: Sequence[Value]
 ) -> tuple[list[Value], list[tuple[Value, Value]], set[Value]]:
-    """Sums upstream of `sinks`: those fed by single samples, the edges among them, and all of them."""
+    """Sums upstream of `sinks`: those fed by single samples, the edges among them, and all of them.
+    """
     sources: list[Value] = []
     edges: list[tuple[Value, Value]] = []
     zone, todo = set(sinks), list(sinks)

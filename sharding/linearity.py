@@ -1,8 +1,10 @@
-"""How each value depends on the batch: not at all, per sample, as a sum over samples, or in another way.
+"""How each value depends on the batch: not at all, per sample, as a sum over samples, or in another
+way.
 
-The labels decide where micro-batches may be accumulated: a sum over samples, and what is linear in it, may be added up
-over micro-batches; anything else may not. The analysis follows the dims that hold samples through every op, reads
-global types (where a sample dim is not yet divided down to size 1) and is used by `stages.py`.
+The labels decide where micro-batches may be accumulated: a sum over samples, and what is linear in
+it, may be added up over micro-batches; anything else may not. The analysis follows the dims that
+hold samples through every op, reads global types (where a sample dim is not yet divided down to
+size 1) and is used by `stages.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ FactoredDim = tuple[Factor, ...]  # major to minor
 
 
 class Kind(enum.Enum):
-    """ZERO is known to be all zeros; FREE does not depend on the batch; SAMPLE has sample dims; SUM is linear in a sum
-    over samples; MIXED depends on the batch in any other way.
+    """ZERO is known to be all zeros; FREE does not depend on the batch; SAMPLE has sample dims; SUM
+    is linear in a sum over samples; MIXED depends on the batch in any other way.
     """
 
     ZERO = "zero"

@@ -95,28 +95,32 @@ def _narrowest(op: Op, index: int, value: Value, made: Mapping[Value, Op]) -> Ga
     return GatherUse(op, index, point, tuple(reversed(path[:best])))
 
 
-def reduction_ops(graph: Graph, batch: Mapping[Value, int]) -> Iterator[tuple[Op, Graph]]:
-    """Ops, at any depth, that read a batch value and give none, with the level they are on."""
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Who reads each value of a level; what leaves the level has no single user."""
+
+    ops: Mapping[Value, list[Op]]
+    outputs: frozenset[Value]
+
+    def chain(self, value: Value) -> Iterator[Value]:
+        """What `value` becomes while its only reader is a shape or type change."""
+        while len(readers := self.ops.get(value, [])) == 1 and value not in self.outputs:
+            if readers[0].name not in NARROWING:
+                return
+            value = readers[0].result
+            yield value
+
+
+def reduction_ops(graph: Graph, batch: Mapping[Value, int]) -> Iterator[tuple[Op, Users]]:
+    """Ops, at any depth, that read a batch value and give none, with the readers of their level."""
+    users = Users(graph.uses(), frozenset(graph.outputs))
     for op in graph.ops:
         for region in op.regions:
             yield from reduction_ops(region, batch)
         if op.name in CARRYING or any(v in batch for v in op.results):
             continue
         if any(v in batch for v in op.operands):
-            yield op, graph
-
-
-def single_use_chain(graph: Graph, value: Value) -> Iterator[tuple[Op, Value]]:
-    """`value`'s only user, its result, that one's only user, and so on, while they are shape or
-    type changes.
-    """
-    users = graph.uses()
-    while len(following := users.get(value, [])) == 1 and value not in graph.outputs:
-        op = following[0]
-        if op.name not in NARROWING:
-            return
-        value = op.result
-        yield op, value
+            yield op, users
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """From a captured step to a `Plan`: recipe, partition, rewrite, localize, cut, footprint.
 
-`build_plan` is the whole road in one call. `prepare` and `complete` are its halves on both sides of the partition unit
-(bytes to bytes), for callers that run that unit elsewhere. The plan is what compilation, the loader and the report read.
+`build_plan` is the whole road in one call. `prepare` and `complete` are its halves on both sides of
+the partition unit (bytes to bytes), for callers that run that unit elsewhere. The plan is what
+compilation, the loader and the report read.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ STRATEGIES: Mapping[str, RecipeOf] = {"fsdp": fsdp}
 class Traffic:
     """All collectives of one kind over the same axes in one program, per step.
 
-    Units: `count` and `total_bytes` are per core and step, loop trips and micro-batches counted; bytes are of
-    the larger of source and result (the nccom convention).
+    Units: `count` and `total_bytes` are per core and step, loop trips and micro-batches counted;
+    bytes are of the larger of source and result (the nccom convention).
     """
 
     program: str

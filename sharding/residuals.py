@@ -1,8 +1,9 @@
 """What the backward program gets from the forward program, and what it computes again.
 
-Stored values cost memory between the two programs, once per core. Anything that follows from parameters alone is
-computed again (with `reshard_after_forward` that includes gathering weights), and so is any elementwise or data-moving
-op whose batch-dependent operands are smaller than its result or needed anyway.
+Stored values cost memory between the two programs, once per core. Anything that follows from
+parameters alone is computed again (with `reshard_after_forward` that includes gathering weights),
+and so is any elementwise or data-moving op whose batch-dependent operands are smaller than its
+result or needed anyway.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class _Chooser:
         return sum(self._bytes_to_have(v, depth) for v in dict.fromkeys(op.operands))
 
     def _bytes_to_have(self, value: Value, depth: int) -> int:
-        """Bytes to store so that the backward program has `value`: itself, or what it follows from."""
+        """Bytes to store so that the backward program has `value`: itself, or what it follows from.
+        """
         if value not in self.on_batch or value in self.derivable or value in self.needed:
             return 0
         own = value.type.num_bytes
@@ -75,7 +77,8 @@ def _is_cheap(op: Op) -> bool:
 
 
 def _derivable(graph: Graph, on_batch: set[Value]) -> set[Value]:
-    """Values that follow from the batch inputs by cheap ops alone (token ids, masks): never stored."""
+    """Values that follow from the batch inputs by cheap ops alone (token ids, masks): never stored.
+    """
     derivable = set(graph.inputs)
     for op in graph.ops:
         if _is_cheap(op) and all(v in derivable or v not in on_batch for v in op.operands):

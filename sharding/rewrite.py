@@ -63,6 +63,7 @@ class _Level:
         self.specs = specs
         self.made = graph.producers()
         self.users = graph.uses()
+        self.outputs = frozenset(graph.outputs)
         self.taken: set[Op] = set()
 
     def producer(self, value: Value, *names: str) -> Op | None:
@@ -73,7 +74,7 @@ class _Level:
     def only_use(self, value: Value, user: Op) -> bool:
         """True when nothing but one operand of `user` reads `value`."""
         reads = user.operands.count(value)
-        return reads == 1 and self.users[value] == [user] and value not in self.graph.outputs
+        return reads == 1 and self.users[value] == [user] and value not in self.outputs
 
     def take(self, *ops: Op) -> None:
         """Mark ops as rewritten, so that no other rewrite of this pass uses them."""

@@ -1,9 +1,11 @@
-"""A localized step cut by dataflow into `forward`, `backward` and `update`, tied together by named buffers.
+"""A localized step cut by dataflow into `forward`, `backward` and `update`, tied together by named
+buffers.
 
-`forward` computes the loss and other metrics, `backward` the sums over samples the optimizer needs, `update` the rest.
-With several micro-batches the first two repeat and add up in fp32 accumulators; `update` takes the mean and clears
-them. No name and no location is read: what may be accumulated follows from `linearity.py`, where to cut from
-`gradients.py`, what is kept in between from `residuals.py`.
+`forward` computes the loss and other metrics, `backward` the sums over samples the optimizer needs,
+`update` the rest. With several micro-batches the first two repeat and add up in fp32 accumulators;
+`update` takes the mean and clears them. No name and no location is read: what may be accumulated
+follows from `linearity.py`, where to cut from `gradients.py`, what is kept in between from
+`residuals.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def split_step(
 
     Batch buffers describe one micro-batch. A step that cannot be cut is one program named `step`,
     with a finding in `metadata["findings"]`.
-    Raises: ShardingError when it cannot be cut and `num_microbatches` is above 1, or when names collide.
+    Raises: ShardingError when it cannot be cut and `num_microbatches` is above 1, or when names
+    collide.
     """
     if num_microbatches < 1:
         raise ShardingError(
@@ -220,7 +223,9 @@ class _Builder:
     def _place_metrics(
         self, cut: Sequence[Value]
     ) -> tuple[list[tuple[Slot, Value]], list[tuple[Slot, Value]]]:
-        """Metrics computed per micro-batch, and those that follow from the cut or from no batch at all."""
+        """Metrics computed per micro-batch, and those that follow from the cut or from no batch at
+        all.
+        """
         early, late = [], []
         for slot, value in self.step.outputs:
             if slot.role in STATE_ROLES:
@@ -263,7 +268,9 @@ class _Builder:
     def _hand_over_cut(
         self, cut: Sequence[Value], computed: set[Value], state: Sequence[tuple[Slot, Value]]
     ) -> None:
-        """Pass the gradients to `update`, through accumulators when there are several micro-batches."""
+        """Pass the gradients to `update`, through accumulators when there are several micro-
+        batches.
+        """
         names = _gradient_names(self.step, cut, state)
         for value in cut:
             part = self.forward if value in computed else self.backward
@@ -375,7 +382,9 @@ def _follows_from(view: StepView, value: Value, cut: set[Value]) -> bool:
 def _gradient_names(
     step: _Step, cut: Sequence[Value], state: Sequence[tuple[Slot, Value]]
 ) -> dict[Value, str]:
-    """`gradient/<parameter>` where one parameter's update reads the value elementwise, else a number."""
+    """`gradient/<parameter>` where one parameter's update reads the value elementwise, else a
+    number.
+    """
     owners: dict[Value, list[str]] = {}
     for slot, value in state:
         if slot.role == "parameter":

@@ -1,8 +1,9 @@
 """Classes of ranks that behave alike: colour refinement over the groups of a mesh.
 
-Ranks start with a colour (program and speed); a rank's colour is then hashed with the multiset of colours in each of its
-groups until nothing splits any more. Ranks of one class see the same classes in every group, so one actor per class gives
-the times of all ranks. Uniform ranks are one class; one straggler splits only what it touches.
+Ranks start with a colour (program and speed); a rank's colour is then hashed with the multiset of
+colours in each of its groups until nothing splits any more. Ranks of one class see the same classes
+in every group, so one actor per class gives the times of all ranks. Uniform ranks are one class;
+one straggler splits only what it touches.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collectives.ops import ReplicaGroups
 
 @dataclass(frozen=True, slots=True)
 class RankClasses:
-    """`of_rank[r]` is the class of rank r; `members(axes)[c]` the classes met by class c in its group over the axes."""
+    """`of_rank[r]` is the class of rank r; `members(axes)[c]` the classes met by class c in its
+    group over the axes."""
 
     of_rank: tuple[int, ...]
     groups: Mapping[tuple[str, ...], tuple[frozenset[int], ...]]
@@ -55,9 +57,7 @@ def _numbered(colours: Sequence[Hashable]) -> list[int]:
     return [order.setdefault(c, len(order)) for c in colours]
 
 
-def _met(
-    classes: Sequence[int], groups: Sequence[Sequence[int]]
-) -> tuple[frozenset[int], ...]:
+def _met(classes: Sequence[int], groups: Sequence[Sequence[int]]) -> tuple[frozenset[int], ...]:
     met: dict[int, frozenset[int]] = {}
     for group in groups:
         together = frozenset(classes[r] for r in group)

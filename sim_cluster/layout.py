@@ -55,20 +55,18 @@ def micro_batch(
     buffer: NamedBuffer, mesh: Mesh, array: np.ndarray, number: int, count: int
 ) -> np.ndarray:
     """Micro-batch `number` of `count` of a batch array: contiguous along the dim that is `count`
-    times as large as what the ranks take together. An array without such a dim (a scalar, say) goes
-    to every micro-batch whole.
+    times what the ranks take together. Scalars and what is no batch go to every micro-batch whole.
 
     Raises SimulationError when the shapes do not fit.
     """
     shape = sharded_shape(buffer, mesh)
-    if count == 1 or tuple(array.shape) == shape:
+    if count == 1 or not shape or buffer.role != "batch":
         return check_global(buffer, array, shape)
-    dim = next((d for d, size in enumerate(array.shape[: len(shape)]) if size != shape[d]), 0)
-    whole = check_global(
-        buffer, array, (*shape[:dim], *(n * count for n in shape[dim : dim + 1]), *shape[dim + 1 :])
-    )
-    rows = slice(number * shape[dim], (number + 1) * shape[dim])
-    return whole[(slice(None),) * dim + (rows,)]
+    pairs = enumerate(zip(array.shape, shape, strict=False))
+    dim = next((d for d, (given, size) in pairs if given != size), 0)
+    rows = shape[dim]
+    whole = check_global(buffer, array, (*shape[:dim], rows * count, *shape[dim + 1 :]))
+    return whole[(slice(None),) * dim + (slice(number * rows, (number + 1) * rows),)]
 
 
 def gather_array(buffer: NamedBuffer, mesh: Mesh, shards: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,7 +1,9 @@
-"""Programs as macro-operations: compute stretches (launches among them), collective starts and waits.
+"""Programs as macro-operations: compute stretches (launches among them), collective starts and
+waits.
 
-A program's functions are timed once each by the evaluator at a few shares of the DMA engines; calls and layer loops only
-repeat the resulting stretches. The cluster loop (`run_timing.py`) replays the list of every class of ranks.
+A program's functions are timed once each by the evaluator at a few shares of the DMA engines; calls
+and layer loops only repeat the resulting stretches. The cluster loop (`run_timing.py`) replays the
+list of every class of ranks.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ from compiler.evaluate import Segment, function_segments
 from compiler.isa.program import Call, CollectiveCall, Function, Program, Repeat
 from compiler.target import Target
 
-HALF_SHARE = 0.5  # second point at which stretches are evaluated; durations between are interpolated
+HALF_SHARE = (
+    0.5  # second point at which stretches are evaluated; durations between are interpolated
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Compute between collective events: duration with all of the DMA engines, and with half of them."""
+    """Compute between collective events: duration with all of the DMA engines, and with half of
+    them."""
 
     full_ps: int
     half_ps: int
@@ -28,7 +33,8 @@ class Stretch:
     charge: str = ""  # what all of it is charged to; empty: compute, the rest of the time memory
 
     def duration_ps(self, dma_share: float) -> float:
-        """Duration at a share of the DMA engines: linear in 1 / share through the two evaluated points."""
+        """Duration at a share of the DMA engines: linear in 1 / share through the two evaluated
+        points."""
         slope = (self.half_ps - self.full_ps) / (1 / HALF_SHARE - 1)
         return self.full_ps + slope * (1 / dma_share - 1)
 

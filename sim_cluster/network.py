@@ -1,7 +1,8 @@
-"""The network of a run: topology of the target's instances, and what a collective of a program costs on it.
+"""The network of a run: topology of the target's instances, and what a collective of a program
+costs on it.
 
-Mesh ranks are placed in order: rank r is core `r % cores` of instance `r // cores`, so the innermost mesh axis lies on
-neighbouring cores of the torus (placement `torus`).
+Mesh ranks are placed in order: rank r is core `r % cores` of instance `r // cores`, so the
+innermost mesh axis lies on neighbouring cores of the torus (placement `torus`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from compiler.isa.program import CollectiveCall
 from compiler.target import PS_PER_S, Target
 from sim_cluster.run_timing import CollectiveDuration
 
-MAX_DMA_SHARE = 0.75  # default: descriptors of compute always get through (round robin between rings)
+MAX_DMA_SHARE = (
+    0.75  # default: descriptors of compute always get through (round robin between rings)
+)
 
 
 def cluster_topology(target: Target, instances: int) -> Topology:
@@ -69,9 +72,7 @@ class Network:
         dma = self.target.core.dma_engines * self.target.core.dma_engine_bytes_per_s
         wire_s = max(time.total_ps - time.launch_ps, 1) / PS_PER_S
         share = min(MAX_DMA_SHARE, time.touch_bytes_per_rank / wire_s / dma)
-        return CollectiveDuration(
-            time.total_ps, share, time.algorithm, time.why, size, groups.size
-        )
+        return CollectiveDuration(time.total_ps, share, time.algorithm, time.why, size, groups.size)
 
 
 def larger_side_bytes(call: CollectiveCall, group_size: int) -> int:

@@ -1,7 +1,7 @@
-"""Profiles of the run: how much of the documented rates a machine is credited with. They never change a NEFF byte.
+"""Profiles of the run: how much of the documented rates a machine is credited with.
 
-Every answer shows the band from `conservative` to `peak`. Nothing here is fitted to a model or a row; `validate` prints
-how far published runs are from each profile.
+They never change a NEFF byte. Every answer shows the band from `conservative` to `peak`. Nothing
+here is fitted to a model or a row; `validate` prints how far published runs are from each profile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from compiler.target import CoreModel, Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Factors on documented rates. `tensor` scales the tensor clock, `touch` every engine and queue that moves bytes."""
+    """Factors on documented rates.
+
+    `tensor` scales the tensor clock, `touch` every engine and queue that moves bytes.
+    """
 
     name: str
     tensor: float
@@ -30,7 +33,8 @@ PROFILES = {
             tensor=0.879,
             touch=0.815,
             dma=1.0,
-            source="inferred: the two constants an analytic operation list needs on 12 published trn1 rows"
+            source="inferred: the two constants an analytic operation list needs on 12 published"
+            " trn1 rows"
             " (median error 6.7 %)",
         ),
         Profile(
@@ -38,14 +42,16 @@ PROFILES = {
             tensor=1.0,
             touch=1.0,
             dma=1.0,
-            source="documented: clocks and sustained DMA rate (17 GB/s per engine on NeuronCore-v2)",
+            source="documented: clocks and sustained DMA rate (17 GB/s per engine on"
+            " NeuronCore-v2)",
         ),
         Profile(
             name="peak",
             tensor=1.0,
             touch=1.0,
             dma=1.6,
-            source="documented: theoretical DMA rate, 27.2 GB/s against 17 GB/s sustained per engine",
+            source="documented: theoretical DMA rate, 27.2 GB/s against 17 GB/s sustained per"
+            " engine",
         ),
     )
 }

@@ -1,9 +1,11 @@
-"""The cluster loop: replays the macro-operations of every class of ranks and integrates their progress.
+"""The cluster loop: replays the macro-operations of every class of ranks and integrates their
+progress.
 
-Compute runs on the core, collectives on its streams beside it; a collective starts when every class of its group has
-arrived and its stream is free. While a core has collectives in flight, its compute has only the rest of the DMA engines, so
-stretches slow down: the loop advances from event to event at the rates that hold between them. Every picosecond of a core
-is charged once: compute, memory (only DMA busy), the axis of the collective it waits for, launch, or idle at the end.
+Compute runs on the core, collectives on its streams beside it; a collective starts when every class
+of its group has arrived and its stream is free. While a core has collectives in flight, its compute
+has only the rest of the DMA engines, so stretches slow down: the loop advances from event to event
+at the rates that hold between them. Every picosecond of a core is charged once: compute, memory
+(only DMA busy), the axis of the collective it waits for, launch, or idle at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ MIN_DMA_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDuration:
-    """What the network says of one collective: time, the share of a core's DMA engines it takes, and why."""
+    """What the network says of one collective: time, the share of a core's DMA engines it takes,
+    and why."""
 
     duration_ps: int
     dma_share: float
@@ -73,7 +76,9 @@ class _Job:
 
     __slots__ = ("arrived", "call", "cost", "end_ps", "members", "start_ps")
 
-    def __init__(self, call: CollectiveCall, cost: CollectiveDuration, members: frozenset[int]) -> None:
+    def __init__(
+        self, call: CollectiveCall, cost: CollectiveDuration, members: frozenset[int]
+    ) -> None:
         self.call = call
         self.cost = cost
         self.members = members
@@ -136,7 +141,10 @@ class ClusterLoop:
         self.costs: dict[CollectiveCall, CollectiveDuration] = {}
 
     def run(self) -> list[ClassResult]:
-        """Results per class. Raises SimulationError (SW_TIME_DEADLOCK) when a collective is never joined by all."""
+        """Results per class.
+
+        Raises SimulationError (SW_TIME_DEADLOCK) when a collective is never joined by all.
+        """
         for actor in self.actors:
             self._proceed(actor, 0)
         while self.events:

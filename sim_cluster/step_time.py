@@ -1,4 +1,5 @@
-"""Time of one training step of a bundle: breakdown, exposed collectives, engines, the band over profiles."""
+"""Time of one training step of a bundle: breakdown, exposed collectives, engines, the band over
+profiles."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:
-    """One step under one profile. `breakdown_ps` sums to `step_time_ps` exactly."""
+    """One step under one profile.
+
+    `breakdown_ps` sums to `step_time_ps` exactly.
+    """
 
     profile: str
     step_time_ps: int

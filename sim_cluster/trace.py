@@ -1,4 +1,5 @@
-"""Perfetto traces (Chrome trace event JSON): one process per class of ranks, one track per core lane and stream."""
+"""Perfetto traces (Chrome trace event JSON): one process per class of ranks, one track per core
+lane and stream."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sim_cluster.classes import RankClasses
-from sim_cluster.run_timing import ClassResult
+from sim_cluster.run_timing import ClassResult, Span
 
 PS_PER_US = 10**6
 
@@ -23,19 +24,20 @@ def trace_events(results: Sequence[ClassResult], classes: RankClasses) -> list[d
         lanes = sorted({span.lane for span in result.spans})
         for track, lane in enumerate(lanes):
             events.append(_metadata("thread_name", index, track, lane))
-        for span in result.spans:
-            events.append(
-                {
-                    "name": span.name,
-                    "cat": span.lane,
-                    "ph": "X",
-                    "ts": span.start_ps / PS_PER_US,
-                    "dur": (span.end_ps - span.start_ps) / PS_PER_US,
-                    "pid": index,
-                    "tid": lanes.index(span.lane),
-                }
-            )
+        events += [_complete(span, index, lanes.index(span.lane)) for span in result.spans]
     return events
+
+
+def _complete(span: Span, process: int, track: int) -> dict[str, Any]:
+    return {
+        "name": span.name,
+        "cat": span.lane,
+        "ph": "X",
+        "ts": span.start_ps / PS_PER_US,
+        "dur": (span.end_ps - span.start_ps) / PS_PER_US,
+        "pid": process,
+        "tid": track,
+    }
 
 
 def _metadata(kind: str, process: int, track: int, name: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Imports run downward only, heavy libraries stay where they belong, and files stay readable in size."""
+"""Imports run downward only, heavy libraries stay where they belong, and files stay readable in
+size."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def layer_findings(path: str, module: str) -> str | None:
     if head in PACKAGES and head != package and head not in ALLOWED[package]:
         return f"{package} may not import {head}"
     if package == "sim_cluster" and head == "compiler":
-        part = (module.split(".") + [""])[1]
+        part = [*module.split("."), ""][1]
         if part not in SIM_COMPILER:
             return f"sim_cluster may not import compiler.{part}"
     if head in HEAVY and not path.startswith(HEAVY[head]):
@@ -97,7 +98,9 @@ def test_files_and_functions_stay_readable() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or node.lineno) - node.lineno + 1
                 if size > MAX_FUNCTION_LINES:
-                    findings.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name} {size} lines")
+                    findings.append(
+                        f"{file.relative_to(ROOT)}:{node.lineno}: {node.name} {size} lines"
+                    )
     assert not findings, "\n".join(findings)
 
 
@@ -105,7 +108,8 @@ def test_light_imports_load_no_heavy_library() -> None:
     """`import compiler` packages and the command's module load neither jax nor ray."""
     code = (
         "import sys, orchestrator.cli, compiler.driver, sim_cluster.run_values, sharding.plan;"
-        "print([m for m in ('jax', 'jaxlib', 'ray', 'torch', 'matplotlib', 'optax') if m in sys.modules])"
+        "print([m for m in ('jax', 'jaxlib', 'ray', 'torch', 'matplotlib', 'optax') if m in"
+        " sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr

@@ -1,10 +1,11 @@
 """Instruction costs as data: cycles of the issuing engine, per instruction and condition.
 
-N is the number of elements per partition. A rule gives `max(minimum, slope * N) + extra` cycles, an initiation interval
-(how soon the engine can start its next instruction). The formulas are the ones the NKI ISA reference printed until
-2025-12 (aws-neuron-sdk commit 49ee15c5, general/nki/api/nki/isa/__init__.py; called OLD below), one set for NeuronCore v2
-and v3; the clocks differ. Rows are tried in order; the first whose condition holds counts. DMA is not here: its cost follows
-from descriptors (`dma_interval_ps`).
+N is the number of elements per partition. A rule gives `max(minimum, slope * N) + extra` cycles, an
+initiation interval (how soon the engine can start its next instruction). The formulas are the ones
+the NKI ISA reference printed until 2025-12 (aws-neuron-sdk commit 49ee15c5,
+general/nki/api/nki/isa/__init__.py; called OLD below), one set for NeuronCore v2 and v3; the clocks
+differ. Rows are tried in order; the first whose condition holds counts. DMA is not here: its cost
+follows from descriptors (`dma_interval_ps`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from compiler.target import PS_PER_S, CoreModel
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What a cost rule may look at: spaces, element types and shapes of destination (first) and sources."""
+    """What a cost rule may look at: spaces, element types and shapes of destination (first) and
+    sources."""
 
     patterns: tuple[AccessPattern, ...]
     dtypes: tuple[DType, ...]
@@ -87,7 +89,9 @@ RULES: tuple[CostRule, ...] = (
     CostRule("tensor_tensor", _V, _fast_tensor_tensor, 64, 1, 0, _DOC, "OLD"),
     CostRule("tensor_tensor", _V, _always, 64, 2, 0, _DOC, "OLD"),
     CostRule("tensor_scalar", _V, _division, 64, 8, 0, _INF, _RECIPROCAL),
-    CostRule("tensor_scalar", _V, _always, 64, 1, 0, _DOC, "OLD: one or two operators cost the same"),
+    CostRule(
+        "tensor_scalar", _V, _always, 64, 1, 0, _DOC, "OLD: one or two operators cost the same"
+    ),
     CostRule("tensor_reduce", _V, _fast_reduce, 64, 0.5, 0, _DOC, "OLD"),
     CostRule("tensor_reduce", _V, _always, 64, 1, 0, _DOC, "OLD"),
     CostRule("tensor_copy", _G, _always, 0, 1, 150, _UNK, _NO_RULE),
@@ -106,7 +110,10 @@ _GPSIMD_DEFAULT = CostRule("*", _G, _always, 0, 1, 150, _UNK, _NO_RULE)
 
 
 def rule_for(opcode: str, engine: Engine, operands: Operands) -> CostRule:
-    """The first rule that holds. Raises KeyError when an instruction has no cost on that engine."""
+    """The first rule that holds.
+
+    Raises KeyError when an instruction has no cost on that engine.
+    """
     for rule in RULES:
         if rule.opcode == opcode and rule.engine in (None, engine) and rule.holds(operands):
             return rule
@@ -143,7 +150,8 @@ def _operands(instr: Instr, tiles: Sequence[Tile], tensors: Sequence[Tensor]) ->
 
 
 def _tensor_cycles(instr: Instr, o: Operands) -> float:
-    """OLD: matmul max(min(64, N_stationary), N_moving), transpose max(P, min(64, F)); fp32 in four passes."""
+    """OLD: matmul max(min(64, N_stationary), N_moving), transpose max(P, min(64, F)); fp32 in four
+    passes."""
     passes = 4 if _is_fp32(o) else 1
     source = o.patterns[1]
     free = math.prod(source.shape[1:])
@@ -163,8 +171,9 @@ def _stride_factor(o: Operands, core: CoreModel) -> float:
 def dma_interval_ps(operands: Operands, core: CoreModel) -> int:
     """Time a transfer keeps its DMA engines busy.
 
-    One descriptor moves one contiguous run and takes max(min, bytes + extra) / engine rate; the runs of up to 8 partitions
-    go through one of the 16 engines, HBM to HBM transfers spread evenly. Source: DO and DB of the machine notes.
+    One descriptor moves one contiguous run and takes max(min, bytes + extra) / engine rate; the
+    runs of up to 8 partitions go through one of the 16 engines, HBM to HBM transfers spread evenly.
+    Source: DO and DB of the machine notes.
     """
     descriptors, run_bytes = _descriptors(operands, core)
     each = max(core.dma_descriptor_min_bytes, run_bytes + core.dma_descriptor_extra_bytes)
@@ -177,18 +186,18 @@ def dma_interval_ps(operands: Operands, core: CoreModel) -> int:
 
 
 def _descriptors(o: Operands, core: CoreModel) -> tuple[int, float]:
-    """(number of descriptors, bytes of each) of a transfer: the side with the shorter runs decides."""
+    """(number of descriptors, bytes of each) of a transfer: the side with the shorter runs
+    decides."""
     total = math.prod(o.patterns[0].shape)
-    run = min(
-        _run_elements(p) for p, _ in zip(o.patterns[:2], o.dtypes[:2], strict=True)
-    )
+    run = min(_run_elements(p) for p, _ in zip(o.patterns[:2], o.dtypes[:2], strict=True))
     width = max(d.bytes for d in o.dtypes[:2])
     run_bytes = min(run * width, core.dma_descriptor_max_bytes)
     return math.ceil(total * width / run_bytes), run_bytes
 
 
 def _run_elements(p: AccessPattern) -> int:
-    """Contiguous elements at the innermost end; the partition dim of an on-chip buffer never continues a run."""
+    """Contiguous elements at the innermost end; the partition dim of an on-chip buffer never
+    continues a run."""
     dims = p.dims if p.space is Space.HBM else p.dims[1:]
     run = 1
     for stride, size in reversed(dims):

@@ -1,8 +1,9 @@
 """Functions and programs as columns: the sections of a NEFF.
 
-Every repeated thing (access pattern, affine, attribute set, string) is stored once in a pool and named by index, so that
-a rolled program costs a few kilobytes and loads without a Python object per byte. Encoding is deterministic: pools fill
-in program order. `decode_*` is the exact inverse; files are checked by `compiler/neff` before they come here.
+Every repeated thing (access pattern, affine, attribute set, string) is stored once in a pool and
+named by index, so that a rolled program costs a few kilobytes and loads without a Python object per
+byte. Encoding is deterministic: pools fill in program order. `decode_*` is the exact inverse; files
+are checked by `compiler/neff` before they come here.
 """
 
 from __future__ import annotations
@@ -74,9 +75,7 @@ def read_ragged(name: str, sections: Mapping[str, Any]) -> list[tuple[int, ...]]
     """The rows of a `Ragged`."""
     values = np.asarray(sections[name]).tolist()
     ends = np.asarray(sections[f"{name}.end"]).tolist()
-    return [
-        tuple(values[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)
-    ]
+    return [tuple(values[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _ext(value: Any) -> Any:
@@ -165,7 +164,11 @@ class _Encoder:
         )
 
     def node(self, n: Node) -> tuple[int, ...]:
-        head = (self.strings.add(n.op), _DTYPES.index(n.dtype), self.attrs.add(_sorted_attrs(n.attrs)))
+        head = (
+            self.strings.add(n.op),
+            _DTYPES.index(n.dtype),
+            self.attrs.add(_sorted_attrs(n.attrs)),
+        )
         return (*head, len(n.inputs), *n.inputs, *n.atoms)
 
     def region(self, r: Region) -> None:
@@ -273,13 +276,24 @@ class _Decoder:
     def tile(self, row: tuple[int, ...]) -> Tile:
         name, space, partitions, elements, dtype, slots, loop, address = row
         return Tile(
-            self.strings[name], _SPACES[space], partitions, elements, _DTYPES[dtype], slots, loop, address
+            self.strings[name],
+            _SPACES[space],
+            partitions,
+            elements,
+            _DTYPES[dtype],
+            slots,
+            loop,
+            address,
         )
 
     def node(self, row: tuple[int, ...]) -> Node:
         op, dtype, attrs, count, *rest = row
         return Node(
-            self.strings[op], tuple(rest[:count]), tuple(rest[count:]), _DTYPES[dtype], self.attrs[attrs]
+            self.strings[op],
+            tuple(rest[:count]),
+            tuple(rest[count:]),
+            _DTYPES[dtype],
+            self.attrs[attrs],
         )
 
     def instr(self, row: tuple[int, ...]) -> Instr:
@@ -382,7 +396,9 @@ def encode_program(program: Program) -> Sections:
         {
             "name": program.name,
             "target": program.target,
-            "buffers": [[b.name, b.shape, b.dtype, b.kind, b.offset_bytes] for b in program.buffers],
+            "buffers": [
+                [b.name, b.shape, b.dtype, b.kind, b.offset_bytes] for b in program.buffers
+            ],
             "inputs": program.inputs,
             "outputs": program.outputs,
             "steps": [_step_row(s) for s in program.steps],

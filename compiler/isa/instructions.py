@@ -1,7 +1,8 @@
 """The instruction set: name, engines that may issue it, operands and meaning, as data.
 
-Legality limits and cost formulas per NeuronCore generation live beside it (`limits.py`, `costs.py`); what an instruction does
-to values is in `sim_cluster/engines`. Names follow the public NKI instruction set where it has the instruction.
+Legality limits and cost formulas per NeuronCore generation live beside it (`limits.py`,
+`costs.py`); what an instruction does to values is in `sim_cluster/engines`. Names follow the public
+NKI instruction set where it has the instruction.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ _TABLE = (
         engines=(Engine.TENSOR,),
         sources=(2,),
         attrs=("zero_when",),
-        meaning="dst PSUM fp32 [M, N] = or += stationary[K, M]^T @ moving[K, N], SBUF operands, K, M <= 128, N <= 512, one"
-        " PSUM bank. zero_when: None adds; a tuple of registers overwrites when all of them are 0 (() always overwrites).",
+        meaning="dst PSUM fp32 [M, N] = or += stationary[K, M]^T @ moving[K, N], SBUF operands,"
+        " K, M <= 128, N <= 512, one"
+        " PSUM bank. zero_when: None adds; a tuple of registers overwrites when all of them are 0"
+        " (() always overwrites).",
     ),
     InstrDef(
         name="transpose",
@@ -46,15 +49,18 @@ _TABLE = (
         engines=COMPUTE,
         sources=(2,),
         attrs=("op",),
-        meaning="dst = a op b elementwise; sources may have stride 0 in free dims. op: a binary elementwise name or a compare"
-        " direction (EQ NE LT LE GT GE). Vector computes in fp32; integer operands need GpSimd, which is exact.",
+        meaning="dst = a op b elementwise; sources may have stride 0 in free dims. op: a binary"
+        " elementwise name or a compare"
+        " direction (EQ NE LT LE GT GE). Vector computes in fp32; integer operands need GpSimd,"
+        " which is exact.",
     ),
     InstrDef(
         name="tensor_scalar",
         engines=COMPUTE,
         sources=(1, 2, 3),
         attrs=("op0", "scalar0", "reverse0", "op1", "scalar1", "reverse1"),
-        meaning="dst = (src op0 s0) op1 s1; op1 may be None. A scalar is an immediate, or None: then the next source, [P, 1],"
+        meaning="dst = (src op0 s0) op1 s1; op1 may be None. A scalar is an immediate, or None:"
+        " then the next source, [P, 1],"
         " supplies one value per partition. reverse swaps the two sides of the op.",
     ),
     InstrDef(
@@ -62,7 +68,8 @@ _TABLE = (
         engines=(Engine.VECTOR, Engine.GPSIMD),
         sources=(1,),
         attrs=("op", "num_reduced", "zero_when"),
-        meaning="dst = reduce of the last num_reduced dims of src by op (add maximum minimum and or multiply); zero_when as in"
+        meaning="dst = reduce of the last num_reduced dims of src by op (add maximum minimum and"
+        " or multiply); zero_when as in"
         " matmul decides between overwriting dst and combining with it.",
     ),
     InstrDef(
@@ -70,7 +77,8 @@ _TABLE = (
         engines=(Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD),
         sources=(1,),
         attrs=(),
-        meaning="dst = src converted to the type of dst (round to nearest even). GpSimd cannot touch PSUM.",
+        meaning="dst = src converted to the type of dst (round to nearest even). GpSimd cannot"
+        " touch PSUM.",
     ),
     InstrDef(
         name="bitcast_copy",
@@ -98,7 +106,8 @@ _TABLE = (
         engines=(Engine.SCALAR,),
         sources=(1, 2, 3),
         attrs=("func", "scale", "bias"),
-        meaning="dst = func(scale * src + bias); scale and bias are immediates, or None: then the next source, [P, 1]. func: a"
+        meaning="dst = func(scale * src + bias); scale and bias are immediates, or None: then the"
+        " next source, [P, 1]. func: a"
         " unary elementwise name or 'identity'. One tensor input only.",
     ),
     InstrDef(
@@ -106,7 +115,8 @@ _TABLE = (
         engines=COMPUTE,
         sources=(1,),
         attrs=("op",),
-        meaning="dst = op(src) for unary names without an activation table (not, negate, abs, sign, floor, ceil, is_finite,"
+        meaning="dst = op(src) for unary names without an activation table (not, negate, abs,"
+        " sign, floor, ceil, is_finite,"
         " round_nearest_even, reciprocal).",
     ),
     InstrDef(
@@ -114,14 +124,16 @@ _TABLE = (
         engines=(Engine.GPSIMD,),
         sources=(0,),
         attrs=("start", "partition_step", "steps"),
-        meaning="dst[p, i...] = start (Affine) + p * partition_step + sum(i_k * steps[k]) over the free dims.",
+        meaning="dst[p, i...] = start (Affine) + p * partition_step + sum(i_k * steps[k]) over"
+        " the free dims.",
     ),
     InstrDef(
         name="dma",
         engines=DMA,
         sources=(1,),
         attrs=(),
-        meaning="dst = src, equal shapes dim by dim, any strides, casts through fp32 (integers exactly); HBM to or from SBUF, or"
+        meaning="dst = src, equal shapes dim by dim, any strides, casts through fp32 (integers"
+        " exactly); HBM to or from SBUF, or"
         " HBM to HBM. Stride 0 in an HBM source replicates.",
     ),
     InstrDef(
@@ -129,19 +141,26 @@ _TABLE = (
         engines=(Engine.DMA_IN,),
         sources=(2,),
         attrs=("row_stride", "rows", "mode"),
-        meaning="dst SBUF [P, ...]: partition p reads src (HBM pattern of one row; its dims[0] is (0, P)) shifted by"
-        " index[p] * row_stride elements; index SBUF int32 [P, 1]; mode clamp keeps the index within rows, fill writes 0.",
+        meaning="dst SBUF [P, ...]: partition p reads src (HBM pattern of one row; its dims[0] is"
+        " (0, P)) shifted by"
+        " index[p] * row_stride elements; index SBUF int32 [P, 1]; mode clamp keeps the index"
+        " within rows, fill writes 0.",
     ),
     InstrDef(
         name="dma_scatter",
         engines=(Engine.DMA_OUT,),
         sources=(2,),
         attrs=("row_stride", "rows"),
-        meaning="HBM rows picked by index [P, 1] = src [P, ...]; rows outside 0..rows-1 are dropped; equal rows must carry equal"
+        meaning="HBM rows picked by index [P, 1] = src [P, ...]; rows outside 0..rows-1 are"
+        " dropped; equal rows must carry equal"
         " values (checked by L0).",
     ),
-    InstrDef(name="wait", engines=tuple(Engine), sources=(0,), attrs=(), meaning="Only takes tokens."),
-    InstrDef(name="signal", engines=tuple(Engine), sources=(0,), attrs=(), meaning="Only gives tokens."),
+    InstrDef(
+        name="wait", engines=tuple(Engine), sources=(0,), attrs=(), meaning="Only takes tokens."
+    ),
+    InstrDef(
+        name="signal", engines=tuple(Engine), sources=(0,), attrs=(), meaning="Only gives tokens."
+    ),
 )
 
 INSTRUCTIONS: dict[str, InstrDef] = {d.name: d for d in _TABLE}

@@ -1,8 +1,9 @@
-"""Legality limits of the engines, per NeuronCore generation, as data, and the check of one instruction against them.
+"""Legality limits of the engines, per NeuronCore generation, as data, and the check of one
+instruction against them.
 
-Code generation verifies every region it emits with `check_region`; the simulator's L0 calls `check_instr` on what it
-loads, so both sides refuse the same things. What an instruction costs is in `costs.py`; what it means is in
-`instructions.py`.
+Code generation verifies every region it emits with `check_region`; the simulator's L0 calls
+`check_instr` on what it loads, so both sides refuse the same things. What an instruction costs is
+in `costs.py`; what it means is in `instructions.py`.
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ def _check_tiles(tiles: Sequence[Tile], limits: Limits) -> Iterator[str]:
 
 
 def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str]:
-    """What is illegal about one instruction, whatever the values of registers; empty when nothing is."""
+    """What is illegal about one instruction, whatever the values of registers; empty when nothing
+    is."""
     definition = INSTRUCTIONS.get(instr.opcode)
     if definition is None:
         return [f"unknown instruction {instr.opcode}"]
@@ -158,11 +160,13 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
     if instr.engine not in definition.engines:
         found.append(f"{instr.opcode} cannot be issued by {instr.engine.value}")
     if len(instr.srcs) not in definition.sources:
-        found.append(
-            f"{instr.opcode} requires {definition.sources} sources, got {len(instr.srcs)}"
-        )
+        found.append(f"{instr.opcode} requires {definition.sources} sources, got {len(instr.srcs)}")
     operands = _operands(instr)
-    found += [t for pattern, write in operands for t in _check_pattern(pattern, write, instr, tiles, limits)]
+    found += [
+        t
+        for pattern, write in operands
+        for t in _check_pattern(pattern, write, instr, tiles, limits)
+    ]
     if not found and instr.opcode in _RULES:
         found += _RULES[instr.opcode](instr, tiles, limits)
     return [f"{instr.opcode}: {text}" for text in found]
@@ -213,7 +217,8 @@ def _check_on_chip(
 
 
 def start_is_legal(start: int, count: int) -> bool:
-    """The partition start rule: up to 32 partitions start at 0/32/64/96, up to 64 at 0/64, more at 0."""
+    """The partition start rule: up to 32 partitions start at 0/32/64/96, up to 64 at 0/64, more at
+    0."""
     for step in _START_STEPS:
         if count <= step:
             return start % step == 0
@@ -225,7 +230,7 @@ def _inside(pattern: AccessPattern, tile: Tile) -> bool:
     for stride, size in pattern.dims[1:]:
         low += min(0, stride * (size - 1))
         high += max(0, stride * (size - 1))
-    return 0 <= low and high < tile.elements
+    return low >= 0 and high < tile.elements
 
 
 def _check_matmul(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Tile programs: rolled loops of engine instructions, and the function that holds them.
 
-The instruction set itself (legality, cost, which engine) is data in `instructions.py`; this file holds the structure that
-code generation builds, the container stores in columns (`encode.py`), L0 executes and the evaluator times.
+The instruction set itself (legality, cost, which engine) is data in `instructions.py`; this file
+holds the structure that code generation builds, the container stores in columns (`encode.py`), L0
+executes and the evaluator times.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ class Space(enum.Enum):
 
 @dataclass(slots=True)
 class Tile:
-    """An on-chip buffer of a region: `partitions` x `elements` per slot, at byte `address` of every partition.
+    """An on-chip buffer of a region: `partitions` x `elements` per slot, at byte `address` of
+    every partition.
 
-    `slots > 1` rotates: iteration `i` of the loop whose counter is register `loop` uses slot `i % slots`. A tile is only
-    touched inside the body of that loop (`loop == -1`: anywhere in the region, one slot).
+    `slots > 1` rotates: iteration `i` of the loop whose counter is register `loop` uses slot `i %
+    slots`. A tile is only touched inside the body of that loop (`loop == -1`: anywhere in the
+    region, one slot).
     """
 
     name: str
@@ -63,9 +66,11 @@ class AccessPattern:
     """Which elements an instruction touches.
 
     HBM: `buffer` is a tensor number; address = offset + sum(index * stride) elements over `dims`.
-    SBUF, PSUM: `buffer` is a tile number of the region; `dims[0]` is (1, number of partitions) starting at partition
-    `start`; the other dims are (stride, size) in elements inside the partition, at element `offset` of the slot.
-    Stride 0 reads one element repeatedly (never legal for a destination). At most four dims after the first.
+    SBUF, PSUM: `buffer` is a tile number of the region; `dims[0]` is (1, number of partitions)
+    starting at partition
+    `start`; the other dims are (stride, size) in elements inside the partition, at element
+    `offset` of the slot. Stride 0 reads one element repeatedly (never legal for a destination). At
+    most four dims after the first.
     """
 
     space: Space
@@ -84,8 +89,9 @@ class AccessPattern:
 class Instr:
     """One engine instruction.
 
-    `waits` and `signals` name counting semaphores of the region: every wait takes one token and blocks the queue until
-    there is one; every signal adds one token when the instruction has finished.
+    `waits` and `signals` name counting semaphores of the region: every wait takes one token and
+    blocks the queue until there is one; every signal adds one token when the instruction has
+    finished.
     """
 
     opcode: str
@@ -99,7 +105,9 @@ class Instr:
 
 @dataclass(slots=True)
 class Loop:
-    """`for register in range(trip)`: all engines run the loop, each the instructions of its own queue."""
+    """`for register in range(trip)`: all engines run the loop, each the instructions of its own
+    queue.
+    """
 
     register: int
     trip: int
@@ -108,7 +116,9 @@ class Loop:
 
 @dataclass(slots=True)
 class Region:
-    """A region's meaning and its code. Regions are separated by a barrier of all engines; semaphores start at `tokens`."""
+    """A region's meaning and its code. Regions are separated by a barrier of all engines;
+    semaphores start at `tokens`.
+    """
 
     program: RegionProgram
     tiles: list[Tile] = field(default_factory=list)
@@ -118,10 +128,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One collective of a function: kind and mesh axes are symbolic, so the code is the same on every core.
+    """One collective of a function: kind and mesh axes are symbolic, so the code is the same on
+    every core.
 
-    `elements` is the number of elements of the per-rank source, `dim_outer`/`dim_inner` place the gathered or scattered
-    dim: the source viewed as [outer, dim, inner] is concatenated (or split) along the middle one in group order.
+    `elements` is the number of elements of the per-rank source, `dim_outer`/`dim_inner` place the
+    gathered or scattered
+    dim: the source viewed as [outer, dim, inner] is concatenated (or split) along the middle one
+    in group order.
     """
 
     kind: str  # CollectiveKind.value
@@ -135,7 +148,9 @@ class CollectiveCall:
 
 @dataclass(slots=True)
 class Function:
-    """A compiled function: tensors, registers (parameters first), regions in program order, scratch size."""
+    """A compiled function: tensors, registers (parameters first), regions in program order,
+    scratch size.
+    """
 
     name: str
     tensors: list[Tensor]
@@ -151,7 +166,9 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class ProgramBuffer:
-    """HBM memory of a program: a named buffer of the step (`name` of the step plan) or arena space at `offset_bytes`."""
+    """HBM memory of a program: a named buffer of the step (`name` of the step plan) or arena space
+    at `offset_bytes`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -162,7 +179,9 @@ class ProgramBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Run a function: one program buffer per input and output of the function, one affine per parameter register."""
+    """Run a function: one program buffer per input and output of the function, one affine per
+    parameter register.
+    """
 
     function: int
     inputs: tuple[int, ...]
@@ -181,7 +200,9 @@ class Repeat:
 
 @dataclass(slots=True)
 class Program:
-    """A linked program, the content of one NEFF: functions once each, buffers, and the calls in order."""
+    """A linked program, the content of one NEFF: functions once each, buffers, and the calls in
+    order.
+    """
 
     name: str
     target: str
@@ -192,5 +213,7 @@ class Program:
     steps: tuple[Call | Repeat, ...]
     arena_bytes: int  # program-level arena; the scratch zone of functions follows it
     scratch_bytes: int  # max over functions
-    locations: tuple[tuple[str, int, str], ...] = ()  # file, line, scope; regions point here by ordinal
+    locations: tuple[
+        tuple[str, int, str], ...
+    ] = ()  # file, line, scope; regions point here by ordinal
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -1,10 +1,11 @@
 """Regions: what a nest of instructions computes, as array arithmetic over one index space.
 
-A region has a list of atoms (independent indices with a size) and a list of nodes in topological order. Every value of
-the region spans a subset of the atoms. A view places a tensor in that space: an element offset, affine in registers, and
-one element stride per atom (0 where the atom does not move the address). Code generation turns a region into tiles
-(`compiler/lower`); L1 execution runs it as whole arrays with one NumPy axis per atom (`sim_cluster/regions.py`): absent
-atoms have size 1, so broadcasting needs no rule. Both start from this one description, and tests hold them equal.
+A region has a list of atoms (independent indices with a size) and a list of nodes in topological
+order. Every value of the region spans a subset of the atoms. A view places a tensor in that space:
+an element offset, affine in registers, and one element stride per atom (0 where the atom does not
+move the address). Code generation turns a region into tiles (`compiler/lower`); L1 execution runs
+it as whole arrays with one NumPy axis per atom (`sim_cluster/regions.py`): absent atoms have size
+1, so broadcasting needs no rule. Both start from this one description, and tests hold them equal.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from compiler.dtypes import DType
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`const + sum(coefficient * register)`; registers are loop counters, loaded scalars or function parameters."""
+    """`const + sum(coefficient * register)`; registers are loop counters, loaded scalars or
+    function parameters.
+    """
 
     const: int = 0
-    terms: tuple[tuple[int, int], ...] = ()  # (register, coefficient), sorted by register, no zero coefficient
+    terms: tuple[
+        tuple[int, int], ...
+    ] = ()  # (register, coefficient), sorted by register, no zero coefficient
 
     def value(self, registers: Mapping[int, int]) -> int:
         """The number this stands for. Raises KeyError for a register that has no value yet."""
@@ -33,19 +38,24 @@ class Affine:
         merged = dict(self.terms)
         for register, c in other.terms:
             merged[register] = merged.get(register, 0) + c
-        return Affine(self.const + other.const, tuple(sorted((r, c) for r, c in merged.items() if c)))
+        return Affine(
+            self.const + other.const, tuple(sorted((r, c) for r, c in merged.items() if c))
+        )
 
     def __mul__(self, factor: int) -> Affine:
-        return Affine(self.const * factor, tuple((r, c * factor) for r, c in self.terms if c * factor))
+        return Affine(
+            self.const * factor, tuple((r, c * factor) for r, c in self.terms if c * factor)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """An HBM tensor of a function: dense row-major, addressed in elements from its own start.
 
-    kind: `input` and `output` are bound by the caller; `constant` holds `data`; `scratch` lives in the function's
-    scratch zone at `offset_bytes` (set by the allocator). An output with `alias >= 0` shares the memory of that input
-    tensor (donation): the compiler guarantees that the input is dead before the first write.
+    kind: `input` and `output` are bound by the caller; `constant` holds `data`; `scratch` lives in
+    the function's scratch zone at `offset_bytes` (set by the allocator). An output with `alias >=
+    0` shares the memory of that input tensor (donation): the compiler guarantees that the input is
+    dead before the first write.
     """
 
     name: str
@@ -59,7 +69,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A strided window of tensor number `tensor`: element offset and one element stride per atom of the region."""
+    """A strided window of tensor number `tensor`: element offset and one element stride per atom
+    of the region.
+    """
 
     tensor: int
     offset: Affine
@@ -70,24 +82,26 @@ class View:
 class Node:
     """One value (or store) of a region.
 
-    op        inputs, attrs
-    load      (), view                                   -> the elements of the view
-    load_indexed  (index,), view, stride, rows, mode     -> view shifted by clamp(index) * stride elements per point;
-                                                            `rows` legal rows; mode "clamp" or "fill" (out of range -> 0)
-    constant  (), value                                  -> splat
-    iota      (), atom, start: Affine, step: int         -> start + step * (position along the atom)
-    register  (), value: Affine                          -> a register as data (splat)
-    <elementwise name of the graph IR>  (a[, b[, c]])    add subtract multiply divide maximum minimum power remainder and or
-              xor shift_left shift_right_logical shift_right_arithmetic not negate abs sign sqrt rsqrt exponential
-              exponential_minus_one log log_plus_one logistic tanh sine cosine floor ceil round_nearest_even
-              is_finite select(pred, on_true, on_false) clamp(min, x, max)
-    compare   (a, b), direction: EQ NE LT LE GT GE
-    convert   (a,)                                       -> dtype of the node; bitcast_convert likewise, same width
-    reduce    (a,), kind: add max min and or multiply, over: atoms   -> spans the atoms of a without `over`
-    contract  (lhs, rhs), over: atoms                    -> sum over `over` of lhs * rhs, accumulated in fp32
-    store     (a,), view                                 -> no value; writes the view (rounds to the tensor's type)
-    store_add_indexed (a, index), view, stride, rows     -> no value; adds to rows picked by index, duplicates add up,
-                                                            out-of-range rows are dropped
+    Written as `op (inputs), attrs: meaning`.
+
+    load (), view: the elements of the view.
+    load_indexed (index,), view, stride, rows, mode: the view shifted by index * stride elements per
+        point; `rows` legal rows; mode "clamp" (the index) or "fill" (out of range reads 0).
+    constant (), value: a splat.
+    iota (), atom, start: Affine, step: start + step * position along the atom.
+    register (), value: Affine: a register as data, a splat.
+    Elementwise names of the graph IR (a[, b[, c]]): add subtract multiply divide maximum minimum
+        power remainder and or xor shift_left shift_right_logical shift_right_arithmetic not negate
+        abs sign sqrt rsqrt exponential exponential_minus_one log log_plus_one logistic tanh sine
+        cosine floor ceil round_nearest_even is_finite select(pred, on_true, on_false)
+        clamp(min, x, max).
+    compare (a, b), direction: EQ NE LT LE GT GE.
+    convert (a,), bitcast_convert (a,): to the dtype of the node; a bitcast keeps the width.
+    reduce (a,), kind: add max min and or multiply, over: atoms: spans the other atoms of a.
+    contract (lhs, rhs), over: atoms: sum over `over` of lhs * rhs, accumulated in fp32.
+    store (a,), view: no value; writes the view, rounding to the tensor's type.
+    store_add_indexed (a, index), view, stride, rows: no value; adds to the rows picked by index;
+        duplicates add up, out-of-range rows are dropped.
     """
 
     op: str
@@ -101,9 +115,11 @@ class Node:
 class RegionProgram:
     """The meaning of one region.
 
-    kind `compute`: atoms and nodes as above. kind `register_load`: attrs {register, view}: an integer scalar becomes a
-    register (clamped to attrs `low`, `high`). kind `collective_start`: attrs {collective, source, target, ...} where
-    `collective` indexes the function's `CollectiveCall` table. kind `collective_wait`: attrs {collective}.
+    kind `compute`: atoms and nodes as above. kind `register_load`: attrs {register, view}: an
+    integer scalar becomes a register (clamped to attrs `low`, `high`). kind `collective_start`:
+    attrs {collective, source, target, ...} where
+    `collective` indexes the function's `CollectiveCall` table. kind `collective_wait`: attrs
+    {collective}.
     """
 
     kind: str

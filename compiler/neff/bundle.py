@@ -1,6 +1,7 @@
 """Bundles on disk: write a linked step, and load one back with every digest checked.
 
-Loading needs only NumPy, msgpack and zstandard, and only what is inside the directory: a bundle may be moved anywhere.
+Loading needs only NumPy, msgpack and zstandard, and only what is inside the directory: a bundle may
+be moved anywhere.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ class Bundle:
 
 def program_bytes(program: Program, meta: Mapping[str, Any]) -> bytes:
     """The NEFF of one program; `meta` says which compiler, options and graph made it."""
-    return pack("program", {"name": program.name, "target": program.target, **meta}, encode_program(program))
+    return pack(
+        "program", {"name": program.name, "target": program.target, **meta}, encode_program(program)
+    )
 
 
 def read_program(container: Container) -> Program:
-    """The program of a container of kind `program`. Raises LoadError when the content makes no sense."""
+    """The program of a container of kind `program`.
+
+    Raises LoadError when the content makes no sense.
+    """
     try:
         return decode_program(container.read, container.sections)
     except LoadError:
@@ -62,7 +68,7 @@ def write_bundle(
 def core_binding(manifest: Manifest, manifest_sha256: str, rank: int) -> CoreBinding:
     """The binding of one rank of a row-major mesh."""
     coordinates, rest = {}, rank
-    for axis, size in reversed(manifest.mesh.items()):
+    for axis, size in reversed(list(manifest.mesh.items())):
         rest, coordinates[axis] = divmod(rest, size)
     return CoreBinding(
         rank=rank,
@@ -92,7 +98,10 @@ def _write_cores(path: Path, manifest: Manifest, digest: str) -> None:
 
 
 def load_bundle(path: Path, target: str | None = None) -> Bundle:
-    """Load and verify a bundle. Raises LoadError; `target`, when given, must be the one it was compiled for."""
+    """Load and verify a bundle.
+
+    Raises LoadError; `target`, when given, must be the one it was compiled for.
+    """
     container = Container.open(path / "manifest.neff", "manifest")
     manifest = Manifest.from_meta(container.meta, container.name)
     if target is not None and manifest.target != target:

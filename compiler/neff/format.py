@@ -1,13 +1,16 @@
 """The container: a fixed header, aligned sections, a msgpack table of contents at the end.
 
-    header   256 bytes: magic, format version, header CRC, feature bits, kind, place, length and CRC of the table of
+    header   256 bytes: magic, format version, header CRC, feature bits, kind, place, length and
+    CRC of the table of
              contents, its sha256, file size
-    sections 64-byte aligned; raw or zstd; CRC32 of the stored bytes; little-endian columns or opaque bytes
-    table    msgpack {meta, sections: [name, offset, stored, raw, codec, crc32, dtype, shape]}
+    sections 64-byte aligned; raw or zstd; CRC32 of the stored bytes; little-endian columns or
+    opaque bytes table    msgpack {meta, sections: [name, offset, stored, raw, codec, crc32, dtype,
+    shape]}
 
-The table carries the CRC of every section and the header the sha256 of the table, so one flipped bit anywhere is found.
-Nothing is timed, named after a host, or pickled: equal content gives equal bytes. The header is 256 bytes and not a page
-so that a core file stays below 4 KiB. `writer.py` packs, `reader.py` checks and unpacks.
+The table carries the CRC of every section and the header the sha256 of the table, so one flipped
+bit anywhere is found. Nothing is timed, named after a host, or pickled: equal content gives equal
+bytes. The header is 256 bytes and not a page so that a core file stays below 4 KiB. `writer.py`
+packs, `reader.py` checks and unpacks.
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ class Header:
     @classmethod
     def unpack(cls, data: bytes) -> Header:
         """Read the fields without judging them; `reader.py` does."""
-        magic, major, minor, _, features, kind, offset, size, crc, sha, total = _HEADER.unpack_from(data)
+        magic, major, minor, _, features, kind, offset, size, crc, sha, total = _HEADER.unpack_from(
+            data
+        )
         name = kind.rstrip(b"\0").decode("ascii", "replace")
         return cls(name, features, offset, size, crc, sha, total, major, minor, magic)
 

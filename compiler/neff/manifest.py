@@ -1,8 +1,9 @@
 """What the files of a bundle say about a step: the manifest, and the binding of each core.
 
-The manifest mirrors the step plan in plain data (the machine never sees a graph): mesh, named buffers with their place in
-HBM, schedule, programs by digest, target. A core file binds one rank to coordinates and program digests. A bundle is a
-directory: `manifest.neff`, `programs/<sha256>.neff`, `cores/core-00000.neff` or, above 1024 cores, one packed `cores.neff`.
+The manifest mirrors the step plan in plain data (the machine never sees a graph): mesh, named
+buffers with their place in HBM, schedule, programs by digest, target. A core file binds one rank to
+coordinates and program digests. A bundle is a directory: `manifest.neff`, `programs/<sha256>.neff`,
+`cores/core-00000.neff` or, above 1024 cores, one packed `cores.neff`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ MAX_CORE_FILES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBuffer:
-    """A named HBM buffer of every core (see `compiler.program.BufferInfo`), placed at `offset_bytes`."""
+    """A named HBM buffer of every core (see `compiler.program.BufferInfo`), placed at
+    `offset_bytes`."""
 
     name: str
     role: str
@@ -77,7 +79,10 @@ class Manifest:
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any], source: str) -> Manifest:
-        """Inverse of `to_meta`. Raises LoadError (SW_NEFF_CONTENT) when a field is missing or of the wrong kind."""
+        """Inverse of `to_meta`.
+
+        Raises LoadError (SW_NEFF_CONTENT) when a field is missing or of the wrong kind.
+        """
         try:
             buffers = [_read_buffer(row) for row in meta["buffers"]]
             fields = {k: meta[k] for k in _PLAIN_FIELDS}
@@ -147,7 +152,10 @@ class CoreBinding:
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any], source: str) -> CoreBinding:
-        """Inverse of `to_meta`. Raises LoadError (SW_NEFF_CONTENT)."""
+        """Inverse of `to_meta`.
+
+        Raises LoadError (SW_NEFF_CONTENT).
+        """
         try:
             return cls(
                 rank=meta["rank"],

@@ -1,7 +1,9 @@
-"""Checks and unpacks containers. Whatever it does not know or cannot verify, it refuses with a code; it never crashes.
+"""Checks and unpacks containers.
 
-Codes: SW_NEFF_MAGIC (not ours), SW_NEFF_VERSION (newer format or unknown feature), SW_NEFF_TRUNCATED (short file),
-SW_NEFF_CHECKSUM (damaged), SW_NEFF_CONTENT (a table or section that makes no sense), SW_NEFF_KIND (another kind of file).
+Whatever it does not know or cannot verify, it refuses with a code; it never crashes. Codes:
+SW_NEFF_MAGIC (not ours), SW_NEFF_VERSION (newer format or unknown feature), SW_NEFF_TRUNCATED
+(short file), SW_NEFF_CHECKSUM (damaged), SW_NEFF_CONTENT (a table or section that makes no sense),
+SW_NEFF_KIND (another kind of file).
 """
 
 from __future__ import annotations
@@ -45,15 +47,18 @@ class Container:
         toc = _checked_toc(self.data, self.header, name)
         try:
             self.meta: dict[str, Any] = toc["meta"]
-            rows = [Section(*row[:7], tuple(row[7])) for row in toc["sections"]]
-        except (KeyError, TypeError, IndexError) as error:
+            rows = [_section(row) for row in toc["sections"]]
+        except (KeyError, TypeError, ValueError) as error:
             raise _content(name, f"table of contents: {error!r}") from error
         self.sections = {row.name: row for row in rows}
         _check_layout(self.data, rows, self.header, name)
 
     @classmethod
     def open(cls, path: Path, kind: str | None = None) -> Container:
-        """Read `path`. Raises LoadError when the file is missing, damaged or of another kind."""
+        """Read `path`.
+
+        Raises LoadError when the file is missing, damaged or of another kind.
+        """
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -77,6 +82,11 @@ class Container:
         """Read every section."""
         for name in self.sections:
             self.read(name)
+
+
+def _section(row: list[Any]) -> Section:
+    name, offset, stored, raw, codec, crc32, dtype, shape = row
+    return Section(name, offset, stored, raw, codec, crc32, dtype, tuple(shape))
 
 
 def _content(name: str, what: str) -> LoadError:
@@ -103,7 +113,10 @@ def _checked_header(data: memoryview, name: str) -> Header:
         raise LoadError("SW_NEFF_CHECKSUM", f"{name}: header", None, _REBUILD)
     if header.file_bytes != len(data):
         raise LoadError(
-            "SW_NEFF_TRUNCATED", f"{name}: {header.file_bytes} bytes required, got {len(data)}", None, _REBUILD
+            "SW_NEFF_TRUNCATED",
+            f"{name}: {header.file_bytes} bytes required, got {len(data)}",
+            None,
+            _REBUILD,
         )
     return header
 
@@ -123,7 +136,8 @@ def _checked_toc(data: memoryview, header: Header, name: str) -> dict[str, Any]:
 
 
 def _check_layout(data: memoryview, rows: list[Section], header: Header, name: str) -> None:
-    """Sections in order, inside the file, of known types; the bytes between them are zero (no CRC covers those)."""
+    """Sections in order, inside the file, of known types; the bytes between them are zero (no CRC
+    covers those)."""
     end = HEADER_BYTES
     for row in sorted(rows, key=lambda r: r.offset):
         if row.offset < end or row.offset + row.stored > header.toc_offset:

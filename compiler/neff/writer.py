@@ -27,7 +27,8 @@ _LEVEL = 3
 
 
 def pack(kind: str, meta: Mapping[str, Any], sections: Mapping[str, Any]) -> bytes:
-    """Container bytes of `kind` with msgpack-able `meta` and named sections (bytes or NumPy columns)."""
+    """Container bytes of `kind` with msgpack-able `meta` and named sections (bytes or NumPy
+    columns)."""
     assert kind in KINDS, kind
     out = bytearray(HEADER_BYTES)
     rows: list[list[Any]] = []
@@ -65,7 +66,7 @@ def _content(content: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _stored(raw: bytes) -> tuple[str, bytes]:
-    """zstd where it pays, else raw."""
+    """Zstd where it pays, else raw."""
     if len(raw) >= COMPRESS_FROM_BYTES:
         packed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False).compress(raw)
         if len(packed) < len(raw):

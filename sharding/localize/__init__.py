@@ -1,8 +1,9 @@
-"""Global shapes to per-core shapes: `localize` turns a partitioned graph into the graph every core runs.
+"""Global shapes to per-core shapes: `localize` turns a partitioned graph into the graph every core
+runs.
 
-Each value's type is divided by its spec; ops whose attributes or meaning change have a rule in `rules/`, found by op
-name. Groups stay symbolic (mesh axes), so one graph serves every rank, and the rank enters as `axis_index`. What comes
-out is cut by `stages.py`.
+Each value's type is divided by its spec; ops whose attributes or meaning change have a rule in
+`rules/`, found by op name. Groups stay symbolic (mesh axes), so one graph serves every rank, and
+the rank enters as `axis_index`. What comes out is cut by `stages.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ RULE_FILES = (collective, control, dot, elementwise, gather, reduce, shape)
 
 @dataclass(frozen=True, slots=True)
 class Localized:
-    """The per-core graph, the local value of every top-level global value, and where it came from."""
+    """The per-core graph, the local value of every top-level global value, and where it came from.
+    """
 
     graph: Graph
     values: Mapping[Value, Value]
@@ -32,9 +34,10 @@ class Localized:
 def localize(partitioned: PartitionedGraph) -> Localized:
     """The graph of one core, the same on every rank.
 
-    Shapes: each type is the global one divided by the axes of its spec; inputs and outputs keep their order.
-    Raises: ShardingError with the op's location for a dim that does not divide, a sharding an op cannot keep local,
-    or an op without a rule.
+    Shapes: each type is the global one divided by the axes of its spec; inputs and outputs keep
+    their order.
+    Raises: ShardingError with the op's location for a dim that does not divide, a sharding an op
+    cannot keep local, or an op without a rule.
     """
     context = Localizer(partitioned.mesh, partitioned.specs)
     graph = context.region(partitioned.graph)

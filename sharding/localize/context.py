@@ -1,7 +1,9 @@
-"""The state of one localisation: which local value stands for which global one, and how rules emit ops.
+"""The state of one localisation: which local value stands for which global one, and how rules emit
+ops.
 
-Rules are functions `(Localizer, op) -> local results`, registered by op name with `@localizes`. The driver checks that
-every result has exactly the type its spec promises, so a wrong rule or a wrong spec is refused, never run.
+Rules are functions `(Localizer, op) -> local results`, registered by op name with `@localizes`. The
+driver checks that every result has exactly the type its spec promises, so a wrong rule or a wrong
+spec is refused, never run.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UNKNOWN_LOC, Loc, ShardingError
+from compiler.diagnostics import UNKNOWN_LOC, ShardingError
 from compiler.dtypes import DType
 from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import (
@@ -173,7 +175,9 @@ class Localizer:
         return known
 
     def offset(self, axes: tuple[str, ...], local_size: int, dtype: DType = DType.I32) -> Value:
-        """Global index of this rank's first element along a dim sharded by `axes`, a scalar of `dtype`."""
+        """Global index of this rank's first element along a dim sharded by `axes`, a scalar of
+        `dtype`.
+        """
         scalar = tensor_type((), DType.I32)
         start = self.value("multiply", (self.coordinate(axes), self.splat(local_size, scalar)))
         return start if dtype is DType.I32 else self.value("convert", (start,), ConvertAttrs(dtype))

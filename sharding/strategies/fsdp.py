@@ -23,10 +23,10 @@ from sharding.pins import (
     REDUCING,
     Annotator,
     GatherUse,
+    Users,
     gather_uses,
     layout_borders,
     reduction_ops,
-    single_use_chain,
 )
 from sharding.spec import ShardingSpec, replicated, sharded
 from sharding.strategies import INPUT, OUTPUT, Predicted, Recipe, value_ids
@@ -192,32 +192,27 @@ class _Plan:
         self.gathers = gather_uses(self.graph, self.labels.dims, weights)
 
     def reduce_gradients(self) -> None:
-        """Where the batch dim disappears, reduce; what belongs to a sharded weight is scattered
-        like it.
-        """
-        for op, level in reduction_ops(self.graph, self.labels.dims):
+        """Where the batch dim ends, reduce; the gradient of a sharded weight is scattered."""
+        for op, users in reduction_ops(self.graph, self.labels.dims):
             if op.name not in REDUCING:
                 self.findings.append(_lost_batch(op))
                 continue
             for value in op.results:
                 self.pins[value] = replicated(value.type.rank)
-                self._scatter_gradient(value, level)
+                self._scatter_gradient(value, users)
 
-    def _scatter_gradient(self, value: Value, level: Graph) -> None:
-        """Lay out the gradient `value` like its weight, after the shape changes that hide the
-        weight's dim.
-        """
-        between: list[Op] = []
+    def _scatter_gradient(self, value: Value, users: Users) -> None:
+        """Lay out the gradient `value` like its weight, once a shape shows the weight's dim."""
         target, spec = value, self._class_spec(value)
-        for step, after in single_use_chain(level, value):
-            if spec is not None:
-                break
-            between.append(step)
+        following = users.chain(value)
+        between: list[Value] = []
+        while spec is None and (after := next(following, None)) is not None:
+            between.append(after)
             target, spec = after, self._class_spec(after)
         if spec is None:
             self._predict("all_reduce", self.data_axes, value.type)
             return
-        self.pins.update({step.result: replicated(step.result.type.rank) for step in between})
+        self.pins.update({v: replicated(v.type.rank) for v in between})
         self.layouts[target] = spec
         self._predict("reduce_scatter", self.shard_axes, target.type)
         extra = tuple(a for a in self.data_axes if a not in self.shard_axes)

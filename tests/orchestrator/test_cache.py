@@ -1,4 +1,5 @@
-"""The store: identity, damage is a miss, a bad disk costs the entry only, one computation per key."""
+"""The store: identity, damage is a miss, a bad disk costs the entry only, one computation per
+key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Localized graphs over reference ranks mean what the global graph means; what cannot be local is refused."""
+"""Localized graphs over reference ranks mean what the global graph means; what cannot be local is
+refused.
+"""
 
 from __future__ import annotations
 

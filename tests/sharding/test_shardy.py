@@ -4,19 +4,24 @@ it can refuse.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import stat
+import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import tests.support.xla_spmd as xla_spmd
 from compiler.diagnostics import Loc, ShardingError
 from compiler.dtypes import DType
+from compiler.frontend.models import llama
 from compiler.frontend.models.llama import LlamaConfig, train_task
 from compiler.frontend.task import TrainTask
 from compiler.ir.build import Builder
@@ -57,7 +62,7 @@ HSDP = make_mesh({"dp_replicate": 2, "dp_shard": 4})
 HSDP4 = make_mesh({"dp_replicate": 2, "dp_shard": 2})
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Road:
     graph: Graph
     inputs: tuple[Slot, ...]
@@ -265,6 +270,82 @@ def join(
     return whole
 
 
+def awkward_graph() -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+    """Weights whose sharded dim is split by a reshape, cut by a slice, or joined by a pad."""
+    b = Builder(loc=Loc("model.py", 5, "step"))
+    split, cut, x = b.input((7, 8)), b.input((8, 7)), b.input((8, 7))
+    heads = b.reshape(split, (7, 2, 4))
+    y = b.dot(x, heads)
+    row = b.slice(cut, (0, 0), (1, 7))
+    scaled = b.multiply(x, b.broadcast(b.reshape(row, (7,)), (8, 7), (1,)))
+    split_grad = b.reshape(b.dot(x, y, ((0,), (0,))), (7, 8))
+    row_grad = b.reshape(b.reduce(scaled, "add", (0,)), (1, 7))
+    cut_grad = b.concatenate([row_grad, b.full((7, 7), 0.0)], 0)
+    loss = b.add(b.reduce(y, "add", (0, 1, 2)), b.reduce(scaled, "add", (0, 1)))
+    graph = b.finish(b.add(split, split_grad), b.add(cut, cut_grad), loss)
+    weights = (Slot("params/split", "parameter"), Slot("params/cut", "parameter"))
+    return (
+        graph,
+        (*weights, Slot("batch/x", "batch", 0)),
+        (*weights, Slot("metrics/loss", "metric")),
+    )
+
+
+@pytest.mark.parametrize("mesh", [FSDP8, HSDP], ids=str)
+def test_layouts_that_a_reshape_or_a_slice_would_break(mesh: Mesh) -> None:
+    """Shards of 1 x 8 cannot live in 2 x 4 heads or in one row: gathered before, laid out after."""
+    graph, inputs, outputs = awkward_graph()
+    recipe = fsdp(graph, inputs, outputs, mesh)
+    assert recipe.specs[(INPUT, 0)].dims == ((), ("dp_shard",))
+    assert recipe.specs[(INPUT, 1)].dims == (("dp_shard",), ())
+    part = shardy.partition_here(recipe.graph, mesh, recipe.specs, inputs, outputs)
+    part = with_findings(rewrite(part), recipe)
+    assert part.findings == ()
+    inputs_whole = random_inputs(graph, inputs)
+    wanted = evaluate(graph, inputs_whole)
+    for given, whole in zip(run_whole(part, inputs_whole), wanted, strict=True):
+        assert error(given, whole) <= 1e-6
+    scattered = [op for op in collectives(part.graph) if op.name == "reduce_scatter"]
+    assert [op.result.type.shape for op in scattered] == [(7, 8)]
+
+
+def optimizer_task(transform: optax.GradientTransformation) -> TrainTask:
+    """The scanned model under another optimizer."""
+    base = train_task(SIZES, seq_len=8)
+
+    def init(key: jax.Array) -> tuple:
+        params = llama.init_params(SIZES, key)
+        return params, transform.init(params)
+
+    def step(params: dict, state: tuple, batch: dict) -> tuple:
+        value, grads = jax.value_and_grad(
+            lambda p: llama.loss(SIZES, p, batch, jnp.float32, "full")
+        )(params)
+        updates, state = transform.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, {"loss": value}
+
+    return dataclasses.replace(base, init=init, step=step)
+
+
+@pytest.mark.parametrize("name", ["lion", "lamb", "adafactor"])
+def test_other_optimizers_work_on_shards(name: str) -> None:
+    """Weight norms and factored moments reduce over shards; what is not scalar is reported."""
+    transform = {
+        "lion": lambda: optax.lion(1e-3),
+        "lamb": lambda: optax.lamb(1e-3),
+        "adafactor": lambda: optax.adafactor(1e-3, min_dim_size_to_factor=8),
+    }[name]()
+    graph, inputs, outputs = captured_graph(optimizer_task(transform), 8)
+    recipe = fsdp(graph, inputs, outputs, HSDP4)
+    part = shardy.partition_here(recipe.graph, HSDP4, recipe.specs, inputs, outputs)
+    part = with_findings(rewrite(part), recipe)
+    assert bool(part.findings) == (name == "adafactor")
+    whole = random_inputs(graph, inputs)
+    wanted = evaluate(graph, whole)
+    worst = max(error(g, w) for g, w in zip(run_whole(part, whole), wanted, strict=True))
+    assert worst <= 1e-5
+
+
 def test_the_answer_round_trips_and_every_value_has_a_spec() -> None:
     part = road("llama-f32-full", HSDP).part
     assert set(part.specs) == set(all_values(part.graph))
@@ -405,8 +486,6 @@ def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_adapter_loads_no_jax_by_itself() -> None:
-    import subprocess
-
     code = "import sys, sharding.shardy; print('jax' in sys.modules, 'jaxlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -1,4 +1,6 @@
-"""Steps written by hand, cut and run over ranks: what is accumulated, what crosses, what is refused."""
+"""Steps written by hand, cut and run over ranks: what is accumulated, what crosses, what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,8 @@ def cut_part(part: PartitionedGraph, count: int = 1, **options: object) -> StepP
     return plan
 
 
-def run(plan: StepPlan, state: Mapping[str, np.ndarray], steps: Sequence[np.ndarray]) -> ReferenceRanks:
+def run(plan: StepPlan, state: Mapping[str, np.ndarray], steps: Sequence[np.ndarray]) ->
+ReferenceRanks:
     ranks = ReferenceRanks(plan, state)
     for x in steps:
         ranks.run_step([{"x": piece} for piece in np.split(x, plan.num_microbatches)])
@@ -340,8 +343,8 @@ def gathered_step() -> PartitionedGraph:
     grad = b.reduce_scatter(b.dot(x, dy, ((0,), (0,))), 0, S)
     moved = b.multiply(grad, grad)
     graph = b.finish(b.op("subtract", w, moved), b.add(m, moved), loss)
-    dims = dict.fromkeys([w, m, x, z, y, squares, back, dy, grad, moved, *graph.outputs[:2]], (S, N))
-    return partitioned(graph, DP, dims, IN, OUT)
+    dims = dict.fromkeys([w, m, x, z, y, squares, back, dy, grad, moved, *graph.outputs[:2]], (S,
+    N)) return partitioned(graph, DP, dims, IN, OUT)
 
 
 @pytest.mark.parametrize("reshard", [True, False])

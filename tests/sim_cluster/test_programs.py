@@ -305,6 +305,8 @@ def test_micro_batches_coordinates_zeros_and_replicas() -> None:
         run.gather(["acc"])
     with pytest.raises(SimulationError, match=r"requires shape \[48\], got \[40\]"):
         run.step({"x": batch[:40]})
+    with pytest.raises(SimulationError, match=r"requires shape \[48\], got \[16\]"):
+        run.step({"x": batch[:16]})
 
 
 def function_of(regions: list[Region], *kinds: str) -> Function:

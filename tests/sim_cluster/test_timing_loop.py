@@ -1,4 +1,5 @@
-"""The cluster loop: exact charging, folding against unfolded ranks, contention, and loud deadlocks."""
+"""The cluster loop: exact charging, folding against unfolded ranks, contention, and loud
+deadlocks."""
 
 from __future__ import annotations
 

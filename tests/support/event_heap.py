@@ -1,4 +1,5 @@
-"""Oracle of the evaluator: engines as processes on an event heap, every loop expanded, nothing folded."""
+"""Oracle of the evaluator: engines as processes on an event heap, every loop expanded, nothing
+folded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Run a step plan over N reference ranks in lock step: NumPy op references, collectives from ring schedules.
+"""Run a step plan over N reference ranks in lock step: NumPy op references, collectives from ring
+schedules.
 
-Every rank holds its own buffers and evaluates the same programs; at a collective all ranks meet, the schedule of each
-group moves the data, and they go on. State comes in and goes out as whole arrays, by buffer name.
+Every rank holds its own buffers and evaluates the same programs; at a collective all ranks meet,
+the schedule of each group moves the data, and they go on. State comes in and goes out as whole
+arrays, by buffer name.
 """
 
 from __future__ import annotations

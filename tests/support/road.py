@@ -27,7 +27,8 @@ from sharding.strategies.fsdp import fsdp
 from tests.support.reference_ranks import ReferenceRanks
 
 
-def captured_graph(task: TrainTask, samples: int) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+def captured_graph(task: TrainTask, samples: int) -> tuple[Graph, tuple[Slot, ...], tuple[Slot,
+...]]:
     """The global graph of a step on `samples` samples, and its slots."""
     captured: Captured = capture(task, samples)
     inputs, outputs = (
@@ -69,7 +70,8 @@ def leaf_error(given: np.ndarray, reference: np.ndarray) -> float:
 def run_and_compare(
     plan: StepPlan, task: TrainTask, steps: int = 1, seed: int = 0
 ) -> tuple[dict[str, float], ReferenceRanks]:
-    """Errors per leaf after `steps` steps on ranks against the unsharded step on the whole batch."""
+    """Errors per leaf after `steps` steps on ranks against the unsharded step on the whole batch.
+    """
     batch = next(i for i in plan.buffers.values() if i.role == "batch")
     samples = batch.global_type.shape[0]
     batches = task_batches(task, seed, samples * plan.num_microbatches)

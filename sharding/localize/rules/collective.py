@@ -1,7 +1,8 @@
 """Collectives get their real group size; groups of one core disappear; `all_slice` becomes a slice.
 
-Shards lie in group order, row-major over the axes in mesh order. So the axes of a gather or scatter must be in mesh
-order and must be the minor axes of the dim they move; anything else would permute the data and is refused.
+Shards lie in group order, row-major over the axes in mesh order. So the axes of a gather or scatter
+must be in mesh order and must be the minor axes of the dim they move; anything else would permute
+the data and is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from sharding.localize.context import Dims, Localizer, localizes, require_dims
 
 
 def _group(context: Localizer, op: Op) -> tuple[str, ...]:
-    """The axes of the group without axes of size 1, in mesh order. Raises ShardingError for another order."""
+    """The axes of the group without axes of size 1, in mesh order. Raises ShardingError for another
+    order.
+    """
     sizes = context.mesh.sizes
     missing = [a for a in op.attrs.axes if a not in sizes]
     if missing:

@@ -1,6 +1,8 @@
-"""Loops and barriers: carries keep their spec from operand to region input, region output and result.
+"""Loops and barriers: carries keep their spec from operand to region input, region output and
+result.
 
-Regions do not capture, so a region is localized on its own; the rank's coordinate is an op inside it.
+Regions do not capture, so a region is localized on its own; the rank's coordinate is an op inside
+it.
 """
 
 from __future__ import annotations

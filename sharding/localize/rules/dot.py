@@ -1,7 +1,7 @@
 """`dot_general`: batch, free and contracting dims each carry their axes along.
 
-A sharded contracting dim leaves partial sums; the collective that adds them is in the partitioned graph already, so
-the local product needs nothing but matching axes.
+A sharded contracting dim leaves partial sums; the collective that adds them is in the partitioned
+graph already, so the local product needs nothing but matching axes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Elementwise ops pass every dim through: nothing changes but the types.
 
-Scalar predicates and bounds (select, clamp) are the one exception to equal shapes. The user's sharding constraints have
-done their work in partitioning and disappear here.
+Scalar predicates and bounds (select, clamp) are the one exception to equal shapes. The user's
+sharding constraints have done their work in partitioning and disappear here.
 """
 
 from __future__ import annotations

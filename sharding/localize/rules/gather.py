@@ -1,8 +1,10 @@
-"""`gather` and `scatter`: windows and batch dims pass through; a sharded indexed dim becomes offset and mask.
+"""`gather` and `scatter`: windows and batch dims pass through; a sharded indexed dim becomes offset
+and mask.
 
-With the indexed dim sharded (an embedding split by vocabulary) every rank looks up the rows it holds and gives zeros
-for the others: partial sums that a collective of the partitioned graph adds. A scatter drops rows it does not hold, and
-when updates are spread over ranks, only the first rank of the group adds them to the operand.
+With the indexed dim sharded (an embedding split by vocabulary) every rank looks up the rows it
+holds and gives zeros for the others: partial sums that a collective of the partitioned graph adds.
+A scatter drops rows it does not hold, and when updates are spread over ranks, only the first rank
+of the group adds them to the operand.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def _check_batching(
     require_dims(context, op, "batching dims", left, tuple(indices[d] for d in index_dims))
 
 
-def _check_disjoint(context: Localizer, op: Op, hit: Sequence[int], batching: Sequence[int]) -> None:
+def _check_disjoint(context: Localizer, op: Op, hit: Sequence[int], batching: Sequence[int]) ->
+None:
     """An axis that splits the rows must not split the indices: those rows would be missing."""
     operand, indices = (context.dims(v) for v in op.operands[:2])
     rows = {axis for d in hit for axis in operand[d]}
@@ -183,14 +186,17 @@ def _scatter(context: Localizer, op: Op) -> Sequence[Value]:
 
 
 def _spread_axes(context: Localizer, op: Op) -> tuple[str, ...]:
-    """Axes over which the updates, but not the operand, are sharded: the result is a partial sum over them."""
+    """Axes over which the updates, but not the operand, are sharded: the result is a partial sum
+    over them.
+    """
     own = {a for axes in context.dims(op.operands[0]) for a in axes}
     spread = {a for axes in context.dims(op.operands[2]) for a in axes} - own
     return context.mesh.order(tuple(spread))
 
 
 def _counted_once(context: Localizer, op: Op, spread: tuple[str, ...]) -> Value:
-    """The operand, zero on all ranks but the first of the group whose partial sums will be added."""
+    """The operand, zero on all ranks but the first of the group whose partial sums will be added.
+    """
     operand = context.env[op.operands[0]]
     if not spread:
         return operand
@@ -206,7 +212,9 @@ def _counted_once(context: Localizer, op: Op, spread: tuple[str, ...]) -> Value:
 
 
 def _local_rows(context: Localizer, op: Op, hit: Sequence[int]) -> Value:
-    """Index vectors with sharded entries shifted to this rank; what falls outside is dropped by the scatter."""
+    """Index vectors with sharded entries shifted to this rank; what falls outside is dropped by the
+    scatter.
+    """
     indices = context.env[op.operands[1]]
     if not hit:
         return indices

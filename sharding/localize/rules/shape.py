@@ -1,7 +1,9 @@
-"""Ops that move data: sharded dims must pass through whole, sizes in attributes become per-core sizes.
+"""Ops that move data: sharded dims must pass through whole, sizes in attributes become per-core
+sizes.
 
-A reshape is local exactly when every mesh axis keeps its distance in elements; a constant or iota along a sharded dim
-needs the rank's coordinate. Slicing, padding or joining along a sharded dim would need a halo and is refused.
+A reshape is local exactly when every mesh axis keeps its distance in elements; a constant or iota
+along a sharded dim needs the rank's coordinate. Slicing, padding or joining along a sharded dim
+would need a halo and is refused.
 """
 
 from __future__ import annotations

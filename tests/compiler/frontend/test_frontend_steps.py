@@ -4,6 +4,7 @@ reference of the IR.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -15,8 +16,11 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxlib import _jax
 
 from compiler.frontend.capture import Captured, capture
+from compiler.frontend.context import make_context, parse_module
+from compiler.frontend.hlo import import_hlo
 from compiler.frontend.models import llama
 from compiler.frontend.reference import batch_leaves, initial_state, reference_step, task_batches
 from compiler.frontend.stablehlo import import_module
@@ -103,6 +107,27 @@ def test_fp32_step_equals_jax(name: str) -> None:
     exact = {n: v for n, v in reference.items() if not LOOSE.search(n)}
     assert worst(ours, exact) < (1e-6, "")
     assert worst(ours, reference) < (2e-6, "")
+
+
+@pytest.mark.parametrize("name", ["llama_remat", "prime"])
+def test_the_step_as_an_hlo_proto_is_the_same_step(name: str) -> None:
+    captured, graph = imported(name)
+    state, batch = second_step("llama" if name in SAME_STATE else name)
+    given = state | batch_leaves(batch)
+    inputs = [given[info.name] for info in captured.inputs]
+    again = verify(import_hlo(as_hlo_proto(captured.artifact)))
+    for ours, theirs in zip(evaluate(again, inputs), evaluate(graph, inputs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def as_hlo_proto(artifact: bytes) -> bytes:
+    with make_context():
+        stream = io.BytesIO()
+        parse_module(artifact).operation.write_bytecode(stream)
+    convert = _jax.mlir.mlir_module_to_xla_computation
+    computation = convert(stream.getvalue(), use_tuple_args=False, return_tuple=False)
+    proto: bytes = computation.as_serialized_hlo_module_proto()
+    return proto
 
 
 def test_a_wrong_graph_is_noticed() -> None:

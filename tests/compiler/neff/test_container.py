@@ -1,4 +1,5 @@
-"""The container: identity of write and read, byte determinism, and refusal of every kind of damage."""
+"""The container: identity of write and read, byte determinism, and refusal of every kind of
+damage."""
 
 from __future__ import annotations
 

@@ -1,0 +1,363 @@
+"""Choosing the tiles of a contraction: who is stationary, what goes where, how much stays in SBUF.
+
+out[batch, m, n] = sum over k of stationary[batch, k, m] * moving[batch, k, n]. The m atoms land on the partitions of the
+result and n along its rows, so exchanging the operands stores the transposed result at no cost; both ways are planned and
+the cheaper estimate wins. A block of m tiles with all of k stays in SBUF while panels of the moving operand pass by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.codegen import rates
+from compiler.codegen.space import LEAVES, Space, Split, Walk, contiguous_run, split
+from compiler.diagnostics import CompileError
+from compiler.dtypes import DType
+from compiler.isa.limits import Limits
+from compiler.isa.region import Tensor
+
+# Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
+_CHUNK_BYTES = 16384
+_MAX_COLUMN_AXES = 3
+_FP32_PASSES = 4  # documented: nki/api/nki/isa/__init__.py, fp32 matmul takes four passes
+# With this many k tiles the pause between two accumulator blocks is short beside the work on one.
+_LONG_K = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One side of a contraction: value number, its free atoms, and whether k is innermost in HBM.
+
+    A `natural` operand is loaded with its free atom on the partitions and transposed on the tensor engine.
+    """
+
+    number: int
+    free: tuple[int, ...]
+    natural: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContractPlan:
+    """How a contraction is tiled.
+
+    `rows` is the atom on the partitions of the result (minor part of `row_split`), `depth` the atom on the partitions of
+    the operands (minor part of `depth_split`); a missing split has major -1. `columns` are the atoms of a panel, major to
+    minor. `outer`, `across` and `along` are loops of single points: batch and other m atoms, other n atoms, other k atoms.
+    `block` row tiles and `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block.
+    """
+
+    space: Space
+    number: int
+    stationary: Operand
+    moving: Operand
+    rows: int | None
+    row_split: Split
+    depth: int
+    depth_split: Split
+    columns: tuple[int, ...]
+    extents: Mapping[int, int]
+    outer: tuple[int, ...]
+    across: tuple[int, ...]
+    along: tuple[int, ...]
+    block: int
+    chunk: int
+    resident: bool
+    panel_type: DType
+    stationary_slots: int
+    accumulator_slots: int
+    cost: float
+
+
+def plan_contraction(
+    space: Space,
+    number: int,
+    sinks: Iterable[int],
+    limits: Limits,
+    tensors: Sequence[Tensor],
+    budget: int,
+) -> ContractPlan:
+    """The cheaper of the two orientations of contraction `number`, within about `budget` SBUF bytes per partition."""
+    _require_floats(space, number)
+    plans = [
+        _Planner(space, number, tuple(sinks), order, limits, tensors, budget).plan()
+        for order in ((0, 1), (1, 0))
+    ]
+    return min(plans, key=lambda p: p.cost)
+
+
+def _require_floats(space: Space, number: int) -> None:
+    types = [space.values[i].dtype for i in space.values[number].inputs]
+    if not all(t.is_float for t in types):
+        raise CompileError(
+            "SW_CODEGEN_CONTRACT_TYPE",
+            f"region {space.name}: the tensor engine requires float operands, got"
+            f" {', '.join(t.value for t in types)}",
+            hint="convert the operands to bf16 or f32",
+        )
+
+
+def even_tile(size: int, limit: int) -> int:
+    """Tile size up to `limit`: a divisor when that costs at most a quarter more tiles, else `limit`."""
+    if size <= limit:
+        return size
+    fewest = math.ceil(size / limit)
+    for count in range(fewest, fewest * 5 // 4 + 1):
+        if size % count == 0:
+            return size // count
+    return limit
+
+
+class _Planner:
+    """One orientation of one contraction."""
+
+    def __init__(
+        self,
+        space: Space,
+        number: int,
+        sinks: tuple[int, ...],
+        order: tuple[int, int],
+        limits: Limits,
+        tensors: Sequence[Tensor],
+        budget: int,
+    ) -> None:
+        self.space, self.number, self.sinks = space, number, sinks
+        self.limits, self.tensors, self.budget = limits, tensors, budget
+        contract = space.values[number]
+        self.sides = tuple(contract.inputs[i] for i in order)
+        atoms = [space.values[n].atoms for n in self.sides]
+        self.over = contract.over
+        self.batch = (atoms[0] & atoms[1]) - self.over
+        self.m = atoms[0] - self.over - self.batch
+        self.n = atoms[1] - self.over - self.batch
+        types = {space.values[n].dtype for n in self.sides}
+        self.panel_type = DType.F32 if DType.F32 in types else space.values[self.sides[0]].dtype
+        self.walks = [self._walk(n) for n in self.sides]
+        self.out = self._out_walk()
+
+    def _walk(self, number: int) -> Walk | None:
+        """The walk of the largest tensor an operand is made from."""
+        loads = [self.space.values[n] for n in self.space.slice([number])]
+        walks = [(self.space.elements(v), v.walk) for v in loads if v.walk and v.walk.tensor >= 0]
+        return max(walks, key=lambda w: w[0])[1] if walks else None
+
+    def _out_walk(self) -> Walk | None:
+        walks = [(self.space.elements(v), v.walk) for v in map(self.space.values.__getitem__, self.sinks)]
+        return max(walks, key=lambda w: w[0])[1]
+
+    def _best(self, atoms: Iterable[int], walks: Sequence[Walk | None]) -> int:
+        """The atom that fills most partitions; of equal ones the one that is innermost in memory, then the largest."""
+        size = self.space.sizes
+
+        def merit(a: int) -> tuple[int, int, int, int]:
+            inner = sum(1 for w in walks if w and w.stride(a) == 1)
+            return (min(size[a], self.limits.partitions), inner, size[a], -a)
+
+        return max(atoms, key=merit)
+
+    def plan(self) -> ContractPlan:
+        rows = self._best(self.m, self.walks[:1]) if self.m else None
+        depth = self._best(self.over, self.walks)
+        columns, extents = self._columns()
+        space, row_split = self._split(self.space, rows, self.limits.stationary_max)
+        space, depth_split = self._split(space, depth, self.limits.contraction_max)
+        naturals = [self._natural(side, depth, free) for side, free in ((0, rows), (1, columns))]
+        majors = [row_split.major] if row_split.major >= 0 else []
+        stationary = Operand(self.sides[0], (*majors, *([rows] if rows is not None else [])), naturals[0])
+        moving = Operand(self.sides[1], columns, naturals[1])
+        tiles = self._tiles(space, row_split, depth_split, columns, extents, naturals)
+        plan = ContractPlan(
+            space=space,
+            number=self.number,
+            stationary=stationary,
+            moving=moving,
+            rows=rows,
+            row_split=row_split,
+            depth=depth,
+            depth_split=depth_split,
+            columns=columns,
+            extents=extents,
+            outer=self._loops((self.batch | self.m) - {rows}),
+            across=self._loops(self.n - set(columns)),
+            along=self._loops(self.over - {depth}),
+            panel_type=self.panel_type,
+            cost=0.0,
+            **tiles,
+        )
+        return _with_cost(plan, self.walks, self.out, self.tensors)
+
+    def _loops(self, atoms: Iterable[int]) -> tuple[int, ...]:
+        """Atoms that become loops of single points, major first in the result."""
+        out = self.out
+        return tuple(sorted(atoms, key=lambda a: (-abs(out.stride(a)) if out else 0, a)))
+
+    def _split(self, space: Space, atom: int | None, limit: int) -> tuple[Space, Split]:
+        if atom is None:
+            return space, Split(-1, -1, 0)
+        return split(space, atom, even_tile(space.sizes[atom], limit))
+
+    def _columns(self) -> tuple[tuple[int, ...], dict[int, int]]:
+        """Panel atoms (major to minor in the result) and their extents: whole atoms from the innermost out."""
+        width, limit = 1, self.limits.moving_max
+        extents: dict[int, int] = {}
+        for atom in sorted(self.n, key=lambda a: (abs(self.out.stride(a)) if self.out else 0, a)):
+            room = limit // width
+            if room < 2 or len(extents) == _MAX_COLUMN_AXES:
+                break
+            extents[atom] = even_tile(self.space.sizes[atom], room)
+            width *= extents[atom]
+            if extents[atom] < self.space.sizes[atom]:
+                break
+        return tuple(reversed(extents)), extents
+
+    def _natural(self, side: int, depth: int, free: int | tuple[int, ...] | None) -> bool:
+        """k is innermost in HBM and there are rows to put on the partitions instead."""
+        walk = self.walks[side]
+        has_rows = free is not None and free != ()
+        return bool(walk and has_rows and abs(walk.stride(depth)) == 1 and self.space.sizes[depth] > 1)
+
+    # blocking
+
+    def _tiles(
+        self,
+        space: Space,
+        row_split: Split,
+        depth_split: Split,
+        columns: tuple[int, ...],
+        extents: Mapping[int, int],
+        naturals: Sequence[bool],
+    ) -> dict[str, int | bool]:
+        """block, chunk, resident and slot counts that fit PSUM and the budget."""
+        item = self.panel_type.bytes
+        depth_tiles = _tile_count(space, depth_split)
+        row_tiles = space.sizes.get(row_split.major, 1)
+        along = math.prod(self.space.sizes[a] for a in self.over) // self.space.sizes[depth_split.minor]
+        height = space.sizes.get(row_split.minor, 1)
+        width = math.prod(extents[a] for a in columns)
+        room, block, slots = self._block(depth_tiles * along, row_tiles, sum(naturals))
+        half = self.budget // 2
+        whole = depth_tiles * along * height * item
+        resident = whole <= half
+        while resident and block > 1 and whole * block > half:
+            block -= 1
+        stationary_slots = 2 if 2 * whole * block <= half else 1
+        block = math.ceil(row_tiles / math.ceil(row_tiles / block))
+        per_tile = width * item + sum(naturals) * space.sizes[depth_split.minor] * item
+        per_tile += 0 if resident else block * height * item
+        epilogue = 8 * width * (len(self.space.slice(self.sinks)) + 1)
+        left = max(0, self.budget - whole * block * stationary_slots * resident - epilogue)
+        chunk = max(1, min(depth_tiles, left // (2 * per_tile), max(1, _CHUNK_BYTES // per_tile)))
+        chunk = math.ceil(depth_tiles / math.ceil(depth_tiles / chunk))
+        return {
+            "block": block,
+            "chunk": chunk,
+            "resident": resident,
+            "stationary_slots": stationary_slots,
+            "accumulator_slots": slots,
+        }
+
+    def _block(self, depth_tiles: int, row_tiles: int, naturals: int) -> tuple[int, int, int]:
+        """(free PSUM banks, row tiles per block, accumulator slots): transposes take two banks per operand."""
+        free = self.limits.psum_banks - 2 * naturals
+        if naturals and depth_tiles >= _LONG_K and row_tiles > free // 2:
+            return free, min(free, row_tiles, 4), 1
+        return free, min(free // 2, row_tiles), 2
+
+
+def _tile_count(space: Space, made: Split) -> int:
+    return space.sizes.get(made.major, 1) + (1 if made.tail else 0)
+
+
+def _with_cost(
+    plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, tensors: Sequence[Tensor]
+) -> ContractPlan:
+    from dataclasses import replace
+
+    return replace(plan, cost=_cost(plan, walks, out, tensors))
+
+
+def _cost(
+    plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, tensors: Sequence[Tensor]
+) -> float:
+    """Estimated nanoseconds: the larger of tensor engine and DMA time."""
+    space = plan.space
+    size = space.sizes
+    row_blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block) * math.prod(
+        size[a] for a in plan.outer
+    )
+    panels = math.prod(size[a] for a in plan.across)
+    panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
+    depth_tiles = _tile_count(space, plan.depth_split) * math.prod(size[a] for a in plan.along)
+    width = max(rates.MIN_CYCLES, math.prod(plan.extents.values()))
+    passes = _FP32_PASSES if plan.panel_type is DType.F32 else 1
+    products = row_blocks * plan.block * panels * depth_tiles * width
+    turned = 0.0
+    moved = 0.0
+    for operand, walk, runs in (
+        (plan.stationary, walks[0], row_blocks * (1 if plan.resident else panels)),
+        (plan.moving, walks[1], row_blocks * panels),
+    ):
+        free = plan.block * size.get(plan.rows or -1, 1) if operand is plan.stationary else width
+        if operand.natural:
+            turned += runs * depth_tiles * free
+        if walk is None:
+            continue
+        item = tensors[walk.tensor].dtype.bytes
+        run = _run(plan, operand, walk) * item
+        moved += rates.transfer_ns(runs * depth_tiles * size[plan.depth] * free * item, run)
+    if out is not None:
+        item = tensors[out.tensor].dtype.bytes
+        run = contiguous_run(space, out, plan.columns, plan.extents) * item
+        total = row_blocks * plan.block * size.get(plan.rows or -1, 1) * panels * width * item
+        moved += rates.transfer_ns(total, run)
+    busy = (products + turned) * passes / rates.TENSOR_COLUMNS_PER_NS
+    return max(busy, moved) + 0.1 * min(busy, moved)
+
+
+def _run(plan: ContractPlan, operand: Operand, walk: Walk) -> int:
+    """Elements in a row of a panel load."""
+    size = plan.space.sizes
+    if operand.natural:
+        return size[plan.depth] * (plan.chunk if plan.depth_split.major >= 0 else 1)
+    extents = dict(plan.extents) | {plan.row_split.major: plan.block}
+    if plan.rows is not None:
+        extents[plan.rows] = size[plan.rows]
+    return contiguous_run(plan.space, walk, [a for a in operand.free if walk.stride(a)], extents)
+
+
+def needed_by_epilogue(space: Space, number: int, sinks: Iterable[int]) -> list[int]:
+    """Values after contraction `number`, and what they need beside it, in order.
+
+    Raises CompileError for values that need a loop of their own.
+    """
+    inside = space.slice(sinks)
+    after = {number}
+    for n in inside:
+        if after & set(space.values[n].inputs):
+            after.add(n)
+    wanted = set(after)
+    for n in reversed(inside):
+        if n in wanted and n != number:
+            wanted.update(space.values[n].inputs)
+    found = [n for n in inside if n in wanted and n != number]
+    _require_simple(space, found, "after")
+    return found
+
+
+def needed_by_operand(space: Space, number: int) -> list[int]:
+    """What an operand is computed from, in order, the operand last."""
+    found = space.slice([number])
+    _require_simple(space, found, "before")
+    return found
+
+
+def _require_simple(space: Space, numbers: Iterable[int], where: str) -> None:
+    bad = [space.values[n].op for n in numbers if space.values[n].op not in LEAVES]
+    bad = [op for op in bad if op in ("reduce", "contract", "load_indexed", "store_add_indexed")]
+    if bad:
+        raise CompileError(
+            "SW_CODEGEN_EPILOGUE",
+            f"region {space.name} requires elementwise values {where} its contraction, got {bad[0]}",
+            hint="lower it to a region of its own",
+        )
