@@ -1,7 +1,7 @@
 """From functions to tile programs: the pure functions that compile units run.
 
 `compile_function` is bytes to bytes, so that executors can run it anywhere and caches can key it. Units carry no user
-locations; an error names an op ordinal, which `located` turns into the user's file and line where the graph is known.
+locations: an error names the op by ordinal, and `located` points it at the user's line where the graph is known.
 """
 
 from __future__ import annotations
@@ -10,50 +10,111 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack
+import numpy as np
 
-from compiler.buffers import OutlinedProgram, outline_program
 from compiler.codegen.generate import generate
 from compiler.diagnostics import DiagnosticError, Loc
-from compiler.ir.serialize import load
 from compiler.ir.types import Graph, Op
-from compiler.isa.encode import pack_function, unpack_function
-from compiler.isa.program import Function, Program
+from compiler.isa.encode import decode_function, encode_function
+from compiler.isa.program import Function, Program, Region
 from compiler.link import link_program
-from compiler.lower.function import ORDINAL_FILE, Signature, lower_function
-from compiler.outline import Unit
+from compiler.lower.function import ORDINAL_FILE, Lowered, Signature, lower_function
+from compiler.outline import outline_programs
 from compiler.passes.pipeline import run
-from compiler.program import StepPlan, StepProgram
-from compiler.target import load_target
+from compiler.program import StepProgram
+from compiler.unit import Unit, read_payload
+
+FORMAT = 1
 
 
 def compile_function(payload: bytes, options: Mapping[str, Any], target: str) -> bytes:
-    """The encoded function of a compile unit (`Unit.payload`) for the machine named `target`.
+    """The packed function of a compile unit (`Unit.payload`) for the machine named `target`.
 
+    `options` change nothing yet; they are part of the unit's key.
     Raises: CompileError whose location is an op ordinal (see `located`).
     """
-    body = msgpack.unpackb(payload, use_list=False)
-    graph = _with_ordinals(load(body["graph"]))
-    signature = Signature(parameters=body["parameters"], aliases=body["aliases"])
-    function = build_function(graph, signature, options, target)
-    return pack_function(function)
+    del options
+    graph, signature = read_payload(payload)
+    lowered = lower_function(run(with_ordinals(graph)), signature)
+    return pack_function(generate_function(lowered, target))
 
 
-def build_function(
-    graph: Graph, signature: Signature, options: Mapping[str, Any], target: str
-) -> Function:
-    """Passes, lowering and tile code of one function graph."""
-    machine = load_target(target)
-    lowered = lower_function(run(graph), signature)
-    regions = [generate(region, lowered.tensors, machine) for region in lowered.regions]
+def generate_function(lowered: Lowered, target: str) -> Function:
+    """Tile code for every region of a lowered function. Raises CompileError, CapacityError."""
+    regions: list[Region] = []
+    registers = lowered.num_registers
+    for program in lowered.regions:
+        made = generate(program, lowered.tensors, target, registers)
+        regions.append(made.region)
+        registers = max(registers, made.next_register)
     return Function(
-        name=graph.name,
+        name="",
         tensors=lowered.tensors,
         inputs=lowered.inputs,
         outputs=lowered.outputs,
         parameters=lowered.parameters,
-        num_registers=lowered.num_registers,
+        num_registers=registers,
         regions=regions,
         collectives=lowered.collectives,
         scratch_bytes=lowered.scratch_bytes,
         target=target,
     )
+
+
+def compile_graph(program: StepProgram, target: str) -> Program:
+    """One program compiled and linked in this process. Raises the DiagnosticError of the stage that refuses."""
+    outlined = outline_programs((program,))
+    compiled = {unit.key: compile_unit(unit, target) for unit in outlined.functions}
+    units = {unit.key: unit for unit in outlined.functions}
+    return link_program(outlined.programs[0], units, compiled, target)
+
+
+def compile_unit(unit: Unit, target: str) -> Function:
+    """Compile a unit whose locations are known. Raises CompileError at the user's file and line."""
+    try:
+        return unpack_function(compile_function(unit.payload, {}, target))
+    except DiagnosticError as error:
+        raise located(error, unit.graph) from error
+
+
+def with_ordinals(graph: Graph) -> Graph:
+    """`graph` with op ordinals in place of locations; passes keep them."""
+    ops = tuple(
+        Op(op.name, op.operands, op.results, op.attrs, op.regions, Loc(ORDINAL_FILE, number))
+        for number, op in enumerate(graph.ops)
+    )
+    return Graph(graph.inputs, ops, graph.outputs, graph.name)
+
+
+def located(error: DiagnosticError, graph: Graph) -> DiagnosticError:
+    """`error` with the user's location in place of an op ordinal of `graph`."""
+    loc = error.loc
+    if loc is None or loc.file != ORDINAL_FILE or loc.line >= len(graph.ops):
+        return error
+    d = error.diagnostic
+    return type(error)(d.code, d.message, graph.ops[loc.line].loc, d.hint)
+
+
+def pack_function(function: Function) -> bytes:
+    """The sections of a function as bytes, deterministic."""
+    sections = encode_function(function)
+    rows = [[name, *_pack_section(sections[name])] for name in sorted(sections)]
+    data: bytes = msgpack.packb([FORMAT, rows])
+    return data
+
+
+def unpack_function(data: bytes) -> Function:
+    """Inverse of `pack_function`."""
+    version, rows = msgpack.unpackb(data)
+    assert version == FORMAT, f"packed function of format {version}"
+    return decode_function({name: _unpack_section(kind, shape, raw) for name, kind, shape, raw in rows})
+
+
+def _pack_section(section: Any) -> tuple[str, Sequence[int], bytes]:
+    if isinstance(section, np.ndarray):
+        return section.dtype.str, section.shape, np.ascontiguousarray(section).tobytes()
+    return "", (), bytes(section)
+
+
+def _unpack_section(kind: str, shape: Sequence[int], raw: bytes) -> Any:
+    return np.frombuffer(raw, np.dtype(kind)).reshape(shape) if kind else raw

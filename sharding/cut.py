@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 Node = TypeVar("Node", bound=Hashable)
@@ -88,7 +89,7 @@ class _Flow(Generic[Node]):
     def saturate(self) -> None:
         """Push flow along shortest augmenting paths until there is none."""
         while (path := self._augmenting_path()) is not None:
-            steps = list(zip(path, path[1:], strict=False))
+            steps = list(pairwise(path))
             amount = min(self.room[a][b] for a, b in steps)
             if amount >= UNCUTTABLE // 2:
                 raise ValueError("a path has no node that may be cut")

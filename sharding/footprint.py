@@ -145,8 +145,7 @@ class _Sweep:
 
 @dataclass(slots=True)
 class _Level:
-    """How one level occupies memory: values that cost nothing here, and the category of the others.
-    """
+    """How one level occupies memory: values that are free here, and the others' category."""
 
     graph: Graph
     default: str
@@ -211,8 +210,7 @@ def _sweep(level: _Level) -> _Sweep:
 
 
 def _ends(level: _Level) -> dict[Value, int]:
-    """Where each value is last needed: what a fused value or a view reads lives as long as it does.
-    """
+    """Where each value is last needed; what a fused value or a view reads lives as long."""
     ends = {v: max(i.start, i.end) for v, i in liveness(level.graph).items()}
     for op in reversed(level.graph.ops):
         for value in op.results:
@@ -246,8 +244,7 @@ def _taken_over(
 
 
 def _inside(op: Op, level: _Level) -> _Sweep:
-    """What the body of a loop needs beside its carries; carries updated in place need nothing more.
-    """
+    """What the body of a loop needs beside its carries, those updated in place included."""
     if op.name != "loop":
         return _Sweep()
     (body,) = op.regions
@@ -289,8 +286,8 @@ def check_limit(memory: Footprint, limit_bytes: int, plan: StepPlan) -> None:
     largest = memory.largest[0].loc if memory.largest else UNKNOWN_LOC
     raise CapacityError(
         "SW_CAPACITY",
-        f"memory per core requires {_gib(memory.peak_bytes)} ({memory.peak_bytes} bytes), the limit is "
-        f"{_gib(limit_bytes)} ({limit_bytes} bytes); largest: {'; '.join(lines)}",
+        f"memory per core requires {_gib(memory.peak_bytes)} ({memory.peak_bytes} bytes), "
+        f"the limit is {_gib(limit_bytes)} ({limit_bytes} bytes); largest: {'; '.join(lines)}",
         largest,
         _advice(memory, plan),
     )

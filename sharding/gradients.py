@@ -127,8 +127,7 @@ def _per_sample(view: StepView, value: Value) -> CutRefused:
 def _zone(
     view: StepView, sinks: Sequence[Value]
 ) -> tuple[list[Value], list[tuple[Value, Value]], set[Value]]:
-    """Sums upstream of `sinks`: those fed by single samples, the edges among them, and all of them.
-    """
+    """Sums upstream of `sinks`: those fed by single samples, edges among them, all of them."""
     sources: list[Value] = []
     edges: list[tuple[Value, Value]] = []
     zone, todo = set(sinks), list(sinks)

@@ -97,8 +97,7 @@ def _loop(op: Op, operands: Sequence[Label]) -> list[Label]:
     while True:
         inside = _label_region(body, carries)
         after = [
-            _join(carry, inside[out], out)
-            for carry, out in zip(carries, body.outputs, strict=True)
+            _join(carry, inside[out], out) for carry, out in zip(carries, body.outputs, strict=True)
         ]
         if after == carries:
             return after
@@ -374,8 +373,7 @@ def _dot(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     left, right = (_dims(x, v.type.shape) for x, v in zip(operands, op.operands, strict=True))
     lhs_free, rhs_free = attrs.free_dims(len(left), len(right))
     kept = [
-        _merge_dim(left[a], right[b])
-        for a, b in zip(attrs.lhs_batch, attrs.rhs_batch, strict=True)
+        _merge_dim(left[a], right[b]) for a, b in zip(attrs.lhs_batch, attrs.rhs_batch, strict=True)
     ]
     kept += [left[d] for d in lhs_free] + [right[d] for d in rhs_free]
     return _contracted(kept, True)
@@ -418,8 +416,7 @@ def _gather(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     gone = attrs.collapsed_slice_dims + attrs.operand_batching_dims
     window = iter([dim for d, dim in enumerate(columns) if d not in gone])
     dims = [
-        next(window) if d in attrs.offset_dims else next(walked)
-        for d in range(op.result.type.rank)
+        next(window) if d in attrs.offset_dims else next(walked) for d in range(op.result.type.rank)
     ]
     if attrs.operand_batching_dims and table.kind is Kind.SAMPLE:
         dims = _mark_batching(op, dims, columns)

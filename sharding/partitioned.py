@@ -8,8 +8,9 @@ never named. Localisation is next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgpack
 
@@ -30,6 +31,27 @@ class Slot:
     name: str
     role: str
     batch_dim: int | None = None
+
+
+class SlotLike(Protocol):
+    """What the front end says of an argument or result, as far as partitioning reads it."""
+
+    @property
+    def name(self) -> str:
+        """The path of the leaf."""
+
+    @property
+    def role(self) -> str:
+        """Its role."""
+
+    @property
+    def batch_dim(self) -> int | None:
+        """The sample dim of a batch input."""
+
+
+def slots(infos: Iterable[SlotLike]) -> tuple[Slot, ...]:
+    """Slots of the arguments or results of a captured step."""
+    return tuple(Slot(info.name, info.role, info.batch_dim) for info in infos)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

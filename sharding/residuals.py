@@ -60,8 +60,7 @@ class _Chooser:
         return sum(self._bytes_to_have(v, depth) for v in dict.fromkeys(op.operands))
 
     def _bytes_to_have(self, value: Value, depth: int) -> int:
-        """Bytes to store so that the backward program has `value`: itself, or what it follows from.
-        """
+        """Bytes to store for the backward program to have `value`: it, or what it follows from."""
         if value not in self.on_batch or value in self.derivable or value in self.needed:
             return 0
         own = value.type.num_bytes
@@ -77,8 +76,7 @@ def _is_cheap(op: Op) -> bool:
 
 
 def _derivable(graph: Graph, on_batch: set[Value]) -> set[Value]:
-    """Values that follow from the batch inputs by cheap ops alone (token ids, masks): never stored.
-    """
+    """Values that follow from batch inputs by cheap ops alone (token ids, masks): not stored."""
     derivable = set(graph.inputs)
     for op in graph.ops:
         if _is_cheap(op) and all(v in derivable or v not in on_batch for v in op.operands):

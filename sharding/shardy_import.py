@@ -41,6 +41,7 @@ UNRESOLVED = (
     "sdy.sharding_constraint",
 )
 REDUCES = ("all_reduce", "reduce_scatter")
+COMPLETING = ("add", "max", "min", "and", "or")
 _SUB_AXIS = re.compile(r'"(\w+)":\((\d+)\)(\d+)')
 _SHARDING = re.compile(r"<@\w+, \[(.*?)\](?:, replicated=\{[^}]*\})?(?:, unreduced=\{([^}]*)\})?>")
 
@@ -269,17 +270,42 @@ def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
     it.
     """
     source = made.get(op.operands[0])
-    kind = "add"
     while source is not None and source.name in REDUCES:
         source = made.get(source.operands[0])
-    if source is not None and source.name in ("reduce", "scatter"):
-        kind = source.attrs.kind
-    if kind not in ("add", "max", "min", "and", "or"):
+    kind = _partial_kind(source, made)
+    if kind is None:
+        name = source.name if source is not None else "an argument"
         raise ShardingError(
             "SW_PARTITIONER_REDUCTION",
-            f"{op.name} requires a reduction of add, max, min, and, or; got {kind}",
+            f"{op.name} over {'+'.join(op.attrs.axes)} requires partial results that a sum, a "
+            f"maximum, a minimum or a logical fold completes, got those of {name}",
             loc,
+            hint="scatter into zeros and add the result; fold with add, max, min, and, or",
         )
     if op.name == "all_reduce":
         return AllReduceAttrs(op.attrs.axes, kind)
     return ReduceScatterAttrs(op.attrs.dim, op.attrs.axes, kind)
+
+
+def _partial_kind(source: Op | None, made: Mapping[Value, Op]) -> str | None:
+    """How partial results of `source` are completed; None when no reduction does it."""
+    match source.name if source is not None else "":
+        case "dot_general" | "gather":
+            return "add"
+        case "reduce":
+            assert source is not None
+            kind: str = source.attrs.kind
+            return kind if kind in COMPLETING else None
+        case "scatter":
+            assert source is not None
+            zeros = _is_zeros(source.operands[0], made)
+            return "add" if source.attrs.kind == "add" and zeros else None
+    return None
+
+
+def _is_zeros(value: Value, made: Mapping[Value, Op]) -> bool:
+    """True when every element is a constant zero."""
+    op = made.get(value)
+    while op is not None and op.name in ("broadcast_in_dim", "reshape"):
+        op = made.get(op.operands[0])
+    return op is not None and op.name == "constant" and not any(op.attrs.data)

@@ -178,9 +178,7 @@ class _Part:
         names = {**inputs, **self.extra_inputs}
         used = {v for op in self.ops for v in op.operands} | {v for _, v in self.outputs}
         read = [v for v in names if v in used]
-        graph = Graph(
-            tuple(read), tuple(self.ops), tuple(v for _, v in self.outputs), self.name
-        )
+        graph = Graph(tuple(read), tuple(self.ops), tuple(v for _, v in self.outputs), self.name)
         return StepProgram(
             name=self.name,
             graph=graph,
@@ -350,9 +348,7 @@ def _plan(
     )
 
 
-def _ancestors(
-    graph: Graph, targets: Iterable[Value], stop: set[Value] | None = None
-) -> list[Op]:
+def _ancestors(graph: Graph, targets: Iterable[Value], stop: set[Value] | None = None) -> list[Op]:
     """The ops that `targets` need, in program order, not looking past `stop`."""
     stop = stop or set()
     needed = {v for v in targets if v not in stop}
@@ -453,8 +449,8 @@ def _uncut(step: _Step, num_microbatches: int, refused: CutRefused) -> StepPlan:
     if num_microbatches > 1:
         raise ShardingError(
             "SW_STAGES_CUT",
-            f"num_microbatches={num_microbatches} requires a step that can be cut at its gradients: "
-            f"{refused.reason}",
+            f"num_microbatches={num_microbatches} requires a step that can be cut at its "
+            f"gradients: {refused.reason}",
             refused.loc,
             "use one micro-batch, or reduce over the samples before the optimizer reads the value",
         )

@@ -71,14 +71,13 @@ def _product(
     rest = [a for a in range(len(sizes)) if a not in {*batch, *rows, *columns, *inner}]
     left_axes = (*batch, *rows, *inner, *columns, *rest)
     right_axes = (*batch, *inner, *columns, *rows, *rest)
-    left_shape = (count(batch), count(rows), count(inner)) if batch else (count(rows), count(inner))
-    right_shape = (
-        (count(batch), count(inner), count(columns)) if batch else (count(inner), count(columns))
-    )
+    # Batch atoms stay separate axes: merging those of a transposed view would copy it.
+    outer = tuple(sizes[a] for a in batch)
+    left_shape = (*outer, count(rows), count(inner))
+    right_shape = (*outer, count(inner), count(columns))
     result_axes = (*batch, *rows, *columns, *inner, *rest)
-    result_shape = tuple(sizes[a] for a in (*batch, *rows, *columns)) + (1,) * (
-        len(inner) + len(rest)
-    )
+    kept = tuple(sizes[a] for a in (*batch, *rows, *columns))
+    result_shape = kept + (1,) * (len(inner) + len(rest))
     back = tuple(result_axes.index(a) for a in range(len(sizes)))
 
     def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:

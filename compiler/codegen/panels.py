@@ -15,6 +15,8 @@ from compiler.codegen.values import Frame, copy_engine, emit_load
 from compiler.isa.program import Engine
 from compiler.isa.region import Affine
 
+_GROUP = 4  # transposes per copy: four 128-wide blocks fill a PSUM bank, more would only unroll code
+
 
 class Panels:
     """Loads panels for one contraction plan."""
@@ -126,7 +128,7 @@ class Panels:
             offset = offset + here * panel.strides[atom]
         rows, k = scope.extent(row), scope.extent(depth)
         count = scope.extent(self.major) if self.major >= 0 else 1
-        most = self.builder.limits.moving_max // rows
+        most = min(_GROUP, self.builder.limits.moving_max // rows)
         group = max(g for g in range(1, min(count, most) + 1) if count % g == 0)
         inner = scope.loop(count // group) if count > group else scope
         first = Affine(0, ((inner.register, group),)) if count > group else Affine()

@@ -23,8 +23,7 @@ RULE_FILES = (collective, control, dot, elementwise, gather, reduce, shape)
 
 @dataclass(frozen=True, slots=True)
 class Localized:
-    """The per-core graph, the local value of every top-level global value, and where it came from.
-    """
+    """The per-core graph, the local value of every top-level global value, and its source."""
 
     graph: Graph
     values: Mapping[Value, Value]

@@ -93,8 +93,8 @@ class Localizer:
             if local.type != expected:
                 raise self.error(
                     "SW_LOCALIZE_TYPE",
-                    f"{op.name} of {value.type} under {self.specs[value]} requires {expected} per core, "
-                    f"got {local.type}",
+                    f"{op.name} of {value.type} under {self.specs[value]} requires {expected} "
+                    f"per core, got {local.type}",
                 )
             self.env[value] = local
 
@@ -124,7 +124,8 @@ class Localizer:
         if unknown or len(spec.dims) != type.rank:
             raise self.error(
                 "SW_LOCALIZE_SPEC",
-                f"{type} requires a spec of {type.rank} dims over the axes of {self.mesh}, got {spec}",
+                f"{type} requires a spec of {type.rank} dims over the axes of {self.mesh}, "
+                f"got {spec}",
             )
         try:
             return tensor_type(spec.local_shape(type.shape, self._ways), type.dtype)
@@ -207,7 +208,8 @@ def require_whole(context: Localizer, op: Op, dim: int, axes: Sequence[str], why
     if axes:
         raise context.error(
             "SW_LOCALIZE_DIM",
-            f"{op.name} requires dim {dim} whole on every core ({why}), got it sharded over {'+'.join(axes)}",
+            f"{op.name} requires dim {dim} whole on every core ({why}), "
+            f"got it sharded over {'+'.join(axes)}",
             "shard another dim of this tensor",
         )
 

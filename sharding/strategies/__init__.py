@@ -34,8 +34,8 @@ class Recipe:
     """What a strategy decided.
 
     `graph` carries constraints; `specs` is keyed by (op ordinal, result index), (-1, input index)
-    or (-2, output index). `reasons` says who decided what, by leaf name; `predicted` counts static
-    collectives, loop bodies once.
+    or (-2, output index). `reasons` says who decided what, by leaf name (and "layers"); `predicted`
+    counts static collectives, loop bodies once.
     """
 
     graph: Graph

@@ -9,13 +9,13 @@ below is the recipe, top to bottom.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compiler.diagnostics import Diagnostic, ShardingError
 from compiler.ir.types import Graph, Op, TensorType, Value
 from sharding.dims import BatchLabels, Dim, ShardClasses, batch_labels, reached
-from sharding.layers import ScannedLayers, scanned_layers
+from sharding.layers import ScannedLayers, scanned_layers, unrolled_layers
 from sharding.mesh import DATA_AXES, Mesh
 from sharding.partitioned import Slot
 from sharding.pins import (
@@ -45,6 +45,7 @@ def fsdp(graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot], mesh: Me
     plan = _Plan(graph, inputs, outputs, mesh)
     plan.check_axes()
     plan.place_batch()
+    plan.describe_layers()
     plan.place_parameters()
     plan.place_optimizer()
     plan.gather_weights()
@@ -131,6 +132,14 @@ class _Plan:
                 f"{slot.name}, got {given}",
                 hint=f"use {-(-max(given, 1) // ways) * ways} samples, or fewer data cores",
             )
+
+    def describe_layers(self) -> None:
+        """Say which layers were found; for the user, nothing below depends on it."""
+        weights = reached(self.graph, [value for _, value in self.slots("parameter")])
+        runs = unrolled_layers(self.graph, self.labels.dims, weights)
+        found = [f"loop of {s.loop.attrs.trip} over {len(s.weights)} weights" for s in self.scans]
+        found += [f"{len(run.repeats)} unrolled repeats" for run in runs]
+        self.reasons["layers"] = "; ".join(found) or "none found"
 
     def place_parameters(self) -> None:
         """Shard each weight along its largest divisible dim that is not a loop's layer dim."""
@@ -333,8 +342,3 @@ def _lost_batch(op: Op) -> Diagnostic:
         hint="keep samples along one dim that is only merged, moved or reduced",
         severity="warning",
     )
-
-
-def recipe_decisions(recipe: Recipe) -> Mapping[str, str]:
-    """Who decided the layout of each leaf, for `--explain`."""
-    return recipe.reasons

@@ -52,7 +52,9 @@ def sines(b: Builder, x: Value, count: int) -> list[Value]:
 
 def test_arguments_are_exact_and_batches_count_every_micro_batch() -> None:
     b = Builder()
-    w, m, x = b.input((SIZE,)), b.input((SIZE,), DType.BF16), b.input((SIZE,), DType.I32)
+    w = b.input((SIZE,))
+    b.input((SIZE,), DType.BF16)
+    b.input((SIZE,), DType.I32)
     out = b.add(w, w)
     roles = [("w", "parameter"), ("m", "optimizer"), ("x", "batch"), ("g", "gradient")]
     memory = footprint(plan_of(b.finish(out), roles, count=3))

@@ -79,6 +79,13 @@ def test_constraints_sit_after_the_conversion_and_after_the_gradient() -> None:
     assert [op.attrs.spec for op in pins] == [((), ()), ((), ("dp_shard",))]
 
 
+def test_the_layers_found_are_told() -> None:
+    graph, inputs, outputs = captured_graph(train_task(SIZES, seq_len=8), 4)
+    recipe = fsdp(graph, inputs, outputs, make_mesh({"dp_shard": 4}))
+    assert recipe.reasons["layers"].startswith("loop of 4 over 9 weights; loop of 4 over")
+    assert fsdp(*linear_step(), make_mesh({"dp_shard": 4})).reasons["layers"] == "none found"
+
+
 def test_layer_dim_of_a_scan_is_never_sharded() -> None:
     """Four layers over four shards: the layer dim divides and must not be taken."""
     graph, inputs, outputs = captured_graph(train_task(SIZES, seq_len=8), 4)

@@ -307,7 +307,7 @@ def reshapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], int, in
 @settings(max_examples=150, deadline=None)
 @given(reshapes())
 def test_reshape_is_exact_or_refused(
-    case: tuple[tuple[int, ...], tuple[int, ...], int, int]
+    case: tuple[tuple[int, ...], tuple[int, ...], int, int],
 ) -> None:
     before, after, source, target = case
     mesh = make_mesh({"dp_shard": 2})
@@ -343,9 +343,7 @@ def test_a_dim_that_does_not_divide_is_refused_with_its_line() -> None:
     b = Builder(loc=LOC)
     x = b.input((6, 4))
     y = b.op("negate", x)
-    refuse(
-        partitioned(b.finish(y), DP, {x: (S, N)}), "SW_LOCALIZE_DIVIDE", "multiple of 4, got 6"
-    )
+    refuse(partitioned(b.finish(y), DP, {x: (S, N)}), "SW_LOCALIZE_DIVIDE", "multiple of 4, got 6")
     b = Builder(loc=LOC)
     y = b.full((6, 4), 1.0)
     refuse(partitioned(b.finish(y), DP, {y: (S, N)}), "SW_LOCALIZE_DIVIDE", "model.py:41")

@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Callable[[], TrainTask], dict[str, int], int, int]] = {
     "scan, hybrid, 2 micro-batches": (scanned, {"dp_replicate": 2, "dp_shard": 2}, 1, 2),
     "scan, 8 ranks, no remat, tied": (tied, {"dp_shard": 8}, 1, 2),
     "unrolled flax, hybrid, 2 micro-batches": (flax, {"dp_replicate": 2, "dp_shard": 2}, 1, 2),
-    "prime width, 4 ranks, 2 micro-batches": (prime, {"dp_shard": 4}, 1, 2),
+    "prime width, hybrid, 2 micro-batches": (prime, {"dp_replicate": 2, "dp_shard": 2}, 1, 2),
     "prime width, hybrid, 8 ranks": (prime, {"dp_replicate": 2, "dp_shard": 4}, 1, 1),
 }
 

@@ -25,11 +25,12 @@ from compiler.frontend.models import llama
 from compiler.frontend.models.llama import LlamaConfig, train_task
 from compiler.frontend.task import TrainTask
 from compiler.ir.build import Builder
+from compiler.ir.ops import ScatterAttrs
 from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph
 from compiler.ir.verify import verify
 from sharding import shardy
-from sharding.findings import collectives, traffic_bytes, unexpected, with_findings
+from sharding.findings import TRAFFIC, collectives, traffic_bytes, unexpected, with_findings
 from sharding.mesh import Mesh, make_mesh
 from sharding.partitioned import (
     PartitionedGraph,
@@ -230,20 +231,20 @@ def test_values_equal_the_unsharded_graph(name: str, mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("mesh", [FSDP8, HSDP], ids=str)
 def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
-    """Gathers: equal counts, equal elements over the step. Reductions: every gradient once (as all-
-    reduce).
-    """
+    """Equal counts, equal elements over the step, equal values; XLA reduces where we also scatter."""
     result = road("llama-f32-full", mesh)
     step = xla_spmd.XlaStep(result.recipe, mesh)
-    theirs = step.collectives()
-    ours = [op for op in collectives(result.part.graph) if op.result.type.rank]
-    gathers = [op for op in ours if op.name == "all_gather"]
-    assert sum(n for (kind, _), n in theirs.items() if kind == "all-gather") == len(gathers)
-    assert not [kind for kind, _ in theirs if kind == "all-to-all"]
-    # XLA reduces whole gradients over dp_shard, then shards over dp_replicate.
-    scattered = Counter(op.result.type.num_elements for op in ours if op.name == "reduce_scatter")
-    reduced = {k: n for k, n in scattered.items() if theirs[("all-reduce", k)] < n}
-    assert not reduced, f"gradients of these sizes are not reduced by XLA: {reduced}"
+    theirs = {key: n for key, n in step.collectives().items() if key[1] > 1}
+    assert {kind for kind, _, _ in theirs} == {"all-gather", "all-reduce"}
+    ours = executed(result.part.graph)
+    for kind, mine in (("all-gather", ["all_gather"]), ("all-reduce", ["reduce_scatter"])):
+        found = [(k, n) for k, n in theirs.items() if k[0] == kind]
+        count = sum(number for name, _, number in ours if name in mine)
+        elements = sum(size for name, size, _ in ours if name in mine)
+        shards = elements // mesh.sizes["dp_shard"] if kind == "all-reduce" and mesh is HSDP else 0
+        assert sum(n for _, n in found) == count * (2 if shards else 1)
+        trips = SIZES.num_hidden_layers
+        assert sum(n * k[1] * (trips if k[2] else 1) for k, n in found) == elements + shards
     inputs = random_inputs(result.graph, result.inputs)
     outputs = run_whole(result.part, inputs)
     for i, parts in enumerate(step.run(inputs)):
@@ -406,6 +407,49 @@ def test_reductions_are_named_by_what_they_reduce() -> None:
     w = np.random.default_rng(1).standard_normal((4, 16)).astype(np.float32)
     for given, wanted in zip(run_whole(part, [x, w]), evaluate(graph, [x, w]), strict=True):
         np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
+
+
+def scattered_graph(start: str, kind: str = "add") -> tuple[Graph, dict]:
+    """Updates split over the batch, scattered into a table that is zero or given."""
+    b = Builder(loc=Loc("model.py", 8, "step"))
+    rows, updates, table = b.input((8, 1), DType.I32), b.input((8, 4)), b.input((6, 4))
+    target = b.full((6, 4), 0.0) if start == "zeros" else table
+    attrs = ScatterAttrs(
+        update_window_dims=(1,),
+        inserted_window_dims=(0,),
+        scatter_dims_to_operand_dims=(0,),
+        index_vector_dim=1,
+        kind=kind,
+    )
+    graph = b.finish(b.op("scatter", target, rows, updates, attrs=attrs))
+    split = sharded(2, 0, ("dp_shard",))
+    specs = {(INPUT, 0): split, (INPUT, 1): split, (INPUT, 2): ShardingSpec(((), ()))}
+    return graph, specs | {(OUTPUT, 0): ShardingSpec(((), ())), (1, 0): ShardingSpec(((), ()))}
+
+
+def test_updates_scattered_into_zeros_are_summed_over_cores() -> None:
+    graph, specs = scattered_graph("zeros")
+    part = shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
+    assert counts(part.graph) == {("all_reduce", ("dp_shard",)): 1}
+    rng = np.random.default_rng(2)
+    inputs = [
+        rng.integers(0, 6, (8, 1)).astype(np.int32),
+        rng.standard_normal((8, 4)).astype(np.float32),
+        np.zeros((6, 4), np.float32),
+    ]
+    (given,), (wanted,) = run_whole(part, inputs), evaluate(graph, inputs)
+    np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("start", "kind"), [("table", "add"), ("zeros", "replace")])
+def test_a_scatter_whose_partial_results_do_not_sum_up_is_refused(start: str, kind: str) -> None:
+    """The partitioner would add the table once per core."""
+    graph, specs = scattered_graph(start, kind)
+    specs.pop((1, 0)) if start == "table" else None
+    with pytest.raises(ShardingError) as caught:
+        shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
+    assert caught.value.code == "SW_PARTITIONER_REDUCTION"
+    assert caught.value.loc is not None and caught.value.loc.file == "model.py"
 
 
 def test_sub_axes_are_refused() -> None:

@@ -92,8 +92,9 @@ def cut_part(part: PartitionedGraph, count: int = 1, **options: object) -> StepP
     return plan
 
 
-def run(plan: StepPlan, state: Mapping[str, np.ndarray], steps: Sequence[np.ndarray]) ->
-ReferenceRanks:
+def run(
+    plan: StepPlan, state: Mapping[str, np.ndarray], steps: Sequence[np.ndarray]
+) -> ReferenceRanks:
     ranks = ReferenceRanks(plan, state)
     for x in steps:
         ranks.run_step([{"x": piece} for piece in np.split(x, plan.num_microbatches)])
@@ -343,16 +344,15 @@ def gathered_step() -> PartitionedGraph:
     grad = b.reduce_scatter(b.dot(x, dy, ((0,), (0,))), 0, S)
     moved = b.multiply(grad, grad)
     graph = b.finish(b.op("subtract", w, moved), b.add(m, moved), loss)
-    dims = dict.fromkeys([w, m, x, z, y, squares, back, dy, grad, moved, *graph.outputs[:2]], (S,
-    N)) return partitioned(graph, DP, dims, IN, OUT)
+    sharded = [w, m, x, z, y, squares, back, dy, grad, moved, *graph.outputs[:2]]
+    dims = dict.fromkeys(sharded, (S, N))
+    return partitioned(graph, DP, dims, IN, OUT)
 
 
 @pytest.mark.parametrize("reshard", [True, False])
 def test_weights_are_gathered_again_or_kept(reshard: bool) -> None:
     plan = cut_part(gathered_step(), 2, reshard_after_forward=reshard)
-    counts = {
-        p.name: sum(op.name == "all_gather" for op in p.graph.ops) for p in plan.programs
-    }
+    counts = {p.name: sum(op.name == "all_gather" for op in p.graph.ops) for p in plan.programs}
     assert counts == {"forward": 1, "backward": 1 if reshard else 0, "update": 0}
     residuals = [i.local_type.shape for i in plan.buffers.values() if i.role == "residual"]
     assert residuals == ([] if reshard else [(4, 4)]) + [(ROWS // 2, 4)]
@@ -489,9 +489,7 @@ def test_minimum_cut_is_a_cut_of_least_weight(
         itertools.combinations(weights, k) for k in range(len(weights) + 1)
     )
     least = min(
-        sum(weights[n] for n in s)
-        for s in subsets
-        if not connected(edges, sources, sinks, set(s))
+        sum(weights[n] for n in s) for s in subsets if not connected(edges, sources, sinks, set(s))
     )
     assert sum(weights[n] for n in found) == least
 

@@ -495,3 +495,16 @@ def test_a_program_survives_its_file_form(level: str) -> None:
 
 def _size(buffer: ProgramBuffer) -> int:
     return int(np.prod(buffer.shape)) * 4
+
+
+def test_host_threads_change_no_bit() -> None:
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((K, 2 * M)).astype(np.float32)
+    w = rng.standard_normal((K, N)).astype(np.float32)
+    results = []
+    for threads in (1, 2):
+        run = fsdp_run(threads)
+        run.load({"w": w})
+        results.append(run.step({"x": x})["out"].tobytes())
+        run.close()
+    assert results[0] == results[1]

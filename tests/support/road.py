@@ -27,8 +27,9 @@ from sharding.strategies.fsdp import fsdp
 from tests.support.reference_ranks import ReferenceRanks
 
 
-def captured_graph(task: TrainTask, samples: int) -> tuple[Graph, tuple[Slot, ...], tuple[Slot,
-...]]:
+def captured_graph(
+    task: TrainTask, samples: int
+) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
     """The global graph of a step on `samples` samples, and its slots."""
     captured: Captured = capture(task, samples)
     inputs, outputs = (
@@ -70,8 +71,7 @@ def leaf_error(given: np.ndarray, reference: np.ndarray) -> float:
 def run_and_compare(
     plan: StepPlan, task: TrainTask, steps: int = 1, seed: int = 0
 ) -> tuple[dict[str, float], ReferenceRanks]:
-    """Errors per leaf after `steps` steps on ranks against the unsharded step on the whole batch.
-    """
+    """Errors per leaf after `steps` steps on ranks, against the unsharded step."""
     batch = next(i for i in plan.buffers.values() if i.role == "batch")
     samples = batch.global_type.shape[0]
     batches = task_batches(task, seed, samples * plan.num_microbatches)
@@ -102,4 +102,3 @@ def split_batch(leaves: Mapping[str, np.ndarray], samples: int) -> list[dict[str
 def worst(errors: Mapping[str, float]) -> tuple[str, float]:
     """The leaf with the largest error."""
     return max(errors.items(), key=lambda item: item[1])
-

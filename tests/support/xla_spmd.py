@@ -45,17 +45,18 @@ class XlaStep:
         self.mesh = JaxMesh(devices.reshape(shape), mesh.names)
         self.program = _compile(annotated_text(recipe.graph, mesh, self.specs), devices)
 
-    def collectives(self) -> Counter[tuple[str, int]]:
-        """(kind, elements) of every operand of every collective; combined ones count one by one,
-        bodies once.
-        """
-        found: Counter[tuple[str, int]] = Counter()
+    def collectives(self) -> Counter[tuple[str, int, bool]]:
+        """(kind, elements, in a loop) of every operand of every collective; combined ones apart."""
+        found: Counter[tuple[str, int, bool]] = Counter()
+        entry = False
         for line in self.program.hlo_modules()[0].to_string().splitlines():
+            if line.endswith("{") and not line.startswith(" "):
+                entry = line.startswith("ENTRY")
             match = _LINE.match(line)
             if match:
                 for dims in re.findall(r"\w+\[([\d,]*)\]", match.group(1)):
                     elements = int(np.prod([int(d) for d in dims.split(",") if d], dtype=int))
-                    found[(match.group(2), elements)] += 1
+                    found[(match.group(2), elements, not entry)] += 1
         return found
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[list[np.ndarray]]:

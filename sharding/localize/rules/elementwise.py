@@ -12,9 +12,7 @@ from compiler.ir.opdef import OPS
 from compiler.ir.types import Op, Value
 from sharding.localize.context import Localizer, localizes, require_dims
 
-_NAMES = tuple(
-    name for name, op in OPS.items() if op.elementwise and name != "sharding_constraint"
-)
+_NAMES = tuple(name for name, op in OPS.items() if op.elementwise and name != "sharding_constraint")
 
 
 @localizes(*_NAMES)

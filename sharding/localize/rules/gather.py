@@ -52,8 +52,9 @@ def _check_batching(
     require_dims(context, op, "batching dims", left, tuple(indices[d] for d in index_dims))
 
 
-def _check_disjoint(context: Localizer, op: Op, hit: Sequence[int], batching: Sequence[int]) ->
-None:
+def _check_disjoint(
+    context: Localizer, op: Op, hit: Sequence[int], batching: Sequence[int]
+) -> None:
     """An axis that splits the rows must not split the indices: those rows would be missing."""
     operand, indices = (context.dims(v) for v in op.operands[:2])
     rows = {axis for d in hit for axis in operand[d]}
@@ -80,9 +81,7 @@ def _component(context: Localizer, indices: Value, vector_dim: int, k: int, coun
 def _shifted(context: Localizer, component: Value, axes: tuple[str, ...], local_size: int) -> Value:
     """Global row numbers as rows of this rank."""
     start = context.offset(axes, local_size, component.type.dtype)
-    return context.value(
-        "subtract", (component, context.broadcast(start, component.type.shape))
-    )
+    return context.value("subtract", (component, context.broadcast(start, component.type.shape)))
 
 
 def _join(context: Localizer, components: Sequence[Value], vector_dim: int) -> Value:
@@ -195,8 +194,7 @@ def _spread_axes(context: Localizer, op: Op) -> tuple[str, ...]:
 
 
 def _counted_once(context: Localizer, op: Op, spread: tuple[str, ...]) -> Value:
-    """The operand, zero on all ranks but the first of the group whose partial sums will be added.
-    """
+    """The operand, zero on all ranks but the first of a group whose partial sums get added."""
     operand = context.env[op.operands[0]]
     if not spread:
         return operand

@@ -155,5 +155,3 @@ def _dynamic_update_slice(context: Localizer, op: Op) -> Sequence[Value]:
         if update.type.shape[d] != operand.type.shape[d]:
             require_whole(context, op, d, axes, "a part of it is replaced")
     return context.keep(op)
-
-

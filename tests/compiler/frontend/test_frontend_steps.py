@@ -117,7 +117,7 @@ def test_the_step_as_an_hlo_proto_is_the_same_step(name: str) -> None:
     inputs = [given[info.name] for info in captured.inputs]
     again = verify(import_hlo(as_hlo_proto(captured.artifact)))
     for ours, theirs in zip(evaluate(again, inputs), evaluate(graph, inputs), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        assert error(ours, theirs) < 1e-6  # not equal: BLAS sums by the alignment of its operands
 
 
 def as_hlo_proto(artifact: bytes) -> bytes:

@@ -1,0 +1,343 @@
+"""Cutting a program's graph: loops, and the pieces of straight-line code between them.
+
+Every level of the graph (the program, then each loop body) is cut at its loops; what lies between is cut further where it
+repeats (`pieces.py`). Views, constants and everything made of them and of loop counters are cloned into each function
+that uses them, so only real tensors cross. Which memory those live in is decided by `buffers.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compiler import pieces
+from compiler.ir.opdef import OPS, make_op
+from compiler.ir.ops import ConstantAttrs, ReshapeAttrs
+from compiler.ir.serialize import dump
+from compiler.ir.types import Graph, Op, Value, tensor_type
+from compiler.isa.region import Affine
+from compiler.lower.body import IDENTITY, VIEWS
+from compiler.lower.scalars import Known, known_scalars, parameter
+
+BITCASTS = IDENTITY | {"reshape"}
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A call to be: ops, and the values that cross its border (bases, not views). `scalars` are its register inputs."""
+
+    ops: list[Op]
+    inputs: list[Value]
+    outputs: list[Value]
+    scalars: list[tuple[Value, Known]] = field(default_factory=list)
+    graph: Graph | None = None
+    name: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class LoopStep:
+    """A loop: `invariant` carries pass through, `carried` ones own memory, `counter` is the program register."""
+
+    op: Op
+    level: Level
+    counter: int
+    invariant: list[int]
+    carried: list[int]
+    operands: dict[int, Value]  # carry -> base of its operand (invariant and carried ones)
+    name: str = ""
+
+
+Step = Piece | LoopStep
+
+
+@dataclass(slots=True, eq=False)
+class Level:
+    """One graph level, cut: steps in order, bases of the inputs and outputs."""
+
+    graph: Graph
+    steps: list[Step]
+    outputs: list[Value]
+    known: dict[Value, Known]
+
+
+def cut_program(graph: Graph) -> Level:
+    """Cut a program. Raises CompileError only through later stages."""
+    return _Cutter(graph, {}, _Counters()).level()
+
+
+@dataclass(slots=True)
+class _Counters:
+    """Program registers, one per loop."""
+
+    used: int = 0
+
+    def new(self) -> int:
+        self.used += 1
+        return self.used - 1
+
+
+class _Cutter:
+    """Cuts one level. `registers` are inputs that are affine in program registers."""
+
+    def __init__(self, graph: Graph, registers: Mapping[Value, Known], counters: _Counters) -> None:
+        self.graph = graph
+        self.counters = counters
+        self.known = known_scalars(graph, registers)
+        self.producers = graph.producers()
+        self._through: dict[Value, Value] = {}
+        self._note_loop_results()
+        self.demanded = self._demanded()
+        self.cheap = self._cheap_ops()
+        self._bases: dict[Value, tuple[Value, ...]] = {}
+
+    def _note_loop_results(self) -> None:
+        """Results of invariant carries are their operands; the final count is a number."""
+        for op in self.graph.ops:
+            if op.name != "loop":
+                continue
+            body = op.regions[0]
+            for i, result in enumerate(op.results):
+                if i == op.attrs.induction:
+                    self.known[result] = Known(Affine(op.attrs.trip), op.attrs.trip, op.attrs.trip)
+                elif body.inputs[i] is body.outputs[i] or not op.attrs.trip:
+                    self._through[result] = op.operands[i]
+
+    def _demanded(self) -> set[Value]:
+        """Values that must be in memory: outputs and loop operands, behind bitcasts."""
+        wanted = list(self.graph.outputs)
+        for op in self.graph.ops:
+            if op.name == "loop":
+                wanted += [v for i, v in enumerate(op.operands) if self._needs_memory(op, i)]
+        return {self.bitcast_base(v) for v in wanted}
+
+    def _needs_memory(self, op: Op, i: int) -> bool:
+        """False for the counter, for unused carries, and for invariant scalars that are affine in registers."""
+        body = op.regions[0]
+        if i == op.attrs.induction or not op.attrs.trip:
+            return False
+        return not (body.inputs[i] is body.outputs[i] and op.operands[i] in self.known)
+
+    def bitcast_base(self, value: Value) -> Value:
+        """The value whose bytes `value` is, through reshapes, barriers and invariant carries."""
+        while True:
+            op = self.producers.get(value)
+            if value in self._through:
+                value = self._through[value]
+            elif op is not None and op.name in BITCASTS:
+                value = op.operands[op.results.index(value)]
+            else:
+                return value
+
+    def _cheap_ops(self) -> set[Op]:
+        """Ops that are cloned into their users: views, and what is made of constants, counts and counters."""
+        free: set[Value] = {v for v in self.graph.inputs if v in self.known}
+        cheap: set[Op] = set()
+        for op in self.graph.ops:
+            if op.name == "loop" or any(r in self.demanded for r in op.results):
+                free.update(r for r in op.results if r in self.known)
+                continue
+            if op.name in IDENTITY:
+                free.update(r for r, v in zip(op.results, op.operands, strict=True) if v in free)
+                cheap.add(op)
+                continue
+            pure = op.name in ("constant", "iota") or OPS[op.name].elementwise or op.name in VIEWS
+            if pure and all(v in free or v in self.known for v in op.operands):
+                free.update(op.results)
+                cheap.add(op)
+            elif op.name in VIEWS and all(v in free or v in self.known for v in op.operands[1:]):
+                cheap.add(op)
+        return cheap
+
+    def bases(self, value: Value) -> tuple[Value, ...]:
+        """Values computed at this level (or inputs of it) that `value` is made of through cheap ops."""
+        if value not in self._bases:
+            self._bases[value] = self._find_bases(value)
+        return self._bases[value]
+
+    def _find_bases(self, value: Value) -> tuple[Value, ...]:
+        if value in self.known:
+            return ()
+        if value in self._through:
+            return self.bases(self._through[value])
+        op = self.producers.get(value)
+        if op is None or op not in self.cheap:
+            return (value,)
+        if op.name in IDENTITY:
+            return self.bases(op.operands[op.results.index(value)])
+        return tuple(dict.fromkeys(b for v in op.operands for b in self.bases(v)))
+
+    def level(self) -> Level:
+        """The cut level."""
+        outputs = [self.bitcast_base(v) for v in self.graph.outputs]
+        parts = self._parts()
+        users = self._users(parts)
+        steps: list[Step] = []
+        for number, part in enumerate(parts):
+            if isinstance(part, Op):
+                steps.append(self._loop(part))
+            else:
+                steps.append(self._piece(part, number, users))
+        kept = [s for s in steps if isinstance(s, LoopStep) or s.outputs]
+        return Level(self.graph, kept, outputs, self.known)
+
+    def _parts(self) -> list[Op | list[Op]]:
+        """Loops, and the pieces of the stretches between them, in order."""
+        parts: list[Op | list[Op]] = []
+        stretch: list[Op] = []
+        for op in (*self.graph.ops, None):
+            if op is not None and op.name != "loop":
+                wanted = any(r in self.demanded for r in op.results)
+                if wanted or (op not in self.cheap and not all(r in self.known for r in op.results)):
+                    stretch.append(op)
+                continue
+            parts += self._split(stretch)
+            stretch = []
+            if op is not None and op.attrs.trip:
+                parts.append(op)
+        return parts
+
+    def _split(self, stretch: Sequence[Op]) -> list[list[Op]]:
+        sources = {
+            op: tuple(dict.fromkeys(b for v in op.operands for b in self.bases(v))) for op in stretch
+        }
+        return pieces.split(stretch, pieces.Level(sources, self.producers), self._identity)
+
+    def _identity(self, ops: Sequence[Op]) -> str:
+        """Structural hash of ops as a function of everything they read, all results out."""
+        piece = Piece(list(ops), [], [])
+        self._fill(piece, {r for op in ops for r in op.results})
+        assert piece.graph is not None
+        return hashlib.sha256(dump(piece.graph, with_locs=False)).hexdigest()
+
+    def _users(self, parts: Sequence[Op | list[Op]]) -> dict[Value, set[int]]:
+        """Parts that read each base value."""
+        users: dict[Value, set[int]] = {}
+        for number, part in enumerate(parts):
+            if isinstance(part, Op):
+                read = {self.bitcast_base(v) for v in part.operands}
+            else:
+                read = {base for op in part for v in op.operands for base in self.bases(v)}
+            for value in read:
+                users.setdefault(value, set()).add(number)
+        return users
+
+    def _piece(self, ops: list[Op], number: int, users: Mapping[Value, set[int]]) -> Piece:
+        """Part `number`; its outputs are what other parts or the level's outputs read."""
+        results = {r for op in ops for r in op.results}
+        outputs = {self.bitcast_base(v) for v in self.graph.outputs}
+        wanted = {r for r in results if r in outputs or users.get(r, set()) - {number}}
+        piece = Piece(ops, [], [], name=_name_of(ops))
+        self._fill(piece, wanted)
+        return piece
+
+    def _fill(self, piece: Piece, wanted: set[Value]) -> None:
+        """Build the graph of a piece: cheap producers cloned in, inputs in order of first use."""
+        builder = _PieceBuilder(self, piece)
+        for op in piece.ops:
+            builder.add(op)
+        piece.outputs = [r for op in piece.ops for r in op.results if r in wanted]
+        piece.graph = builder.finish(piece.outputs)
+
+    def _loop(self, op: Op) -> LoopStep:
+        body, counter = op.regions[0], self.counters.new()
+        trip, induction = op.attrs.trip, op.attrs.induction
+        registers = {body.inputs[induction]: parameter(counter, 0, trip - 1)}
+        invariant: list[int] = []
+        carried: list[int] = []
+        for i, (before, after) in enumerate(zip(body.inputs, body.outputs, strict=True)):
+            if i == induction:
+                continue
+            if before is not after:
+                carried.append(i)
+            elif op.operands[i] in self.known:
+                registers[before] = self.known[op.operands[i]]
+            else:
+                invariant.append(i)
+        operands = {i: self.bitcast_base(op.operands[i]) for i in (*invariant, *carried)}
+        level = _Cutter(body, registers, self.counters).level()
+        return LoopStep(op, level, counter, invariant, carried, operands)
+
+
+class _PieceBuilder:
+    """The function graph of a piece under construction."""
+
+    def __init__(self, cutter: _Cutter, piece: Piece) -> None:
+        self.cutter = cutter
+        self.piece = piece
+        self.ops: list[Op] = []
+        self.now: dict[Value, Value] = {}
+        self._inputs: list[Value] = []
+        self._scalars: dict[tuple[Affine, object], Value] = {}
+
+    def add(self, op: Op) -> None:
+        """Append a clone of `op` with everything cheap it needs."""
+        if op.name in IDENTITY:
+            for operand, result in zip(op.operands, op.results, strict=True):
+                self.now[result] = self.value(operand)
+            return
+        operands = tuple(self.value(v) for v in op.operands)
+        results = tuple(Value(r.type) for r in op.results)
+        self.ops.append(Op(op.name, operands, results, op.attrs, op.regions, op.loc))
+        self.now.update(zip(op.results, results, strict=True))
+
+    def value(self, value: Value) -> Value:
+        """What `value` is in the function."""
+        if value not in self.now:
+            self.now[value] = self._make(value)
+        return self.now[value]
+
+    def _make(self, value: Value) -> Value:
+        cutter = self.cutter
+        if value in cutter.known:
+            return self._scalar(value, cutter.known[value])
+        if value in cutter._through:
+            return self._same_bytes(value, cutter._through[value])
+        op = cutter.producers.get(value)
+        if op is None or op not in cutter.cheap:
+            return self._input(value)
+        self.add(op)
+        return self.now[value]
+
+    def _same_bytes(self, value: Value, source: Value) -> Value:
+        made = self.value(source)
+        if made.type == value.type:
+            return made
+        return self._append(make_op("reshape", (made,), ReshapeAttrs(value.type.shape)))
+
+    def _append(self, op: Op) -> Value:
+        self.ops.append(op)
+        return op.result
+
+    def _scalar(self, value: Value, known: Known) -> Value:
+        """A number becomes a constant, a counter an input; both in the shape they are used in."""
+        kind = value.type
+        if known.is_constant:
+            data = np.asarray(known.low).astype(kind.dtype.numpy).tobytes()
+            return self._append(make_op("constant", (), ConstantAttrs(data, kind)))
+        key = (known.value, kind.dtype)
+        if key not in self._scalars:
+            self._scalars[key] = Value(tensor_type((), kind.dtype))
+            self.piece.scalars.append((self._scalars[key], known))
+        scalar = self._scalars[key]
+        return scalar if not kind.rank else self._append(make_op("reshape", (scalar,), ReshapeAttrs(kind.shape)))
+
+    def _input(self, value: Value) -> Value:
+        self.piece.inputs.append(value)
+        self._inputs.append(Value(value.type))
+        return self._inputs[-1]
+
+    def finish(self, outputs: Sequence[Value]) -> Graph:
+        """The graph: tensor inputs first, then register inputs."""
+        inputs = (*self._inputs, *(v for v, _ in self.piece.scalars))
+        return Graph(inputs, tuple(self.ops), tuple(self.now[v] for v in outputs))
+
+
+def _name_of(ops: Sequence[Op]) -> str:
+    """A readable name: the innermost scope most ops share, else the heaviest op."""
+    scopes = [op.loc.scope.rsplit("/", 1)[-1] for op in ops if op.loc.scope]
+    if scopes:
+        return max(sorted(set(scopes)), key=scopes.count)
+    return max(ops, key=lambda op: (OPS[op.name].flops(op), -ops.index(op))).name

@@ -1,0 +1,247 @@
+"""Parts that the encoder and the GPT decoder share: precision, projections, norm, attention, MLP,
+and the training task around a loss.
+
+Written as a JAX user writes them, without any sharding annotation. Layers are stacked on a leading
+dim for `lax.scan`; every width is a free number, so one rank of a tensor-parallel model is the same
+code with fewer heads and a narrower MLP.
+
+Einsum letters: b batch, t and s positions, h heads, e head dim, d model width, f MLP width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from compiler.diagnostics import UsageError
+from compiler.frontend.models import text
+from compiler.frontend.models.llama import make_optimizer
+from compiler.frontend.task import TrainTask
+
+TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+INIT_STD = 0.02  # `initializer_range` of the published BERT and GPT configurations
+_MASKED = -1e30  # finite, so that a row without keys stays a number
+
+Params = dict[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Element types: stored parameters, activations between operations, operands of matmuls.
+
+    fp32 activations with bf16 matmuls are what an auto-casting compiler makes of an fp32 model.
+    Raises UsageError for an unknown type.
+    """
+
+    params: str = "f32"
+    activations: str = "f32"
+    matmuls: str = "f32"
+
+    def __post_init__(self) -> None:
+        for name in (self.params, self.activations, self.matmuls):
+            if name not in TYPES:
+                raise UsageError("SW_DTYPE", f"dtype requires {', '.join(TYPES)}, got {name}")
+
+    @property
+    def param_dtype(self) -> Any:
+        """Type of stored parameters."""
+        return TYPES[self.params]
+
+    @property
+    def dtype(self) -> Any:
+        """Type of activations."""
+        return TYPES[self.activations]
+
+    def einsum(self, spec: str, left: jax.Array, right: jax.Array) -> jax.Array:
+        """A product of two operands in the matmul type, as an activation.
+
+        With auto-cast the product is rounded to the matmul type too (the machine would keep fp32):
+        the same tiles and transfers, a coarser value.
+        """
+        operand = TYPES[self.matmuls]
+        product = jnp.einsum(spec, left.astype(operand), right.astype(operand))
+        return product.astype(self.dtype)
+
+    def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
+        """`x + bias`, an activation."""
+        return x + bias.astype(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Sizes of a model. `head_dim` times `heads` may be less than `hidden`: one rank's share.
+
+    Raises UsageError for a size that is not a positive integer.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    positions: int
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(
+                    "SW_MODEL_CONFIG", f"config requires a positive integer {name}, got {value}"
+                )
+
+
+def normal_leaves(key: jax.Array, shapes: Shapes, dtype: Any) -> Params:
+    """Normal 0.02 leaves of the given shapes."""
+    keys = jax.random.split(key, len(shapes))
+    return {
+        name: (INIT_STD * jax.random.normal(leaf_key, shape, jnp.float32)).astype(dtype)
+        for leaf_key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+
+def constant_leaves(shapes: Shapes, dtype: Any) -> Params:
+    """Ones for norm scales (names ending in `scale`), zeros for biases."""
+    return {
+        name: jnp.full(shape, 1.0 if name.endswith("scale") else 0.0, dtype)
+        for name, shape in shapes.items()
+    }
+
+
+def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
+    """Parameters of all layers, stacked on dim 0. Keys have no bias: softmax does not see one."""
+    s, inner = sizes, sizes.heads * sizes.head_dim
+    matrices = {name: (s.layers, s.hidden, inner) for name in ("wq", "wk", "wv")}
+    matrices |= {
+        "wo": (s.layers, inner, s.hidden),
+        "w_up": (s.layers, s.hidden, s.ffn),
+        "w_down": (s.layers, s.ffn, s.hidden),
+    }
+    wide = ("bo", "b_down", "attn_scale", "attn_shift", "mlp_scale", "mlp_shift")
+    vectors = {name: (s.layers, s.hidden) for name in wide}
+    vectors |= {name: (s.layers, inner) for name in ("bq", "bv")}
+    vectors["b_up"] = (s.layers, s.ffn)
+    return normal_leaves(key, matrices, dtype) | constant_leaves(vectors, dtype)
+
+
+def layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float) -> jax.Array:
+    """Mean and variance norm over the last dim, computed in fp32."""
+    x32 = x.astype(jnp.float32)
+    centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    normed = (centred * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
+    return normed * scale.astype(x.dtype) + shift.astype(x.dtype)
+
+
+def softmax(scores: jax.Array) -> jax.Array:
+    """Softmax over the last dim, operator by operator, in fp32."""
+    shifted = scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    powers = jnp.exp(shifted)
+    return powers / jnp.sum(powers, axis=-1, keepdims=True)
+
+
+def attention(
+    precision: Precision, layer: Params, x: jax.Array, heads: int, *, causal: bool
+) -> jax.Array:
+    """Multi-head attention with biases, every position against every other (or every earlier)."""
+    p, (b, t, _) = precision, x.shape
+    q = p.add_bias(p.einsum("btd,dk->btk", x, layer["wq"]), layer["bq"])
+    k = p.einsum("btd,dk->btk", x, layer["wk"])
+    v = p.add_bias(p.einsum("btd,dk->btk", x, layer["wv"]), layer["bv"])
+    q, k, v = (y.reshape(b, t, heads, -1) for y in (q, k, v))
+    scores = p.einsum("bthe,bshe->bhts", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+    if causal:
+        positions = jnp.arange(t)
+        scores = jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
+    mixed = p.einsum("bhts,bshe->bthe", softmax(scores).astype(p.dtype), v)
+    return p.add_bias(p.einsum("btk,kd->btd", mixed.reshape(b, t, -1), layer["wo"]), layer["bo"])
+
+
+def mlp(precision: Precision, layer: Params, x: jax.Array) -> jax.Array:
+    """Two projections with GELU between them (tanh form)."""
+    p = precision
+    inner = p.add_bias(p.einsum("btd,df->btf", x, layer["w_up"]), layer["b_up"])
+    inner = jax.nn.gelu(inner, approximate=True)
+    return p.add_bias(p.einsum("btf,fd->btd", inner, layer["w_down"]), layer["b_down"])
+
+
+def run_layers(
+    body: Callable[[jax.Array, Params], jax.Array], x: jax.Array, layers: Params, remat: str
+) -> jax.Array:
+    """Scan `body` over the stacked layers, recomputed in the backward pass when `remat` is full."""
+
+    def step(carry: jax.Array, layer: Params) -> tuple[jax.Array, None]:
+        return body(carry, layer), None
+
+    out, _ = jax.lax.scan(jax.checkpoint(step) if remat == "full" else step, x, layers)
+    return out
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean cross entropy over all positions, in nat; logits in fp32."""
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    return -jnp.mean(jnp.take_along_axis(log_probs, targets[..., None], axis=-1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What a task is besides its model. Raises UsageError for an unknown remat."""
+
+    seq_len: int
+    precision: Precision = Precision()
+    optimizer: str = "adamw"
+    clip: float = 1.0
+    lr: float = 3e-4
+    remat: str = "none"
+    name: str = "step"
+
+    def __post_init__(self) -> None:
+        if self.remat not in ("none", "full"):
+            raise UsageError("SW_REMAT", f"remat requires none or full, got {self.remat}")
+
+
+def language_task(
+    init_params: Callable[[jax.Array, Precision], Params],
+    loss: Callable[[Params, dict[str, jax.Array], Precision], jax.Array],
+    sizes: Sizes,
+    options: TaskOptions,
+) -> TrainTask:
+    """The training step of a token model on byte-level text. Raises UsageError for a sequence too long."""
+    _check_length(options.seq_len, sizes.positions)
+    chain = make_optimizer(options.optimizer, options.lr, options.clip)
+    exact = Precision()
+
+    def task(precision: Precision) -> TrainTask:
+        def init(key: jax.Array) -> tuple[Params, Any]:
+            params = init_params(key, precision)
+            return params, chain.init(params)
+
+        def step(params: Params, opt_state: Any, batch: dict[str, jax.Array]) -> Any:
+            value, grads = jax.value_and_grad(lambda p: loss(p, batch, precision))(params)
+            updates, opt_state = chain.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state, {"loss": value}
+
+        return TrainTask(
+            step=step,
+            init=init,
+            batch=lambda n: text.token_structs(n, options.seq_len),
+            batches=text.batch_factory(options.seq_len, sizes.vocab),
+            tokens_per_sample=options.seq_len,
+            full_precision=None if precision == exact else task(exact),
+            name=options.name,
+        )
+
+    return task(options.precision)
+
+
+def _check_length(seq_len: int, positions: int) -> None:
+    """Raises UsageError when there are fewer positions than tokens."""
+    if not 1 <= seq_len <= positions:
+        raise UsageError(
+            "SW_SEQ_LEN", f"seq_len requires 1 to {positions} positions, got {seq_len}"
+        )

@@ -1,0 +1,60 @@
+"""A GPT-style decoder: pre-norm layers, learned positions, causal attention, GELU, tied output.
+
+`targets` of a batch are the next tokens. Dropout is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+
+from compiler.frontend.models import blocks
+from compiler.frontend.models.blocks import Params, Precision, Sizes, TaskOptions
+from compiler.frontend.task import TrainTask
+
+_EPS = 1e-5  # `layer_norm_epsilon` of the published GPT configurations
+
+
+def init_params(config: Sizes, key: jax.Array, precision: Precision) -> Params:
+    """Fresh parameters: normal 0.02 matrices, zero biases, unit norms."""
+    c, dtype = config, precision.param_dtype
+    outer = {"embed": (c.vocab, c.hidden), "positions": (c.positions, c.hidden)}
+    outer_key, layer_key = jax.random.split(key)
+    params = blocks.normal_leaves(outer_key, outer, dtype)
+    vectors = {name: (c.hidden,) for name in ("final_scale", "final_shift")}
+    params |= blocks.constant_leaves(vectors, dtype)
+    return params | {"layers": blocks.init_layers(c, layer_key, dtype)}
+
+
+def decoder_layer(config: Sizes, precision: Precision, x: jax.Array, layer: Params) -> jax.Array:
+    """Attention and MLP, each behind a norm and added to the residual."""
+    normed = blocks.layer_norm(x, layer["attn_scale"], layer["attn_shift"], _EPS)
+    x = x + blocks.attention(precision, layer, normed, config.heads, causal=True)
+    normed = blocks.layer_norm(x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
+    return x + blocks.mlp(precision, layer, normed)
+
+
+def logits(
+    config: Sizes, params: Params, tokens: jax.Array, precision: Precision, remat: str
+) -> jax.Array:
+    """Next-token logits [B, T, V]."""
+    p = precision
+    x = params["embed"].astype(p.dtype)[tokens]
+    x = x + params["positions"][: tokens.shape[1]].astype(p.dtype)
+    x = blocks.run_layers(partial(decoder_layer, config, p), x, params["layers"], remat)
+    x = blocks.layer_norm(x, params["final_scale"], params["final_shift"], _EPS)
+    return p.einsum("btd,vd->btv", x, params["embed"])
+
+
+def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainTask:
+    """The training step of the decoder. Raises UsageError for sizes that do not fit."""
+    known = sizes if isinstance(sizes, Sizes) else Sizes(**sizes)
+
+    def loss(params: Params, batch: dict[str, jax.Array], precision: Precision) -> jax.Array:
+        given = logits(known, params, batch["tokens"], precision, options.remat)
+        return blocks.cross_entropy(given, batch["targets"])
+
+    return blocks.language_task(partial(init_params, known), loss, known, options)

@@ -1,0 +1,90 @@
+"""Linking: outlined programs and compiled functions become one `Program` each.
+
+Functions carry op ordinals; here they get the locations of their first use, collected in one table per program. Linking
+is deterministic and copies nothing but tables, so equal steps give equal programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from compiler.buffers import OutlinedProgram
+from compiler.diagnostics import Loc
+from compiler.isa.program import Function, Program, Region
+from compiler.outline import Outlined
+from compiler.program import StepPlan
+from compiler.unit import Unit
+
+Location = tuple[str, int, str]
+
+
+def link(
+    plan: StepPlan, outlined: Outlined, compiled: Sequence[bytes], target: str
+) -> dict[str, Program]:
+    """Program name -> program. `compiled` are the packed functions, in the order of `outlined.functions`."""
+    from compiler.driver import unpack_function
+
+    units = {unit.key: unit for unit in outlined.functions}
+    functions = {
+        unit.key: unpack_function(data)
+        for unit, data in zip(outlined.functions, compiled, strict=True)
+    }
+    names = {program.name for program in plan.programs}
+    linked = [link_program(p, units, functions, target) for p in outlined.programs]
+    assert {p.name for p in linked} == names
+    return {program.name: program for program in linked}
+
+
+def link_program(
+    program: OutlinedProgram,
+    units: Mapping[str, Unit],
+    compiled: Mapping[str, Function],
+    target: str,
+) -> Program:
+    """One linked program."""
+    table: dict[Location, int] = {}
+    names = _names([units[key] for key in program.functions])
+    functions = [
+        _placed(compiled[key], name, units[key], table)
+        for key, name in zip(program.functions, names, strict=True)
+    ]
+    return Program(
+        name=program.name,
+        target=target,
+        functions=functions,
+        buffers=program.buffers,
+        inputs=program.inputs,
+        outputs=program.outputs,
+        steps=program.steps,
+        arena_bytes=program.arena_bytes,
+        scratch_bytes=max((f.scratch_bytes for f in functions), default=0),
+        locations=tuple(table),
+    )
+
+
+def _names(units: Sequence[Unit]) -> list[str]:
+    """Names of functions inside a program, numbered where they repeat."""
+    seen: dict[str, int] = {}
+    found = []
+    for unit in units:
+        count = seen[unit.name] = seen.get(unit.name, 0) + 1
+        found.append(unit.name if count == 1 else f"{unit.name}.{count}")
+    return found
+
+
+def _placed(function: Function, name: str, unit: Unit, table: dict[Location, int]) -> Function:
+    """`function` under its name, its regions pointing into the location table."""
+    regions = [_placed_region(region, unit, table) for region in function.regions]
+    return replace(function, name=name, regions=regions)
+
+
+def _placed_region(region: Region, unit: Unit, table: dict[Location, int]) -> Region:
+    ordinal = region.program.loc
+    if not 0 <= ordinal < len(unit.graph.ops):
+        return region
+    loc = unit.graph.ops[ordinal].loc
+    if loc == Loc():
+        return replace(region, program=replace(region.program, loc=-1))
+    number = table.setdefault((loc.file, loc.line, loc.scope), len(table))
+    return replace(region, program=replace(region.program, loc=number))
