@@ -1,8 +1,9 @@
 """Addresses of on-chip tiles: every tile of a region gets its bytes of SBUF or its banks of PSUM.
 
-Tiles lie side by side while they fit. Otherwise tiles that are never alive together share memory: a tile lives from its
-first to its last use inside the body of the loop it rotates with. `engine_order.py` orders what shares memory, and
-`overlaps` checks the result without knowing how it was found.
+Tiles lie side by side while they fit. Otherwise tiles that are never alive together share memory: a
+tile lives from its first to its last use inside the body of the loop it rotates with.
+`engine_order.py` orders what shares memory, and `overlaps` checks the result without knowing how it
+was found.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from compiler.diagnostics import CapacityError
 from compiler.isa.limits import Limits
 from compiler.isa.program import Instr, Loop, Region, Space, Tile
 
-# inferred: DMA moves whole 64-byte lines best (hardware.json dma_model: 64 bytes is the second point of its curve)
+# inferred: DMA moves whole 64-byte lines best (hardware.json dma_model: 64 bytes is the second
+# point of its curve)
 _ALIGN_BYTES = 64
 Path = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Where a tile is used: the body it belongs to (element indices from the top) and elements first..last of it."""
+    """Where a tile is used: the body it belongs to (element indices from the top) and elements
+    first..last of it.
+    """
 
     home: Path
     first: int

@@ -56,7 +56,7 @@ class _Frame:
 def outline_program(program: StepProgram, units: dict[str, Unit]) -> OutlinedProgram:
     """Cut `program` and lay it out; new units are added to `units` by key."""
     layout = _Layout(units)
-    level = cut_program(program.graph)
+    level = cut_program(program.graph, program.name)
     named: dict[str, int] = {}
     for name, value in (
         *zip(program.inputs, program.graph.inputs),
@@ -130,7 +130,7 @@ class _Layout:
         held = [v for v, b in frame.place.items() if b == target]
         operand = None
         if isinstance(step, LoopStep):
-            operand = step.operands[step.op.results.index(value)]
+            operand = step.operands.get(step.op.results.index(value))
         for old in held:
             for read in frame.reads.get(old, ()):
                 if read > at or (
@@ -167,7 +167,7 @@ class _Layout:
         aliases = tuple((k, inputs.index(b)) for k, b in enumerate(outputs) if b in inputs)
         scalars = enumerate((known for _, known in piece.scalars), len(piece.inputs))
         parameters = tuple((i, known.low, known.high) for i, known in scalars)
-        unit = Unit(piece.name, piece.graph, Signature(parameters, aliases))
+        unit = Unit(piece.name, piece.graph, Signature(parameters=parameters, aliases=aliases))
         key = unit.key
         self.units.setdefault(key, unit)
         if key not in self.functions:
@@ -197,18 +197,30 @@ class _Layout:
         }
         requests: list[int | None] = [None] * len(body.outputs)
         for i in step.carried:
-            operand, result = step.operands[i], step.op.results[i]
-            source = self._source(frame, operand, steps)
-            target = self._carry_buffer(frame, step, i, number, source)
-            if source != target:
-                steps.append(self._copy(source, target, operand.type))
-            inner[body.inputs[i]] = requests[i] = frame.place[result] = target
+            target = self._start_carry(frame, step, i, number, steps)
+            inner[body.inputs[i]] = requests[i] = frame.place[step.op.results[i]] = target
         start, outer = self._position, len(self.buffers)
         repeated = self.level(step.level, inner, requests)
         self._position += 1
         self._extend(start, outer)
         steps.append(Repeat(step.counter, step.op.attrs.trip, tuple(repeated)))
         return steps
+
+    def _start_carry(
+        self, frame: _Frame, step: LoopStep, i: int, number: int, steps: list[Call | Repeat]
+    ) -> int:
+        """The buffer of carry `i`, holding its first value."""
+        result = step.op.results[i]
+        if i in step.makers:
+            target = frame.claims.get(result, -1)
+            target = self.new_buffer("", result.type) if target < 0 else target
+            steps.append(self._call(step.makers[i], [], [target]))
+            return target
+        source = self._source(frame, step.operands[i], steps)
+        target = self._carry_buffer(frame, step, i, number, source)
+        if source != target:
+            steps.append(self._copy(source, target, result.type))
+        return target
 
     def _extend(self, start: int, outer: int) -> None:
         """Buffers from outside of a loop that it touches are in use for all of it."""
@@ -224,10 +236,7 @@ class _Layout:
         if result in frame.claims:
             return frame.claims[result]
         mine = operand in frame.defined and operand not in frame.claims
-        shared = [
-            j for j in (*step.carried, *step.invariant) if j != i and step.operands[j] is operand
-        ]
-        if mine and not shared and _dies_here(frame, operand, number):
+        if mine and _dies_here(frame, operand, number):
             return source
         return self.new_buffer("", result.type)
 
@@ -273,7 +282,7 @@ def _note_uses(frame: _Frame) -> None:
         if isinstance(step, Piece):
             read, made = step.inputs, step.outputs
         else:
-            read = [step.operands[i] for i in (*step.invariant, *step.carried)]
+            read = list(step.operands.values())
             made = [step.op.results[i] for i in step.carried]
         for value in read:
             frame.reads.setdefault(value, []).append(number)
@@ -289,7 +298,8 @@ def _dies_here(frame: _Frame, value: Value, number: int) -> bool:
     return reads.count(number) == 1 and max(reads) == number
 
 
-def _only_carry(step: LoopStep, old: Value, operand: Value) -> bool:
+def _only_carry(step: Piece | LoopStep, old: Value, operand: Value | None) -> bool:
     """True when the loop reads `old` only as the first value of the carry that takes its place."""
-    read = [step.operands[i] for i in (*step.invariant, *step.carried)]
+    assert isinstance(step, LoopStep)
+    read = list(step.operands.values())
     return old is operand and read.count(old) == 1

@@ -21,6 +21,7 @@ from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.isa.region import Affine
 from compiler.lower.body import IDENTITY, VIEWS
 from compiler.lower.scalars import Known, known_scalars, parameter
+from compiler.sink import sink_invariants
 
 BITCASTS = IDENTITY | {"reshape"}
 
@@ -47,7 +48,7 @@ class LoopStep:
     invariant: list[int]
     carried: list[int]
     operands: dict[int, Value]  # carry -> base of its operand (invariant and carried ones)
-    name: str = ""
+    makers: dict[int, Piece]  # carries whose first value is made of constants: how to make it in place
 
 
 Step = Piece | LoopStep
@@ -63,9 +64,9 @@ class Level:
     known: dict[Value, Known]
 
 
-def cut_program(graph: Graph) -> Level:
-    """Cut a program. Raises CompileError only through later stages."""
-    return _Cutter(graph, {}, _Counters()).level()
+def cut_program(graph: Graph, name: str) -> Level:
+    """Cut a program; functions are named after it, those of its loops `name.loop`."""
+    return _Cutter(sink_invariants(graph), {}, _Counters(), name).level()
 
 
 @dataclass(slots=True)
@@ -80,15 +81,29 @@ class _Counters:
 
 
 class _Cutter:
-    """Cuts one level. `registers` are inputs that are affine in program registers."""
+    """Cuts one level.
 
-    def __init__(self, graph: Graph, registers: Mapping[Value, Known], counters: _Counters) -> None:
+    `registers` are inputs that are affine in program registers; output `ignored` (a loop's own
+    counter) is not computed.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        registers: Mapping[Value, Known],
+        counters: _Counters,
+        name: str,
+        ignored: int = -1,
+    ) -> None:
         self.graph = graph
+        self.ignored = ignored
+        self.name = name
         self.counters = counters
         self.known = known_scalars(graph, registers)
         self.producers = graph.producers()
         self._through: dict[Value, Value] = {}
         self._note_loop_results()
+        self.free = self._free_values()
         self.demanded = self._demanded()
         self.cheap = self._cheap_ops()
         self._bases: dict[Value, tuple[Value, ...]] = {}
@@ -107,18 +122,32 @@ class _Cutter:
 
     def _demanded(self) -> set[Value]:
         """Values that must be in memory: outputs and loop operands, behind bitcasts."""
-        wanted = list(self.graph.outputs)
+        wanted = [v for i, v in enumerate(self.graph.outputs) if i != self.ignored]
         for op in self.graph.ops:
             if op.name == "loop":
                 wanted += [v for i, v in enumerate(op.operands) if self._needs_memory(op, i)]
         return {self.bitcast_base(v) for v in wanted}
 
     def _needs_memory(self, op: Op, i: int) -> bool:
-        """False for the counter, for unused carries, and for invariant scalars that are affine in registers."""
+        """False for the counter, invariant scalars that are affine in registers, and first values made in place."""
         body = op.regions[0]
-        if i == op.attrs.induction or not op.attrs.trip:
+        if i == op.attrs.induction or not op.attrs.trip or _is_unused(body, i):
             return False
-        return not (body.inputs[i] is body.outputs[i] and op.operands[i] in self.known)
+        known = self.known if body.inputs[i] is body.outputs[i] else self.free
+        return op.operands[i] not in known
+
+    def _free_values(self) -> set[Value]:
+        """Values made of constants, counts and counters alone."""
+        free: set[Value] = {v for v in self.graph.inputs if v in self.known}
+        for op in self.graph.ops:
+            if op.name == "loop":
+                continue
+            pure = op.name in ("constant", "iota") or OPS[op.name].elementwise or op.name in VIEWS
+            if op.name == "optimization_barrier":
+                free.update(r for r, v in zip(op.results, op.operands, strict=True) if v in free)
+            elif pure and all(v in free or v in self.known for v in op.operands):
+                free.update(op.results)
+        return free
 
     def bitcast_base(self, value: Value) -> Value:
         """The value whose bytes `value` is, through reshapes, barriers and invariant carries."""
@@ -132,22 +161,14 @@ class _Cutter:
                 return value
 
     def _cheap_ops(self) -> set[Op]:
-        """Ops that are cloned into their users: views, and what is made of constants, counts and counters."""
-        free: set[Value] = {v for v in self.graph.inputs if v in self.known}
+        """Ops that are cloned into their users: views, and what makes free values."""
         cheap: set[Op] = set()
         for op in self.graph.ops:
             if op.name == "loop" or any(r in self.demanded for r in op.results):
-                free.update(r for r in op.results if r in self.known)
                 continue
-            if op.name in IDENTITY:
-                free.update(r for r, v in zip(op.results, op.operands, strict=True) if v in free)
-                cheap.add(op)
-                continue
-            pure = op.name in ("constant", "iota") or OPS[op.name].elementwise or op.name in VIEWS
-            if pure and all(v in free or v in self.known for v in op.operands):
-                free.update(op.results)
-                cheap.add(op)
-            elif op.name in VIEWS and all(v in free or v in self.known for v in op.operands[1:]):
+            starts = op.operands[1:] if op.name == "dynamic_slice" else ()
+            view = op.name in VIEWS and all(v in self.free or v in self.known for v in starts)
+            if view or all(r in self.free for r in op.results):
                 cheap.add(op)
         return cheap
 
@@ -229,7 +250,7 @@ class _Cutter:
         results = {r for op in ops for r in op.results}
         outputs = {self.bitcast_base(v) for v in self.graph.outputs}
         wanted = {r for r in results if r in outputs or users.get(r, set()) - {number}}
-        piece = Piece(ops, [], [], name=_name_of(ops))
+        piece = Piece(ops, [], [], name=self.name)
         self._fill(piece, wanted)
         return piece
 
@@ -248,7 +269,7 @@ class _Cutter:
         invariant: list[int] = []
         carried: list[int] = []
         for i, (before, after) in enumerate(zip(body.inputs, body.outputs, strict=True)):
-            if i == induction:
+            if i == induction or _is_unused(body, i):
                 continue
             if before is not after:
                 carried.append(i)
@@ -256,9 +277,30 @@ class _Cutter:
                 registers[before] = self.known[op.operands[i]]
             else:
                 invariant.append(i)
-        operands = {i: self.bitcast_base(op.operands[i]) for i in (*invariant, *carried)}
-        level = _Cutter(body, registers, self.counters).level()
-        return LoopStep(op, level, counter, invariant, carried, operands)
+        makers = {i: self._maker(op.operands[i]) for i in carried if not self._needs_memory(op, i)}
+        operands = {
+            i: self.bitcast_base(op.operands[i]) for i in (*invariant, *carried) if i not in makers
+        }
+        level = _Cutter(
+            body, registers, self.counters, f"{self.name}.loop", induction
+        ).level()
+        return LoopStep(op, level, counter, invariant, carried, operands, makers)
+
+    def _maker(self, value: Value) -> Piece:
+        """A piece that makes a free value."""
+        piece = Piece([], [], [value], name=f"{self.name}.fill")
+        builder = _PieceBuilder(self, piece)
+        builder.value(value)
+        piece.graph = builder.finish([value])
+        return piece
+
+
+def _is_unused(body: Graph, i: int) -> bool:
+    """True when a carry only passes through a body that does not read it."""
+    value = body.inputs[i]
+    if body.outputs[i] is not value or body.outputs.count(value) > 1:
+        return False
+    return not any(value in op.operands for op in body.ops)
 
 
 class _PieceBuilder:
@@ -333,11 +375,3 @@ class _PieceBuilder:
         """The graph: tensor inputs first, then register inputs."""
         inputs = (*self._inputs, *(v for v, _ in self.piece.scalars))
         return Graph(inputs, tuple(self.ops), tuple(self.now[v] for v in outputs))
-
-
-def _name_of(ops: Sequence[Op]) -> str:
-    """A readable name: the innermost scope most ops share, else the heaviest op."""
-    scopes = [op.loc.scope.rsplit("/", 1)[-1] for op in ops if op.loc.scope]
-    if scopes:
-        return max(sorted(set(scopes)), key=scopes.count)
-    return max(ops, key=lambda op: (OPS[op.name].flops(op), -ops.index(op))).name

@@ -6,25 +6,19 @@ locations: an error names the op by ordinal, and `located` points it at the user
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import msgpack
-import numpy as np
 
 from compiler.codegen.generate import generate
 from compiler.diagnostics import DiagnosticError, Loc
 from compiler.ir.types import Graph, Op
-from compiler.isa.encode import decode_function, encode_function
 from compiler.isa.program import Function, Program, Region
 from compiler.link import link_program
 from compiler.lower.function import ORDINAL_FILE, Lowered, Signature, lower_function
 from compiler.outline import outline_programs
 from compiler.passes.pipeline import run
 from compiler.program import StepProgram
-from compiler.unit import Unit, read_payload
-
-FORMAT = 1
+from compiler.unit import Unit, pack_function, read_payload, unpack_function
 
 
 def compile_function(payload: bytes, options: Mapping[str, Any], target: str) -> bytes:
@@ -93,28 +87,3 @@ def located(error: DiagnosticError, graph: Graph) -> DiagnosticError:
         return error
     d = error.diagnostic
     return type(error)(d.code, d.message, graph.ops[loc.line].loc, d.hint)
-
-
-def pack_function(function: Function) -> bytes:
-    """The sections of a function as bytes, deterministic."""
-    sections = encode_function(function)
-    rows = [[name, *_pack_section(sections[name])] for name in sorted(sections)]
-    data: bytes = msgpack.packb([FORMAT, rows])
-    return data
-
-
-def unpack_function(data: bytes) -> Function:
-    """Inverse of `pack_function`."""
-    version, rows = msgpack.unpackb(data)
-    assert version == FORMAT, f"packed function of format {version}"
-    return decode_function({name: _unpack_section(kind, shape, raw) for name, kind, shape, raw in rows})
-
-
-def _pack_section(section: Any) -> tuple[str, Sequence[int], bytes]:
-    if isinstance(section, np.ndarray):
-        return section.dtype.str, section.shape, np.ascontiguousarray(section).tobytes()
-    return "", (), bytes(section)
-
-
-def _unpack_section(kind: str, shape: Sequence[int], raw: bytes) -> Any:
-    return np.frombuffer(raw, np.dtype(kind)).reshape(shape) if kind else raw

@@ -1,9 +1,11 @@
-"""From one program order to engine queues: counting semaphores wherever an engine must wait for another.
+"""From one program order to engine queues: counting semaphores wherever an engine must wait for
+another.
 
-Two instructions that touch the same memory are ordered at the innermost loop that holds both: the earlier one gives a
-token per iteration of that loop and the later one takes it; the way back (the next iteration may not start too early) is
-the same with initial tokens, one per slot of a rotating tile. Where one side sits in a deeper loop, a bare `signal` after
-that loop or a bare `wait` before it stands in. Edges that others imply are dropped.
+Two instructions that touch the same memory are ordered at the innermost loop that holds both: the
+earlier one gives a token per iteration of that loop and the later one takes it; the way back (the
+next iteration may not start too early) is the same with initial tokens, one per slot of a rotating
+tile. Where one side sits in a deeper loop, a bare `signal` after that loop or a bare `wait` before
+it stands in. Edges that others imply are dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ Touched = dict[Key, dict[Engine, bool]]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """In each iteration of a body, `to` on queue `to_engine` waits for `source` on `from_engine`, `back` iterations ago."""
+    """In each iteration of a body, `to` on queue `to_engine` waits for `source` on `from_engine`,
+    `back` iterations ago.
+    """
 
     source: int
     from_engine: Engine
@@ -43,7 +47,8 @@ class Edge:
 
 
 def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> None:
-    """Add waits, signals and stand-ins to the code of `region` and set its `tokens`. Tiles must have addresses.
+    """Add waits, signals and stand-ins to the code of `region` and set its `tokens`. Tiles must
+    have addresses.
 
     Raises CompileError SW_SEMAPHORES when the region needs more semaphores than the core has.
     """
@@ -70,7 +75,9 @@ class _Memory:
         self.pointwise = _pointwise(region, self.root)
 
     def keys(self, pattern: AccessPattern) -> Iterable[Key]:
-        """The memory a pattern touches: an HBM tensor (aliases are one), or a tile and what shares its bytes."""
+        """The memory a pattern touches: an HBM tensor (aliases are one), or a tile and what shares
+        its bytes.
+        """
         if pattern.space is Space.HBM:
             root = self.root[pattern.buffer]
             return () if root in self.pointwise else (("hbm", root),)
@@ -83,9 +90,13 @@ class _Memory:
         return 1
 
     def drains(self, key: Key, loop: Loop) -> bool:
-        """A tile whose slots do not come round evenly in `loop`: the next run of the loop must wait for this one."""
-        return key[0] == "tile" and self.back(key, loop.register) > 1 and (
-            loop.trip % self.tiles[key[1]].slots != 0
+        """A tile whose slots do not come round evenly in `loop`: the next run of the loop must wait
+        for this one.
+        """
+        return (
+            key[0] == "tile"
+            and self.back(key, loop.register) > 1
+            and (loop.trip % self.tiles[key[1]].slots != 0)
         )
 
 
@@ -98,8 +109,8 @@ def _root(tensors: Sequence[Tensor], number: int) -> int:
 
 
 def _pointwise(region: Region, root: Mapping[int, int]) -> set[int]:
-    """Memory that is read by one node and written in place through the same view: each point depends on itself only,
-    and the data flow from the load to the store already orders the two."""
+    """Memory that is read by one node and written in place through the same view: each point
+    depends on itself only, and the data flow from the load to the store already orders the two."""
     views: dict[int, dict[str, list[View]]] = {}
     for node in region.program.nodes:
         view = node.attrs.get("view")
@@ -109,16 +120,18 @@ def _pointwise(region: Region, root: Mapping[int, int]) -> set[int]:
     for number, by_op in views.items():
         loads, stores = by_op.get("load", []), by_op.get("store", [])
         same = {(v.offset, v.strides) for v in (*loads, *stores)}
-        if set(by_op) == {"load", "store"} and len(loads) == 1 and len(same) == 1:
-            if _is_injective(loads[0], region.program.atoms):
-                found.add(number)
+        in_place = set(by_op) == {"load", "store"} and len(loads) == 1 and len(same) == 1
+        if in_place and _is_injective(loads[0], region.program.atoms):
+            found.add(number)
     return found
 
 
 def _is_injective(view: View, atoms: Sequence[int]) -> bool:
     """Whether no two points of the index space share an element (sufficient test)."""
     reach = 0
-    for stride, size in sorted((abs(s), n) for s, n in zip(view.strides, atoms, strict=True) if n > 1):
+    for stride, size in sorted(
+        (abs(s), n) for s, n in zip(view.strides, atoms, strict=True) if n > 1
+    ):
         if stride <= reach:
             return False
         reach += stride * (size - 1)
@@ -146,7 +159,9 @@ def _touched(item: Instr | Loop, memory: _Memory) -> Touched:
                 for engine, writes in engines.items():
                     mine[engine] = mine.get(engine, False) or writes
         return result
-    for pattern, writes in [(p, False) for p in item.srcs] + ([(item.dst, True)] if item.dst else []):
+    for pattern, writes in [(p, False) for p in item.srcs] + (
+        [(item.dst, True)] if item.dst else []
+    ):
         for key in memory.keys(pattern):
             mine = result.setdefault(key, {})
             # Tiles that share bytes conflict whatever the two do.
@@ -190,7 +205,9 @@ def _edges(
 def _draining(
     body: Sequence[Instr | Loop], touched: Sequence[Touched], memory: _Memory
 ) -> set[tuple[int, Engine, int, Engine, int]]:
-    """Edges from one run of an inner loop to its next run, for tiles that do not come round evenly."""
+    """Edges from one run of an inner loop to its next run, for tiles that do not come round
+    evenly.
+    """
     edges = set()
     for at, (item, keys) in enumerate(zip(body, touched, strict=True)):
         if not isinstance(item, Loop):
@@ -220,12 +237,11 @@ def _reduce(edges: set[Edge], count: int, is_loop: bool) -> list[Edge]:
     return sorted((e for kept in into.values() for e in kept), key=Edge.rank)
 
 
-def _implied(
-    edge: Edge, into: Mapping[Engine, Sequence[Edge]], count: int, is_loop: bool
-) -> bool:
+def _implied(edge: Edge, into: Mapping[Engine, Sequence[Edge]], count: int, is_loop: bool) -> bool:
     """Whether the waits in `into` already make `edge.to` start after `edge.source`.
 
-    `known` is, per queue, the last element (relative to this iteration) known to be finished when `edge.to` starts.
+    `known` is, per queue, the last element (relative to this iteration) known to be finished when
+    `edge.to` starts.
     """
     wanted = edge.position(count)
     known = {edge.to_engine: edge.to}

@@ -14,7 +14,7 @@ from compiler.diagnostics import Loc
 from compiler.isa.program import Function, Program, Region
 from compiler.outline import Outlined
 from compiler.program import StepPlan
-from compiler.unit import Unit
+from compiler.unit import Unit, unpack_function
 
 Location = tuple[str, int, str]
 
@@ -23,8 +23,6 @@ def link(
     plan: StepPlan, outlined: Outlined, compiled: Sequence[bytes], target: str
 ) -> dict[str, Program]:
     """Program name -> program. `compiled` are the packed functions, in the order of `outlined.functions`."""
-    from compiler.driver import unpack_function
-
     units = {unit.key: unit for unit in outlined.functions}
     functions = {
         unit.key: unpack_function(data)

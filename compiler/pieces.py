@@ -41,14 +41,14 @@ def _phases(ops: Sequence[Op], level: Level) -> Iterator[list[list[Op]]]:
     Tensor ops are in even phases, pure scalar code in odd ones; a tensor op that reads a scalar made here comes a phase
     after it.
     """
-    inside = set(ops)
+    before = _producers_inside(ops, level)
     phase: dict[Op, int] = {}
+    for op in ops:
+        phase[op] = _earliest(op, before[op], phase)
+    _sink(ops, before, phase)
     parent: dict[Op, Op] = {op: op for op in ops}
     for op in ops:
-        made = [(v, level.producers.get(v)) for v in level.sources[op]]
-        before = [(v, p) for v, p in made if p in inside and p is not None]
-        phase[op] = _phase(op, before, phase)
-        for _, producer in before:
+        for _, producer in before[op]:
             if phase[producer] == phase[op]:
                 parent[_root(parent, producer)] = _root(parent, op)
     components: dict[Op, list[Op]] = {}
@@ -61,19 +61,44 @@ def _phases(ops: Sequence[Op], level: Level) -> Iterator[list[list[Op]]]:
         yield by_phase[number]
 
 
-def _phase(op: Op, before: Sequence[tuple[Value, Op]], phase: Mapping[Op, int]) -> int:
-    scalar = all(v.type.num_elements == 1 for v in (*op.operands, *op.results))
-    number = 1 if scalar else 0
-    for value, producer in before:
-        at = phase[producer]
-        if scalar:
-            at += at % 2 == 0
-        elif value.type.num_elements == 1:
-            at += 2 - at % 2
-        else:
-            at += at % 2
-        number = max(number, at)
-    return number
+Edges = Mapping[Op, Sequence[tuple[Value, Op]]]
+
+
+def _producers_inside(ops: Sequence[Op], level: Level) -> Edges:
+    """Per op, the values it reads that other ops of the stretch make, and those ops."""
+    inside = set(ops)
+    made = {op: [(v, level.producers.get(v)) for v in level.sources[op]] for op in ops}
+    return {op: [(v, p) for v, p in pairs if p in inside and p is not None] for op, pairs in made.items()}
+
+
+def _is_scalar(op: Op) -> bool:
+    """True for pure scalar code."""
+    return all(v.type.num_elements == 1 for v in (*op.operands, *op.results))
+
+
+def _earliest(op: Op, before: Sequence[tuple[Value, Op]], phase: Mapping[Op, int]) -> int:
+    """The first phase after everything `op` reads."""
+    first = 1 if _is_scalar(op) else 0
+    return max([first, *(phase[p] + _distance(value, p, op) for value, p in before)])
+
+
+def _distance(value: Value, producer: Op, consumer: Op) -> int:
+    """Phases between two ops: a scalar that crosses from or to tensor code starts a new one."""
+    if _is_scalar(producer):
+        return 0 if _is_scalar(consumer) else 1
+    if _is_scalar(consumer):
+        return 1
+    return 2 if value.type.num_elements == 1 else 0
+
+
+def _sink(ops: Sequence[Op], before: Edges, phase: dict[Op, int]) -> None:
+    """Move ops to the phase of their first user, so that they share its function instead of crossing memory."""
+    limit: dict[Op, int] = {}
+    for op in reversed(ops):
+        phase[op] = max(phase[op], limit.get(op, phase[op]))
+        for value, producer in before[op]:
+            latest = phase[op] - _distance(value, producer, op)
+            limit[producer] = min(limit.get(producer, latest), latest)
 
 
 def _root(parent: dict[Op, Op], op: Op) -> Op:

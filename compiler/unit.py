@@ -1,4 +1,4 @@
-"""Compile units: a function graph and how it is called, as bytes without user locations.
+"""Compile units as bytes: what goes in (a function graph without user locations) and what comes out (a function).
 
 Equal functions have equal bytes wherever they come from, so that each is compiled once and caches can key them.
 """
@@ -6,14 +6,22 @@ Equal functions have equal bytes wherever they come from, so that each is compil
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import msgpack
+import numpy as np
 
+from compiler.diagnostics import LoadError
 from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph
+from compiler.isa.encode import decode_function, encode_function
+from compiler.isa.program import Function
 from compiler.lower.function import Signature
+
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -46,3 +54,29 @@ def read_payload(payload: bytes) -> tuple[Graph, Signature]:
     body = msgpack.unpackb(payload, use_list=False)
     signature = Signature(parameters=body["parameters"], aliases=body["aliases"])
     return load(body["graph"]), signature
+
+
+def pack_function(function: Function) -> bytes:
+    """The sections of a function as bytes, deterministic."""
+    sections = encode_function(function)
+    rows = [[name, *_pack_section(sections[name])] for name in sorted(sections)]
+    data: bytes = msgpack.packb([FORMAT, rows])
+    return data
+
+
+def unpack_function(data: bytes) -> Function:
+    """Inverse of `pack_function`. Raises LoadError for another format."""
+    version, rows = msgpack.unpackb(data)
+    if version != FORMAT:
+        raise LoadError("SW_UNIT_FORMAT", f"a packed function requires format {FORMAT}, got {version}")
+    return decode_function({name: _unpack_section(kind, shape, raw) for name, kind, shape, raw in rows})
+
+
+def _pack_section(section: Any) -> tuple[str, Sequence[int], bytes]:
+    if isinstance(section, np.ndarray):
+        return section.dtype.str, section.shape, np.ascontiguousarray(section).tobytes()
+    return "", (), bytes(section)
+
+
+def _unpack_section(kind: str, shape: Sequence[int], raw: bytes) -> Any:
+    return np.frombuffer(raw, np.dtype(kind)).reshape(shape) if kind else raw

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from compiler.diagnostics import UsageError
 from compiler.ir.types import Graph
@@ -23,6 +24,9 @@ from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, parse_mesh
 from sharding.partitioned import Slot
 from sharding.plan import Plan, complete, prepare
+
+if TYPE_CHECKING:
+    from compiler.frontend.task import TrainTask
 
 
 @dataclass(slots=True)
@@ -108,10 +112,19 @@ def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
     """
     layout = layout_of(job)
     with stages.timed("capture"):
-        from compiler.frontend.capture import capture
         from orchestrator.model import resolve_task
 
         task = resolve_task(job)
+    return build_task(job, layout, task, service, stages)
+
+
+def build_task(
+    job: JobConfig, layout: Layout, task: TrainTask, service: UnitService, stages: Stages
+) -> Built:
+    """Linked programs of a task on a layout, whatever `[model]` and `[mesh]` of the job say."""
+    with stages.timed("capture"):
+        from compiler.frontend.capture import capture
+
         captured = capture(task, layout.captured_batch)
     with stages.timed("import"):
         from compiler.frontend.stablehlo import import_module

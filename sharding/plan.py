@@ -133,15 +133,31 @@ def complete(
     )
     cut_findings = step.metadata["findings"]
     assert isinstance(cut_findings, tuple)
+    rows = traffic(step)
+    if not reshard_after_forward:
+        cut_findings += tuple(_gathers_left(rows))
     return Plan(
         step=step,
         mesh=prepared.mesh,
         strategy=prepared.strategy,
         footprint=footprint(step),
-        traffic=traffic(step),
+        traffic=rows,
         reasons=prepared.recipe.reasons,
         findings=(*partitioned.findings, *cut_findings),
     )
+
+
+def _gathers_left(rows: Sequence[Traffic]) -> Iterator[Diagnostic]:
+    """A note when weights are gathered again although they were to be kept."""
+    again = sum(r.count for r in rows if (r.program, r.kind) == ("backward", "all_gather"))
+    if again:
+        yield Diagnostic(
+            "SW_RESHARD",
+            f"strategy.reshard_after_forward=false keeps weights gathered outside of loops only: "
+            f"backward still runs {again} all_gather",
+            hint="unroll the layers to keep every gathered weight",
+            severity="note",
+        )
 
 
 def traffic(step: StepPlan) -> tuple[Traffic, ...]:

@@ -91,8 +91,10 @@ def choose_residuals(
     on_batch: set[Value],
     reshard_after_forward: bool,
 ) -> tuple[list[Op], list[Value]]:
-    """The ops of the backward program and the forward values it reads, both in program order.
+    """The ops of the backward program, and the forward values it reads in program order.
 
+    Ops that stood among the forward ops now stand right before their first reader, so that what
+    they make (a gathered weight, a derivative) does not wait in memory through the program.
     `forward` are the ops of the forward program, `targets` what backward must compute.
     """
     chooser = _Chooser(
@@ -113,4 +115,39 @@ def choose_residuals(
             continue
         backward.append(op)
         chooser.needed.update(op.operands)
-    return backward[::-1], stored[::-1]
+    return place_late(backward[::-1], _beside_forward(graph, forward)), stored[::-1]
+
+
+def _beside_forward(graph: Graph, forward: set[Op]) -> set[Op]:
+    """Every op up to the last of `forward`: repeated ops, and derivatives written beside them."""
+    last = max((i for i, op in enumerate(graph.ops) if op in forward), default=-1)
+    return set(graph.ops[: last + 1])
+
+
+def place_late(ops: Sequence[Op], movable: set[Op]) -> list[Op]:
+    """`ops` with those of `movable` right before their first reader, or last without one.
+
+    The others keep their order; no movable op may read what another op makes.
+    """
+    waiting = {v: op for op in ops if op in movable for v in op.results}
+    placed: list[Op] = []
+    for op in ops:
+        if op not in movable:
+            _place(op, waiting, placed)
+    while waiting:
+        _place(next(iter(waiting.values())), waiting, placed)
+    return placed
+
+
+def _place(op: Op, waiting: dict[Value, Op], placed: list[Op]) -> None:
+    """Append `op` after the waiting ops it reads, directly or not."""
+    todo = [op]
+    while todo:
+        missing = [waiting[v] for v in todo[-1].operands if v in waiting]
+        if missing:
+            todo.append(missing[0])
+            continue
+        ready = todo.pop()
+        placed.append(ready)
+        for value in ready.results:
+            waiting.pop(value, None)

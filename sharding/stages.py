@@ -10,7 +10,7 @@ follows from `linearity.py`, where to cut from `gradients.py`, what is kept in b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +26,7 @@ from sharding.gradients import CutRefused, StepView, depends_on, find_cut
 from sharding.linearity import Kind, label_values
 from sharding.localize import Localized
 from sharding.partitioned import Slot
-from sharding.residuals import choose_residuals
+from sharding.residuals import choose_residuals, place_late
 
 STATE_ROLES = frozenset(("parameter", "optimizer", "rng"))
 
@@ -166,25 +166,39 @@ def _wide(type: TensorType) -> TensorType:
 
 @dataclass(slots=True)
 class _Part:
-    """One program while it is built: ops in order, and (buffer, value) per output."""
+    """One program while it is built: ops in order, and (buffer, value) per output.
+
+    `after` are ops to insert right behind the one that makes a value, `before` ops to insert right
+    before their first reader: neither lets values wait in memory.
+    """
 
     name: str
     ops: list[Op] = field(default_factory=list)
     outputs: list[tuple[str, Value]] = field(default_factory=list)
     extra_inputs: dict[Value, str] = field(default_factory=dict)
+    after: dict[Value, list[Op]] = field(default_factory=dict)
+    before: list[Op] = field(default_factory=list)
 
     def finish(self, inputs: Mapping[Value, str]) -> StepProgram:
         """The program, reading what it uses of `inputs` and its own extra inputs."""
         names = {**inputs, **self.extra_inputs}
-        used = {v for op in self.ops for v in op.operands} | {v for _, v in self.outputs}
+        ops = place_late((*self.before, *self._with_following()), set(self.before))
+        used = {v for op in ops for v in op.operands} | {v for _, v in self.outputs}
         read = [v for v in names if v in used]
-        graph = Graph(tuple(read), tuple(self.ops), tuple(v for _, v in self.outputs), self.name)
+        graph = Graph(tuple(read), tuple(ops), tuple(v for _, v in self.outputs), self.name)
         return StepProgram(
             name=self.name,
             graph=graph,
             inputs=tuple(names[v] for v in read),
             outputs=tuple(name for name, _ in self.outputs),
         )
+
+    def _with_following(self) -> Iterator[Op]:
+        """The ops, each followed by what `after` holds for its results."""
+        for op in self.ops:
+            yield op
+            for value in op.results:
+                yield from self.after.get(value, ())
 
 
 class _Builder:
@@ -413,15 +427,17 @@ def _elementwise_sources(view: StepView, value: Value, cut: set[Value]) -> list[
 
 
 def _accumulate(part: _Part, name: str, value: Value, wide: TensorType) -> None:
-    """`accumulator += value` in the accumulator's type."""
+    """`accumulator += value` in the accumulator's type, right where `value` is made."""
     before = Value(wide)
     part.extra_inputs[before] = name
+    added: list[Op] = []
     addend = value
     if value.type.dtype is not wide.dtype:
-        part.ops.append(make_op("convert", (value,), ConvertAttrs(wide.dtype)))
-        addend = part.ops[-1].result
-    part.ops.append(make_op("add", (before, addend)))
-    part.outputs.append((name, part.ops[-1].result))
+        added.append(make_op("convert", (value,), ConvertAttrs(wide.dtype)))
+        addend = added[-1].result
+    added.append(make_op("add", (before, addend)))
+    part.after.setdefault(value, []).extend(added)
+    part.outputs.append((name, added[-1].result))
 
 
 def _take_mean(part: _Part, name: str, mean: Value, wide: TensorType, count: int) -> None:
@@ -431,11 +447,11 @@ def _take_mean(part: _Part, name: str, mean: Value, wide: TensorType, count: int
     share = make_op("constant", (), _splat(1.0 / count, wide))
     narrow = mean.type.dtype is not wide.dtype
     scaled = Value(wide) if narrow else mean
-    part.ops += [share, Op("multiply", (total, share.result), (scaled,))]
+    part.before += [share, Op("multiply", (total, share.result), (scaled,))]
     if narrow:
-        part.ops.append(Op("convert", (scaled,), (mean,), ConvertAttrs(mean.type.dtype)))
+        part.before.append(Op("convert", (scaled,), (mean,), ConvertAttrs(mean.type.dtype)))
     zeros = make_op("constant", (), _splat(0.0, wide))
-    part.ops.append(zeros)
+    part.before.append(zeros)
     part.outputs.append((name, zeros.result))
 
 

@@ -73,8 +73,10 @@ class ValueRun:
         """One step of the schedule on a global batch; the metrics by name."""
         with np.errstate(all="ignore"):
             for names, count in self.manifest.schedule:
+                reads_batch = self._reads_batch(names)
                 for number in range(count):
-                    self._load_micro_batch(batch, number, count)
+                    if reads_batch:
+                        self._load_micro_batch(batch, number, count)
                     for name in names:
                         self.run_program(name)
         metrics = self.gather(self._metrics())
@@ -149,6 +151,11 @@ class ValueRun:
                     )
                 elif buffer.initial == "zeros":
                     core.array(buffer.name, buffer.dtype)[:] = 0
+
+    def _reads_batch(self, names: Iterable[str]) -> bool:
+        """True when a program of the schedule entry has a batch buffer among its inputs."""
+        read = {buffer for name in names for buffer in self.programs[name].inputs}
+        return any(self._buffer(name).role == "batch" for name in read)
 
     def _load_micro_batch(self, batch: Mapping[str, np.ndarray], number: int, count: int) -> None:
         for name, array in batch.items():

@@ -1,4 +1,6 @@
-"""Tile code generation: `generate` turns a `RegionProgram` into a `Region` with tiles and instructions."""
+"""Tile code generation: `generate` turns a `RegionProgram` into a `Region` with tiles and
+instructions.
+"""
 
 from compiler.codegen.generate import Generated, generate
 

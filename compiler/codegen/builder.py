@@ -1,8 +1,10 @@
-"""Where instructions and tiles go: the region under construction, its loops, and access patterns over atoms.
+"""Where instructions and tiles go: the region under construction, its loops, and access patterns
+over atoms.
 
-A `Scope` is a place in the loop nest: a body to append to, and for every atom a `Box` (origin and extent) that says which
-part of the index space the code there works on. A `Held` value is a tile with an element stride per atom, so that reading
-it anywhere is one rule: stride 0 for atoms it does not span.
+A `Scope` is a place in the loop nest: a body to append to, and for every atom a `Box` (origin and
+extent) that says which part of the index space the code there works on. A `Held` value is a tile
+with an element stride per atom, so that reading it anywhere is one rule: stride 0 for atoms it does
+not span.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Held:
 
 
 class Builder:
-    """A region under construction: tiles, code, registers, and what is made once in front of everything."""
+    """A region under construction: tiles, code, registers, and what is made once in front of
+    everything.
+    """
 
     def __init__(self, limits: Limits, tensors: Sequence[Tensor], first_register: int) -> None:
         self.limits = limits
@@ -98,14 +102,17 @@ class Builder:
     def filled(
         self, value: Any, dtype: DType, elements: int = 1, partitions: int = 0, part: str = ""
     ) -> Held:
-        """A tile full of `value` (number or, for a register as data, `Affine`), made once per region.
+        """A tile full of `value` (number or, for a register as data, `Affine`), made once per
+        region.
 
         `part` keeps equal tiles apart that should not share memory.
         """
         key = (str(value), dtype, elements, partitions, part)
         if key not in self._splats:
             rows = partitions or self.limits.partitions
-            tile = self.add_tile(Tile(f"fill{len(self._splats)}", Space.SBUF, rows, elements, dtype))
+            tile = self.add_tile(
+                Tile(f"fill{len(self._splats)}", Space.SBUF, rows, elements, dtype)
+            )
             dst = AccessPattern(Space.SBUF, tile, Affine(), ((1, rows), (1, elements)))
             self.prefix.append(_fill(value, dst, dtype))
             self._splats[key] = Held(tile, {})
@@ -121,7 +128,9 @@ def _fill(value: Any, dst: AccessPattern, dtype: DType) -> Instr:
 
 
 class Scope:
-    """A place in the loop nest. `register` and `trip` describe the innermost loop around it (-1, 1 outside)."""
+    """A place in the loop nest. `register` and `trip` describe the innermost loop around it (-1, 1
+    outside).
+    """
 
     def __init__(
         self,
@@ -147,7 +156,9 @@ class Scope:
         return scope
 
     def loop(self, trip: int) -> Scope:
-        """The body of a new loop of `trip` iterations, appended here; its boxes are still those of this scope."""
+        """The body of a new loop of `trip` iterations, appended here; its boxes are still those of
+        this scope.
+        """
         register = self.builder.new_register()
         loop = Loop(register, trip, [])
         self.body.append(loop)
@@ -158,8 +169,8 @@ class Scope:
     def enter(self, atom: int, piece: Piece) -> Scope:
         """The code for one piece of an atom: a loop when it repeats.
 
-        `first` of the result tells accumulations over the atom how to start: the registers that are 0 in the first
-        iteration, or None when an earlier piece has already been added.
+        `first` of the result tells accumulations over the atom how to start: the registers that are
+        0 in the first iteration, or None when an earlier piece has already been added.
         """
         scope = self.loop(piece.trip) if piece.trip > 1 else self.straight({})
         terms = ((scope.register, piece.extent),) if piece.trip > 1 else ()
@@ -172,7 +183,9 @@ class Scope:
         return scope
 
     def zero_when(self, atoms: Iterable[int]) -> tuple[int, ...] | None:
-        """When a sum over `atoms` overwrites its destination here (the `zero_when` of instructions)."""
+        """When a sum over `atoms` overwrites its destination here (the `zero_when` of
+        instructions).
+        """
         registers: tuple[int, ...] = ()
         for atom in sorted(atoms):
             start = self.first.get(atom, ())
@@ -185,10 +198,10 @@ class Scope:
         """Points of `atom` this code works on; 1 for no atom."""
         return 1 if atom is None else self.boxes[atom].extent
 
-    def tile(
-        self, name: str, partitions: int, elements: int, dtype: DType, slots: int = 0
-    ) -> int:
-        """An SBUF tile that lives in one iteration here; a released one of the same form is taken first."""
+    def tile(self, name: str, partitions: int, elements: int, dtype: DType, slots: int = 0) -> int:
+        """An SBUF tile that lives in one iteration here; a released one of the same form is taken
+        first.
+        """
         slots = min(self.trip, slots or self.builder.slots)
         key = (partitions, elements, dtype, slots)
         if self._free.get(key):
@@ -237,11 +250,17 @@ class Scope:
         return math.prod(self.extent(a) for a in axes)
 
     def patterns(self, rows: int, axes: Sequence[int], *values: Held) -> list[AccessPattern]:
-        """One on-chip pattern per value over `rows` partitions and `axes`, equal shapes, dims merged where possible."""
-        merged = merge_dims([self.extent(a) for a in axes], [[v.strides.get(a, 0) for a in axes] for v in values])
+        """One on-chip pattern per value over `rows` partitions and `axes`, equal shapes, dims
+        merged where possible.
+        """
+        merged = merge_dims(
+            [self.extent(a) for a in axes], [[v.strides.get(a, 0) for a in axes] for v in values]
+        )
         return [self.on_chip(v, rows, dims) for v, dims in zip(values, merged, strict=True)]
 
-    def on_chip(self, value: Held, rows: int, dims: Dims, offset: Affine | int = 0) -> AccessPattern:
+    def on_chip(
+        self, value: Held, rows: int, dims: Dims, offset: Affine | int = 0
+    ) -> AccessPattern:
         """Pattern of a value with explicit free dims."""
         space = self.builder.tiles[value.tile].space
         return AccessPattern(space, value.tile, value.offset + offset, ((1, rows), *dims))
@@ -270,7 +289,9 @@ class Scope:
 
 
 def merge_dims(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dims]:
-    """Dims (stride, size) per operand, size-1 dims dropped, neighbours merged where all operands allow it."""
+    """Dims (stride, size) per operand, size-1 dims dropped, neighbours merged where all operands
+    allow it.
+    """
     kept: list[tuple[int, tuple[int, ...]]] = []
     for size, steps in zip(sizes, zip(*strides, strict=True), strict=True):
         if size == 1:

@@ -1,18 +1,28 @@
 """Choosing the tiles of a contraction: who is stationary, what goes where, how much stays in SBUF.
 
-out[batch, m, n] = sum over k of stationary[batch, k, m] * moving[batch, k, n]. The m atoms land on the partitions of the
-result and n along its rows, so exchanging the operands stores the transposed result at no cost; both ways are planned and
-the cheaper estimate wins. A block of m tiles with all of k stays in SBUF while panels of the moving operand pass by.
+out[batch, m, n] = sum over k of stationary[batch, k, m] * moving[batch, k, n]. The m atoms land on
+the partitions of the result and n along its rows, so exchanging the operands stores the transposed
+result at no cost; both ways are planned and the cheaper estimate wins. A block of m tiles with all
+of k stays in SBUF while panels of the moving operand pass by.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from compiler.codegen import rates
-from compiler.codegen.space import LEAVES, Space, Split, Walk, contiguous_run, split
+from compiler.codegen.space import (
+    LEAVES,
+    Space,
+    Split,
+    Walk,
+    contiguous_run,
+    near_divisor,
+    split,
+)
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.isa.limits import Limits
@@ -20,9 +30,13 @@ from compiler.isa.region import Tensor
 
 # Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
 _CHUNK_BYTES = 16384
+# Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
+# efficiency_by_bytes_per_partition).
+_RUN_BYTES = 2048
 _MAX_COLUMN_AXES = 3
 _FP32_PASSES = 4  # documented: nki/api/nki/isa/__init__.py, fp32 matmul takes four passes
-# With this many k tiles the pause between two accumulator blocks is short beside the work on one.
+# With this many k tiles the pause to evict all accumulators at once is short beside the work on
+# them.
 _LONG_K = 8
 
 
@@ -30,7 +44,8 @@ _LONG_K = 8
 class Operand:
     """One side of a contraction: value number, its free atoms, and whether k is innermost in HBM.
 
-    A `natural` operand is loaded with its free atom on the partitions and transposed on the tensor engine.
+    A `natural` operand is loaded with its free atom on the partitions and transposed on the tensor
+    engine.
     """
 
     number: int
@@ -42,10 +57,11 @@ class Operand:
 class ContractPlan:
     """How a contraction is tiled.
 
-    `rows` is the atom on the partitions of the result (minor part of `row_split`), `depth` the atom on the partitions of
-    the operands (minor part of `depth_split`); a missing split has major -1. `columns` are the atoms of a panel, major to
-    minor. `outer`, `across` and `along` are loops of single points: batch and other m atoms, other n atoms, other k atoms.
-    `block` row tiles and `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block.
+    `rows` is the atom on the partitions of the result (minor part of `row_split`), `depth` the atom
+    on the partitions of the operands (minor part of `depth_split`); a missing split has major -1.
+    `columns` are the atoms of a panel, major to minor. `outer`, `across` and `along` are loops of
+    single points: batch and other m atoms, other n atoms, other k atoms. `block` row tiles and
+    `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block.
     """
 
     space: Space
@@ -78,7 +94,9 @@ def plan_contraction(
     tensors: Sequence[Tensor],
     budget: int,
 ) -> ContractPlan:
-    """The cheaper of the two orientations of contraction `number`, within about `budget` SBUF bytes per partition."""
+    """The cheaper of the two orientations of contraction `number`, within about `budget` SBUF bytes
+    per partition.
+    """
     _require_floats(space, number)
     plans = [
         _Planner(space, number, tuple(sinks), order, limits, tensors, budget).plan()
@@ -99,7 +117,9 @@ def _require_floats(space: Space, number: int) -> None:
 
 
 def even_tile(size: int, limit: int) -> int:
-    """Tile size up to `limit`: a divisor when that costs at most a quarter more tiles, else `limit`."""
+    """Tile size up to `limit`: a divisor when that costs at most a quarter more tiles, else
+    `limit`.
+    """
     if size <= limit:
         return size
     fewest = math.ceil(size / limit)
@@ -143,11 +163,15 @@ class _Planner:
         return max(walks, key=lambda w: w[0])[1] if walks else None
 
     def _out_walk(self) -> Walk | None:
-        walks = [(self.space.elements(v), v.walk) for v in map(self.space.values.__getitem__, self.sinks)]
+        walks = [
+            (self.space.elements(v), v.walk) for v in map(self.space.values.__getitem__, self.sinks)
+        ]
         return max(walks, key=lambda w: w[0])[1]
 
     def _best(self, atoms: Iterable[int], walks: Sequence[Walk | None]) -> int:
-        """The atom that fills most partitions; of equal ones the one that is innermost in memory, then the largest."""
+        """The atom that fills most partitions; of equal ones the one that is innermost in memory,
+        then the largest.
+        """
         size = self.space.sizes
 
         def merit(a: int) -> tuple[int, int, int, int]:
@@ -158,13 +182,15 @@ class _Planner:
 
     def plan(self) -> ContractPlan:
         rows = self._best(self.m, self.walks[:1]) if self.m else None
-        depth = self._best(self.over, self.walks)
-        columns, extents = self._columns()
+        self.depth = depth = self._best(self.over, self.walks)
+        columns, extents = self._columns(depth)
         space, row_split = self._split(self.space, rows, self.limits.stationary_max)
         space, depth_split = self._split(space, depth, self.limits.contraction_max)
         naturals = [self._natural(side, depth, free) for side, free in ((0, rows), (1, columns))]
         majors = [row_split.major] if row_split.major >= 0 else []
-        stationary = Operand(self.sides[0], (*majors, *([rows] if rows is not None else [])), naturals[0])
+        stationary = Operand(
+            self.sides[0], (*majors, *([rows] if rows is not None else [])), naturals[0]
+        )
         moving = Operand(self.sides[1], columns, naturals[1])
         tiles = self._tiles(space, row_split, depth_split, columns, extents, naturals)
         plan = ContractPlan(
@@ -197,9 +223,17 @@ class _Planner:
             return space, Split(-1, -1, 0)
         return split(space, atom, even_tile(space.sizes[atom], limit))
 
-    def _columns(self) -> tuple[tuple[int, ...], dict[int, int]]:
-        """Panel atoms (major to minor in the result) and their extents: whole atoms from the innermost out."""
-        width, limit = 1, self.limits.moving_max
+    def _columns(self, depth: int) -> tuple[tuple[int, ...], dict[int, int]]:
+        """Panel atoms (major to minor in the result) and their extents: whole atoms from the
+        innermost out.
+
+        A panel that arrives by DMA is wide enough for long runs; one matmul takes a bank's width of
+        it.
+        """
+        walk = self.walks[1]
+        wide = walk is None or abs(walk.stride(depth)) != 1
+        run = math.ceil(_RUN_BYTES / self.panel_type.bytes) if wide else 0
+        width, limit = 1, max(self.limits.moving_max, run)
         extents: dict[int, int] = {}
         for atom in sorted(self.n, key=lambda a: (abs(self.out.stride(a)) if self.out else 0, a)):
             room = limit // width
@@ -215,7 +249,9 @@ class _Planner:
         """k is innermost in HBM and there are rows to put on the partitions instead."""
         walk = self.walks[side]
         has_rows = free is not None and free != ()
-        return bool(walk and has_rows and abs(walk.stride(depth)) == 1 and self.space.sizes[depth] > 1)
+        return bool(
+            walk and has_rows and abs(walk.stride(depth)) == 1 and self.space.sizes[depth] > 1
+        )
 
     # blocking
 
@@ -227,42 +263,37 @@ class _Planner:
         columns: tuple[int, ...],
         extents: Mapping[int, int],
         naturals: Sequence[bool],
-    ) -> dict[str, int | bool]:
+    ) -> dict[str, Any]:
         """block, chunk, resident and slot counts that fit PSUM and the budget."""
         item = self.panel_type.bytes
-        depth_tiles = _tile_count(space, depth_split)
-        row_tiles = space.sizes.get(row_split.major, 1)
-        along = math.prod(self.space.sizes[a] for a in self.over) // self.space.sizes[depth_split.minor]
-        height = space.sizes.get(row_split.minor, 1)
+        depth, height = space.sizes[depth_split.minor], space.sizes.get(row_split.minor, 1)
+        along = math.prod(self.space.sizes[a] for a in self.over) // self.space.sizes[self.depth]
+        tiles = _tile_count(space, depth_split)
         width = math.prod(extents[a] for a in columns)
-        room, block, slots = self._block(depth_tiles * along, row_tiles, sum(naturals))
+        whole = tiles * along * height * item
         half = self.budget // 2
-        whole = depth_tiles * along * height * item
         resident = whole <= half
-        while resident and block > 1 and whole * block > half:
+        banks = self.limits.psum_banks - 2 * (naturals[1] + (naturals[0] and not resident))
+        slots = 1 if tiles * along >= _LONG_K else 2
+        rows = space.sizes.get(row_split.major, 1)
+        block = min(rows, banks // (slots * math.ceil(width / self.limits.moving_max)))
+        while resident and whole * block > half:
             block -= 1
+        block = math.ceil(rows / math.ceil(rows / block))
         stationary_slots = 2 if 2 * whole * block <= half else 1
-        block = math.ceil(row_tiles / math.ceil(row_tiles / block))
-        per_tile = width * item + sum(naturals) * space.sizes[depth_split.minor] * item
+        per_tile = width * item + sum(naturals) * depth * item
         per_tile += 0 if resident else block * height * item
         epilogue = 8 * width * (len(self.space.slice(self.sinks)) + 1)
         left = max(0, self.budget - whole * block * stationary_slots * resident - epilogue)
-        chunk = max(1, min(depth_tiles, left // (2 * per_tile), max(1, _CHUNK_BYTES // per_tile)))
-        chunk = math.ceil(depth_tiles / math.ceil(depth_tiles / chunk))
+        most = max(1, min(left // (2 * per_tile), _CHUNK_BYTES // per_tile))
+        majors = space.sizes.get(depth_split.major, 1)
         return {
             "block": block,
-            "chunk": chunk,
+            "chunk": near_divisor(majors, min(most, majors)),
             "resident": resident,
             "stationary_slots": stationary_slots,
             "accumulator_slots": slots,
         }
-
-    def _block(self, depth_tiles: int, row_tiles: int, naturals: int) -> tuple[int, int, int]:
-        """(free PSUM banks, row tiles per block, accumulator slots): transposes take two banks per operand."""
-        free = self.limits.psum_banks - 2 * naturals
-        if naturals and depth_tiles >= _LONG_K and row_tiles > free // 2:
-            return free, min(free, row_tiles, 4), 1
-        return free, min(free // 2, row_tiles), 2
 
 
 def _tile_count(space: Space, made: Split) -> int:
@@ -272,8 +303,6 @@ def _tile_count(space: Space, made: Split) -> int:
 def _with_cost(
     plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, tensors: Sequence[Tensor]
 ) -> ContractPlan:
-    from dataclasses import replace
-
     return replace(plan, cost=_cost(plan, walks, out, tensors))
 
 
@@ -289,9 +318,9 @@ def _cost(
     panels = math.prod(size[a] for a in plan.across)
     panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
     depth_tiles = _tile_count(space, plan.depth_split) * math.prod(size[a] for a in plan.along)
-    width = max(rates.MIN_CYCLES, math.prod(plan.extents.values()))
+    width = math.prod(plan.extents.values())
     passes = _FP32_PASSES if plan.panel_type is DType.F32 else 1
-    products = row_blocks * plan.block * panels * depth_tiles * width
+    products = row_blocks * plan.block * panels * depth_tiles * max(width, rates.MIN_CYCLES)
     turned = 0.0
     moved = 0.0
     for operand, walk, runs in (
@@ -358,6 +387,7 @@ def _require_simple(space: Space, numbers: Iterable[int], where: str) -> None:
     if bad:
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",
-            f"region {space.name} requires elementwise values {where} its contraction, got {bad[0]}",
+            f"region {space.name} requires elementwise values {where} its contraction,"
+            f" got {bad[0]}",
             hint="lower it to a region of its own",
         )

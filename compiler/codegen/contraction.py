@@ -1,13 +1,15 @@
-"""The loop nest of a contraction: stationary blocks, moving panels, chunks of k, accumulators in PSUM, epilogue.
+"""The loop nest of a contraction: stationary blocks, moving panels, chunks of k, accumulators in
+PSUM, epilogue.
 
-for outer: for row block: [load all of k]  for panel: for chunk of k: load, multiply   then per row tile: epilogue
+for outer: for row block: [load all of k]  for panel: for chunk of k: load, multiply   then per row
+tile: epilogue
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
+from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
 from compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue, plan_contraction
 from compiler.codegen.panels import Panels
 from compiler.codegen.space import SPLATS, Space
@@ -97,7 +99,8 @@ class _Nest:
     def _panel(self, scope: Scope, extents: dict[int, int]) -> None:
         """One row block by one panel of columns: multiply over all of k, then the epilogue."""
         rows = scope.extent(self.blocks) if self.blocks >= 0 else 1
-        total = Held(scope.psum("product", rows, self.plan.accumulator_slots), {})
+        banks = rows * self._banks(scope.elements(self.plan.columns))
+        total = Held(scope.psum("product", banks, self.plan.accumulator_slots), {})
         self._loops(
             scope, [*self.plan.along, self.chunks], extents, lambda s: self._chunk(s, total)
         )
@@ -124,31 +127,33 @@ class _Nest:
         height, depth = scope.extent(plan.rows), scope.extent(plan.depth)
         rows = scope.extent(self.blocks) if self.blocks >= 0 else 1
         by_row, row = _counted(scope, rows)
-        inner, tile = _counted(by_row, count)
-        first = scope.zero_when((*plan.along, *([self.chunks] if self.chunks >= 0 else [])))
-        if first is not None and count > 1:
-            first = (*first, inner.register)
-        sizes = [scope.extent(a) for a in plan.columns]
-        out_dims, in_dims = merge_dims(
-            sizes, [self._column_steps(scope), [moving.strides[a] for a in plan.columns]]
-        )
-        step = stationary.strides.get(self.blocks, 0)
-        into = row * step + tile * stationary.strides.get(self.chunks, 0)
-        inner.add(
-            "matmul",
-            Engine.TENSOR,
-            inner.on_chip(total, height, out_dims, row * self.bank),
-            (
-                inner.on_chip(stationary, depth, ((1, height),), into),
-                inner.on_chip(moving, depth, in_dims, tile * moving.strides.get(self.chunks, 0)),
-            ),
-            zero_when=first,
-        )
+        width = scope.elements(plan.columns)
+        row_step = stationary.strides.get(self.blocks, 0)
+        into_row = row * (self._banks(width) * self.bank)
+        for piece in pieces(width, min(width, self.builder.limits.moving_max)):
+            by_column, turn = _counted(by_row, piece.trip)
+            column = turn * piece.extent + piece.start
+            inner, tile = _counted(by_column, count)
+            first = scope.zero_when((*plan.along, self.chunks))
+            if first is not None and count > 1:
+                first = (*first, inner.register)
+            a = row * row_step + tile * stationary.strides.get(self.chunks, 0)
+            b = column + tile * moving.strides.get(self.chunks, 0)
+            across = ((1, piece.extent),)
+            inner.add(
+                "matmul",
+                Engine.TENSOR,
+                inner.on_chip(total, height, across, into_row + column),
+                (
+                    inner.on_chip(stationary, depth, ((1, height),), a),
+                    inner.on_chip(moving, depth, across, b),
+                ),
+                zero_when=first,
+            )
 
-    def _column_steps(self, scope: Scope) -> list[int]:
-        """Element strides of the panel atoms in an accumulator."""
-        held = scope.hold(0, self.plan.columns)
-        return [held.strides[a] for a in self.plan.columns]
+    def _banks(self, width: int) -> int:
+        """PSUM banks a row tile of `width` columns takes."""
+        return -(-width // self.bank)
 
     # epilogue
 
@@ -162,7 +167,8 @@ class _Nest:
         if self.blocks >= 0:
             inner.boxes[self.blocks] = Box(scope.boxes[self.blocks].origin + row, 1)
         strides = scope.hold(total.tile, self.plan.columns).strides
-        product = Held(total.tile, strides, total.offset + row * self.bank)
+        step = self._banks(scope.elements(self.plan.columns)) * self.bank
+        product = Held(total.tile, strides, total.offset + row * step)
         self._evict(frame, product, inner)
         late = [n for n in self.epilogue if n not in early]
         self._emit_late(frame, late, inner)
@@ -178,14 +184,18 @@ class _Nest:
                     scope.release(frame.held[i])
 
     def _is_row_free(self, number: int) -> bool:
-        """A value of the epilogue that is the same for all row tiles and does not need the product."""
+        """A value of the epilogue that is the same for all row tiles and does not need the
+        product.
+        """
         value = self.space.values[number]
         needs = self.space.slice([number])
         moves = {self.plan.rows, self.blocks} & value.atoms
         return value.op not in SPLATS and not moves and self.plan.number not in needs
 
     def _evict(self, frame: Frame, product: Held, scope: Scope) -> None:
-        """Leave the product in PSUM for a single reader that can take it there, else copy it to SBUF."""
+        """Leave the product in PSUM for a single reader that can take it there, else copy it to
+        SBUF.
+        """
         number = self.plan.number
         value = self.space.values[number]
         readers = [n for n in self.epilogue if number in self.space.values[n].inputs]

@@ -1,4 +1,6 @@
-"""Pure copies: a view stored through another view is a DMA from HBM to HBM, whatever the strides."""
+"""Pure copies: a view stored through another view is a DMA from HBM to HBM, whatever the
+strides.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _FIRST = 1
 
 
 def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
-    """Whether `sink` stores a load that nothing else reads and that does not overlap it in memory."""
+    """Whether `sink` stores a load that nothing else reads and that does not overlap it in
+    memory.
+    """
     value = space.values[sink]
     if value.op != "store":
         return False

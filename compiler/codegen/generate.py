@@ -1,7 +1,9 @@
-"""From a region's meaning to its code: normalise, group the stores, generate each group, place tiles, order engines.
+"""From a region's meaning to its code: normalise, group the stores, generate each group, place
+tiles, order engines.
 
-Stores that need no contraction become one strip nest, stores that need the same contraction one contraction nest, plain
-copies a DMA of their own. The result is checked against the limits of the target before anybody else sees it.
+Stores that need no contraction become one strip nest, stores that need the same contraction one
+contraction nest, plain copies a DMA of their own. The result is checked against the limits of the
+target before anybody else sees it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from compiler.isa.limits import Limits, check_region, limits_for
 from compiler.isa.program import Region
 from compiler.isa.region import RegionProgram, Tensor
 
-# Share of SBUF the planners may fill, tried in turn: their estimates leave out what allocation rounds up.
+# Share of SBUF the planners may fill, tried in turn: their estimates leave out what allocation
+# rounds up.
 _BUDGETS = (0.85, 0.6, 0.4, 0.2, 0.1, 0.05)
 
 

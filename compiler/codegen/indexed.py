@@ -1,7 +1,8 @@
 """Rows picked by an index: gathers, and scatter-adds that merge duplicates.
 
-Both work on tiles of up to 128 indices on the partitions. A scatter-add merges equal indices of a tile with a matmul by
-their equality matrix, lets only the first of each write, and adds to the rows as they are in HBM; tiles run in order.
+Both work on tiles of up to 128 indices on the partitions. A scatter-add merges equal indices of a
+tile with a matmul by their equality matrix, lets only the first of each write, and adds to the rows
+as they are in HBM; tiles run in order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from compiler.isa.program import AccessPattern, Engine, Instr
 from compiler.isa.program import Space as Memory
 from compiler.isa.region import Affine
 
-# fp32 holds every integer up to here exactly (IEEE 754); indices are compared in fp32 after a transpose.
+# fp32 holds every integer up to here exactly (IEEE 754); indices are compared in fp32 after a
+# transpose.
 _EXACT = 1 << 24
 
 
@@ -65,7 +67,9 @@ def _rows(
     """(on-chip pattern, HBM pattern of one row) for an indexed transfer."""
     assert value.walk is not None
     walk = value.walk
-    free = Walk(walk.offset, {a: s for a, s in walk.strides.items() if a != frame.partition}, walk.tensor)
+    free = Walk(
+        walk.offset, {a: s for a, s in walk.strides.items() if a != frame.partition}, walk.tensor
+    )
     hbm, chip = scope.transfer(free, held, frame.rows(scope), None, axes)
     return chip, hbm
 
@@ -115,14 +119,22 @@ def _dense(frame: Frame, number: int, axes: Sequence[int], scope: Scope) -> Held
 def _merge_matrix(
     frame: Frame, value: Value, index: Held, dtype: DType, scope: Scope
 ) -> tuple[Held, Held]:
-    """(equality matrix in `dtype`, index with all but the first of equal ones moved out of range)."""
+    """(equality matrix in `dtype`, index with all but the first of equal ones moved out of
+    range).
+    """
     rows = frame.rows(scope)
     square = ((1, rows),)
 
     def tile(name: str, elements: int, kind: DType) -> Held:
         return Held(scope.tile(name, rows, elements, kind), {})
 
-    def vector(opcode: str, out: Held, dims: tuple[tuple[int, int], ...], *srcs: AccessPattern, **attrs: object) -> None:
+    def vector(
+        opcode: str,
+        out: Held,
+        dims: tuple[tuple[int, int], ...],
+        *srcs: AccessPattern,
+        **attrs: object,
+    ) -> None:
         scope.add(opcode, Engine.VECTOR, scope.on_chip(out, rows, dims), srcs, **attrs)
 
     wide, equal, earlier = (tile(n, rows, DType.F32) for n in ("wide", "equal", "earlier"))
@@ -179,15 +191,11 @@ def _below_diagonal(frame: Frame) -> Held:
         builder.prefix.append(Instr("iota", Engine.GPSIMD, out, (), ramp))
         attrs = {"op0": "LT", "scalar0": 0.0, "reverse0": False}
         rest = {"op1": None, "scalar1": None, "reverse1": False}
-        builder.prefix.append(
-            Instr("tensor_scalar", Engine.VECTOR, out, (out,), attrs | rest)
-        )
+        builder.prefix.append(Instr("tensor_scalar", Engine.VECTOR, out, (out,), attrs | rest))
     return held
 
 
-def _add_merged(
-    frame: Frame, equal: Held, data: Held, old: Held, width: int, scope: Scope
-) -> None:
+def _add_merged(frame: Frame, equal: Held, data: Held, old: Held, width: int, scope: Scope) -> None:
     """old += equal^T @ data, in blocks of the moving width."""
     rows = frame.rows(scope)
     for inner, first, count in columns(scope, width, frame.builder.limits.moving_max):

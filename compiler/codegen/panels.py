@@ -1,7 +1,8 @@
 """Operand panels of a contraction in SBUF: [k on the partitions, k tiles, free atoms].
 
-A direct operand arrives in that form by DMA (or is computed in it). A natural one has k innermost in HBM: its rows arrive
-with the free atom on the partitions, every 128 x 128 block is transposed on the tensor engine and copied into place.
+A direct operand arrives in that form by DMA (or is computed in it). A natural one has k innermost
+in HBM: its rows arrive with the free atom on the partitions, every 128 x 128 block is transposed on
+the tensor engine and copied into place.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from compiler.codegen.values import Frame, copy_engine, emit_load
 from compiler.isa.program import Engine
 from compiler.isa.region import Affine
 
-_GROUP = 4  # transposes per copy: four 128-wide blocks fill a PSUM bank, more would only unroll code
+_GROUP = (
+    4  # transposes per copy: four 128-wide blocks fill a PSUM bank, more would only unroll code
+)
 
 
 class Panels:
@@ -93,8 +96,13 @@ class Panels:
         left: Sequence[int],
         local: tuple[tuple[int, Affine], ...],
     ) -> None:
-        """Loops over the free atoms, then rows of up to 128 on the partitions; `local` is where in the panel we are."""
-        row = max(operand.free, key=lambda a: (scope.extent(a) > 1, a == operand.free[-1], scope.extent(a)))
+        """Loops over the free atoms, then rows of up to 128 on the partitions; `local` is where in
+        the panel we are.
+        """
+        row = max(
+            operand.free,
+            key=lambda a: (scope.extent(a) > 1, a == operand.free[-1], scope.extent(a)),
+        )
         rest = [a for a in left if a != row]
         atom = rest[0] if rest else row
         block = 1 if rest else self.builder.limits.transpose_max
@@ -138,9 +146,7 @@ class Panels:
             source = inner.on_chip(held, rows, ((1, k),), (first + g) * tile_step)
             block = inner.on_chip(bank, k, ((1, rows),), g * rows)
             inner.add("transpose", Engine.TENSOR, block, (source,))
-        into, out = merge_dims(
-            [group, rows], [[rows, 1], [panel_step, panel.strides[row]]]
-        )
+        into, out = merge_dims([group, rows], [[rows, 1], [panel_step, panel.strides[row]]])
         target = inner.on_chip(Held(panel.tile, {}, offset), k, out, first * panel_step)
         engine = Engine.VECTOR if operand is self.plan.stationary else Engine.SCALAR
         inner.add("tensor_copy", engine, target, (inner.on_chip(bank, k, into),))

@@ -1,7 +1,9 @@
-"""Reductions: along free dims by `tensor_reduce`, over loops by accumulation, over partitions by the tensor engine.
+"""Reductions: along free dims by `tensor_reduce`, over loops by accumulation, over partitions by
+the tensor engine.
 
-A sum over partitions is a matmul with ones on both sides, which leaves the total on every partition; maximum and minimum
-transpose, reduce and transpose back. So a reduced value is held like any value that does not span the partition atom.
+A sum over partitions is a matmul with ones on both sides, which leaves the total on every
+partition; maximum and minimum transpose, reduce and transpose back. So a reduced value is held like
+any value that does not span the partition atom.
 """
 
 from __future__ import annotations

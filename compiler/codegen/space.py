@@ -1,8 +1,10 @@
-"""A region made ready for tiling: minimal atoms per value, merged and split atoms, splat constants, sinks.
+"""A region made ready for tiling: minimal atoms per value, merged and split atoms, splat constants,
+sinks.
 
-`normalise` turns a `RegionProgram` into a `Space` that is freely edited by the planners: size-1 atoms are gone, atoms
-that every view walks as one index are one atom, values span only what moves them. `split` cuts one atom into a major and
-a minor part, with a tail where the minor part does not divide it. Next: `strips.py` and `contraction.py`.
+`normalise` turns a `RegionProgram` into a `Space` that is freely edited by the planners: size-1
+atoms are gone, atoms that every view walks as one index are one atom, values span only what moves
+them. `split` cuts one atom into a major and a minor part, with a tail where the minor part does not
+divide it. Next: `strips.py` and `contraction.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A node of a space. `walk` places loads, stores and iotas; `over` lists summed atoms of reduce and contract."""
+    """A node of a space. `walk` places loads, stores and iotas; `over` lists summed atoms of reduce
+    and contract.
+    """
 
     op: str
     inputs: tuple[int, ...]
@@ -49,7 +53,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Atom `major` counts whole runs of `minor`; a last run of `tail` elements exists unless `tail` is 0."""
+    """Atom `major` counts whole runs of `minor`; a last run of `tail` elements exists unless `tail`
+    is 0.
+    """
 
     major: int
     minor: int
@@ -149,8 +155,7 @@ def _without_sum(op: str, over: frozenset[int]) -> str:
 def _walk_of(space: Space, node: Node, attrs: dict[str, Any]) -> Walk | None:
     if node.op == "iota":
         strides = {attrs.pop("atom"): attrs.pop("step")}
-        walk = Walk(attrs.pop("start"), {a: s for a, s in strides.items() if a in space.sizes})
-        return walk
+        return Walk(attrs.pop("start"), {a: s for a, s in strides.items() if a in space.sizes})
     view: View | None = attrs.pop("view", None)
     if view is None:
         return None
@@ -161,7 +166,9 @@ def _walk_of(space: Space, node: Node, attrs: dict[str, Any]) -> Walk | None:
 
 
 def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> int:
-    """`source` as if it were summed over atoms it does not span: a sum of equal terms is a product."""
+    """`source` as if it were summed over atoms it does not span: a sum of equal terms is a
+    product.
+    """
     value = space.values[source]
     count = math.prod(space.sizes[a] for a in missing)
     if count == 1 or kind in ("max", "min", "and", "or"):
@@ -170,9 +177,7 @@ def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> in
     op = "multiply" if kind == "add" else "power"
     constant = Value("constant", (), frozenset(), value.dtype, attrs={"value": factor})
     space.values.append(constant)
-    space.values.append(
-        Value(op, (source, len(space.values) - 1), value.atoms, value.dtype)
-    )
+    space.values.append(Value(op, (source, len(space.values) - 1), value.atoms, value.dtype))
     return len(space.values) - 1
 
 
@@ -189,9 +194,13 @@ def _fold_converts(space: Space) -> list[Value]:
         source = values[value.inputs[0]]
         if source.dtype is value.dtype:
             alias[n] = value.inputs[0]
-        elif source.op == "load" and len(users[value.inputs[0]]) == 1:
-            if source.dtype.is_float and value.dtype.is_float:
-                values[n] = replace(source, dtype=value.dtype)
+        elif (
+            space.values[value.inputs[0]].op == "load"
+            and len(users[value.inputs[0]]) == 1
+            and source.dtype.is_float
+            and value.dtype.is_float
+        ):
+            values[n] = replace(source, dtype=value.dtype)
     return values
 
 
@@ -274,7 +283,14 @@ def _split_value(value: Value, atom: int, major: int, minor_size: int) -> Value:
     return replace(value, atoms=atoms, over=over, walk=walk)
 
 
-def contiguous_run(space: Space, walk: Walk, free: Sequence[int], extents: Mapping[int, int]) -> int:
+def near_divisor(size: int, limit: int) -> int:
+    """The largest divisor of `size` in (limit/2, limit], else `limit`."""
+    return next((r for r in range(limit, limit // 2, -1) if size % r == 0), limit)
+
+
+def contiguous_run(
+    space: Space, walk: Walk, free: Sequence[int], extents: Mapping[int, int]
+) -> int:
     """Elements in a row that a transfer touches when the atoms `free` have `extents`."""
     run = 1
     for atom in sorted(free, key=lambda a: abs(walk.stride(a)) or 1 << 60):

@@ -1,7 +1,9 @@
-"""Choosing the tiles of a strip region: which atom on the partitions, what stays whole in a row, what is looped.
+"""Choosing the tiles of a strip region: which atom on the partitions, what stays whole in a row,
+what is looped.
 
-Candidates are every atom, every useful split of a large atom, and no partition atom at all. Each gets free extents that
-fit the SBUF budget, a loop order in which sums come last, and an estimate of its time; the cheapest legal one wins.
+Candidates are every atom, every useful split of a large atom, and no partition atom at all. Each
+gets free extents that fit the SBUF budget, a loop order in which sums come last, and an estimate of
+its time; the cheapest legal one wins.
 """
 
 from __future__ import annotations
@@ -11,14 +13,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from compiler.codegen import rates
 from compiler.codegen.builder import pieces
-from compiler.codegen.space import SINKS, SPLATS, Space, Value, Walk, contiguous_run, split
+from compiler.codegen.space import (
+    SINKS,
+    SPLATS,
+    Space,
+    Value,
+    Walk,
+    contiguous_run,
+    near_divisor,
+    split,
+)
 from compiler.codegen.strips import StripPlan, depths
 from compiler.diagnostics import CompileError
 from compiler.isa.limits import Limits
 from compiler.isa.region import Tensor
 
-# A row of this many bytes reaches the plateau of the DMA curve (hardware.json efficiency_by_bytes_per_partition:
-# 4096 bytes reach 0.97); longer rows only delay the first instruction.
+# A row of this many bytes reaches the plateau of the DMA curve (hardware.json
+# efficiency_by_bytes_per_partition: 4096 bytes reach 0.97); longer rows only delay the first
+# instruction.
 _ROW_BYTES = 8192
 _SPLIT_RUNS = (512, 2048)  # elements of a row when a single large atom is cut
 _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reduction
@@ -72,14 +84,11 @@ def _is_indexed(value: Value) -> bool:
 
 
 def _runs(size: int, partitions: int) -> list[int]:
-    """Row lengths to cut an atom into: even over the partitions, or long; divisors where there are good ones."""
+    """Row lengths to cut an atom into: even over the partitions, or long; divisors where there are
+    good ones.
+    """
     wanted = {math.ceil(size / partitions), *_SPLIT_RUNS}
-    return sorted({_near_divisor(size, run) for run in wanted if 1 < run < size})
-
-
-def _near_divisor(size: int, run: int) -> int:
-    """The largest divisor of `size` in (run/2, run], else `run`."""
-    return next((r for r in range(run, run // 2, -1) if size % r == 0), run)
+    return sorted({near_divisor(size, run) for run in wanted if 1 < run < size})
 
 
 class _Planner:
@@ -138,7 +147,9 @@ class _Planner:
 
     def _ranked_atoms(self) -> list[int]:
         """Atoms in the order of the largest view's strides, major first."""
-        walks = [(self.space.elements(v), v.walk) for v in self.nodes if v.walk and v.walk.tensor >= 0]
+        walks = [
+            (self.space.elements(v), v.walk) for v in self.nodes if v.walk and v.walk.tensor >= 0
+        ]
         walks.sort(key=lambda w: -w[0])
 
         def rank(atom: int) -> tuple[int, int]:
@@ -152,7 +163,9 @@ class _Planner:
     # extents
 
     def _extents(self, ranked: list[int]) -> dict[int, int]:
-        """Tile extents: reduced atoms first, then from the innermost outwards, while the budget lasts."""
+        """Tile extents: reduced atoms first, then from the innermost outwards, while the budget
+        lasts.
+        """
         extents = dict.fromkeys(self.sizes, 1)
         fixed = set()
         if self.partition is not None:
@@ -179,7 +192,9 @@ class _Planner:
             low, high = 1, limit
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (middle, high) if self._fits(extents | {atom: middle}) else (low, middle)
+                low, high = (
+                    (middle, high) if self._fits(extents | {atom: middle}) else (low, middle)
+                )
             limit = low
         blocks = math.ceil(size / limit)
         extents[atom] = math.ceil(size / blocks)
@@ -221,7 +236,9 @@ class _Planner:
     # loop order
 
     def _order(self, ranked: list[int], extents: Mapping[int, int]) -> tuple[int, ...] | None:
-        """Looped atoms, outermost first: the partition atom last, but what a sum runs over after the rest."""
+        """Looped atoms, outermost first: the partition atom last, but what a sum runs over after
+        the rest.
+        """
         looped = [a for a in ranked if self._is_looped(a, extents)]
         looped.sort(key=lambda a: a == self.partition)
         before: dict[int, set[int]] = {a: set() for a in looped}
@@ -229,6 +246,10 @@ class _Planner:
             for atom in value.over:
                 if atom in before:
                     before[atom] |= {a for a in value.atoms if a in before}
+        for made in self.space.splits.values():
+            # The tail shortens the minor atom, so it must be known before the minor atom is walked.
+            if made.tail and made.minor in before and made.major in before:
+                before[made.minor].add(made.major)
         order: list[int] = []
         while len(order) < len(looped):
             free = [a for a in looped if a not in order and before[a] <= set(order)]
@@ -252,9 +273,7 @@ class _Planner:
 
     # cost
 
-    def _cost(
-        self, extents: Mapping[int, int], axes: Sequence[int], order: Sequence[int]
-    ) -> float:
+    def _cost(self, extents: Mapping[int, int], axes: Sequence[int], order: Sequence[int]) -> float:
         found = depths(self.space, self.values, order)
         trips = [math.ceil(self.sizes[a] / extents[a]) for a in order]
         moved = computed = 0.0
@@ -278,7 +297,8 @@ class _Planner:
         item = self.tensors[walk.tensor].dtype.bytes
         run = contiguous_run(self.space, walk, spanned, extents) * item
         elements = math.prod(extents[a] for a in spanned)
-        # Values that do not span the partition atom are loaded onto every partition, but stored once.
+        # Values that do not span the partition atom are loaded onto every partition, but stored
+        # once.
         is_store = value.op == "store" and not walk.stride(self.partition)
         rows = 1 if is_store or self.partition is None else extents[self.partition]
         return runs * rates.transfer_ns(elements * rows * item, run)

@@ -1,8 +1,9 @@
-"""Strip regions: a loop nest over tiles, everything of a row in SBUF, reductions accumulated over the loops they cross.
+"""Strip regions: a loop nest over tiles, everything of a row in SBUF, reductions accumulated over
+the loops they cross.
 
-Every value runs at the shallowest loop that covers the atoms it spans. What depends on a sum over an inner loop runs after
-that loop; if it spans the loop again, a second pass over the loop re-makes what it needs. `strip_plan.py` chooses the
-partition atom, extents and loop order this file follows.
+Every value runs at the shallowest loop that covers the atoms it spans. What depends on a sum over
+an inner loop runs after that loop; if it spans the loop again, a second pass over the loop re-makes
+what it needs. `strip_plan.py` chooses the partition atom, extents and loop order this file follows.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from compiler.isa.region import Affine
 class StripPlan:
     """How a strip region is tiled.
 
-    `axes` are the free atoms, major to minor; `extents` the tile extent of every atom; `order` the looped atoms, outermost
-    first; `values` the numbers to compute; `cost` an estimate in nanoseconds.
+    `axes` are the free atoms, major to minor; `extents` the tile extent of every atom; `order` the
+    looped atoms, outermost first; `values` the numbers to compute; `cost` an estimate in
+    nanoseconds.
     """
 
     space: Space
@@ -37,14 +39,18 @@ class StripPlan:
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """Loops around a value: where its instructions run, and where its result is there to be read."""
+    """Loops around a value: where its instructions run, and where its result is there to be
+    read.
+    """
 
     run: int
     result: int
 
 
 def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[int, Depths]:
-    """Depths of every value for a loop order. A reduction over loops has its result outside them."""
+    """Depths of every value for a loop order. A reduction over loops has its result outside
+    them.
+    """
     at = {atom: i for i, atom in enumerate(order)}
     found: dict[int, Depths] = {}
     for n in values:
@@ -89,7 +95,11 @@ class _Nest:
 
     def _refuse_reload(self, numbers: list[int], stored: set[int]) -> None:
         """A pass may not read again what an earlier one has overwritten in place."""
-        walks = [(v.op in SINKS, v.walk.tensor) for v in map(self.space.values.__getitem__, numbers) if v.walk]
+        walks = [
+            (v.op in SINKS, v.walk.tensor)
+            for v in map(self.space.values.__getitem__, numbers)
+            if v.walk
+        ]
         root = self.frame.builder.root
         if any(not sink and tensor >= 0 and root(tensor) in stored for sink, tensor in walks):
             raise CompileError(
@@ -100,7 +110,9 @@ class _Nest:
         stored |= {root(tensor) for sink, tensor in walks if sink}
 
     def _units(self, depth: int, todo: list[int]) -> list[tuple[list[int], bool]]:
-        """Single values of this depth, and passes over the next loop, in an order that respects reductions."""
+        """Single values of this depth, and passes over the next loop, in an order that respects
+        reductions.
+        """
         ready = self._rounds(depth, todo)
         units: list[tuple[list[int], bool]] = []
         for number in range(max(ready.values(), default=-1) + 1):
@@ -139,7 +151,9 @@ class _Nest:
         return self.space.values[number].op in SINKS
 
     def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:
-        """`ends` and what they need from inside the next loop; values of earlier passes are made again."""
+        """`ends` and what they need from inside the next loop; values of earlier passes are made
+        again.
+        """
         wanted = set(ends)
         for n in reversed(todo):
             if n in wanted:

@@ -1,7 +1,8 @@
 """Instructions for one value at a time: loads, stores and elementwise nodes on a tile.
 
-A `Frame` fixes which atom lies on the partitions and which lie along the free dims; `emit` adds the code of one value at a
-scope, reading values that are already held. Reductions, contractions and indexed accesses have files of their own.
+A `Frame` fixes which atom lies on the partitions and which lie along the free dims; `emit` adds the
+code of one value at a scope, reading values that are already held. Reductions, contractions and
+indexed accesses have files of their own.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ BINARY = frozenset(
 
 
 class Frame:
-    """Code for values of one space with `partition` on the partitions and `axes` along the free dims."""
+    """Code for values of one space with `partition` on the partitions and `axes` along the free
+    dims.
+    """
 
     def __init__(
         self, builder: Builder, space: Space, partition: int | None, axes: Sequence[int]
@@ -119,7 +122,13 @@ class Frame:
         return Engine.GPSIMD if integer else Engine.VECTOR
 
     def apply(
-        self, scope: Scope, opcode: str, engine: Engine, dst: Held, srcs: Sequence[Held], **attrs: Any
+        self,
+        scope: Scope,
+        opcode: str,
+        engine: Engine,
+        dst: Held,
+        srcs: Sequence[Held],
+        **attrs: Any,
     ) -> None:
         """One elementwise instruction over all of `dst`."""
         axes = [a for a in self.axes if a in dst.strides]
@@ -231,7 +240,9 @@ def _with_scalar(
     value: Value,
     scope: Scope,
 ) -> None:
-    """dst = tensor op scalar (swapped when `reverse`); the scalar is an immediate or one element per partition."""
+    """dst = tensor op scalar (swapped when `reverse`); the scalar is an immediate or one element
+    per partition.
+    """
     source, immediate = frame.operand(tensor), frame.constant(scalar)
     second = None if immediate is not None else frame.operand(scalar)
     if op == "divide" and not reverse and second is not None and value.dtype.is_float:
@@ -248,7 +259,9 @@ def _with_scalar(
 
 
 def _reciprocal(frame: Frame, number: int, held: Held, scope: Scope) -> Held:
-    """1 / row scalar: N elements then cost a multiply each instead of a divide (8 times the cycles)."""
+    """1 / row scalar: N elements then cost a multiply each instead of a divide (8 times the
+    cycles).
+    """
     result = frame.scratch(frame.space.values[number], scope, DType.F32)
     frame.apply(scope, "tensor_unary", Engine.VECTOR, result, (held,), op="reciprocal")
     scope.release(result)
@@ -287,7 +300,9 @@ def copy_engine(given: DType, wanted: DType) -> Engine:
 
 
 def _truncate(frame: Frame, value: Value, source: Held, held: Held, scope: Scope) -> None:
-    """Float to integer rounds towards zero: sign(x) * floor(abs(x)), which the copy then leaves as it is."""
+    """Float to integer rounds towards zero: sign(x) * floor(abs(x)), which the copy then leaves as
+    it is.
+    """
     size, sign = (frame.scratch(value, scope, DType.F32) for _ in range(2))
     frame.apply(scope, "tensor_unary", Engine.VECTOR, size, (source,), op="abs")
     frame.apply(scope, "tensor_unary", Engine.VECTOR, size, (size,), op="floor")

@@ -9,6 +9,7 @@ are checked by `compiler/neff` before they come here.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import msgpack
@@ -75,7 +76,7 @@ def read_ragged(name: str, sections: Mapping[str, Any]) -> list[tuple[int, ...]]
     """The rows of a `Ragged`."""
     values = np.asarray(sections[name]).tolist()
     ends = np.asarray(sections[f"{name}.end"]).tolist()
-    return [tuple(values[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return [tuple(values[start:end]) for start, end in pairwise([0, *ends])]
 
 
 def _ext(value: Any) -> Any:

@@ -31,7 +31,8 @@ class Limit:
 class Limits:
     """What one NeuronCore generation accepts.
 
-    Units: `_bytes` are bytes per partition, `_max` are elements per partition unless the name says otherwise.
+    Units: `_bytes` are bytes per partition, `_max` are elements per partition unless the name says
+    otherwise.
     """
 
     generation: str
@@ -92,7 +93,8 @@ LIMIT_TABLE: dict[str, dict[str, Limit]] = {
         "semaphores": Limit(256, "inferred", "as v3"),
     },
 }
-# An access of up to this many partitions may start at a multiple of itself (source: K1, partition start rule).
+# An access of up to this many partitions may start at a multiple of itself (source: K1, partition
+# start rule).
 _START_STEPS = (32, 64)
 _GENERATION_OF = {"trn1": 2, "trn1n": 2, "inf2": 2, "trn2": 3, "trn2u": 3, "trn3": 4}
 
@@ -147,7 +149,10 @@ def _check_tiles(tiles: Sequence[Tile], limits: Limits) -> Iterator[str]:
                 f"tile {tile.name} requires bytes 0..{sizes[tile.space]}, got {tile.address}..{end}"
             )
         if not 0 < tile.partitions <= limits.partitions:
-            yield f"tile {tile.name} requires 1..{limits.partitions} partitions, got {tile.partitions}"
+            yield (
+                f"tile {tile.name} requires 1..{limits.partitions} partitions,"
+                f" got {tile.partitions}"
+            )
 
 
 def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str]:
@@ -184,7 +189,9 @@ def _check_pattern(
         yield f"requires at most {limits.free_dims} free dims, got {len(free)}"
     if any(size < 1 for _, size in pattern.dims):
         yield f"requires positive sizes, got {pattern.shape}"
-    if write and any(stride == 0 and size > 1 for stride, size in pattern.dims):
+    # The rows of a scatter are placed by its index; the step between them means nothing.
+    moving = free if instr.opcode == "dma_scatter" else pattern.dims
+    if write and any(stride == 0 and size > 1 for stride, size in moving):
         yield f"a destination requires strides other than 0, got {pattern.dims}"
     if pattern.space is Space.HBM:
         if instr.engine not in (Engine.DMA_IN, Engine.DMA_OUT):
@@ -238,7 +245,8 @@ def _check_matmul(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> Iterat
     stationary, moving = instr.srcs
     k, m, n = stationary.shape[0], math.prod(stationary.shape[1:]), math.prod(moving.shape[1:])
     if k > limits.contraction_max or m > limits.stationary_max or n > limits.moving_max:
-        yield f"requires K, M, N up to {limits.contraction_max}, {limits.stationary_max}, {limits.moving_max}, got {k}, {m}, {n}"
+        most = f"{limits.contraction_max}, {limits.stationary_max}, {limits.moving_max}"
+        yield f"requires K, M, N up to {most}, got {k}, {m}, {n}"
     types = {tiles[p.buffer].dtype for p in instr.srcs}
     if any(not t.is_float for t in types) or (DType.F32 in types and len(types) > 1):
         yield f"requires float operands, fp32 only with fp32, got {[t.value for t in types]}"

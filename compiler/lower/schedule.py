@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from compiler.lower.body import Body
 from compiler.lower.order import Order
-from compiler.lower.task import COLLECTIVE
+from compiler.lower.task import COLLECTIVE, COPY
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,17 @@ def _regions_before(
 def _sorted(
     body: Body, before: Mapping[int, set[int]], members: Mapping[int, Sequence[int]]
 ) -> list[int]:
-    """Regions in dependency order: ready collectives first, else the one that comes first in the program."""
+    """Regions in dependency order: ready collectives (and what feeds them) first, else the one that comes first in the program."""
     waiting = {r: len(b) for r, b in before.items()}
     after: dict[int, list[int]] = {r: [] for r in before}
     for region, earlier in before.items():
         for other in earlier:
             after[other].append(region)
 
+    urgent = _urgent(body, after, members)
+
     def key(region: int) -> tuple[bool, int, int]:
-        return (body.tasks[region].kind != COLLECTIVE, max(members[region]), region)
+        return (region not in urgent, max(members[region]), region)
 
     ready = [key(r) for r, count in waiting.items() if not count]
     heapq.heapify(ready)
@@ -71,3 +73,16 @@ def _sorted(
                 heapq.heappush(ready, key(later))
     assert len(found) == len(before), "regions wait for each other"
     return found
+
+
+def _urgent(
+    body: Body, after: Mapping[int, Sequence[int]], members: Mapping[int, Sequence[int]]
+) -> set[int]:
+    """Collectives, and copies that only bring a source into place for them."""
+    found = {r for r in members if body.tasks[r].kind == COLLECTIVE}
+    copies = {
+        r
+        for r, numbers in members.items()
+        if len(numbers) == 1 and body.tasks[r].op.name == COPY and set(after[r]) <= found
+    }
+    return found | copies

@@ -124,6 +124,26 @@ def test_hybrid_traffic_reduces_shards_and_micro_batches_repeat_it() -> None:
     assert not plan.findings
 
 
+def test_memory_of_unrolled_layers_does_not_pile_up() -> None:
+    """Weights gathered again and derivatives wait for their reader: more layers, same arena."""
+    mesh = make_mesh({"dp_shard": 3})
+    deep, shallow = (
+        fsdp_plan(prime_model.train_task(num_blocks=n, width=66, seq_len=7), mesh, 1).footprint
+        for n in (5, 2)
+    )
+    assert deep.arena_bytes["backward"] <= 1.1 * shallow.arena_bytes["backward"]
+    assert deep.argument_bytes["activations"] > 2 * shallow.argument_bytes["activations"]
+
+
+def test_kept_weights_say_when_they_cannot_be_kept() -> None:
+    mesh = make_mesh({"dp_shard": 4})
+    scan = fsdp_plan(scanned(), mesh, 1, reshard_after_forward=False)
+    assert [f.code for f in scan.findings] == ["SW_RESHARD"]
+    unrolled = fsdp_plan(flax(), mesh, 1, reshard_after_forward=False)
+    assert not unrolled.findings
+    assert ("backward", "all_gather", ("dp_shard",)) not in counts(unrolled)
+
+
 def test_a_damaged_collective_shows() -> None:
     """The comparison can fail: ranks that reduce with the wrong partner are found out."""
 

@@ -231,20 +231,23 @@ def test_values_equal_the_unsharded_graph(name: str, mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("mesh", [FSDP8, HSDP], ids=str)
 def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
-    """Equal counts, equal elements over the step, equal values; XLA reduces where we also scatter."""
+    """Gathers: equal counts and elements over the step. Gradients: all reduced. Equal values."""
     result = road("llama-f32-full", mesh)
     step = xla_spmd.XlaStep(result.recipe, mesh)
     theirs = {key: n for key, n in step.collectives().items() if key[1] > 1}
     assert {kind for kind, _, _ in theirs} == {"all-gather", "all-reduce"}
     ours = executed(result.part.graph)
-    for kind, mine in (("all-gather", ["all_gather"]), ("all-reduce", ["reduce_scatter"])):
+    for kind, mine in (("all-gather", "all_gather"), ("all-reduce", "reduce_scatter")):
         found = [(k, n) for k, n in theirs.items() if k[0] == kind]
-        count = sum(number for name, _, number in ours if name in mine)
-        elements = sum(size for name, size, _ in ours if name in mine)
-        shards = elements // mesh.sizes["dp_shard"] if kind == "all-reduce" and mesh is HSDP else 0
-        assert sum(n for _, n in found) == count * (2 if shards else 1)
+        count, elements = sum(k == mine for k, _ in ours), sum(n for k, n in ours if k == mine)
         trips = SIZES.num_hidden_layers
-        assert sum(n * k[1] * (trips if k[2] else 1) for k, n in found) == elements + shards
+        their_elements = sum(n * k[1] * (trips if k[2] else 1) for k, n in found)
+        their_count = sum(n for _, n in found)
+        # Under HSDP XLA also reduces shards over the replicas, but small gradients in one go.
+        extra = mesh is HSDP and kind == "all-reduce"
+        shards = elements // mesh.sizes["dp_shard"] if extra else 0
+        assert count <= their_count <= count * (2 if extra else 1)
+        assert elements <= their_elements <= elements + shards
     inputs = random_inputs(result.graph, result.inputs)
     outputs = run_whole(result.part, inputs)
     for i, parts in enumerate(step.run(inputs)):
@@ -253,6 +256,16 @@ def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
         assert all(part.shape == local for part in parts)
         whole = join(parts, spec, value.type.shape, mesh)
         assert error(outputs[i], whole) <= 1e-5, i
+
+
+def executed(graph: Graph, times: int = 1) -> list[tuple[str, int]]:
+    """(kind, elements moved over the step) of every collective that is not scalar."""
+    found = []
+    for op in graph.ops:
+        for region in op.regions:
+            found += executed(region, times * op.attrs.trip)
+    level = [op for op in graph.ops if op.name in TRAFFIC and op.result.type.rank]
+    return found + [(op.name, times * op.result.type.num_elements) for op in level]
 
 
 def join(
@@ -441,11 +454,16 @@ def test_updates_scattered_into_zeros_are_summed_over_cores() -> None:
     np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("start", "kind"), [("table", "add"), ("zeros", "replace")])
-def test_a_scatter_whose_partial_results_do_not_sum_up_is_refused(start: str, kind: str) -> None:
+def test_replacing_updates_are_gathered_not_summed() -> None:
+    graph, specs = scattered_graph("zeros", "replace")
+    part = shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
+    assert counts(part.graph) == {("all_gather", ("dp_shard",)): 2}
+
+
+def test_a_scatter_into_a_table_is_refused() -> None:
     """The partitioner would add the table once per core."""
-    graph, specs = scattered_graph(start, kind)
-    specs.pop((1, 0)) if start == "table" else None
+    graph, specs = scattered_graph("table")
+    specs.pop((1, 0))
     with pytest.raises(ShardingError) as caught:
         shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
     assert caught.value.code == "SW_PARTITIONER_REDUCTION"

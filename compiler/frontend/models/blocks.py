@@ -173,12 +173,18 @@ def mlp(precision: Precision, layer: Params, x: jax.Array) -> jax.Array:
 def run_layers(
     body: Callable[[jax.Array, Params], jax.Array], x: jax.Array, layers: Params, remat: str
 ) -> jax.Array:
-    """Scan `body` over the stacked layers, recomputed in the backward pass when `remat` is full."""
+    """Scan `body` over the stacked layers under the checkpoint policy of `remat`.
+
+    "selective" keeps products with weights and redoes attention scores, "full" redoes the layer.
+    """
 
     def step(carry: jax.Array, layer: Params) -> tuple[jax.Array, None]:
         return body(carry, layer), None
 
-    out, _ = jax.lax.scan(jax.checkpoint(step) if remat == "full" else step, x, layers)
+    if remat != "none":
+        kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        step = jax.checkpoint(step, policy=kept if remat == "selective" else None)
+    out, _ = jax.lax.scan(step, x, layers)
     return out
 
 
@@ -201,18 +207,24 @@ class TaskOptions:
     name: str = "step"
 
     def __post_init__(self) -> None:
-        if self.remat not in ("none", "full"):
-            raise UsageError("SW_REMAT", f"remat requires none or full, got {self.remat}")
+        if self.remat not in ("none", "selective", "full"):
+            raise UsageError(
+                "SW_REMAT", f"remat requires none, selective or full, got {self.remat}"
+            )
 
 
 def language_task(
     init_params: Callable[[jax.Array, Precision], Params],
     loss: Callable[[Params, dict[str, jax.Array], Precision], jax.Array],
-    sizes: Sizes,
+    vocab: int,
+    positions: int,
     options: TaskOptions,
 ) -> TrainTask:
-    """The training step of a token model on byte-level text. Raises UsageError for a sequence too long."""
-    _check_length(options.seq_len, sizes.positions)
+    """The training step of a token model on byte-level text.
+
+    Raises UsageError for a sequence longer than `positions`.
+    """
+    _check_length(options.seq_len, positions)
     chain = make_optimizer(options.optimizer, options.lr, options.clip)
     exact = Precision()
 
@@ -230,7 +242,7 @@ def language_task(
             step=step,
             init=init,
             batch=lambda n: text.token_structs(n, options.seq_len),
-            batches=text.batch_factory(options.seq_len, sizes.vocab),
+            batches=text.batch_factory(options.seq_len, vocab),
             tokens_per_sample=options.seq_len,
             full_precision=None if precision == exact else task(exact),
             name=options.name,

@@ -68,4 +68,5 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
         given = logits(known, params, batch["tokens"], precision, options.remat)
         return blocks.cross_entropy(given.astype(jnp.float32), batch["targets"])
 
-    return blocks.language_task(partial(init_params, known), loss, known, options)
+    init = partial(init_params, known)
+    return blocks.language_task(init, loss, known.vocab, known.positions, options)

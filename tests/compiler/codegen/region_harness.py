@@ -29,7 +29,9 @@ class Maker:
     tensors: list[Tensor] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
-    def tensor(self, atoms: Sequence[int], dtype: DType = F32, kind: str = "input", alias: int = -1) -> int:
+    def tensor(
+        self, atoms: Sequence[int], dtype: DType = F32, kind: str = "input", alias: int = -1
+    ) -> int:
         shape = tuple(self.atoms[a] for a in atoms)
         self.tensors.append(Tensor(f"t{len(self.tensors)}", shape, dtype, kind, alias))
         return len(self.tensors) - 1
@@ -43,8 +45,17 @@ class Maker:
             step *= self.atoms[a]
         return View(tensor, Affine(offset), tuple(strides))
 
-    def node(self, op: str, *inputs: int, atoms: Sequence[int] | None = None, dtype: DType | None = None, **attrs) -> int:
-        spanned = sorted({a for i in inputs for a in self.nodes[i].atoms} if atoms is None else atoms)
+    def node(
+        self,
+        op: str,
+        *inputs: int,
+        atoms: Sequence[int] | None = None,
+        dtype: DType | None = None,
+        **attrs,
+    ) -> int:
+        spanned = sorted(
+            {a for i in inputs for a in self.nodes[i].atoms} if atoms is None else atoms
+        )
         kind = dtype or self.nodes[inputs[0]].dtype
         self.nodes.append(Node(op, inputs, tuple(spanned), kind, attrs))
         return len(self.nodes) - 1
@@ -64,7 +75,9 @@ class Maker:
         spanned = {*self.nodes[a].atoms, *self.nodes[b].atoms} - set(over)
         return self.node("contract", a, b, atoms=spanned, dtype=dtype, over=tuple(over))
 
-    def store(self, value: int, atoms: Sequence[int], dtype: DType | None = None, tensor: int = -1) -> int:
+    def store(
+        self, value: int, atoms: Sequence[int], dtype: DType | None = None, tensor: int = -1
+    ) -> int:
         kind = dtype or self.nodes[value].dtype
         if tensor < 0:
             tensor = self.tensor(atoms, kind, "output")
@@ -91,7 +104,9 @@ def fill(tensor: Tensor, seed: int) -> np.ndarray:
     return rng.standard_normal(size).astype(np.float32).astype(tensor.dtype.numpy)
 
 
-def arrays(tensors: Sequence[Tensor], seed: int, inputs: dict[int, np.ndarray] | None = None) -> list[np.ndarray]:
+def arrays(
+    tensors: Sequence[Tensor], seed: int, inputs: dict[int, np.ndarray] | None = None
+) -> list[np.ndarray]:
     made: list[np.ndarray] = []
     for n, tensor in enumerate(tensors):
         if tensor.alias >= 0:
@@ -110,10 +125,14 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
         return math.inf
     equal = both | (x == y)
     difference = np.where(equal, 0, x - y)
-    return float(np.linalg.norm(difference) / max(np.linalg.norm(np.where(both | np.isinf(y), 0, y)), 1e-12))
+    return float(
+        np.linalg.norm(difference) / max(np.linalg.norm(np.where(both | np.isinf(y), 0, y)), 1e-12)
+    )
 
 
-def check(m: Maker, bound: float = 1e-6, inputs: dict[int, np.ndarray] | None = None, seed: int = 0) -> Region:
+def check(
+    m: Maker, bound: float = 1e-6, inputs: dict[int, np.ndarray] | None = None, seed: int = 0
+) -> Region:
     """Generate, verify, run in L0 and L1, compare every output."""
     program = m.program()
     region = generate(program, m.tensors, TARGET, 0).region

@@ -1,16 +1,19 @@
-"""Contractions: every orientation, batches, epilogues and odd sizes; generated code in L0 equals L1."""
+"""Contractions: every orientation, batches, epilogues and odd sizes; generated code in L0 equals
+L1.
+"""
 
 from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.codegen.contract_plan import even_tile
 from compiler.diagnostics import CompileError
-from tests.compiler.codegen.region_harness import BF16, F32, I32, Maker, check, count
+from tests.compiler.codegen.region_harness import BF16, F32, I32, Maker, arrays, check, count
 
 
 def matmul(m: int, n: int, k: int, dtype=F32, turn=(0, 0, 0), batch: int = 0, out=None) -> Maker:
@@ -36,7 +39,15 @@ def test_all_layouts_in_bf16(turn: tuple[int, int, int]) -> None:
     check(matmul(67, 520, 200, BF16, turn, batch=2), 1e-2)
 
 
-SIZES = [(13, 67, 131), (1, 131, 200), (131, 1, 200), (1, 1, 300), (1030, 520, 13), (128, 512, 128), (520, 1030, 1030)]
+SIZES = [
+    (13, 67, 131),
+    (1, 131, 200),
+    (131, 1, 200),
+    (1, 1, 300),
+    (1030, 520, 13),
+    (128, 512, 128),
+    (520, 1030, 1030),
+]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -73,7 +84,9 @@ def test_projection_with_split_heads() -> None:
 
 
 def test_epilogue_and_prologue() -> None:
-    """Bias, residual and activation after the product; a scaled, converted operand before it; two stores."""
+    """Bias, residual and activation after the product; a scaled, converted operand before it; two
+    stores.
+    """
     m = Maker((200, 131, 67), "fused")
     x = m.node("multiply", m.load((0, 2)), m.load((0,)))
     w = m.node("convert", m.load((2, 1), BF16), dtype=F32)
@@ -138,7 +151,7 @@ def test_random_contractions(data: st.DataObject) -> None:
     groups: dict[str, list[int]] = {}
     for role, number in roles.items():
         groups[role] = list(range(len(sizes), len(sizes) + number))
-        choice = (2, 3) if role == "batch" else (1, 2, 13, 67, 131)
+        choice = (2, 3) if role == "batch" else (1, 2, 13, 67, 131)[: 6 - number]
         sizes += [data.draw(st.sampled_from(choice)) for _ in range(number)]
     made = Maker(tuple(sizes), "random")
     dtype = data.draw(st.sampled_from((F32, BF16)))
@@ -148,7 +161,9 @@ def test_random_contractions(data: st.DataObject) -> None:
 
     a, b = made.load(order("batch", "m", "k"), dtype), made.load(order("batch", "n", "k"), dtype)
     made.store(made.contract(a, b, tuple(groups["k"]), F32), order("batch", "m", "n"))
-    check(made, 2e-6)
+    # Positive data: a sum that cancels has no accurate digits to compare.
+    inputs = {n: np.abs(x) for n, x in enumerate(arrays(made.tensors, 0)[:2])}
+    check(made, 2e-6, inputs)
 
 
 @given(st.integers(1, 5000))

@@ -58,7 +58,9 @@ def test_scatter_tiles_are_chained_by_tokens() -> None:
     assert chained and all(region.tokens[s] == 1 for s in chained)
 
 
-def copy(source: tuple[int, ...], target: tuple[int, ...], sizes: tuple[int, ...], types=(F32, F32)) -> Maker:
+def copy(
+    source: tuple[int, ...], target: tuple[int, ...], sizes: tuple[int, ...], types=(F32, F32)
+) -> Maker:
     m = Maker(sizes, "copy")
     x = m.load(source, types[0])
     if types[0] is not types[1]:

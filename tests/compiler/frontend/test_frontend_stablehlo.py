@@ -418,7 +418,7 @@ IDENTITY = "func.func @main(%x: {0}) -> {0} {{ return %x : {0} }}"
         (IDENTITY.format("!stablehlo.token"), "NCC_EVRF001"),
         ("this is not MLIR", "SW_STABLEHLO_PARSE"),
         (b"neither is this", "SW_STABLEHLO_PARSE"),
-        ("func.func private @helper() { return }", "SW_STABLEHLO_ENTRY"),
+        ("func.func private @inner() { return }", "SW_STABLEHLO_ENTRY"),
     ],
 )
 def test_modules_that_are_refused(text: str | bytes, code: str) -> None:

@@ -1,0 +1,54 @@
+"""The training task of a model family at given sizes, for callers that hold sizes and not a config.
+
+One set of sizes serves all families, so one rank of a tensor- or pipeline-parallel run is a task
+like any other: fewer heads, a narrower MLP and vocabulary, fewer layers, the same width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from compiler.diagnostics import UsageError
+from compiler.frontend.models import blocks, encoder, gpt, llama
+from compiler.frontend.models.blocks import Params, Precision, Sizes, TaskOptions
+from compiler.frontend.task import TrainTask
+
+
+def family_task(family: str, sizes: Sizes, options: TaskOptions, kv_heads: int = 0) -> TrainTask:
+    """The task of `family`: encoder, gpt or llama (which alone has `kv_heads`; 0 means `heads`).
+
+    Raises UsageError for an unknown family or sizes that do not fit.
+    """
+    makers = {"encoder": encoder.train_task, "gpt": gpt.train_task}
+    if family in makers:
+        return makers[family](sizes, options)
+    if family == "llama":
+        return _llama_task(sizes, kv_heads or sizes.heads, options)
+    raise UsageError("SW_MODEL", f"model family requires encoder, gpt or llama, got {family}")
+
+
+def _llama_task(sizes: Sizes, kv_heads: int, options: TaskOptions) -> TrainTask:
+    """`llama.py`'s model with stored parameters in the type of the precision."""
+    config = llama.LlamaConfig(
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.ffn,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=sizes.vocab,
+        max_position_embeddings=sizes.positions,
+        head_dim=sizes.head_dim,
+    )
+    config.check()
+
+    def init(key: jax.Array, precision: Precision) -> Params:
+        params = llama.init_params(config, key)
+        stored: Params = jax.tree.map(lambda leaf: leaf.astype(precision.param_dtype), params)
+        return stored
+
+    def loss(params: Params, batch: dict[str, Any], precision: Precision) -> jax.Array:
+        return llama.loss(config, params, batch, precision.dtype, options.remat)
+
+    return blocks.language_task(init, loss, sizes.vocab, sizes.positions, options)

@@ -1,0 +1,319 @@
+"""`validate`: published training runs predicted by the real road, beside what was measured.
+
+Data-parallel runs are partitioned, compiled, linked and timed on the whole simulated cluster.
+Tensor- and pipeline-parallel runs are estimates: one rank's program goes the same road,
+`estimate.py` adds what ranks do together. No constant is fitted; the baseline is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.diagnostics import UsageError
+from compiler.target import PS_PER_S, load_target
+from orchestrator import config
+from orchestrator.build import Built, Layout, Stages, build_task
+from orchestrator.config import JobConfig
+from orchestrator.estimate import RankTime, compose, split_ends
+from orchestrator.published import PublishedRun, read_runs
+from orchestrator.screen import Progress, seconds_text
+from orchestrator.service import UnitService
+from sharding.mesh import make_mesh
+from sim_cluster.macro import Stretch, program_macros
+from sim_cluster.network import Network
+from sim_cluster.profiles import PROFILES, under_profile
+from sim_cluster.step_time import Step, time_step
+
+if TYPE_CHECKING:
+    from compiler.frontend.task import TrainTask
+
+SIMULATED, ESTIMATED = "simulated", "estimate"
+REPLICAS = {"dp_replicate": 2}
+"""Mesh of a rank's program. Two replicas, so that a micro-batch of 1 still shows its sample dim."""
+LAYOUTS = ("data-parallel", "tensor-parallel", "pipeline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A predicted run: seconds per profile, how it was made, shares of the nominal step."""
+
+    run: PublishedRun
+    seconds: Mapping[str, float]
+    kind: str
+    shares: Mapping[str, float]
+
+    @property
+    def error(self) -> float:
+        """Predicted over published at nominal rates, less 1."""
+        return self.seconds["nominal"] / self.run.step_time_s - 1
+
+    @property
+    def band_covers(self) -> bool:
+        """True when the published time lies between the profiles."""
+        return min(self.seconds.values()) <= self.run.step_time_s <= max(self.seconds.values())
+
+
+def run(path: Path, rows: Sequence[str], as_json: bool) -> int:
+    """Predict rows of a CSV file and print them; returns the exit code.
+
+    `rows` are ids, or "all"; with none, the smallest supported run of each layout.
+    Raises UsageError for a bad file, an unknown id or a row that cannot be predicted.
+    """
+    runs = select(read_runs(path), rows)
+    progress = Progress(quiet=as_json)
+    with _service(progress) as service:
+        predictions = []
+        for item in runs:
+            progress.say(f"{item.id} {item.model}: {item.layout}, {item.cores} cores")
+            predictions.append(predict(item, service))
+    report = summary(predictions)
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        _screen(report)
+    return 0
+
+
+def select(runs: Sequence[PublishedRun], rows: Sequence[str]) -> list[PublishedRun]:
+    """The runs to predict. Raises UsageError as `run` does."""
+    by_id = {item.id: item for item in runs}
+    if list(rows) == ["all"]:
+        return [item for item in runs if not item.unsupported()]
+    for row in rows:
+        if row not in by_id:
+            raise UsageError("SW_ROWS", f"--rows requires ids of the file, got {row}")
+        if reason := by_id[row].unsupported():
+            raise UsageError("SW_ROWS", f"row {row} cannot be predicted: {reason}")
+    return [by_id[row] for row in rows] if rows else _smallest(runs)
+
+
+def _smallest(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+    """Per layout the primary run with the fewest cores, then parameters, then the first."""
+    usable = [item for item in runs if not item.unsupported()]
+    chosen = []
+    for layout in LAYOUTS:
+        found = [item for item in usable if item.layout == layout]
+        if found:
+            key = lambda r: (not r.primary, r.cores, r.matmul_params)  # noqa: E731
+            chosen.append(min(found, key=key))
+    if not chosen:
+        raise UsageError("SW_ROWS", "the file requires a run of a BERT, GPT or Llama, got none")
+    return chosen
+
+
+def predict(item: PublishedRun, service: UnitService) -> Prediction:
+    """Predict one run under every profile."""
+    if item.layout == "data-parallel":
+        return _simulated(item, service)
+    return _estimated(item, service)
+
+
+def _simulated(item: PublishedRun, service: UnitService) -> Prediction:
+    """The whole cluster: every rank a replica, gradients reduced by the recipe."""
+    built = _built(item, service, {"dp_replicate": item.dp}, item.layers)
+    step = Step(
+        programs=built.programs,
+        schedule=built.plan.step.schedule,
+        mesh=built.plan.step.mesh,
+        target=built.layout.target,
+        instances=item.nodes,
+    )
+    timings = {name: time_step(step, name) for name in PROFILES}
+    return _prediction(
+        item,
+        {name: t.step_time_ps for name, t in timings.items()},
+        SIMULATED,
+        timings["nominal"].breakdown_ps,
+    )
+
+
+def _estimated(item: PublishedRun, service: UnitService) -> Prediction:
+    """One rank's program, composed with the communication of all."""
+    layers = item.layers // item.pp
+    once = _built(item, service, REPLICAS, layers)
+    twice = _built(item, service, REPLICAS, 2 * layers) if item.pp > 1 else None
+    target, mesh = once.layout.target, {"pp": item.pp, "dp_replicate": item.dp, "tp": item.tp}
+    estimates = {}
+    for name in PROFILES:
+        rank = _rank_time(once, name)
+        if twice is not None:
+            rank = split_ends(rank, _rank_time(twice, name))
+        network = Network(target, item.nodes, mesh, name)
+        estimates[name] = compose(item, rank, network, _parameters(once))
+    return _prediction(
+        item,
+        {name: e.step_time_ps for name, e in estimates.items()},
+        ESTIMATED,
+        estimates["nominal"].parts_ps,
+    )
+
+
+def _prediction(
+    item: PublishedRun, times_ps: Mapping[str, int], kind: str, parts_ps: Mapping[str, int]
+) -> Prediction:
+    total = sum(parts_ps.values())
+    return Prediction(
+        run=item,
+        seconds={name: ps / PS_PER_S for name, ps in times_ps.items()},
+        kind=kind,
+        shares={name: ps / total for name, ps in parts_ps.items() if ps},
+    )
+
+
+def _rank_time(built: Built, profile: str) -> RankTime:
+    """One micro-batch and one update of a rank's program, its own collectives left out."""
+    target = under_profile(built.layout.target, profile)
+    times = {}
+    for name, program in built.programs.items():
+        macros = program_macros(program, target)
+        times[name] = sum(op.full_ps for op in macros if isinstance(op, Stretch))
+    update = times.pop("update", 0)
+    return RankTime(layers_ps=sum(times.values()), ends_ps=0, update_ps=update)
+
+
+def _parameters(built: Built) -> int:
+    """Parameters a rank stores."""
+    buffers = built.plan.step.buffers.values()
+    return sum(b.local_type.num_elements for b in buffers if b.role == "parameter")
+
+
+def _built(item: PublishedRun, service: UnitService, mesh: Mapping[str, int], layers: int) -> Built:
+    """The linked programs of one rank's share of the model on `mesh`, data-parallel."""
+    sizes = make_mesh(mesh)
+    batch = item.micro_batch * sizes.num_cores
+    layout = Layout(
+        target=load_target(item.target),
+        mesh=sizes,
+        captured_batch=batch,
+        global_batch=batch * item.num_microbatches,
+        num_microbatches=item.num_microbatches,
+    )
+    return build_task(_job(item), layout, rank_task(item, layers), service, Stages())
+
+
+def rank_task(item: PublishedRun, layers: int) -> TrainTask:
+    """The training step of one tensor-parallel rank with `layers` layers.
+
+    Vocabularies are padded to the ranks. With fewer kv heads than ranks every rank holds one.
+    Source: Megatron-LM pads the vocabulary; neuronx-distributed repeats kv heads.
+    """
+    from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+    from compiler.frontend.models.families import family_task
+
+    sizes = Sizes(
+        layers=layers,
+        hidden=item.hidden,
+        heads=item.heads // item.tp,
+        head_dim=item.hidden // item.heads,
+        ffn=-(-item.ffn // item.tp),
+        vocab=-(-item.vocab // item.tp),
+        positions=item.seq_len,
+    )
+    precision = Precision(
+        params=item.storage.params, activations=item.storage.activations, matmuls="bf16"
+    )
+    options = TaskOptions(
+        seq_len=item.seq_len, precision=precision, remat=item.remat, name=item.id.lower()
+    )
+    return family_task(item.family, sizes, options, max(1, item.kv_heads // item.tp))
+
+
+def _job(item: PublishedRun) -> JobConfig:
+    """The settings of a job that the road reads: machine, strategy, compiler."""
+    cluster = config.ClusterConfig(target=item.target, instances=item.nodes)
+    return JobConfig(cluster=cluster)
+
+
+def _service(progress: Progress) -> UnitService:
+    from orchestrator.job import unit_service
+
+    return unit_service(JobConfig(), progress)
+
+
+def baseline(runs: Sequence[PublishedRun]) -> tuple[float, dict[str, float]]:
+    """The constant MFU that fits `runs` best, and its error per run.
+
+    Best in the mean of squared log step times, hence the geometric mean.
+    """
+    peaks = {r.id: load_target(r.target).published_flops_per_s_per_core * r.cores for r in runs}
+    mfu = {r.id: r.model_flops / peaks[r.id] / r.step_time_s for r in runs}
+    fitted = math.exp(statistics.fmean(math.log(value) for value in mfu.values()))
+    return fitted, {name: value / fitted - 1 for name, value in mfu.items()}
+
+
+def summary(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The report: a row per run, medians of the absolute errors."""
+    fitted, errors = baseline([p.run for p in predictions])
+    return {
+        "schema": 1,
+        "profile": "nominal",
+        "rows": [_row(p, errors[p.run.id]) for p in predictions],
+        "median_error": statistics.median(abs(p.error) for p in predictions),
+        "baseline_mfu": fitted,
+        "median_baseline_error": statistics.median(abs(e) for e in errors.values()),
+        "band_covers": sum(p.band_covers for p in predictions),
+    }
+
+
+def _row(p: Prediction, baseline_error: float) -> dict[str, Any]:
+    return {
+        "id": p.run.id,
+        "model": p.run.model,
+        "layout": p.run.layout,
+        "cores": p.run.cores,
+        "kind": p.kind,
+        "predicted_s": p.seconds["nominal"],
+        "band_s": [min(p.seconds.values()), max(p.seconds.values())],
+        "published_s": p.run.step_time_s,
+        "error": p.error,
+        "baseline_error": baseline_error,
+        "shares": dict(p.shares),
+    }
+
+
+def _screen(report: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    names = ("row", "model", "predicted", "band", "published", "error", "constant MFU", "kind")
+    for name in names:
+        table.add_column(name, justify="left" if name in ("row", "model", "kind") else "right")
+    for row in report["rows"]:
+        low, high = (seconds_text(s) for s in row["band_s"])
+        table.add_row(
+            row["id"],
+            row["model"],
+            seconds_text(row["predicted_s"]),
+            f"{low} .. {high}",
+            seconds_text(row["published_s"]),
+            f"{row['error']:+.1%}",
+            f"{row['baseline_error']:+.1%}",
+            f"{row['layout']}, {row['kind']}",
+        )
+    console.print(table)
+    _notes(console, report)
+
+
+def _notes(console: Any, report: Mapping[str, Any]) -> None:
+    """Where the time goes, the medians, and what the kinds mean."""
+    for row in report["rows"]:
+        shares = "  ".join(f"{name} {share:.1%}" for name, share in row["shares"].items())
+        console.print(f"{row['id']}: {shares}")
+    console.print(
+        f"median error {report['median_error']:.1%}; constant MFU of {report['baseline_mfu']:.1%},"
+        f" fitted on the same rows, {report['median_baseline_error']:.1%};"
+        f" band covers {report['band_covers']} of {len(report['rows'])}"
+    )
+    if any(row["kind"] == ESTIMATED for row in report["rows"]):
+        console.print(
+            "estimate: one rank's compiled program plus the cost model of tensor collectives,"
+            " sends and gradient reduction; nothing overlaps (docs/validation.md)"
+        )

@@ -1,0 +1,149 @@
+"""Reference ranks that run outlined programs: calls over buffers, lowered regions, an arena of garbage.
+
+The collectives still come from the schedules of `ReferenceRanks`; everything between them is what the compiler made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.buffers import OutlinedProgram
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import AllGatherAttrs, AllReduceAttrs, ReduceScatterAttrs
+from compiler.ir.types import Op, Value, tensor_type
+from compiler.isa.program import Call, CollectiveCall
+from compiler.lower.function import Lowered, lower_function
+from compiler.outline import Outlined, outline
+from compiler.passes.pipeline import run
+from compiler.program import StepPlan, StepProgram
+from sim_cluster.regions import prepare
+from tests.support.reference_ranks import ReferenceRanks
+from tests.support.region_reference import run_nodes
+
+
+def lower_units(outlined: Outlined) -> dict[str, Lowered]:
+    """Every compile unit lowered, by key."""
+    return {u.key: lower_function(run(u.graph), u.signature) for u in outlined.functions}
+
+
+@dataclass
+class _Bound:
+    """A lowered function ready to run: executors per region."""
+
+    lowered: Lowered
+    steps: list
+
+
+class LoweredRanks(ReferenceRanks):
+    """`literal` runs regions by the slow reading of the tests instead of L1."""
+
+    def __init__(self, plan: StepPlan, state: Mapping[str, np.ndarray], literal: bool = False) -> None:
+        super().__init__(plan, state)
+        self.outlined = outline(plan)
+        self.by_name = {p.name: p for p in self.outlined.programs}
+        self.units = {k: self._bind(v, literal) for k, v in lower_units(self.outlined).items()}
+        self._ops: dict[tuple[str, int], Op] = {}
+
+    def _bind(self, lowered: Lowered, literal: bool) -> _Bound:
+        dtypes = tuple(t.dtype for t in lowered.tensors)
+        steps = []
+        for region in lowered.regions:
+            if region.kind != "compute":
+                steps.append(None)
+            elif literal:
+                steps.append(lambda memory, registers, r=region: run_nodes(r, memory, registers))
+            else:
+                steps.append(prepare(region, dtypes))
+        return _Bound(lowered, steps)
+
+    def _run(self, program: StepProgram) -> None:
+        outlined = self.by_name[program.name]
+        runs = [self._rank(outlined, buffers) for buffers in self.buffers]
+        outputs: list = []
+        requests: list = []
+        for one in runs:
+            self._advance(one, None, requests, outputs)
+        while requests:
+            results = self._collective([op for op, _ in requests], [args for _, args in requests])
+            requests = []
+            for one, result in zip(runs, results, strict=True):
+                self._advance(one, result, requests, outputs)
+
+    def _rank(self, program: OutlinedProgram, named: dict[str, np.ndarray]):
+        """Generator of collectives of one rank."""
+        arena = np.full(program.arena_bytes, 0xA5, np.uint8)
+        memory = []
+        for buffer in program.buffers:
+            size = math.prod(buffer.shape) * buffer.dtype.bytes
+            if buffer.kind == "arena":
+                raw = arena[buffer.offset_bytes : buffer.offset_bytes + size]
+            else:
+                if buffer.name not in named:
+                    named[buffer.name] = np.full(size, 0xA5, np.uint8).view(buffer.dtype.numpy).reshape(buffer.shape)
+                named[buffer.name] = np.array(named[buffer.name], order="C")
+                raw = named[buffer.name].reshape(-1).view(np.uint8)
+            memory.append(raw)
+        with np.errstate(all="ignore"):
+            yield from self._steps(program, program.steps, memory, {})
+
+    def _steps(self, program, steps, memory, registers):
+        for step in steps:
+            if isinstance(step, Call):
+                yield from self._call(program.functions[step.function], step, memory, registers)
+                continue
+            for i in range(step.trip):
+                yield from self._steps(program, step.steps, memory, {**registers, step.register: i})
+
+    def _call(self, key: str, call: Call, memory, registers):
+        bound = self.units[key]
+        lowered = bound.lowered
+        zone = np.full(lowered.scratch_bytes, 0xA5, np.uint8)
+        given = dict(zip(lowered.inputs, call.inputs, strict=True))
+        given |= dict(zip(lowered.outputs, call.outputs, strict=True))
+        tensors = []
+        for number, tensor in enumerate(lowered.tensors):
+            size = math.prod(tensor.shape) * tensor.dtype.bytes
+            if tensor.kind == "constant":
+                raw = np.frombuffer(tensor.data, np.uint8)
+            elif tensor.kind == "scratch":
+                raw = zone[tensor.offset_bytes : tensor.offset_bytes + size]
+            else:
+                raw = memory[given[number]]
+            if tensor.alias >= 0:
+                assert raw is memory[given[tensor.alias]]
+            tensors.append(raw.view(tensor.dtype.numpy))
+        local = dict(zip(lowered.parameters, (p.value(registers) for p in call.parameters), strict=True))
+        flying: dict[int, np.ndarray] = {}
+        for region, step in zip(lowered.regions, bound.steps, strict=True):
+            attrs = region.attrs
+            if step is not None:
+                step(tensors, local)
+            elif region.kind == "register_load":
+                value = int(tensors[attrs["view"].tensor][attrs["view"].offset.value(local)])
+                local[attrs["register"]] = min(max(value, attrs["low"]), attrs["high"])
+            elif region.kind == "collective_start":
+                number = attrs["collective"]
+                flying[number] = (tensors[attrs["source"]].copy(), tensors[attrs["target"]])
+                flying[number][1].view(np.uint8)[:] = 0xA5
+            else:
+                number = attrs["collective"]
+                source, target = flying.pop(number)
+                op = self._op(key, number, lowered.collectives[number])
+                result = yield op, [source.reshape(op.operands[0].type.shape)]
+                target[:] = result.reshape(-1)
+
+    def _op(self, key: str, number: int, call: CollectiveCall) -> Op:
+        if (key, number) not in self._ops:
+            size = math.prod(self.mesh[a] for a in call.axes)
+            attrs = {
+                "all_gather": lambda: AllGatherAttrs(1, call.axes, size),
+                "reduce_scatter": lambda: ReduceScatterAttrs(1, call.axes, call.reduction, size),
+                "all_reduce": lambda: AllReduceAttrs(call.axes, call.reduction, size),
+            }[call.kind]()
+            value = Value(tensor_type(call.source_shape, call.dtype))
+            self._ops[(key, number)] = make_op(call.kind, [value], attrs)
+        return self._ops[(key, number)]
