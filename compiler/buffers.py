@@ -1,7 +1,8 @@
 """Memory of a program: which HBM buffer every value between functions lives in, and when.
 
-Updates of named buffers and of loop carries happen in place when the old value is dead by then; otherwise the new value
-is made apart and copied at the end of the level. The result is calls over numbered buffers, with lifetimes for the arena.
+Updates of named buffers and of loop carries happen in place when the old value is dead by then;
+otherwise the new value is made apart and copied at the end of the level. The result is calls over
+numbered buffers, with lifetimes for the arena.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def outline_program(program: StepProgram, units: dict[str, Unit]) -> OutlinedPro
     level = cut_program(program.graph, program.name)
     named: dict[str, int] = {}
     for name, value in (
-        *zip(program.inputs, program.graph.inputs),
-        *zip(program.outputs, program.graph.outputs),
+        *zip(program.inputs, program.graph.inputs, strict=True),
+        *zip(program.outputs, program.graph.outputs, strict=True),
     ):
         if name not in named:
             named[name] = layout.new_buffer(name, value.type)
@@ -107,7 +108,9 @@ class _Layout:
     def level(
         self, level: Level, place: Mapping[Value, int], requests: Sequence[int | None]
     ) -> list[Call | Repeat]:
-        """Calls of one level. `place` binds its inputs; `requests[k]` is where output `k` must end up (None: anywhere)."""
+        """Calls of one level. `place` binds its inputs; `requests[k]` is where output `k` must end
+        up (None: anywhere).
+        """
         frame = _Frame(level, dict(place))
         _note_uses(frame)
         for value, target in zip(level.outputs, requests, strict=True):
@@ -231,7 +234,9 @@ class _Layout:
         self._position += 1
 
     def _carry_buffer(self, frame: _Frame, step: LoopStep, i: int, number: int, source: int) -> int:
-        """Where a carry lives: where it must end up, where its first value already is, or new space."""
+        """Where a carry lives: where it must end up, where its first value already is, or new
+        space.
+        """
         operand, result = step.operands[i], step.op.results[i]
         if result in frame.claims:
             return frame.claims[result]

@@ -1,8 +1,9 @@
 """Cutting a program's graph: loops, and the pieces of straight-line code between them.
 
-Every level of the graph (the program, then each loop body) is cut at its loops; what lies between is cut further where it
-repeats (`pieces.py`). Views, constants and everything made of them and of loop counters are cloned into each function
-that uses them, so only real tensors cross. Which memory those live in is decided by `buffers.py`.
+Every level of the graph (the program, then each loop body) is cut at its loops; what lies between
+is cut further where it repeats (`pieces.py`). Views, constants and everything made of them and of
+loop counters are cloned into each function that uses them, so only real tensors cross. Which memory
+those live in is decided by `buffers.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ BITCASTS = IDENTITY | {"reshape"}
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A call to be: ops, and the values that cross its border (bases, not views). `scalars` are its register inputs."""
+    """A call to be: ops, and the values that cross its border (bases, not views). `scalars` are its
+    register inputs.
+    """
 
     ops: list[Op]
     inputs: list[Value]
@@ -40,7 +43,9 @@ class Piece:
 
 @dataclass(slots=True, eq=False)
 class LoopStep:
-    """A loop: `invariant` carries pass through, `carried` ones own memory, `counter` is the program register."""
+    """A loop: `invariant` carries pass through, `carried` ones own memory, `counter` is the program
+    register.
+    """
 
     op: Op
     level: Level
@@ -48,7 +53,9 @@ class LoopStep:
     invariant: list[int]
     carried: list[int]
     operands: dict[int, Value]  # carry -> base of its operand (invariant and carried ones)
-    makers: dict[int, Piece]  # carries whose first value is made of constants: how to make it in place
+    makers: dict[
+        int, Piece
+    ]  # carries whose first value is made of constants: how to make it in place
 
 
 Step = Piece | LoopStep
@@ -129,7 +136,9 @@ class _Cutter:
         return {self.bitcast_base(v) for v in wanted}
 
     def _needs_memory(self, op: Op, i: int) -> bool:
-        """False for the counter, invariant scalars that are affine in registers, and first values made in place."""
+        """False for the counter, invariant scalars that are affine in registers, and first values
+        made in place.
+        """
         body = op.regions[0]
         if i == op.attrs.induction or not op.attrs.trip or _is_unused(body, i):
             return False
@@ -173,7 +182,9 @@ class _Cutter:
         return cheap
 
     def bases(self, value: Value) -> tuple[Value, ...]:
-        """Values computed at this level (or inputs of it) that `value` is made of through cheap ops."""
+        """Values computed at this level (or inputs of it) that `value` is made of through cheap
+        ops.
+        """
         if value not in self._bases:
             self._bases[value] = self._find_bases(value)
         return self._bases[value]
@@ -211,7 +222,9 @@ class _Cutter:
         for op in (*self.graph.ops, None):
             if op is not None and op.name != "loop":
                 wanted = any(r in self.demanded for r in op.results)
-                if wanted or (op not in self.cheap and not all(r in self.known for r in op.results)):
+                if wanted or (
+                    op not in self.cheap and not all(r in self.known for r in op.results)
+                ):
                     stretch.append(op)
                 continue
             parts += self._split(stretch)
@@ -222,7 +235,8 @@ class _Cutter:
 
     def _split(self, stretch: Sequence[Op]) -> list[list[Op]]:
         sources = {
-            op: tuple(dict.fromkeys(b for v in op.operands for b in self.bases(v))) for op in stretch
+            op: tuple(dict.fromkeys(b for v in op.operands for b in self.bases(v)))
+            for op in stretch
         }
         return pieces.split(stretch, pieces.Level(sources, self.producers), self._identity)
 
@@ -281,9 +295,7 @@ class _Cutter:
         operands = {
             i: self.bitcast_base(op.operands[i]) for i in (*invariant, *carried) if i not in makers
         }
-        level = _Cutter(
-            body, registers, self.counters, f"{self.name}.loop", induction
-        ).level()
+        level = _Cutter(body, registers, self.counters, f"{self.name}.loop", induction).level()
         return LoopStep(op, level, counter, invariant, carried, operands, makers)
 
     def _maker(self, value: Value) -> Piece:
@@ -364,7 +376,11 @@ class _PieceBuilder:
             self._scalars[key] = Value(tensor_type((), kind.dtype))
             self.piece.scalars.append((self._scalars[key], known))
         scalar = self._scalars[key]
-        return scalar if not kind.rank else self._append(make_op("reshape", (scalar,), ReshapeAttrs(kind.shape)))
+        return (
+            scalar
+            if not kind.rank
+            else self._append(make_op("reshape", (scalar,), ReshapeAttrs(kind.shape)))
+        )
 
     def _input(self, value: Value) -> Value:
         self.piece.inputs.append(value)

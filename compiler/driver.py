@@ -1,7 +1,8 @@
 """From functions to tile programs: the pure functions that compile units run.
 
-`compile_function` is bytes to bytes, so that executors can run it anywhere and caches can key it. Units carry no user
-locations: an error names the op by ordinal, and `located` points it at the user's line where the graph is known.
+`compile_function` is bytes to bytes, so that executors can run it anywhere and caches can key it.
+Units carry no user locations: an error names the op by ordinal, and `located` points it at the
+user's line where the graph is known.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from compiler.diagnostics import DiagnosticError, Loc
 from compiler.ir.types import Graph, Op
 from compiler.isa.program import Function, Program, Region
 from compiler.link import link_program
-from compiler.lower.function import ORDINAL_FILE, Lowered, Signature, lower_function
+from compiler.lower.function import ORDINAL_FILE, Lowered, lower_function
 from compiler.outline import outline_programs
 from compiler.passes.pipeline import run
 from compiler.program import StepProgram
@@ -56,7 +57,9 @@ def generate_function(lowered: Lowered, target: str) -> Function:
 
 
 def compile_graph(program: StepProgram, target: str) -> Program:
-    """One program compiled and linked in this process. Raises the DiagnosticError of the stage that refuses."""
+    """One program compiled and linked in this process. Raises the DiagnosticError of the stage that
+    refuses.
+    """
     outlined = outline_programs((program,))
     compiled = {unit.key: compile_unit(unit, target) for unit in outlined.functions}
     units = {unit.key: unit for unit in outlined.functions}

@@ -1,8 +1,9 @@
-"""HBM space by liveness: offsets for buffers that live at different times, and an independent check of the plan.
+"""HBM space by liveness: offsets for buffers that live at different times, and an independent check
+of the plan.
 
-Largest buffer first, into the smallest gap that fits among the buffers alive at the same time; the back-end study
-measured this order at the liveness bound on whole train steps. Positions are steps of whatever is planned: regions of a
-function, or calls of a program.
+Largest buffer first, into the smallest gap that fits among the buffers alive at the same time; the
+back-end study measured this order at the liveness bound on whole train steps. Positions are steps
+of whatever is planned: regions of a function, or calls of a program.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ALIGNMENT_BYTES = 256  # of every buffer; our choice, a multiple of the 64-byte DMA element (inferred)
+ALIGNMENT_BYTES = (
+    256  # of every buffer; our choice, a multiple of the 64-byte DMA element (inferred)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +51,16 @@ def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     """(byte offset per buffer, arena size)."""
     offsets = [0] * len(lifetimes)
     placed: list[tuple[int, int]] = []  # (offset, buffer)
-    order = sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].size_bytes, lifetimes[i].start, i))
+    order = sorted(
+        range(len(lifetimes)), key=lambda i: (-lifetimes[i].size_bytes, lifetimes[i].start, i)
+    )
     for i in order:
         life = lifetimes[i]
-        busy = [(at, aligned(lifetimes[j].size_bytes)) for at, j in placed if life.overlaps(lifetimes[j])]
+        busy = [
+            (at, aligned(lifetimes[j].size_bytes))
+            for at, j in placed
+            if life.overlaps(lifetimes[j])
+        ]
         offsets[i] = _best_gap(sorted(busy), aligned(life.size_bytes))
         placed.append((offsets[i], i))
     sizes = [o + aligned(life.size_bytes) for o, life in zip(offsets, lifetimes, strict=True)]
@@ -59,7 +68,9 @@ def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
 
 
 def _best_gap(busy: Sequence[tuple[int, int]], size: int) -> int:
-    """Start of the smallest gap of at least `size` between busy ranges, else the end of the last one."""
+    """Start of the smallest gap of at least `size` between busy ranges, else the end of the last
+    one.
+    """
     best, best_size, end = -1, 0, 0
     for at, length in busy:
         gap = at - end
@@ -70,7 +81,9 @@ def _best_gap(busy: Sequence[tuple[int, int]], size: int) -> int:
 
 
 def check(lifetimes: Sequence[Lifetime], offsets: Sequence[int], arena_bytes: int) -> list[str]:
-    """What is wrong with a plan, recomputed from the lifetimes alone: a sweep over steps, not over the planner's order."""
+    """What is wrong with a plan, recomputed from the lifetimes alone: a sweep over steps, not over
+    the planner's order.
+    """
     problems: list[str] = []
     for i, (life, offset) in enumerate(zip(lifetimes, offsets, strict=True)):
         if offset < 0 or offset % ALIGNMENT_BYTES or offset + life.size_bytes > arena_bytes:

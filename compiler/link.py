@@ -1,7 +1,8 @@
 """Linking: outlined programs and compiled functions become one `Program` each.
 
-Functions carry op ordinals; here they get the locations of their first use, collected in one table per program. Linking
-is deterministic and copies nothing but tables, so equal steps give equal programs.
+Functions carry op ordinals; here they get the locations of their first use, collected in one table
+per program. Linking is deterministic and copies nothing but tables, so equal steps give equal
+programs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ Location = tuple[str, int, str]
 def link(
     plan: StepPlan, outlined: Outlined, compiled: Sequence[bytes], target: str
 ) -> dict[str, Program]:
-    """Program name -> program. `compiled` are the packed functions, in the order of `outlined.functions`."""
+    """Program name -> program. `compiled` are the packed functions, in the order of
+    `outlined.functions`.
+    """
     units = {unit.key: unit for unit in outlined.functions}
     functions = {
         unit.key: unpack_function(data)

@@ -1,7 +1,8 @@
 """A step as functions and calls: loops become repeats, repeated code is compiled once.
 
-`cut.py` finds the functions, `buffers.py` gives every value between them memory. What comes out is one list of distinct
-compile units for the whole step, and per program the calls that `link.py` turns into a `Program`.
+`cut.py` finds the functions, `buffers.py` gives every value between them memory. What comes out is
+one list of distinct compile units for the whole step, and per program the calls that `link.py`
+turns into a `Program`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from compiler.unit import Unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlined:
-    """`functions` are the distinct compile units of a step, in order of first use; programs name them by key."""
+    """`functions` are the distinct compile units of a step, in order of first use; programs name
+    them by key.
+    """
 
     functions: tuple[Unit, ...]
     programs: tuple[OutlinedProgram, ...]

@@ -1,8 +1,10 @@
-"""Cutting straight-line code into pieces that repeat: unrolled layers, and optimizer updates of equal shapes.
+"""Cutting straight-line code into pieces that repeat: unrolled layers, and optimizer updates of
+equal shapes.
 
-Ops of a stretch are first grouped into components that share no tensor (scalars such as the global norm separate what
-comes before from what comes after); inside a component, runs of equal op signatures become one piece per repetition.
-A cut is only kept when the pieces really are equal, so nothing here needs to know what a layer is.
+Ops of a stretch are first grouped into components that share no tensor (scalars such as the global
+norm separate what comes before from what comes after); inside a component, runs of equal op
+signatures become one piece per repetition. A cut is only kept when the pieces really are equal, so
+nothing here needs to know what a layer is.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ Hash = Callable[[Sequence[Op]], str]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What splitting needs to know of a graph level: operands of each op seen through views, and who uses a value."""
+    """What splitting needs to know of a graph level: operands of each op seen through views, and
+    who uses a value.
+    """
 
     sources: Mapping[Op, tuple[Value, ...]]
     producers: Mapping[Value, Op]
 
 
 def split(ops: Sequence[Op], level: Level, identity: Hash) -> list[list[Op]]:
-    """`ops` (program order) as pieces in an order that respects dependencies. `identity` hashes a piece's structure."""
+    """`ops` (program order) as pieces in an order that respects dependencies. `identity` hashes a
+    piece's structure.
+    """
     pieces: list[list[Op]] = []
     for group in _phases(ops, level):
         pieces += _merge_unique(group, identity)
@@ -38,8 +44,8 @@ def split(ops: Sequence[Op], level: Level, identity: Hash) -> list[list[Op]]:
 def _phases(ops: Sequence[Op], level: Level) -> Iterator[list[list[Op]]]:
     """Groups of independent components, in dependency order.
 
-    Tensor ops are in even phases, pure scalar code in odd ones; a tensor op that reads a scalar made here comes a phase
-    after it.
+    Tensor ops are in even phases, pure scalar code in odd ones; a tensor op that reads a scalar
+    made here comes a phase after it.
     """
     before = _producers_inside(ops, level)
     phase: dict[Op, int] = {}
@@ -68,7 +74,10 @@ def _producers_inside(ops: Sequence[Op], level: Level) -> Edges:
     """Per op, the values it reads that other ops of the stretch make, and those ops."""
     inside = set(ops)
     made = {op: [(v, level.producers.get(v)) for v in level.sources[op]] for op in ops}
-    return {op: [(v, p) for v, p in pairs if p in inside and p is not None] for op, pairs in made.items()}
+    return {
+        op: [(v, p) for v, p in pairs if p in inside and p is not None]
+        for op, pairs in made.items()
+    }
 
 
 def _is_scalar(op: Op) -> bool:
@@ -92,7 +101,9 @@ def _distance(value: Value, producer: Op, consumer: Op) -> int:
 
 
 def _sink(ops: Sequence[Op], before: Edges, phase: dict[Op, int]) -> None:
-    """Move ops to the phase of their first user, so that they share its function instead of crossing memory."""
+    """Move ops to the phase of their first user, so that they share its function instead of
+    crossing memory.
+    """
     limit: dict[Op, int] = {}
     for op in reversed(ops):
         phase[op] = max(phase[op], limit.get(op, phase[op]))
@@ -119,12 +130,14 @@ def _merge_unique(components: Sequence[list[Op]], identity: Hash) -> list[list[O
 
 
 def _positions(components: Sequence[list[Op]]) -> dict[Op, int]:
-    """A program order over the ops of several components (each is in program order; components by first op)."""
+    """A program order over the ops of several components (each is in program order; components by
+    first op).
+    """
     return {op: i for i, op in enumerate(op for c in components for op in c)}
 
 
 def _cut_repeats(ops: list[Op], level: Level, identity: Hash) -> list[list[Op]]:
-    """`ops` cut at the borders of its longest repetition, and so on for what is left on both sides."""
+    """`ops` cut where its longest repetition repeats, and so on for what is left."""
     found = _best_run(ops)
     if found is None:
         return [ops] if ops else []
@@ -172,10 +185,10 @@ def _candidate_periods(symbols: Sequence[int]) -> list[int]:
     return [d for _, d in sorted(usable, key=lambda x: (-x[0], x[1]))[:MAX_PERIODS]]
 
 
-def _cheapest_border(
-    ops: Sequence[Op], level: Level, start: int, period: int, length: int
-) -> int:
-    """The first cut: the phase of the period at which fewest bytes cross, keeping the number of repetitions."""
+def _cheapest_border(ops: Sequence[Op], level: Level, start: int, period: int, length: int) -> int:
+    """The first cut: the phase of the period at which fewest bytes cross, keeping the number of
+    repetitions.
+    """
     crossing = _crossing_bytes(ops, level)
     candidates = range(start, start + length % period + 1)
     return min(candidates, key=lambda i: (crossing[i + period], i))

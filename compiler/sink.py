@@ -1,7 +1,9 @@
-"""Loop invariants that are made of constants alone move into the loop body, so that no mask is ever stored.
+"""Loop invariants that are made of constants alone move into the loop body, so that no mask is ever
+stored.
 
-What is cheap to make again (counts, comparisons, selections, broadcasts) is cloned into the body; a transcendental
-function stays outside, at the size it has before it is broadcast, and enters the body as an invariant carry.
+What is cheap to make again (counts, comparisons, selections, broadcasts) is cloned into the body; a
+transcendental function stays outside, at the size it has before it is broadcast, and enters the
+body as an invariant carry.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def sink_invariants(graph: Graph) -> Graph:
 
 
 def is_constant_like(op: Op) -> bool:
-    """True for ops whose result is free when their operands are: splats, counts, views, elementwise."""
+    """True for ops whose result is free when their operands are: splats, counts, views,
+    elementwise.
+    """
     if op.name == "constant":
         return bool(op.attrs.is_splat)
     return op.name == "iota" or OPS[op.name].elementwise or op.name in VIEWS
@@ -59,13 +63,17 @@ def _sink(loop: Op, made: Mapping[Value, Op], free: set[Value]) -> Op:
         if before is after and operand in free and operand.type.rank:
             now[before] = cloner.value(operand)
     if not now:
-        return Op(loop.name, loop.operands, loop.results, loop.attrs, (sink_invariants(body),), loop.loc)
+        return Op(
+            loop.name, loop.operands, loop.results, loop.attrs, (sink_invariants(body),), loop.loc
+        )
     outside, inside = list(cloner.carried), list(cloner.carried.values())
     renamed = [
         Op(o.name, tuple(now.get(v, v) for v in o.operands), o.results, o.attrs, o.regions, o.loc)
         for o in body.ops
     ]
-    outputs = tuple(now.get(v, v) if b is not v else v for b, v in zip(body.inputs, body.outputs, strict=True))
+    outputs = tuple(
+        now.get(v, v) if b is not v else v for b, v in zip(body.inputs, body.outputs, strict=True)
+    )
     region = Graph((*body.inputs, *inside), (*cloner.ops, *renamed), (*outputs, *inside), body.name)
     results = (*loop.results, *(Value(v.type) for v in outside))
     region = sink_invariants(region)
@@ -73,7 +81,7 @@ def _sink(loop: Op, made: Mapping[Value, Op], free: set[Value]) -> Op:
 
 
 class _Cloner:
-    """Clones the light part of free values; `carried` maps heavy values to their new body inputs."""
+    """Clones the light part of free values; `carried` maps heavy values to new body inputs."""
 
     def __init__(self, made: Mapping[Value, Op]) -> None:
         self.made = made

@@ -1,6 +1,8 @@
-"""Compile units as bytes: what goes in (a function graph without user locations) and what comes out (a function).
+"""Compile units as bytes: what goes in (a function graph without user locations) and what comes out
+(a function).
 
-Equal functions have equal bytes wherever they come from, so that each is compiled once and caches can key them.
+Equal functions have equal bytes wherever they come from, so that each is compiled once and caches
+can key them.
 """
 
 from __future__ import annotations
@@ -68,8 +70,12 @@ def unpack_function(data: bytes) -> Function:
     """Inverse of `pack_function`. Raises LoadError for another format."""
     version, rows = msgpack.unpackb(data)
     if version != FORMAT:
-        raise LoadError("SW_UNIT_FORMAT", f"a packed function requires format {FORMAT}, got {version}")
-    return decode_function({name: _unpack_section(kind, shape, raw) for name, kind, shape, raw in rows})
+        raise LoadError(
+            "SW_UNIT_FORMAT", f"a packed function requires format {FORMAT}, got {version}"
+        )
+    return decode_function(
+        {name: _unpack_section(kind, shape, raw) for name, kind, shape, raw in rows}
+    )
 
 
 def _pack_section(section: Any) -> tuple[str, Sequence[int], bytes]:

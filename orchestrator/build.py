@@ -129,7 +129,9 @@ def build_task(
     with stages.timed("import"):
         from compiler.frontend.stablehlo import import_module
 
-        graph = import_module(captured.artifact, base_dir=job.base)
+        from compiler.passes.pipeline import STEP_PASSES, run
+
+        graph = run(import_module(captured.artifact, base_dir=job.base), STEP_PASSES)
     inputs = [Slot(a.name, a.role, a.batch_dim) for a in captured.inputs]
     outputs = [Slot(a.name, a.role) for a in captured.outputs]
     plan = _partition(job, layout, graph, inputs, outputs, service, stages)

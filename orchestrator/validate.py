@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from sim_cluster.step_time import Step, time_step
 if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
 
+NOMINAL = "nominal"
 SIMULATED, ESTIMATED = "simulated", "estimate"
 REPLICAS = {"dp_replicate": 2}
 """Mesh of a rank's program. Two replicas, so that a micro-batch of 1 still shows its sample dim."""
@@ -41,17 +43,19 @@ LAYOUTS = ("data-parallel", "tensor-parallel", "pipeline")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A predicted run: seconds per profile, how it was made, shares of the nominal step."""
+    """A predicted run: seconds per profile, how it was made, and at nominal rates the shares of the
+    step and how busy each engine is while the core's own programs run."""
 
     run: PublishedRun
     seconds: Mapping[str, float]
     kind: str
     shares: Mapping[str, float]
+    busy: Mapping[str, float]
 
     @property
     def error(self) -> float:
         """Predicted over published at nominal rates, less 1."""
-        return self.seconds["nominal"] / self.run.step_time_s - 1
+        return self.seconds[NOMINAL] / self.run.step_time_s - 1
 
     @property
     def band_covers(self) -> bool:
@@ -100,11 +104,14 @@ def _smallest(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
     for layout in LAYOUTS:
         found = [item for item in usable if item.layout == layout]
         if found:
-            key = lambda r: (not r.primary, r.cores, r.matmul_params)  # noqa: E731
-            chosen.append(min(found, key=key))
+            chosen.append(min(found, key=_size))
     if not chosen:
         raise UsageError("SW_ROWS", "the file requires a run of a BERT, GPT or Llama, got none")
     return chosen
+
+
+def _size(item: PublishedRun) -> tuple[bool, int, float]:
+    return not item.primary, item.cores, item.matmul_params
 
 
 def predict(item: PublishedRun, service: UnitService) -> Prediction:
@@ -115,22 +122,45 @@ def predict(item: PublishedRun, service: UnitService) -> Prediction:
 
 
 def _simulated(item: PublishedRun, service: UnitService) -> Prediction:
-    """The whole cluster: every rank a replica, gradients reduced by the recipe."""
+    """The whole cluster, every rank a replica.
+
+    Gradients are reduced in the last micro-batch only, as data-parallel training scripts do; the
+    recipe reduces in every one, so the others are timed without their collectives.
+    Source: dp_bert_large_hf_pretrain_hdf5.py (aws-neuron-samples) reduces after accumulation.
+    """
     built = _built(item, service, {"dp_replicate": item.dp}, item.layers)
+    breakdowns = {name: _replica_step(built, item, name) for name in PROFILES}
+    return Prediction(
+        run=item,
+        seconds={name: sum(parts.values()) / PS_PER_S for name, parts in breakdowns.items()},
+        kind=SIMULATED,
+        shares=_shares(breakdowns[NOMINAL]),
+        busy=_busy(built, NOMINAL),
+    )
+
+
+def _replica_step(built: Built, item: PublishedRun, profile: str) -> Counter[str]:
+    """Breakdown of a data-parallel step, in picoseconds."""
+    programs = tuple(name for names, _ in built.plan.step.schedule for name in names)
     step = Step(
         programs=built.programs,
-        schedule=built.plan.step.schedule,
+        schedule=((programs, 1),),
         mesh=built.plan.step.mesh,
         target=built.layout.target,
         instances=item.nodes,
     )
-    timings = {name: time_step(step, name) for name in PROFILES}
-    return _prediction(
-        item,
-        {name: t.step_time_ps for name, t in timings.items()},
-        SIMULATED,
-        timings["nominal"].breakdown_ps,
-    )
+    parts = Counter(time_step(step, profile).breakdown_ps)
+    for op in _micro_batch(built, profile):
+        for name, ps in _charges(op).items():
+            parts[name] += (item.num_microbatches - 1) * ps
+    return parts
+
+
+def _charges(op: Stretch) -> dict[str, int]:
+    """A stretch by category, as the cluster loop charges it."""
+    if op.charge:
+        return {op.charge: op.full_ps}
+    return {"compute": op.compute_ps, "memory": op.full_ps - op.compute_ps}
 
 
 def _estimated(item: PublishedRun, service: UnitService) -> Prediction:
@@ -146,35 +176,48 @@ def _estimated(item: PublishedRun, service: UnitService) -> Prediction:
             rank = split_ends(rank, _rank_time(twice, name))
         network = Network(target, item.nodes, mesh, name)
         estimates[name] = compose(item, rank, network, _parameters(once))
-    return _prediction(
-        item,
-        {name: e.step_time_ps for name, e in estimates.items()},
-        ESTIMATED,
-        estimates["nominal"].parts_ps,
-    )
-
-
-def _prediction(
-    item: PublishedRun, times_ps: Mapping[str, int], kind: str, parts_ps: Mapping[str, int]
-) -> Prediction:
-    total = sum(parts_ps.values())
     return Prediction(
         run=item,
-        seconds={name: ps / PS_PER_S for name, ps in times_ps.items()},
-        kind=kind,
-        shares={name: ps / total for name, ps in parts_ps.items() if ps},
+        seconds={name: e.step_time_ps / PS_PER_S for name, e in estimates.items()},
+        kind=ESTIMATED,
+        shares=_shares(estimates[NOMINAL].parts_ps),
+        busy=_busy(once, NOMINAL),
     )
+
+
+def _shares(parts_ps: Mapping[str, int]) -> dict[str, float]:
+    total = sum(parts_ps.values())
+    return {name: ps / total for name, ps in parts_ps.items() if ps}
 
 
 def _rank_time(built: Built, profile: str) -> RankTime:
     """One micro-batch and one update of a rank's program, its own collectives left out."""
+    update = _stretches(built, ["update"], profile)
+    return RankTime(
+        layers_ps=sum(op.full_ps for op in _micro_batch(built, profile)),
+        ends_ps=0,
+        update_ps=sum(op.full_ps for op in update),
+    )
+
+
+def _busy(built: Built, profile: str) -> dict[str, float]:
+    """Busy share of every engine over one micro-batch."""
+    found = _micro_batch(built, profile)
+    total = sum(op.full_ps for op in found)
+    engines = sorted({engine for op in found for engine in op.segment.busy_ps})
+    return {e: sum(op.segment.busy_ps.get(e, 0) for op in found) / total for e in engines}
+
+
+def _micro_batch(built: Built, profile: str) -> list[Stretch]:
+    """What one micro-batch computes, without collectives."""
+    return _stretches(built, [name for name in built.programs if name != "update"], profile)
+
+
+def _stretches(built: Built, names: Sequence[str], profile: str) -> list[Stretch]:
+    """What programs compute between collectives, timed alone on their core."""
     target = under_profile(built.layout.target, profile)
-    times = {}
-    for name, program in built.programs.items():
-        macros = program_macros(program, target)
-        times[name] = sum(op.full_ps for op in macros if isinstance(op, Stretch))
-    update = times.pop("update", 0)
-    return RankTime(layers_ps=sum(times.values()), ends_ps=0, update_ps=update)
+    macros = [op for name in names for op in program_macros(built.programs[name], target)]
+    return [op for op in macros if isinstance(op, Stretch)]
 
 
 def _parameters(built: Built) -> int:
@@ -252,7 +295,7 @@ def summary(predictions: Sequence[Prediction]) -> dict[str, Any]:
     fitted, errors = baseline([p.run for p in predictions])
     return {
         "schema": 1,
-        "profile": "nominal",
+        "profile": NOMINAL,
         "rows": [_row(p, errors[p.run.id]) for p in predictions],
         "median_error": statistics.median(abs(p.error) for p in predictions),
         "baseline_mfu": fitted,
@@ -268,12 +311,13 @@ def _row(p: Prediction, baseline_error: float) -> dict[str, Any]:
         "layout": p.run.layout,
         "cores": p.run.cores,
         "kind": p.kind,
-        "predicted_s": p.seconds["nominal"],
+        "predicted_s": p.seconds[NOMINAL],
         "band_s": [min(p.seconds.values()), max(p.seconds.values())],
         "published_s": p.run.step_time_s,
         "error": p.error,
         "baseline_error": baseline_error,
         "shares": dict(p.shares),
+        "busy": dict(p.busy),
     }
 
 
@@ -283,37 +327,45 @@ def _screen(report: Mapping[str, Any]) -> None:
 
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    names = ("row", "model", "predicted", "band", "published", "error", "constant MFU", "kind")
-    for name in names:
-        table.add_column(name, justify="left" if name in ("row", "model", "kind") else "right")
+    for name in ("row", "predicted", "band", "published", "error", "const. MFU", "kind"):
+        justify: Any = "left" if name in ("row", "kind") else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
     for row in report["rows"]:
-        low, high = (seconds_text(s) for s in row["band_s"])
+        low, high = row["band_s"]
         table.add_row(
             row["id"],
-            row["model"],
             seconds_text(row["predicted_s"]),
-            f"{low} .. {high}",
+            f"{low:.4g} .. {high:.4g} s",
             seconds_text(row["published_s"]),
             f"{row['error']:+.1%}",
             f"{row['baseline_error']:+.1%}",
-            f"{row['layout']}, {row['kind']}",
+            row["kind"],
         )
     console.print(table)
+    for row in report["rows"]:
+        console.print(f"{row['id']}  {row['model']}, {row['layout']} on {row['cores']} cores")
+        console.print(f"      step: {_percents(row['shares'])}")
+        console.print(f"      core: {_percents(row['busy'])}")
     _notes(console, report)
 
 
+def _percents(shares: Mapping[str, float]) -> str:
+    largest = sorted(shares.items(), key=lambda pair: -pair[1])
+    return "  ".join(f"{name} {share:.1%}" for name, share in largest if share >= 0.0005)
+
+
 def _notes(console: Any, report: Mapping[str, Any]) -> None:
-    """Where the time goes, the medians, and what the kinds mean."""
-    for row in report["rows"]:
-        shares = "  ".join(f"{name} {share:.1%}" for name, share in row["shares"].items())
-        console.print(f"{row['id']}: {shares}")
+    """The medians, and what the kinds mean."""
     console.print(
-        f"median error {report['median_error']:.1%}; constant MFU of {report['baseline_mfu']:.1%},"
-        f" fitted on the same rows, {report['median_baseline_error']:.1%};"
+        f"median error {report['median_error']:.1%}; a constant MFU of {report['baseline_mfu']:.1%}"
+        f" fitted on the same rows {report['median_baseline_error']:.1%};"
         f" band covers {report['band_covers']} of {len(report['rows'])}"
     )
-    if any(row["kind"] == ESTIMATED for row in report["rows"]):
-        console.print(
-            "estimate: one rank's compiled program plus the cost model of tensor collectives,"
-            " sends and gradient reduction; nothing overlaps (docs/validation.md)"
-        )
+    kinds = {row["kind"] for row in report["rows"]}
+    console.print("".join(text for kind, text in _KIND_NOTES.items() if kind in kinds), end="")
+
+
+_KIND_NOTES = {
+    SIMULATED: "simulated: partitioned, compiled and timed on the whole cluster\n",
+    ESTIMATED: "estimate: one rank's compiled program plus formulas for what ranks do together\n",
+}

@@ -1,4 +1,6 @@
-"""Function graphs to regions. Importing the package registers the lowering of every op family by name."""
+"""Function graphs to regions. Importing the package registers the lowering of every op family by
+name.
+"""
 
 from compiler.lower import collective, dot, elementwise, gather, reduce, shape
 

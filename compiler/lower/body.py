@@ -1,7 +1,9 @@
-"""A function graph as tasks and views: what must be computed, and what is only another way to look at memory.
+"""A function graph as tasks and views: what must be computed, and what is only another way to look
+at memory.
 
-Views (reshape, transpose, broadcast, slices with affine starts) and everything made of constants and counts alone never
-become tasks. Updates of a part of a tensor become writes into ranges of memory. Storage is decided next.
+Views (reshape, transpose, broadcast, slices with affine starts) and everything made of constants
+and counts alone never become tasks. Updates of a part of a tensor become writes into ranges of
+memory. Storage is decided next.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ UPDATES = frozenset(("dynamic_update_slice", "scatter"))
 class Body:
     """The tasks of one function.
 
-    `parameters` are the counter inputs, `donated` the inputs that an output may overwrite by updates in place, `forced`
-    the values that get memory of their own because strides cannot express one of their uses.
+    `parameters` are the counter inputs, `donated` the inputs that an output may overwrite by
+    updates in place, `forced` the values that get memory of their own because strides cannot
+    express one of their uses.
     """
 
     def __init__(
@@ -203,7 +206,9 @@ class Body:
     def starts(
         self, op: Op, operand: Value, sizes: Sequence[int], starts: Sequence[Value]
     ) -> tuple[Affine, ...]:
-        """Affine starts of a window, clamped as StableHLO wants; an unknown scalar goes through a register."""
+        """Affine starts of a window, clamped as StableHLO wants; an unknown scalar goes through a
+        register.
+        """
         shape = operand.type.shape
         return tuple(
             self._start(op, start, length - size)
@@ -233,9 +238,11 @@ class Body:
 
 
 def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
-    """Results of updates that may overwrite their target: nothing computed from the result reads the target.
+    """Results of updates that may overwrite their target: nothing computed from the result reads
+    the target.
 
-    A graph input is only overwritten on the path to the output that owns its memory (`donated` results).
+    A graph input is only overwritten on the path to the output that owns its memory (`donated`
+    results).
     """
     same: dict[Value, Value] = {}
     users: dict[Value, list[Op]] = {}
@@ -262,7 +269,9 @@ def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
 
 def _blocked(graph: Graph, op: Op, target: Value, others: Sequence[Op]) -> bool:
     """True when another user of the target updates it too or depends on the result of `op`."""
-    if op.operands.count(target) > 1 or any(u.name in UPDATES and u.operands[0] is target for u in others):
+    if op.operands.count(target) > 1 or any(
+        u.name in UPDATES and u.operands[0] is target for u in others
+    ):
         return True
     if not others:
         return False

@@ -1,8 +1,8 @@
 """Rewrites before lowering that bring gathers and scatters along one axis into elementwise form.
 
-Picking one element per row by an index is a comparison with a count, a selection and a sum; adding one is the same
-backwards. In that form they join the strip regions around them (a cross-entropy loss becomes one region). Index columns
-that only count rows are recognised as batch dims first.
+Picking one element per row by an index is a comparison with a count, a selection and a sum; adding
+one is the same backwards. In that form they join the strip regions around them (a cross-entropy
+loss becomes one region). Index columns that only count rows are recognised as batch dims first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class _Level:
     def full(self, shape: Sequence[int], value: float, dtype: DType, like: Op) -> Value:
         """A splat."""
         data = np.asarray(value).astype(dtype.numpy).tobytes()
-        return self.add("constant", attrs=ConstantAttrs(data, tensor_type(tuple(shape), dtype)), like=like)
+        return self.add(
+            "constant", attrs=ConstantAttrs(data, tensor_type(tuple(shape), dtype)), like=like
+        )
 
 
 Rule = Callable[[_Level, Op], Value | None]
@@ -70,7 +72,9 @@ def canonical(graph: Graph) -> Graph:
             continue
         operands = tuple(level.replaced.get(v, v) for v in op.operands)
         same = operands == op.operands
-        level.ops.append(op if same else Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+        level.ops.append(
+            op if same else Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
+        )
     outputs = tuple(level.replaced.get(v, v) for v in graph.outputs)
     return Graph(graph.inputs, tuple(level.ops), outputs, graph.name)
 
@@ -84,7 +88,9 @@ def _gather(level: _Level, op: Op) -> Value | None:
     if more or attrs.offset_dims or any(n != 1 for n in attrs.slice_sizes):
         return None
     column = _drop_vector(level, index, attrs.index_vector_dim, op)
-    batch = _batch_dims(attrs.operand_batching_dims, attrs.start_indices_batching_dims, attrs.index_vector_dim)
+    batch = _batch_dims(
+        attrs.operand_batching_dims, attrs.start_indices_batching_dims, attrs.index_vector_dim
+    )
     if not _is_along_axis(operand, column, batch):
         return None
     length = operand.type.shape[row]
@@ -109,7 +115,9 @@ def _scatter(level: _Level, op: Op) -> Value | None:
     if more or attrs.update_window_dims:
         return None
     column = _drop_vector(level, index, attrs.index_vector_dim, op)
-    batch = _batch_dims(attrs.input_batching_dims, attrs.scatter_indices_batching_dims, attrs.index_vector_dim)
+    batch = _batch_dims(
+        attrs.input_batching_dims, attrs.scatter_indices_batching_dims, attrs.index_vector_dim
+    )
     columns = [d for d in range(column.type.rank) if d not in batch.values()]
     single = all(column.type.shape[d] == 1 for d in columns)
     if not _is_along_axis(operand, column, batch) or not (single or attrs.kind == "add"):
@@ -141,7 +149,9 @@ def _combine(level: _Level, op: Op, operand: Value, hit: Value, spread: Value, k
 
 def _is_along_axis(operand: Value, column: Value, batch: Mapping[int, int]) -> bool:
     """True when every operand dim but one is a batch dim, and few indices fall on a row."""
-    per_row = column.type.num_elements // max(1, int(np.prod([column.type.shape[i] for i in batch.values()])))
+    per_row = column.type.num_elements // max(
+        1, int(np.prod([column.type.shape[i] for i in batch.values()]))
+    )
     return len(batch) == operand.type.rank - 1 and per_row <= MAX_COLUMNS
 
 
@@ -174,7 +184,9 @@ def _hits(
     return level.add("compare", count, spread, attrs=CompareAttrs("EQ"), like=op)
 
 
-def _placed(level: _Level, value: Value, shape: Sequence[int], dims: Sequence[int], op: Op) -> Value:
+def _placed(
+    level: _Level, value: Value, shape: Sequence[int], dims: Sequence[int], op: Op
+) -> Value:
     """`value` broadcast to `shape`, its dim `i` at `dims[i]` (any order)."""
     order = sorted(range(len(dims)), key=lambda i: dims[i])
     if order != list(range(len(dims))):
@@ -183,14 +195,21 @@ def _placed(level: _Level, value: Value, shape: Sequence[int], dims: Sequence[in
     return level.add("broadcast_in_dim", value, attrs=attrs, like=op)
 
 
-def _batched(
-    level: _Level, operand: Value, index: Value, attrs: Any, op: Op
-) -> tuple[Value, Any]:
+def _batched(level: _Level, operand: Value, index: Value, attrs: Any, op: Op) -> tuple[Value, Any]:
     """Index columns that count along one of their own dims, turned into batch dims."""
     vector = attrs.index_vector_dim
     parts = level.made.get(index)
-    dims = attrs.start_index_map if isinstance(attrs, GatherAttrs) else attrs.scatter_dims_to_operand_dims
-    if parts is None or parts.name != "concatenate" or parts.attrs.dim != vector or vector != index.type.rank - 1:
+    dims = (
+        attrs.start_index_map
+        if isinstance(attrs, GatherAttrs)
+        else attrs.scatter_dims_to_operand_dims
+    )
+    if (
+        parts is None
+        or parts.name != "concatenate"
+        or parts.attrs.dim != vector
+        or vector != index.type.rank - 1
+    ):
         return index, attrs
     if len(parts.operands) != len(dims):
         return index, attrs
@@ -230,7 +249,9 @@ def _with_batch(attrs: Any, row: int, batch: Sequence[tuple[int, int]]) -> Any:
 
 
 def _counts_along(level: _Level, part: Value, length: int) -> int | None:
-    """The dim along which a constant index column counts 0, 1, ..., length-1; None when it does not."""
+    """The dim along which a constant index column counts 0, 1, ..., length-1; None when it does
+    not.
+    """
     if part.type.num_elements > MAX_EVALUATED:
         return None
     values = _evaluate(level, part)

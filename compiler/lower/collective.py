@@ -1,7 +1,7 @@
 """Collectives: whole tensors in, whole tensors out, started and awaited by regions of their own.
 
-Source and target are dense tensors of the function; the table of calls keeps mesh axes symbolic, so the code is the
-same on every core. Groups of one rank move nothing and become views.
+Source and target are dense tensors of the function; the table of calls keeps mesh axes symbolic, so
+the code is the same on every core. Groups of one rank move nothing and become views.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def _check_reduction(op: Op) -> None:
     if not reduction:
         return
     if reduction not in REDUCTIONS:
-        raise unsupported(op, f"requires a reduction of add max min, got {reduction}", "reduce by add")
+        raise unsupported(
+            op, f"requires a reduction of add max min, got {reduction}", "reduce by add"
+        )
     if not op.result.type.dtype.is_float:
         given = f"requires float elements to reduce, got {op.result.type.dtype.value}"
         raise unsupported(op, given, "cast to f32 before reducing", CODES[op.name])

@@ -1,7 +1,7 @@
 """`dot_general`: a region of two loads, one contract node and at most a conversion of the result.
 
-Operands are loaded through whatever strides they have, so no transpose is ever stored for a contraction. Batch, row,
-column and summed dims keep their atoms; tile generation merges them.
+Operands are loaded through whatever strides they have, so no transpose is ever stored for a
+contraction. Batch, row, column and summed dims keep their atoms; tile generation merges them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def _make(body: Body, op: Op) -> None:
 def _label(space: Space, task: Task) -> Labels:
     attrs = task.op.attrs
     lhs, rhs = space.operand(task, 0), space.operand(task, 1)
-    pairs = (*zip(attrs.lhs_batch, attrs.rhs_batch), *zip(attrs.lhs_contract, attrs.rhs_contract))
+    left, right = attrs.lhs_batch + attrs.lhs_contract, attrs.rhs_batch + attrs.rhs_contract
+    pairs = zip(left, right, strict=True)
     if not all(unify(lhs[a], rhs[b]) for a, b in pairs):
         space.refuse("contracted dims walk different indices")
     lhs_free, rhs_free = attrs.free_dims(len(lhs), len(rhs))

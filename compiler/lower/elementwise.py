@@ -1,7 +1,7 @@
 """Elementwise ops, and the internal copy: operands walk one index space, dim by dim.
 
-Predicates of select and bounds of clamp may be scalars. A copy has no node of its own: the node of its operand is
-stored a second time.
+Predicates of select and bounds of clamp may be scalars. A copy has no node of its own: the node of
+its operand is stored a second time.
 """
 
 from __future__ import annotations

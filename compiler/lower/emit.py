@@ -1,7 +1,8 @@
 """Writing a region out: loads, nodes and stores over numbered atoms.
 
-The tasks of a region are emitted twice. The first time, aligning strides and re-making values splits atoms; the second
-time the atoms are final and get their numbers. Equal loads and re-made values appear once.
+The tasks of a region are emitted twice. The first time, aligning strides and re-making values
+splits atoms; the second time the atoms are final and get their numbers. Equal loads and re-made
+values appear once.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from compiler.lower.free import remake
 from compiler.lower.labels import Atom, Labels, all_leaves, leaves
 from compiler.lower.space import Space
 from compiler.lower.storage import Place, Storage
-from compiler.lower.task import WRITE, NeedsCopy, NeedsScratch, Task
+from compiler.lower.task import WRITE, NeedsCopyError, NeedsScratchError, Task, WriteAttrs
 from compiler.lower.views import align, strides_of
 
 
-class Clash(Exception):
+class ClashError(Exception):
     """Two tasks may not share a region: one would overwrite what the other still reads."""
 
     def __init__(self, reader: int, writer: int) -> None:
@@ -118,11 +119,14 @@ class Emitter:
         return number
 
     def view(self, place: Place, labels: Labels, value: Value) -> View:
-        """`place` in the index space of the region. Raises NeedsCopy when pieces and atoms do not divide."""
+        """`place` in the index space of the region.
+
+        Raises NeedsCopyError when pieces and atoms do not divide.
+        """
         pairs: list[tuple[Atom, int]] = []
         for label, pieces in zip(labels, place.layout.dims, strict=True):
             if not align(label, pieces):
-                raise NeedsCopy(value)
+                raise NeedsCopyError(value)
             pairs += strides_of(label, pieces)
         self.numbers(a for a, _ in pairs)
         strides = [0] * len(self._atoms)
@@ -136,8 +140,8 @@ class Emitter:
         labels = self.space.results[task.result]
         try:
             view = self.view(place, labels, task.result)
-        except NeedsCopy as error:
-            raise NeedsScratch(self.storage.output_of(place.tensor)) from error
+        except NeedsCopyError as error:
+            raise NeedsScratchError(self.storage.output_of(place.tensor)) from error
         span = [a for label in labels for a in leaves(label)]
         number = self._results[task.result]
         dtype = self.storage.tensors[place.tensor].dtype
@@ -150,18 +154,41 @@ class Emitter:
         self._stores.append((task.number, view))
 
     def _check_overlap(self) -> None:
-        """Memory that is read and written here must be read and written at the same points."""
+        """Memory that is read and written here must be read and written at the same points.
+
+        Two writes to one memory must fill ranges that are apart.
+        """
+        for i, (first, a) in enumerate(self._stores):
+            for second, b in self._stores[i + 1 :]:
+                if self.storage.memory(a.tensor) != self.storage.memory(b.tensor):
+                    continue
+                if not _apart(self.body.tasks[first], self.body.tasks[second]):
+                    raise ClashError(first, second)
         for writer, out in self._stores:
             memory = self.storage.memory(out.tensor)
             for reader, view in self._loads:
                 if self.storage.memory(view.tensor) != memory or _same_points(view, out):
                     continue
                 if reader != writer:
-                    raise Clash(reader, writer)
+                    raise ClashError(reader, writer)
                 task = self.body.tasks[writer]
                 if task.op.name == WRITE:
-                    raise NeedsCopy(task.data[0])
-                raise NeedsScratch(self.storage.output_of(out.tensor))
+                    raise NeedsCopyError(task.data[0])
+                raise NeedsScratchError(self.storage.output_of(out.tensor))
+
+
+def _apart(first: Task, second: Task) -> bool:
+    """True when two tasks write ranges of one tensor that do not meet in some dim."""
+    a, b = first.op.attrs, second.op.attrs
+    if not (isinstance(a, WriteAttrs) and isinstance(b, WriteAttrs)):
+        return False
+    left, right = first.data[0].type.shape, second.data[0].type.shape
+    for d, (x, y) in enumerate(zip(a.starts, b.starts, strict=True)):
+        low, high = (x.const, y.const)
+        ends = (low + (left[d] - 1) * a.steps[d], high + (right[d] - 1) * b.steps[d])
+        if x.terms == y.terms and (ends[0] < high or ends[1] < low):
+            return True
+    return False
 
 
 def _same_points(a: View, b: View) -> bool:
@@ -171,7 +198,9 @@ def _same_points(a: View, b: View) -> bool:
 
 
 def _ordered_atoms(space: Space) -> list[Atom]:
-    """Atoms of the largest result first, in its order, so that whole arrays stay close to memory order."""
+    """Atoms of the largest result first, in its order, so that whole arrays stay close to memory
+    order.
+    """
     ranked = sorted(space.tasks, key=lambda t: -t.result.type.num_elements)
     found: dict[Atom, None] = {}
     for task in ranked:

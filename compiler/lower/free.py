@@ -1,19 +1,20 @@
 """Values made of constants, counts and registers alone, re-made inside every region that uses them.
 
-A mask or a table of positions never crosses HBM. The value is built top down for the labels of its use: a count becomes
-one iota node per atom of its dim, a slice shifts the count, a broadcast drops atoms.
+A mask or a table of positions never crosses HBM. The value is built top down for the labels of its
+use: a count becomes one iota node per atom of its dim, a slice shifts the count, a broadcast drops
+atoms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compiler.dtypes import DType
 from compiler.ir.types import Op, Value
 from compiler.isa.region import Affine
 from compiler.lower.labels import Labels, leaves, regroup
-from compiler.lower.task import NeedsCopy
+from compiler.lower.task import NeedsCopyError
 
 if TYPE_CHECKING:
     from compiler.lower.emit import Emitter
@@ -22,7 +23,7 @@ Origin = tuple[tuple[Affine, int], ...]  # per dim: first position and step
 
 
 def remake(emitter: Emitter, value: Value, labels: Labels) -> int:
-    """The node of free `value` with these labels. Raises NeedsCopy when sizes do not divide."""
+    """The node of free `value`. Raises NeedsCopyError when sizes do not divide."""
     return _remake(emitter, value, labels, ((Affine(), 1),) * len(labels))
 
 
@@ -41,19 +42,20 @@ def _remake(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> i
     if op.name in _THROUGH:
         return _THROUGH[op.name](emitter, op, labels, origin)
     inputs = [
-        _remake(emitter, v, labels if v.type.rank == len(labels) else (), origin if v.type.rank else ())
+        _remake(
+            emitter, v, labels if v.type.rank == len(labels) else (), origin if v.type.rank else ()
+        )
         for v in op.operands
     ]
     return emitter.elementwise(op, inputs)
 
 
-def _constant(emitter: Emitter, dtype: DType, number: object) -> int:
+def _constant(emitter: Emitter, dtype: DType, number: Any) -> int:
     """A splat; floats travel as Python floats, which hold every narrower value exactly."""
-    assert isinstance(number, (int, float)) or hasattr(number, "item")
     if dtype is DType.PRED:
         value: float | int | bool = bool(number)
     else:
-        value = float(number) if dtype.is_float else int(number)  # type: ignore[arg-type]
+        value = float(number) if dtype.is_float else int(number)
     return emitter.node("constant", (), (), dtype, {"value": value})
 
 
@@ -104,7 +106,7 @@ def _reshape(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
     source = op.operands[0]
     inner = regroup(labels, source.type.shape)
     if inner is None or any(o != (Affine(), 1) for o in origin):
-        raise NeedsCopy(op.result)
+        raise NeedsCopyError(op.result)
     return _remake(emitter, source, inner, ((Affine(), 1),) * source.type.rank)
 
 
@@ -117,7 +119,9 @@ def _slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
 def _dynamic_slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
     source, *starts = op.operands
     at = emitter.body.starts(op, source, op.attrs.sizes, starts)
-    shifted = tuple((begin + start, stride) for start, (begin, stride) in zip(at, origin, strict=True))
+    shifted = tuple(
+        (begin + start, stride) for start, (begin, stride) in zip(at, origin, strict=True)
+    )
     return _remake(emitter, source, labels, shifted)
 
 

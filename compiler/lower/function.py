@@ -1,7 +1,8 @@
 """One function: graph in, regions and tensors out.
 
-Lowering may find that a value needs memory of its own, that an output cannot be written in place, or that two tasks may
-not share a region; then it starts again with that knowledge. Every try adds a fact, so the loop ends.
+Lowering may find that a value needs memory of its own, that an output cannot be written in place,
+or that two tasks may not share a region; then it starts again with that knowledge. Every try adds a
+fact, so the loop ends.
 """
 
 from __future__ import annotations
@@ -16,32 +17,47 @@ from compiler.isa.region import RegionProgram, Tensor, View
 from compiler.lower.body import IDENTITY, UPDATES, Body
 from compiler.lower.canonical import canonical
 from compiler.lower.collective import call_of, source_value
-from compiler.lower.emit import Clash, Emitter
+from compiler.lower.emit import ClashError, Emitter
 from compiler.lower.group import Budget, Groups
 from compiler.lower.scalars import parameter
 from compiler.lower.schedule import Slot, schedule
 from compiler.lower.space import label
 from compiler.lower.storage import Storage
-from compiler.lower.task import COLLECTIVE, REGISTER, NeedsCopy, NeedsScratch, Task, unsupported
+from compiler.lower.task import (
+    COLLECTIVE,
+    REGISTER,
+    NeedsCopyError,
+    NeedsScratchError,
+    Task,
+    unsupported,
+)
 
 ORDINAL_FILE = "#"
 """File name of locations that only hold an op ordinal: compile units carry no user locations."""
 
 DEFAULT_STRIP_BYTES = 96 * 1024
-"""Half of an SBUF partition of NeuronCore-v2 (documented: 192 KiB); the other half is left to double buffering (our choice)."""
+"""Half of an SBUF partition of NeuronCore-v2 (documented: 192 KiB); the other half is left to
+double buffering (our choice).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """How a function is called: inputs that are registers, with their range, and outputs that take over an input's memory."""
+    """How a function is called: inputs that are registers, with their range, and outputs that take
+    over an input's memory.
+    """
 
-    parameters: tuple[tuple[int, int, int], ...] = ()  # (input number, low, high), register = position here
+    parameters: tuple[
+        tuple[int, int, int], ...
+    ] = ()  # (input number, low, high), register = position here
     aliases: tuple[tuple[int, int], ...] = ()  # (output number, input number)
 
 
 @dataclass(slots=True, kw_only=True)
 class Lowered:
-    """A function before tile generation. `inputs` and `outputs` are tensor numbers; counters are registers 0, 1, ..."""
+    """A function before tile generation. `inputs` and `outputs` are tensor numbers; counters are
+    registers 0, 1, ...
+    """
 
     tensors: list[Tensor]
     inputs: tuple[int, ...]
@@ -56,7 +72,9 @@ class Lowered:
 def lower_function(
     graph: Graph, signature: Signature = Signature(), strip_bytes: int = DEFAULT_STRIP_BYTES
 ) -> Lowered:
-    """Lower a loop-free graph. Raises CompileError for what the target cannot do, with the op's location."""
+    """Lower a loop-free graph. Raises CompileError for what the target cannot do, with the op's
+    location.
+    """
     graph = canonical(graph)
     _check_sizes(graph)
     forced: set[Value] = set()
@@ -64,10 +82,10 @@ def lower_function(
     while True:
         try:
             return _attempt(graph, signature, strip_bytes, forced, apart)
-        except NeedsCopy as need:
+        except NeedsCopyError as need:
             assert need.value not in forced, "a dense value cannot be expressed"
             forced.add(need.value)
-        except NeedsScratch as need:
+        except NeedsScratchError as need:
             assert need.output >= 0 and need.output not in apart, "an output cannot be stored"
             apart.add(need.output)
 
@@ -85,7 +103,8 @@ def _attempt(
     graph: Graph, signature: Signature, strip_bytes: int, forced: set[Value], apart: set[int]
 ) -> Lowered:
     counters = {
-        graph.inputs[i]: parameter(r, low, high) for r, (i, low, high) in enumerate(signature.parameters)
+        graph.inputs[i]: parameter(r, low, high)
+        for r, (i, low, high) in enumerate(signature.parameters)
     }
     aliases = {k: graph.inputs[i] for k, i in signature.aliases}
     donated = _donated(graph, {k: v for k, v in aliases.items() if k not in apart})
@@ -97,7 +116,7 @@ def _attempt(
         groups = Groups(body, storage.order, Budget(strip_bytes), storage.must_store, clashes)
         try:
             return _write_out(body, storage, groups, len(counters))
-        except Clash as clash:
+        except ClashError as clash:
             assert clash.pair not in clashes
             clashes.add(clash.pair)
             storage.reset()
@@ -150,7 +169,9 @@ def _region(
     task = body.tasks[slot.region]
     if slot.wait:
         attrs = {"collective": number_of[slot.region]}
-        return RegionProgram("collective_wait", f"wait.{task.op.name}", attrs=attrs, loc=_ordinal(task.op))
+        return RegionProgram(
+            "collective_wait", f"wait.{task.op.name}", attrs=attrs, loc=_ordinal(task.op)
+        )
     if task.kind == COLLECTIVE:
         return _start_region(storage, task, number_of[slot.region])
     if task.op.name == REGISTER:
@@ -181,14 +202,18 @@ def _start_region(storage: Storage, task: Task, number: int) -> RegionProgram:
         "source": storage.place(source_value(task)).tensor,
         "target": storage.home(task.result).tensor,
     }
-    return RegionProgram("collective_start", f"start.{task.op.name}", attrs=attrs, loc=_ordinal(task.op))
+    return RegionProgram(
+        "collective_start", f"start.{task.op.name}", attrs=attrs, loc=_ordinal(task.op)
+    )
 
 
 def _register_region(storage: Storage, task: Task) -> RegionProgram:
     place, attrs = storage.place(task.data[0]), task.op.attrs
     view = View(place.tensor, place.layout.offset, ())
     fields = {"register": attrs.register, "view": view, "low": attrs.low, "high": attrs.high}
-    return RegionProgram("register_load", f"register.{attrs.register}", attrs=fields, loc=_ordinal(task.op))
+    return RegionProgram(
+        "register_load", f"register.{attrs.register}", attrs=fields, loc=_ordinal(task.op)
+    )
 
 
 def _place_scratch(
@@ -219,7 +244,9 @@ def _elements(tensor: Tensor) -> int:
 
 
 def tensor_spans(regions: Sequence[RegionProgram]) -> dict[int, tuple[int, int]]:
-    """First and last region that touches each tensor; a collective touches its tensors until it is awaited."""
+    """First and last region that touches each tensor; a collective touches its tensors until it is
+    awaited.
+    """
     spans: dict[int, tuple[int, int]] = {}
     flying: dict[int, tuple[int, int]] = {}
     for at, region in enumerate(regions):

@@ -1,7 +1,9 @@
-"""`gather` and `scatter` of rows: one dim of the operand is picked by an index, the others are walked.
+"""`gather` and `scatter` of rows: one dim of the operand is picked by an index, the others are
+walked.
 
-Embedding lookups load rows by index, their gradients add rows by index. An index along a dim whose other dims are all
-matched one to one is rewritten earlier into a comparison with a count (`canonical.py`).
+Embedding lookups load rows by index, their gradients add rows by index. An index along a dim whose
+other dims are all matched one to one is rewritten earlier into a comparison with a count
+(`canonical.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from compiler.ir.types import Op, Value
 from compiler.isa.region import View
 from compiler.lower.labels import Label, Labels, all_leaves, fresh, leaves, unify
 from compiler.lower.registry import Lowering, register
-from compiler.lower.task import ALONE, NeedsCopy, Task, unsupported
+from compiler.lower.task import ALONE, NeedsCopyError, Task, unsupported
 from compiler.lower.views import Layout
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def _row_view(emitter: Emitter, value: Value, labels: Labels, row: int) -> tuple
     place = emitter.storage.place(value)
     pieces = place.layout.dims[row]
     if len(pieces) > 1:
-        raise NeedsCopy(value)
+        raise NeedsCopyError(value)
     dims = list(place.layout.dims)
     for d, label in enumerate(labels):
         if not label:
@@ -111,10 +113,12 @@ def _elements(label: Label) -> int:
     return size
 
 
-def _shortened(value: Value, pieces: tuple[tuple[int, int], ...], size: int) -> tuple[tuple[int, int], ...]:
-    """The first `size` positions of a dim (windows of a gather start at 0 where nothing indexes)."""
+def _shortened(
+    value: Value, pieces: tuple[tuple[int, int], ...], size: int
+) -> tuple[tuple[int, int], ...]:
+    """The first `size` positions of a dim: windows start at 0 where nothing indexes."""
     if len(pieces) != 1:
-        raise NeedsCopy(value)
+        raise NeedsCopyError(value)
     return ((size, pieces[0][1]),)
 
 

@@ -1,8 +1,9 @@
 """Regions: tasks that share one index space, grown greedily from producer to consumer.
 
-A strip region holds whatever can walk one set of parallel indices with everything else of a row on chip; a contract
-region holds one contraction and the conversions and writes of its result. A merge must keep the graph of regions free
-of cycles, must label (`space.py`), and must fit the on-chip budget.
+A strip region holds whatever can walk one set of parallel indices with everything else of a row on
+chip; a contract region holds one contraction and the conversions and writes of its result. A merge
+must keep the graph of regions free of cycles, must label (`space.py`), and must fit the on-chip
+budget.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from compiler.ir.types import Value
 from compiler.lower.body import LABEL_VIEWS, Body
 from compiler.lower.labels import Atom, Labels, all_leaves
 from compiler.lower.order import Order
-from compiler.lower.space import Refused, Space, label
+from compiler.lower.space import RefusedError, Space, label
 from compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
 
 EPILOGUE = frozenset(("convert", COPY, WRITE))
@@ -23,11 +24,15 @@ EPILOGUE = frozenset(("convert", COPY, WRITE))
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a strip region. `strip_bytes` is what the values of 128 rows may take per partition."""
+    """Limits of a strip region. `strip_bytes` is what the values of 128 rows may take per
+    partition.
+    """
 
     strip_bytes: int
     max_tasks: int = 200
-    max_streams: int = 32  # loads and stores; keeps the DMA queues of a tile loop in proportion (assumption)
+    max_streams: int = (
+        32  # loads and stores; keeps the DMA queues of a tile loop in proportion (assumption)
+    )
 
 
 class Groups:
@@ -93,7 +98,9 @@ class Groups:
             for value in task.data:
                 base, chain = self.body.base(value)
                 producer = self.body.producer.get(base)
-                if producer is None or any(self.body.views[v].name not in LABEL_VIEWS for v in chain):
+                if producer is None or any(
+                    self.body.views[v].name not in LABEL_VIEWS for v in chain
+                ):
                     continue
                 if self._may_join(producer, task):
                     found.append((-base.type.num_bytes, producer.number, task.number))
@@ -156,7 +163,7 @@ class Groups:
             return False
         try:
             space = label(self.body, tasks)
-        except Refused:
+        except RefusedError:
             return False
         if contracts:
             return True
@@ -178,7 +185,9 @@ class Groups:
     def _fits(self, space: Space, tasks: Sequence[Task]) -> bool:
         """True when there are parallel indices, and what is not parallel fits on chip."""
         members = {t.number for t in tasks}
-        inner = [t for t in tasks if t.op.name == "reduce" and self._users.get(t.result, set()) & members]
+        inner = [
+            t for t in tasks if t.op.name == "reduce" and self._users.get(t.result, set()) & members
+        ]
         parallel = _parallel(space, tasks, {t.number for t in inner})
         biggest = max((_points(labels) for labels in space.results.values()), default=1)
         if not parallel:

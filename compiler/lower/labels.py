@@ -1,8 +1,9 @@
 """Index-space labels: which independent index every dim of a value walks.
 
-A label is, per dim, a tuple of atoms from major to minor; a dim of size 1 has the empty label. Atoms form a union-find:
-`unify` makes two dims walk the same index and splits the larger atom where sizes divide, so reshapes need no pattern.
-Labels are made per region and per use, never for a whole graph: through contractions, unrelated indices would merge.
+A label is, per dim, a tuple of atoms from major to minor; a dim of size 1 has the empty label.
+Atoms form a union-find: `unify` makes two dims walk the same index and splits the larger atom where
+sizes divide, so reshapes need no pattern. Labels are made per region and per use, never for a whole
+graph: through contractions, unrelated indices would merge.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ Labels = tuple[Label, ...]
 
 
 class Atom:
-    """One independent index with a size; either a root, united with another, or split in (major, minor)."""
+    """One independent index with a size; either a root, united with another, or split in (major,
+    minor).
+    """
 
     __slots__ = ("parent", "parts", "size")
 
@@ -25,7 +28,7 @@ class Atom:
         self.parts: tuple[Atom, Atom] | None = None
 
     def split(self, minor_size: int) -> tuple[Atom, Atom]:
-        """Split a root into (major, minor) with the minor part of `minor_size`, which must divide."""
+        """Split a root into (major, minor); `minor_size` must divide."""
         assert self.parent is None and self.parts is None and self.size % minor_size == 0
         self.parts = (Atom(self.size // minor_size), Atom(minor_size))
         return self.parts
@@ -61,7 +64,9 @@ def all_leaves(labels: Labels) -> list[Atom]:
 
 
 def distinct(labels: Labels) -> bool:
-    """False when two dims walk the same atom, which would mean that independent indices were merged."""
+    """False when two dims walk the same atom, which would mean that independent indices were
+    merged.
+    """
     atoms = all_leaves(labels)
     return len(set(atoms)) == len(atoms)
 
@@ -106,7 +111,9 @@ def unify_all(a: Labels, b: Labels) -> bool:
 
 
 def regroup(labels: Labels, shape: Sequence[int]) -> Labels | None:
-    """Labels of a row-major reshape to `shape`, splitting atoms as needed; None when sizes do not divide."""
+    """Labels of a row-major reshape to `shape`, splitting atoms as needed; None when sizes do not
+    divide.
+    """
     stack = all_leaves(labels)
     grouped: list[Label] = []
     for size in reversed(shape):

@@ -1,7 +1,7 @@
 """Which task must run before which, and who reads what: the dependency graph of a body.
 
-Static edges (data, targets, registers) are worked out once per task; `Task.after` holds the edges that sharing memory
-adds later.
+Static edges (data, targets, registers) are worked out once per task; `Task.after` holds the edges
+that sharing memory adds later.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Order:
         return reached
 
     def sorted(self) -> list[int]:
-        """All task numbers in an order that respects every dependency, lowest number first among the ready."""
+        """All task numbers in an order that respects every dependency, lowest number first among
+        the ready.
+        """
         tasks = self.body.tasks
         waiting = {t.number: len(self.before(t)) for t in tasks}
         after: list[list[int]] = [[] for _ in tasks]

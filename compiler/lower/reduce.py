@@ -1,6 +1,7 @@
 """`reduce`: the reduced dims leave the label.
 
-A value that was only broadcast along a reduced dim does not span it, so that sums and products count it explicitly.
+A value that was only broadcast along a reduced dim does not span it, so that sums and products
+count it explicitly.
 """
 
 from __future__ import annotations

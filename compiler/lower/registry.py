@@ -1,7 +1,8 @@
 """The table of op lowerings: how an op becomes tasks, index-space labels and region nodes.
 
-Each file of an op family registers its ops here; `make` runs while the body is built, `label` while regions are formed,
-`emit` when a region is written out. Elementwise ops of the graph IR share one entry.
+Each file of an op family registers its ops here; `make` runs while the body is built, `label` while
+regions are formed, `emit` when a region is written out. Elementwise ops of the graph IR share one
+entry.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ ELEMENTWISE = "elementwise"
 class Lowering:
     """The rules of one op name.
 
-    `make` adds the op's tasks to a body (None for internal ops); `label` gives the labels of the result; `emit` returns
-    the node of the result, or -1 when the task only writes memory or is not a compute region.
+    `make` adds the op's tasks to a body (None for internal ops); `label` gives the labels of the
+    result; `emit` returns the node of the result, or -1 when the task only writes memory or is not
+    a compute region.
     """
 
     make: Callable[[Body, Op], None] | None = None

@@ -1,8 +1,8 @@
 """Scalar integers known at compile time up to registers: the addresses of views.
 
-Every one-element integer is tracked as an affine expression of loop counters with its range, so that the code JAX writes
-around an index (`select(i < 0, i + n, i)`, clamps of starts) folds away. A scalar that is not known here becomes data,
-and a `register_load` when it is used as an address.
+Every one-element integer is tracked as an affine expression of loop counters with its range, so
+that the code JAX writes around an index (`select(i < 0, i + n, i)`, clamps of starts) folds away. A
+scalar that is not known here becomes data, and a `register_load` when it is used as an address.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from compiler.isa.region import Affine
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A scalar: affine in registers, and the inclusive range it stays in. An i1 is 0 or 1 and always constant."""
+    """A scalar: affine in registers, and the inclusive range it stays in. An i1 is 0 or 1 and
+    always constant.
+    """
 
     value: Affine
     low: int
@@ -43,7 +45,7 @@ Rule = Callable[[Op, Sequence[Known]], Known | None]
 
 
 def known_scalars(graph: Graph, parameters: Mapping[Value, Known]) -> dict[Value, Known]:
-    """The known one-element integer (and i1) values of `graph`, given those of its counter inputs."""
+    """The known one-element integer and i1 values of `graph`; `parameters` are its counters."""
     known = dict(parameters)
     iotas = {op.result for op in graph.ops if op.name == "iota"}
     for op in graph.ops:
@@ -64,7 +66,11 @@ def _fits(known: Known, dtype: DType) -> bool:
     if dtype is DType.PRED:
         return True
     bits = 8 * dtype.bytes
-    low, high = (0, 2**bits - 1) if dtype.value.startswith("ui") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    low, high = (
+        (0, 2**bits - 1)
+        if dtype.value.startswith("ui")
+        else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    )
     return low <= known.low and known.high <= high
 
 
@@ -193,8 +199,8 @@ def _same(op: Op, k: Sequence[Known]) -> Known:
 def _logic(op: Op, k: Sequence[Known]) -> Known | None:
     if op.result.type.dtype is not DType.PRED:
         return None
-    both = {"and": min, "or": max, "xor": lambda a, b: a ^ b}[op.name]
-    return constant(both(k[0].low, k[1].low))
+    a, b = k[0].low, k[1].low
+    return constant({"and": a & b, "or": a | b, "xor": a ^ b}[op.name])
 
 
 def _not(op: Op, k: Sequence[Known]) -> Known | None:

@@ -1,7 +1,7 @@
 """Order of regions: as in the program, except that collectives start early and are awaited late.
 
-A collective starts as soon as its source is stored and is awaited right before the first region that needs its result
-or the memory it uses; in between, other regions run.
+A collective starts as soon as its source is stored and is awaited right before the first region
+that needs its result or the memory it uses; in between, other regions run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from compiler.lower.task import COLLECTIVE, COPY
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A step of the function: run region `region`, or wait for the collective that is region `region`."""
+    """A step of the function: run region `region`, or wait for the collective that is region
+    `region`.
+    """
 
     region: int
     wait: bool = False
 
 
 def schedule(body: Body, order: Order, members: Mapping[int, Sequence[int]]) -> list[Slot]:
-    """Steps in order. `members` maps region -> task numbers; a collective is alone in its region."""
+    """Steps in order. `members` maps region -> task numbers; collectives are alone."""
     region_of = {n: r for r, numbers in members.items() for n in numbers}
-    before = {r: _regions_before(body, order, numbers, region_of) - {r} for r, numbers in members.items()}
+    before = {
+        r: _regions_before(body, order, numbers, region_of) - {r} for r, numbers in members.items()
+    }
     slots: list[Slot] = []
     in_flight: list[int] = []
     for region in _sorted(body, before, members):
@@ -49,7 +53,9 @@ def _regions_before(
 def _sorted(
     body: Body, before: Mapping[int, set[int]], members: Mapping[int, Sequence[int]]
 ) -> list[int]:
-    """Regions in dependency order: ready collectives (and what feeds them) first, else the one that comes first in the program."""
+    """Regions in dependency order: ready collectives (and what feeds them) first, else the one that
+    comes first in the program.
+    """
     waiting = {r: len(b) for r, b in before.items()}
     after: dict[int, list[int]] = {r: [] for r in before}
     for region, earlier in before.items():

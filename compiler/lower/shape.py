@@ -1,7 +1,8 @@
-"""Ops that assemble a tensor from parts: each part is written into its range of the result's memory.
+"""Ops that assemble a tensor from parts: each part is written into its range of the result's
+memory.
 
-An update of a tensor that nothing reads afterwards happens in place. The write itself is elementwise in its update, so
-that it joins the region that computes the update.
+An update of a tensor that nothing reads afterwards happens in place. The write itself is
+elementwise in its update, so that it joins the region that computes the update.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The index space of one region: labels of its operands and results.
 
-Operands that come from memory share atoms when they are views of one tensor, so that a row read twice is one row; if
-that merges independent indices, every use gets atoms of its own. Values of the region pass through reshapes, transposes
-and broadcasts; a slice of one is a border.
+Operands that come from memory share atoms when they are views of one tensor, so that a row read
+twice is one row; if that merges independent indices, every use gets atoms of its own. Values of the
+region pass through reshapes, transposes and broadcasts; a slice of one is a border.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from compiler.lower.labels import Labels, distinct, fresh, regroup
 from compiler.lower.task import WRITE, Task
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """These tasks have no common index space; the text says why."""
 
 
 class Space:
-    """Labels of `tasks` (topological order). Raises Refused."""
+    """Labels of `tasks` (topological order). Raises RefusedError."""
 
     def __init__(self, body: Body, tasks: Sequence[Task], share: bool) -> None:
         self.body = body
@@ -41,7 +41,7 @@ class Space:
 
     def refuse(self, why: str) -> NoReturn:
         """Give up on this set of tasks."""
-        raise Refused(why)
+        raise RefusedError(why)
 
     def operand(self, task: Task, k: int) -> Labels:
         """Labels of operand `k`; the same object on every call."""
@@ -69,15 +69,18 @@ class Space:
     def _internal(self, base: Value, chain: Sequence[Value]) -> Labels:
         if self.body.producer[base].op.name == WRITE:
             self.refuse("a value assembled in memory is read in the same region")
-        labels: Labels | None = self.results[base]
+        labels = self.results[base]
         for view in chain:
-            labels = self._through(self.body.views[view], view, labels)
-            if labels is None:
+            behind = self._through(self.body.views[view], view, labels)
+            if behind is None:
                 self.refuse("a part of a value is read in the region that makes it")
+            labels = behind
         return labels
 
     def _shared(self, value: Value, base: Value, chain: Sequence[Value]) -> Labels:
-        """Labels of a load: the nearest view that is already labelled, seen through the rest of the chain."""
+        """Labels of a load: the nearest view that is already labelled, seen through the rest of the
+        chain.
+        """
         seen = [base, *chain]
         known = max((i for i, v in enumerate(seen) if v in self._loads), default=-1)
         labels = self._loads[seen[known]] if known >= 0 else self._first_labels(seen)
@@ -116,8 +119,8 @@ def _spread(op: Op, view: Value, labels: Labels) -> Labels:
 
 
 def label(body: Body, tasks: Sequence[Task]) -> Space:
-    """The index space of `tasks`, views of one tensor linked if that is possible. Raises Refused."""
+    """The index space of `tasks`, views of one tensor linked if possible. Raises RefusedError."""
     try:
         return Space(body, tasks, share=True)
-    except Refused:
+    except RefusedError:
         return Space(body, tasks, share=False)

@@ -1,8 +1,8 @@
 """Which memory every value of a function lives in, and the order that sharing memory demands.
 
-Inputs, outputs and constants are tensors; what crosses regions goes to scratch. An output that shares the memory of an
-input is written where it belongs when every reader of the old value can run before; otherwise it is computed apart and
-copied at the end (`NeedsScratch` asks for that).
+Inputs, outputs and constants are tensors; what crosses regions goes to scratch. An output that
+shares the memory of an input is written where it belongs when every reader of the old value can run
+before; otherwise it is computed apart and copied at the end (`NeedsScratchError` asks for that).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from compiler.isa.region import Tensor
 from compiler.lower import views
 from compiler.lower.body import INVERTIBLE, Body
 from compiler.lower.order import Order
-from compiler.lower.task import COLLECTIVE, COPY, WRITE, NeedsCopy, NeedsScratch, Task
+from compiler.lower.task import COLLECTIVE, COPY, WRITE, NeedsCopyError, NeedsScratchError, Task
 from compiler.lower.views import Layout, dense
 
 
@@ -28,7 +28,9 @@ class Place:
 
 
 class Storage:
-    """Tensors and homes of one body. `aliases` maps output numbers to the input numbers whose memory they take over."""
+    """Tensors and homes of one body. `aliases` maps output numbers to the input numbers whose
+    memory they take over.
+    """
 
     def __init__(
         self,
@@ -67,16 +69,15 @@ class Storage:
         return self.outputs.index(tensor) if tensor in self.outputs else -1
 
     def place(self, value: Value) -> Place:
-        """Where `value` can be read. Raises NeedsCopy when strides cannot express its views."""
+        """Where `value` can be read. Raises NeedsCopyError when strides cannot say it."""
         base, chain = self.body.base(value)
         place = self.home(base)
-        layout: Layout | None = place.layout
-        seen = base
+        layout, seen = place.layout, base
         for view in chain:
-            layout = _through(self.body, view, layout)
-            if layout is None:
-                raise NeedsCopy(seen)
-            seen = view
+            behind = _through(self.body, view, layout)
+            if behind is None:
+                raise NeedsCopyError(seen)
+            layout, seen = behind, view
         return Place(place.tensor, layout)
 
     def home(self, value: Value) -> Place:
@@ -129,7 +130,9 @@ class Storage:
         self._copy_to_output(k, value, owner, number)
 
     def _behind(self, value: Value) -> tuple[Value | None, Layout]:
-        """(base, its layout) such that storing the base that way gives `value` row-major; no base if a view is not 1:1."""
+        """(base, its layout) such that storing the base that way gives `value` row-major; no base
+        if a view is not 1:1.
+        """
         base, chain = self.body.base(value)
         layout: Layout | None = dense(value.type.shape)
         for view in reversed(chain):
@@ -170,13 +173,13 @@ class Storage:
             self._before_overwriting(owner, result, k)
 
     def _before_overwriting(self, owner: Value, root: Value, output: int) -> None:
-        """Let all readers of an input run before the tasks that write the memory of `root` over it."""
+        """Let all readers of an input run before the tasks that write `root` over it."""
         body = self.body
         writers = [t for t in body.tasks if body.root(t.result) is root]
         readers = self.order.readers(owner)
         for writer in writers:
             if readers & self.order.following(writer):
-                raise NeedsScratch(output)
+                raise NeedsScratchError(output)
             writer.after |= readers - {writer.number}
 
     def _order_rewrites(self) -> None:

@@ -1,7 +1,9 @@
-"""The units of lowering: one task per op that computes or moves data, and the errors that ask for another try.
+"""The units of lowering: one task per op that computes or moves data, and the errors that ask for
+another try.
 
-Besides the ops of the graph IR there are internal ones: `copy` stores a value of its own, `write` stores into a window of
-another value's memory, `register` loads a scalar into a register. They have no type rule and never leave `lower/`.
+Besides the ops of the graph IR there are internal ones: `copy` stores a value of its own, `write`
+stores into a window of another value's memory, `register` loads a scalar into a register. They have
+no type rule and never leave `lower/`.
 """
 
 from __future__ import annotations
@@ -50,9 +52,11 @@ class Window:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One op to be computed. `data` are the operands it reads; `target` is the value whose memory it overwrites.
+    """One op to be computed. `data` are the operands it reads; `target` is the value whose memory
+    it overwrites.
 
-    `after` are numbers of tasks that must have finished before this one starts, beyond the producers of `data`.
+    `after` are numbers of tasks that must have finished before this one starts, beyond the
+    producers of `data`.
     """
 
     op: Op
@@ -70,7 +74,7 @@ class Task:
         return self.op.result
 
 
-class NeedsCopy(Exception):
+class NeedsCopyError(Exception):
     """Strides cannot express a use of `value`: it has to be stored densely first."""
 
     def __init__(self, value: Value) -> None:
@@ -78,8 +82,10 @@ class NeedsCopy(Exception):
         self.value = value
 
 
-class NeedsScratch(Exception):
-    """Output number `output` cannot be written in place safely: it is computed apart and copied at the end."""
+class NeedsScratchError(Exception):
+    """Output number `output` cannot be written in place safely: it is computed apart and copied at
+    the end.
+    """
 
     def __init__(self, output: int) -> None:
         super().__init__(output)

@@ -1,8 +1,8 @@
 """Strided layouts: how a value lies in a tensor, and what view ops do to that.
 
-A layout keeps, per dim, (size, stride) pieces from major to minor, because a reshape of a permuted tensor gives dims
-that no single stride describes. Every view op is a function of the layout; None means that strides cannot express it
-and the value must be copied first.
+A layout keeps, per dim, (size, stride) pieces from major to minor, because a reshape of a permuted
+tensor gives dims that no single stride describes. Every view op is a function of the layout; None
+means that strides cannot express it and the value must be copied first.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def _merged(pieces: Pieces) -> Pieces:
 def window(
     layout: Layout, starts: Sequence[Affine], sizes: Sequence[int], steps: Sequence[int]
 ) -> Layout | None:
-    """Elements start, start + step, ... of every dim; None when a cut dim has pieces that do not allow it."""
+    """Elements start, start + step, ... of every dim; None when a cut dim has pieces that do not
+    allow it.
+    """
     offset, dims = layout.offset, []
     for pieces, start, size, step in zip(layout.dims, starts, sizes, steps, strict=True):
         cut = _cut(pieces, start, size, step)
@@ -126,7 +128,11 @@ def _cut(pieces: Pieces, start: Affine, size: int, step: int) -> tuple[Affine, P
 def _cut_major(pieces: Pieces, start: Affine, size: int) -> tuple[Affine, Pieces] | None:
     """A range of whole blocks of the minor pieces, or one inside a single block."""
     block = _size(pieces[1:])
-    if start.const % block == 0 and size % block == 0 and all(c % block == 0 for _, c in start.terms):
+    if (
+        start.const % block == 0
+        and size % block == 0
+        and all(c % block == 0 for _, c in start.terms)
+    ):
         whole = Affine(start.const // block, tuple((r, c // block) for r, c in start.terms))
         cut = _cut(pieces[:1], whole, size // block, 1)
         return (cut[0], cut[1] + pieces[1:]) if cut else None

@@ -1,6 +1,8 @@
-"""Reference ranks that run outlined programs: calls over buffers, lowered regions, an arena of garbage.
+"""Reference ranks that run outlined programs: calls over buffers, lowered regions, an arena of
+garbage.
 
-The collectives still come from the schedules of `ReferenceRanks`; everything between them is what the compiler made.
+The collectives still come from the schedules of `ReferenceRanks`; everything between them is what
+the compiler made.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class _Bound:
 class LoweredRanks(ReferenceRanks):
     """`literal` runs regions by the slow reading of the tests instead of L1."""
 
-    def __init__(self, plan: StepPlan, state: Mapping[str, np.ndarray], literal: bool = False) -> None:
+    def __init__(
+        self, plan: StepPlan, state: Mapping[str, np.ndarray], literal: bool = False
+    ) -> None:
         super().__init__(plan, state)
         self.outlined = outline(plan)
         self.by_name = {p.name: p for p in self.outlined.programs}
@@ -83,7 +87,9 @@ class LoweredRanks(ReferenceRanks):
                 raw = arena[buffer.offset_bytes : buffer.offset_bytes + size]
             else:
                 if buffer.name not in named:
-                    named[buffer.name] = np.full(size, 0xA5, np.uint8).view(buffer.dtype.numpy).reshape(buffer.shape)
+                    named[buffer.name] = (
+                        np.full(size, 0xA5, np.uint8).view(buffer.dtype.numpy).reshape(buffer.shape)
+                    )
                 named[buffer.name] = np.array(named[buffer.name], order="C")
                 raw = named[buffer.name].reshape(-1).view(np.uint8)
             memory.append(raw)
@@ -116,7 +122,9 @@ class LoweredRanks(ReferenceRanks):
             if tensor.alias >= 0:
                 assert raw is memory[given[tensor.alias]]
             tensors.append(raw.view(tensor.dtype.numpy))
-        local = dict(zip(lowered.parameters, (p.value(registers) for p in call.parameters), strict=True))
+        local = dict(
+            zip(lowered.parameters, (p.value(registers) for p in call.parameters), strict=True)
+        )
         flying: dict[int, np.ndarray] = {}
         for region, step in zip(lowered.regions, bound.steps, strict=True):
             attrs = region.attrs

@@ -1,7 +1,8 @@
-"""An independent reading of `RegionProgram`: whole arrays, one axis per atom, addresses written out as index grids.
+"""An independent reading of `RegionProgram`: whole arrays, one axis per atom, addresses written out
+as index grids.
 
-Slow and literal on purpose. It shares no code with the L1 executor; the arithmetic comes from the reference of the graph
-IR, so that a lowered function can be held equal to its graph.
+Slow and literal on purpose. It shares no code with the L1 executor; the arithmetic comes from the
+reference of the graph IR, so that a lowered function can be held equal to its graph.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def run_lowered(
         elif tensor.alias >= 0:
             memory.append(memory[tensor.alias])
         elif tensor.kind == "output":
-            memory.append(np.full(size * tensor.dtype.bytes, 0xA5, np.uint8).view(tensor.dtype.numpy))
+            memory.append(
+                np.full(size * tensor.dtype.bytes, 0xA5, np.uint8).view(tensor.dtype.numpy)
+            )
         else:
             memory.append(np.array(inputs[lowered.inputs.index(len(memory))]).reshape(-1))
     known = dict(zip(lowered.parameters, registers, strict=True))
@@ -57,7 +60,9 @@ def _run_region(region, memory, registers, flying, lowered, collective) -> None:
         registers[attrs["register"]] = min(max(value, attrs["low"]), attrs["high"])
     elif region.kind == "collective_start":
         source = memory[attrs["source"]].copy()
-        memory[attrs["target"]][:] = np.zeros((), memory[attrs["target"]].dtype)  # not there before the wait
+        memory[attrs["target"]][:] = np.zeros(
+            (), memory[attrs["target"]].dtype
+        )  # not there before the wait
         call = lowered.collectives[attrs["collective"]]
         target = memory[attrs["target"]]
 
@@ -98,20 +103,26 @@ def _node(region, node: Node, args, memory, registers):
         return memory[attrs["view"].tensor][_grid(region, node.atoms, attrs["view"], registers)]
     if node.op == "load_indexed":
         rows = np.clip(args[0].astype(np.int64), 0, attrs["rows"] - 1) * attrs["stride"]
-        return memory[attrs["view"].tensor][_grid(region, node.atoms, attrs["view"], registers) + rows]
+        return memory[attrs["view"].tensor][
+            _grid(region, node.atoms, attrs["view"], registers) + rows
+        ]
     if node.op == "constant":
         return np.full(full, attrs["value"]).astype(node.dtype.numpy)
     if node.op == "register":
         return np.full(full, attrs["value"].value(registers)).astype(node.dtype.numpy)
     if node.op == "iota":
-        count = attrs["start"].value(registers) + attrs["step"] * np.arange(region.atoms[attrs["atom"]])
+        count = attrs["start"].value(registers) + attrs["step"] * np.arange(
+            region.atoms[attrs["atom"]]
+        )
         return count.reshape(full).astype(node.dtype.numpy)
     if node.op == "contract":
         wide = [a.astype(np.float64) for a in args]
         product = (wide[0] * wide[1]).sum(axis=tuple(attrs["over"]), keepdims=True)
         return product.astype(node.dtype.numpy)
     if node.op == "reduce":
-        return _graph_op("reduce", args, ReduceAttrs(attrs["kind"], tuple(attrs["over"]))).reshape(full)
+        return _graph_op("reduce", args, ReduceAttrs(attrs["kind"], tuple(attrs["over"]))).reshape(
+            full
+        )
     if node.op == "store":
         grid = _grid(region, node.atoms, attrs["view"], registers)
         assert args[0].dtype == memory[attrs["view"].tensor].dtype
@@ -125,7 +136,10 @@ def _node(region, node: Node, args, memory, registers):
 def _scatter_add(region, node, args, memory, registers) -> None:
     value, index = args
     target = memory[node.attrs["view"].tensor]
-    grid = _grid(region, node.atoms, node.attrs["view"], registers) + index.astype(np.int64) * node.attrs["stride"]
+    grid = (
+        _grid(region, node.atoms, node.attrs["view"], registers)
+        + index.astype(np.int64) * node.attrs["stride"]
+    )
     legal = np.broadcast_to((index >= 0) & (index < node.attrs["rows"]), grid.shape)
     wide = target.astype(np.float64)
     np.add.at(wide, grid[legal], np.broadcast_to(value, grid.shape)[legal])
@@ -139,7 +153,9 @@ def _elementwise(node: Node, args) -> np.ndarray:
     if node.op == "compare":
         attrs = CompareAttrs(node.attrs["direction"])
     elif node.op in ("convert", "bitcast_convert"):
-        attrs = {"convert": ConvertAttrs, "bitcast_convert": BitcastConvertAttrs}[node.op](node.dtype)
+        attrs = {"convert": ConvertAttrs, "bitcast_convert": BitcastConvertAttrs}[node.op](
+            node.dtype
+        )
     result = _graph_op(node.op, given, attrs)
     assert result.dtype == node.dtype.numpy, (node, result.dtype)
     return result

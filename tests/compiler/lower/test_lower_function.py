@@ -60,7 +60,9 @@ def test_wide_softmax_is_split_at_its_reductions() -> None:
 def test_contraction_reads_any_strides_and_converts_its_result() -> None:
     b = Builder()
     q, k = b.input((2, 7, 3, 5)), b.input((2, 6, 3, 5))
-    scores = b.dot(b.transpose(q, (0, 2, 1, 3)), b.transpose(k, (0, 2, 1, 3)), ((3,), (3,)), ((0, 1), (0, 1)))
+    scores = b.dot(
+        b.transpose(q, (0, 2, 1, 3)), b.transpose(k, (0, 2, 1, 3)), ((3,), (3,)), ((0, 1), (0, 1))
+    )
     graph = b.finish(b.convert(scores, DType.BF16))
     lowered = check_lowering(graph, [normal(2, 7, 3, 5), normal(2, 6, 3, 5)])
     assert len(lowered.regions) == 1 and not [t for t in lowered.tensors if t.kind == "scratch"]

@@ -1,4 +1,6 @@
-"""Every op case of the harness lowers to regions that compute the op's reference, or is refused with a code."""
+"""Every op case of the harness lowers to regions that compute the op's reference, or is refused
+with a code.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from compiler.diagnostics import CompileError
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph, case_inputs
 from tests.support.region_reference import check_lowering
-
 
 REFUSED = {
     "add-0x3f32-0x3f32-empty": "NCC_EVRF001",
