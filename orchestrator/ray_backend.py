@@ -16,20 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray import exceptions as ray_errors
-
 from compiler.diagnostics import SimulationError
 from orchestrator.executor import Outcome, WorkUnit, attempt
 
 MAX_ATTEMPTS = 3
 IN_FLIGHT_PER_ACTOR = 2
-_LOST = (
-    ray_errors.ActorDiedError,
-    ray_errors.ActorUnavailableError,
-    ray_errors.WorkerCrashedError,
-    ray_errors.NodeDiedError,
-)
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -50,8 +41,13 @@ class RayExecutor:
     name = "ray"
 
     def __init__(self, workers: int = 0) -> None:
-        self._owns_ray = not ray.is_initialized()
         self._token_dir: tempfile.TemporaryDirectory[str] | None = None
+        if not os.environ.get("RAY_ADDRESS"):
+            self._make_token()
+        import ray  # reads the token settings when it is loaded
+
+        self._ray: Any = ray
+        self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
             self._start(workers)
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -64,10 +60,9 @@ class RayExecutor:
         environment = {"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
         runtime_env = {"env_vars": environment}
         if os.environ.get("RAY_ADDRESS"):
-            ray.init(logging_level="warning", runtime_env=runtime_env)
+            self._ray.init(logging_level="warning", runtime_env=runtime_env)
         else:
-            self._make_token()
-            ray.init(
+            self._ray.init(
                 num_cpus=workers or os.cpu_count(),
                 include_dashboard=False,
                 logging_level="error",
@@ -105,22 +100,32 @@ class RayExecutor:
                 index = min(load, key=lambda k: load[k])
                 flight[self._actors[index].run.remote(unit)] = (unit, tries, index)
                 load[index] += 1
-            (done,), _ = ray.wait(list(flight), num_returns=1)
+            (done,), _ = self._ray.wait(list(flight), num_returns=1)
             unit, tries, index = flight.pop(done)
             load[index] -= 1
             try:
-                yield _with_attempts(ray.get(done), tries)
-            except _LOST as error:
+                yield _with_attempts(self._ray.get(done), tries)
+            except self._lost() as error:
                 if tries >= MAX_ATTEMPTS:
                     raise _poisoned(unit, tries) from error
                 waiting.append((unit, tries + 1))
 
+    def _lost(self) -> tuple[type[Exception], ...]:
+        """Errors that say nothing about the unit: its worker or node went away."""
+        errors = self._ray.exceptions
+        return (
+            errors.ActorDiedError,
+            errors.ActorUnavailableError,
+            errors.WorkerCrashedError,
+            errors.NodeDiedError,
+        )
+
     def close(self) -> None:
         """End the actors, and Ray when this executor started it."""
         for actor in self._actors:
-            ray.kill(actor)
+            self._ray.kill(actor)
         if self._owns_ray:
-            ray.shutdown()
+            self._ray.shutdown()
         if self._token_dir is not None:
             del os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"]
             self._token_dir.cleanup()

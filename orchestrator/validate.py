@@ -80,7 +80,7 @@ def run(path: Path, rows: Sequence[str], as_json: bool) -> int:
     if as_json:
         print(json.dumps(report, indent=1))
     else:
-        _screen(report)
+        show(report)
     return 0
 
 
@@ -128,7 +128,7 @@ def _simulated(item: PublishedRun, service: UnitService) -> Prediction:
     recipe reduces in every one, so the others are timed without their collectives.
     Source: dp_bert_large_hf_pretrain_hdf5.py (aws-neuron-samples) reduces after accumulation.
     """
-    built = _built(item, service, {"dp_replicate": item.dp}, item.layers)
+    built = build_rank(item, service, {"dp_replicate": item.dp}, item.layers)
     breakdowns = {name: _replica_step(built, item, name) for name in PROFILES}
     return Prediction(
         run=item,
@@ -166,14 +166,14 @@ def _charges(op: Stretch) -> dict[str, int]:
 def _estimated(item: PublishedRun, service: UnitService) -> Prediction:
     """One rank's program, composed with the communication of all."""
     layers = item.layers // item.pp
-    once = _built(item, service, REPLICAS, layers)
-    twice = _built(item, service, REPLICAS, 2 * layers) if item.pp > 1 else None
+    once = build_rank(item, service, REPLICAS, layers)
+    twice = build_rank(item, service, REPLICAS, 2 * layers) if item.pp > 1 else None
     target, mesh = once.layout.target, {"pp": item.pp, "dp_replicate": item.dp, "tp": item.tp}
     estimates = {}
     for name in PROFILES:
-        rank = _rank_time(once, name)
+        rank = rank_time(once, name)
         if twice is not None:
-            rank = split_ends(rank, _rank_time(twice, name))
+            rank = split_ends(rank, rank_time(twice, name))
         network = Network(target, item.nodes, mesh, name)
         estimates[name] = compose(item, rank, network, _parameters(once))
     return Prediction(
@@ -190,9 +190,9 @@ def _shares(parts_ps: Mapping[str, int]) -> dict[str, float]:
     return {name: ps / total for name, ps in parts_ps.items() if ps}
 
 
-def _rank_time(built: Built, profile: str) -> RankTime:
+def rank_time(built: Built, profile: str) -> RankTime:
     """One micro-batch and one update of a rank's program, its own collectives left out."""
-    update = _stretches(built, ["update"], profile)
+    update = _stretches(built, [name for name in built.programs if name == "update"], profile)
     return RankTime(
         layers_ps=sum(op.full_ps for op in _micro_batch(built, profile)),
         ends_ps=0,
@@ -226,7 +226,9 @@ def _parameters(built: Built) -> int:
     return sum(b.local_type.num_elements for b in buffers if b.role == "parameter")
 
 
-def _built(item: PublishedRun, service: UnitService, mesh: Mapping[str, int], layers: int) -> Built:
+def build_rank(
+    item: PublishedRun, service: UnitService, mesh: Mapping[str, int], layers: int
+) -> Built:
     """The linked programs of one rank's share of the model on `mesh`, data-parallel."""
     sizes = make_mesh(mesh)
     batch = item.micro_batch * sizes.num_cores
@@ -321,7 +323,8 @@ def _row(p: Prediction, baseline_error: float) -> dict[str, Any]:
     }
 
 
-def _screen(report: Mapping[str, Any]) -> None:
+def show(report: Mapping[str, Any]) -> None:
+    """Print a report as a table, with where the time goes below it."""
     from rich.console import Console
     from rich.table import Table
 

@@ -269,6 +269,7 @@ class Scope:
         self, walk: Walk, held: Held, rows: int, partition: int | None, axes: Sequence[int]
     ) -> tuple[AccessPattern, AccessPattern]:
         """(HBM pattern, on-chip pattern) of equal shape for a DMA of a view."""
+        axes = sorted(axes, key=lambda a: -abs(walk.stride(a)))  # runs of HBM innermost
         sizes = [self.extent(a) for a in axes]
         hbm, chip = merge_dims(
             sizes, [[walk.stride(a) for a in axes], [held.strides.get(a, 0) for a in axes]]

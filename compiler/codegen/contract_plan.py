@@ -9,7 +9,7 @@ of k stays in SBUF while panels of the moving operand pass by.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,9 @@ _CHUNK_BYTES = 16384
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
 # efficiency_by_bytes_per_partition).
 _RUN_BYTES = 2048
+_RESIDENT_SHARE = (
+    0.6  # of the budget: the stationary block; panels and epilogue have the rest (our choice)
+)
 _MAX_COLUMN_AXES = 3
 _FP32_PASSES = 4  # documented: nki/api/nki/isa/__init__.py, fp32 matmul takes four passes
 # With this many k tiles the pause to evict all accumulators at once is short beside the work on
@@ -99,8 +102,9 @@ def plan_contraction(
     """
     _require_floats(space, number)
     plans = [
-        _Planner(space, number, tuple(sinks), order, limits, tensors, budget).plan()
+        plan
         for order in ((0, 1), (1, 0))
+        for plan in _Planner(space, number, tuple(sinks), order, limits, tensors, budget).plans()
     ]
     return min(plans, key=lambda p: p.cost)
 
@@ -180,38 +184,50 @@ class _Planner:
 
         return max(atoms, key=merit)
 
-    def plan(self) -> ContractPlan:
-        rows = self._best(self.m, self.walks[:1]) if self.m else None
+    def plans(self) -> Iterator[ContractPlan]:
+        """Plans with the stationary block resident and streamed, and with wide and narrow
+        panels.
+        """
         self.depth = depth = self._best(self.over, self.walks)
-        columns, extents = self._columns(depth)
+        rows = self._best(self.m, self.walks[:1]) if self.m else None
         space, row_split = self._split(self.space, rows, self.limits.stationary_max)
         space, depth_split = self._split(space, depth, self.limits.contraction_max)
-        naturals = [self._natural(side, depth, free) for side, free in ((0, rows), (1, columns))]
         majors = [row_split.major] if row_split.major >= 0 else []
-        stationary = Operand(
-            self.sides[0], (*majors, *([rows] if rows is not None else [])), naturals[0]
-        )
-        moving = Operand(self.sides[1], columns, naturals[1])
-        tiles = self._tiles(space, row_split, depth_split, columns, extents, naturals)
+        free = (*majors, *([rows] if rows is not None else []))
+        stationary = Operand(self.sides[0], free, self._natural(0, depth, free))
+        narrow = self.limits.moving_max
+        wide = max(narrow, math.ceil(_RUN_BYTES / self.panel_type.bytes))
+        for limit in sorted({narrow, wide}):
+            columns, extents = self._columns(limit)
+            moving = Operand(self.sides[1], columns, self._natural(1, depth, columns))
+            form = _Form(space, row_split, depth_split, stationary, moving, extents)
+            for resident in (True, False):
+                tiles = self._tiles(form, resident)
+                if tiles is not None:
+                    yield self._plan(form, rows, columns, tiles)
+
+    def _plan(
+        self, form: _Form, rows: int | None, columns: tuple[int, ...], tiles: dict[str, Any]
+    ) -> ContractPlan:
         plan = ContractPlan(
-            space=space,
+            space=form.space,
             number=self.number,
-            stationary=stationary,
-            moving=moving,
+            stationary=form.stationary,
+            moving=form.moving,
             rows=rows,
-            row_split=row_split,
-            depth=depth,
-            depth_split=depth_split,
+            row_split=form.row_split,
+            depth=self.depth,
+            depth_split=form.depth_split,
             columns=columns,
-            extents=extents,
+            extents=form.extents,
             outer=self._loops((self.batch | self.m) - {rows}),
             across=self._loops(self.n - set(columns)),
-            along=self._loops(self.over - {depth}),
+            along=self._loops(self.over - {self.depth}),
             panel_type=self.panel_type,
             cost=0.0,
             **tiles,
         )
-        return _with_cost(plan, self.walks, self.out, self.tensors)
+        return replace(plan, cost=_cost(plan, self.walks, self.out, self.tensors))
 
     def _loops(self, atoms: Iterable[int]) -> tuple[int, ...]:
         """Atoms that become loops of single points, major first in the result."""
@@ -223,17 +239,11 @@ class _Planner:
             return space, Split(-1, -1, 0)
         return split(space, atom, even_tile(space.sizes[atom], limit))
 
-    def _columns(self, depth: int) -> tuple[tuple[int, ...], dict[int, int]]:
-        """Panel atoms (major to minor in the result) and their extents: whole atoms from the
-        innermost out.
-
-        A panel that arrives by DMA is wide enough for long runs; one matmul takes a bank's width of
-        it.
+    def _columns(self, limit: int) -> tuple[tuple[int, ...], dict[int, int]]:
+        """Panel atoms (major to minor in the result) and their extents, up to `limit` columns:
+        whole atoms from the innermost out.
         """
-        walk = self.walks[1]
-        wide = walk is None or abs(walk.stride(depth)) != 1
-        run = math.ceil(_RUN_BYTES / self.panel_type.bytes) if wide else 0
-        width, limit = 1, max(self.limits.moving_max, run)
+        width = 1
         extents: dict[int, int] = {}
         for atom in sorted(self.n, key=lambda a: (abs(self.out.stride(a)) if self.out else 0, a)):
             room = limit // width
@@ -245,48 +255,42 @@ class _Planner:
                 break
         return tuple(reversed(extents)), extents
 
-    def _natural(self, side: int, depth: int, free: int | tuple[int, ...] | None) -> bool:
+    def _natural(self, side: int, depth: int, free: tuple[int, ...]) -> bool:
         """k is innermost in HBM and there are rows to put on the partitions instead."""
         walk = self.walks[side]
-        has_rows = free is not None and free != ()
-        return bool(
-            walk and has_rows and abs(walk.stride(depth)) == 1 and self.space.sizes[depth] > 1
-        )
+        return bool(walk and free and abs(walk.stride(depth)) == 1 and self.space.sizes[depth] > 1)
 
     # blocking
 
-    def _tiles(
-        self,
-        space: Space,
-        row_split: Split,
-        depth_split: Split,
-        columns: tuple[int, ...],
-        extents: Mapping[int, int],
-        naturals: Sequence[bool],
-    ) -> dict[str, Any]:
-        """block, chunk, resident and slot counts that fit PSUM and the budget."""
-        item = self.panel_type.bytes
-        depth, height = space.sizes[depth_split.minor], space.sizes.get(row_split.minor, 1)
+    def _tiles(self, form: _Form, resident: bool) -> dict[str, Any] | None:
+        """block, chunk and slot counts that fit PSUM and the budget; None when the form does not
+        fit.
+        """
+        space, item = form.space, self.panel_type.bytes
+        depth = space.sizes[form.depth_split.minor]
+        height = space.sizes.get(form.row_split.minor, 1)
         along = math.prod(self.space.sizes[a] for a in self.over) // self.space.sizes[self.depth]
-        tiles = _tile_count(space, depth_split)
-        width = math.prod(extents[a] for a in columns)
-        whole = tiles * along * height * item
-        half = self.budget // 2
-        resident = whole <= half
-        banks = self.limits.psum_banks - 2 * (naturals[1] + (naturals[0] and not resident))
+        tiles = _tile_count(space, form.depth_split)
+        width = math.prod(form.extents.values())
+        turning = form.moving.natural + (form.stationary.natural and not resident)
         slots = 1 if tiles * along >= _LONG_K else 2
-        rows = space.sizes.get(row_split.major, 1)
-        block = min(rows, banks // (slots * math.ceil(width / self.limits.moving_max)))
-        while resident and whole * block > half:
-            block -= 1
-        block = math.ceil(rows / math.ceil(rows / block))
-        stationary_slots = 2 if 2 * whole * block <= half else 1
-        per_tile = width * item + sum(naturals) * depth * item
+        banks = (self.limits.psum_banks - 2 * turning) // slots
+        rows = space.sizes.get(form.row_split.major, 1)
+        block = min(rows, banks // math.ceil(width / self.limits.moving_max))
+        whole = tiles * along * height * item if resident else 0
+        if resident:
+            block = min(block, int(_RESIDENT_SHARE * self.budget) // whole)
+        if block < 1:
+            return None
+        block = near_divisor(rows, block)
+        stationary_slots = 2 if 2 * whole * block <= _RESIDENT_SHARE * self.budget else 1
+        per_tile = width * item * (2 if form.moving.natural else 1)
+        per_tile += depth * item * form.stationary.natural
         per_tile += 0 if resident else block * height * item
         epilogue = 8 * width * (len(self.space.slice(self.sinks)) + 1)
-        left = max(0, self.budget - whole * block * stationary_slots * resident - epilogue)
+        left = max(0, self.budget - whole * block * stationary_slots - epilogue)
         most = max(1, min(left // (2 * per_tile), _CHUNK_BYTES // per_tile))
-        majors = space.sizes.get(depth_split.major, 1)
+        majors = space.sizes.get(form.depth_split.major, 1)
         return {
             "block": block,
             "chunk": near_divisor(majors, min(most, majors)),
@@ -296,14 +300,20 @@ class _Planner:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What the blocking of one plan starts from."""
+
+    space: Space
+    row_split: Split
+    depth_split: Split
+    stationary: Operand
+    moving: Operand
+    extents: Mapping[int, int]
+
+
 def _tile_count(space: Space, made: Split) -> int:
     return space.sizes.get(made.major, 1) + (1 if made.tail else 0)
-
-
-def _with_cost(
-    plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, tensors: Sequence[Tensor]
-) -> ContractPlan:
-    return replace(plan, cost=_cost(plan, walks, out, tensors))
 
 
 def _cost(
@@ -334,12 +344,13 @@ def _cost(
             continue
         item = tensors[walk.tensor].dtype.bytes
         run = _run(plan, operand, walk) * item
-        moved += rates.transfer_ns(runs * depth_tiles * size[plan.depth] * free * item, run)
+        total = runs * depth_tiles * size[plan.depth] * free * item
+        moved += rates.transfer_ns(total, run, plan.space.sizes[plan.depth])
     if out is not None:
         item = tensors[out.tensor].dtype.bytes
         run = contiguous_run(space, out, plan.columns, plan.extents) * item
         total = row_blocks * plan.block * size.get(plan.rows or -1, 1) * panels * width * item
-        moved += rates.transfer_ns(total, run)
+        moved += rates.transfer_ns(total, run, size.get(plan.rows or -1, 1))
     busy = (products + turned) * passes / rates.TENSOR_COLUMNS_PER_NS
     return max(busy, moved) + 0.1 * min(busy, moved)
 

@@ -8,7 +8,8 @@ the tensor engine and copied into place.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
 from compiler.codegen.contract_plan import ContractPlan, Operand, needed_by_operand
@@ -65,7 +66,7 @@ class Panels:
     def load(self, operand: Operand, panel: Held, scope: Scope) -> None:
         """Fill `panel` with the part of the operand in the boxes of `scope`."""
         if operand.natural:
-            self._load_rows(operand, panel, scope, operand.free, ())
+            self._load_rows(operand, panel, scope)
         else:
             self._load_direct(operand, panel, scope)
 
@@ -88,53 +89,46 @@ class Panels:
             frame.emit(n, scope)
         return frame.operand(number)
 
-    def _load_rows(
-        self,
-        operand: Operand,
-        panel: Held,
-        scope: Scope,
-        left: Sequence[int],
-        local: tuple[tuple[int, Affine], ...],
-    ) -> None:
-        """Loops over the free atoms, then rows of up to 128 on the partitions; `local` is where in
-        the panel we are.
+    def _load_rows(self, operand: Operand, panel: Held, scope: Scope) -> None:
+        """Blocks of rows: up to 128 of one free atom on the partitions, k and other free atoms
+        along the row.
         """
-        row = max(
-            operand.free,
-            key=lambda a: (scope.extent(a) > 1, a == operand.free[-1], scope.extent(a)),
-        )
-        rest = [a for a in left if a != row]
-        atom = rest[0] if rest else row
-        block = 1 if rest else self.builder.limits.transpose_max
-        base = scope.boxes[atom]
-        for piece in pieces(base.extent, min(block, base.extent)):
-            inner = scope.loop(piece.trip) if piece.trip > 1 else scope.straight({})
-            terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
-            here = Affine(piece.start, terms)
-            inner.boxes[atom] = Box(base.origin + here, piece.extent)
-            inside = (*local, (atom, here))
-            if rest:
-                self._load_rows(operand, panel, inner, [a for a in left if a != atom], inside)
-            else:
-                self._turn(operand, panel, inner, row, inside)
+        row = max(operand.free, key=lambda a: (scope.extent(a), a == operand.free[-1]))
+        if row == self.plan.row_split.major:
+            row = self.plan.row_split.minor
+        blocks = [a for a in operand.free if a == self.plan.row_split.major]
+        for inner, here in _local(scope, [(a, 1) for a in blocks], {}):
+            most = self.builder.limits.transpose_max
+            for place, at in _local(inner, [(row, most)], here):
+                self._turn(operand, panel, place, row, at)
 
     def _turn(
-        self,
-        operand: Operand,
-        panel: Held,
-        scope: Scope,
-        row: int,
-        local: tuple[tuple[int, Affine], ...],
+        self, operand: Operand, panel: Held, scope: Scope, row: int, here: Mapping[int, Affine]
     ) -> None:
-        """Load rows with k along the free dim and put their transposed blocks into the panel."""
+        """Load rows and put their transposed blocks into the panel; `here` is where in the panel we
+        are.
+        """
         depth = self.plan.depth
-        axes = (self.major, depth) if self.major >= 0 else (depth,)
+        beside = [a for a in operand.free if a != row and a not in here]
+        axes = [*beside, *([self.major] if self.major >= 0 else []), depth]
         frame = Frame(self.builder, self.space, row, axes)
         held = self._rows(frame, operand, scope)
-        offset = panel.offset
-        for atom, here in local:
-            offset = offset + here * panel.strides[atom]
-        rows, k = scope.extent(row), scope.extent(depth)
+        for place, at in _local(scope, [(a, 1) for a in beside], here):
+            offset, source = panel.offset, held.offset
+            for atom, index in at.items():
+                offset = offset + index * panel.strides[atom]
+                source = source + index * held.strides.get(atom, 0)
+            self._transpose(
+                operand,
+                Held(panel.tile, panel.strides, offset),
+                replace(held, offset=source),
+                row,
+                place,
+            )
+
+    def _transpose(self, operand: Operand, panel: Held, held: Held, row: int, scope: Scope) -> None:
+        """The k tiles of one block of rows, several to a PSUM bank and a copy."""
+        rows, k = scope.extent(row), scope.extent(self.plan.depth)
         count = scope.extent(self.major) if self.major >= 0 else 1
         most = min(_GROUP, self.builder.limits.moving_max // rows)
         group = max(g for g in range(1, min(count, most) + 1) if count % g == 0)
@@ -147,7 +141,7 @@ class Panels:
             block = inner.on_chip(bank, k, ((1, rows),), g * rows)
             inner.add("transpose", Engine.TENSOR, block, (source,))
         into, out = merge_dims([group, rows], [[rows, 1], [panel_step, panel.strides[row]]])
-        target = inner.on_chip(Held(panel.tile, {}, offset), k, out, first * panel_step)
+        target = inner.on_chip(panel, k, out, first * panel_step)
         engine = Engine.VECTOR if operand is self.plan.stationary else Engine.SCALAR
         inner.add("tensor_copy", engine, target, (inner.on_chip(bank, k, into),))
 
@@ -161,3 +155,20 @@ class Panels:
         held = scope.hold(tile, frame.axes)
         emit_load(frame, value.walk, held, frame.axes, scope)
         return held
+
+
+def _local(
+    scope: Scope, atoms: Sequence[tuple[int, int]], here: Mapping[int, Affine]
+) -> Iterator[tuple[Scope, dict[int, Affine]]]:
+    """Loops over blocks of the boxes of `scope`: (body, position of each atom inside its box)."""
+    if not atoms:
+        yield scope, dict(here)
+        return
+    (atom, block), rest = atoms[0], atoms[1:]
+    base = scope.boxes[atom]
+    for piece in pieces(base.extent, min(block, base.extent)):
+        inner = scope.loop(piece.trip) if piece.trip > 1 else scope.straight({})
+        terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
+        index = Affine(piece.start, terms)
+        inner.boxes[atom] = Box(base.origin + index, piece.extent)
+        yield from _local(inner, rest, {**here, atom: index})

@@ -7,14 +7,18 @@ changes no code.
 
 from __future__ import annotations
 
+import math
+
 # inferred: hardware.json dma_model, max(2400, bytes + 140) fits the published efficiency chart
 # within 5 percent
 DESCRIPTOR_MIN_BYTES = 2400
 DESCRIPTOR_EXTRA_BYTES = 140
-# documented: nki/deep-dives/nki-dma-bandwidth-guide.rst, 16 engines of 17 bytes per ns
-DMA_BYTES_PER_NS = 272.0
-# documented: nki/deep-dives/nki-dma-bandwidth-guide.rst, start of a transfer
-DMA_FIXED_NS = 1300.0
+# documented: nki/deep-dives/nki-dma-bandwidth-guide.rst, sustained rate of one of the engines
+DMA_ENGINE_BYTES_PER_NS = 17.0
+# documented: nki/get-started/about/nki-dma-overview.rst
+DMA_ENGINES = 16
+# documented: nki/get-started/about/nki-dma-overview.rst, one engine moves 8 partitions
+DMA_PARTITIONS_PER_ENGINE = 8
 # documented: trainium_inferentia2_arch.rst, vector clock; one element per lane and cycle
 VECTOR_ELEMENTS_PER_NS = 1.12
 # documented: trainium_inferentia2_arch.rst, tensor clock
@@ -23,11 +27,9 @@ TENSOR_COLUMNS_PER_NS = 2.8
 MIN_CYCLES = 64
 
 
-def transfer_ns(total_bytes: float, run_bytes: int) -> float:
-    """Time to move `total_bytes` in runs of `run_bytes` on all DMA engines of a core."""
-    descriptors = total_bytes / run_bytes
-    return (
-        descriptors
-        * max(DESCRIPTOR_MIN_BYTES, run_bytes + DESCRIPTOR_EXTRA_BYTES)
-        / DMA_BYTES_PER_NS
-    )
+def transfer_ns(total_bytes: float, run_bytes: int, rows: int) -> float:
+    """Time of a DMA of `total_bytes` in runs of `run_bytes` to or from `rows` partitions."""
+    engines = min(DMA_ENGINES, math.ceil(rows / DMA_PARTITIONS_PER_ENGINE))
+    descriptors = math.ceil(total_bytes / run_bytes / engines)
+    each = max(DESCRIPTOR_MIN_BYTES, run_bytes + DESCRIPTOR_EXTRA_BYTES)
+    return descriptors * each / DMA_ENGINE_BYTES_PER_NS

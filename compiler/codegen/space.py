@@ -20,6 +20,7 @@ from compiler.isa.region import Affine, Node, RegionProgram, View
 
 SINKS = ("store", "store_add_indexed")
 SPLATS = ("constant", "register")
+_TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 LEAVES = ("load", "iota", *SPLATS)
 
 
@@ -141,8 +142,22 @@ def _append(space: Space, node: Node, inputs: tuple[int, ...]) -> int:
         inputs = (_scaled(space, inputs[0], over - atoms, attrs.get("kind", "add")), *inputs[1:])
         over &= atoms
     op = _without_sum(node.op, over)
+    if op == "divide" and (inverse := _inverse(values[inputs[1]])) is not None:
+        op, inputs = "multiply", (inputs[0], len(values))
+        values.append(inverse)
     values.append(Value(op, inputs, atoms - over, node.dtype, walk, over, attrs))
     return len(values) - 1
+
+
+def _inverse(value: Value) -> Value | None:
+    """1 / constant, where that is a normal number: a multiply takes an eighth of a divide's cycles.
+
+    The product may differ from the quotient in the last bit.
+    """
+    number = value.attrs.get("value") if value.op == "constant" else None
+    if not value.dtype.is_float or not number or not _TINY < abs(1 / float(number)) < _HUGE:
+        return None
+    return replace(value, dtype=DType.F32, attrs={"value": 1 / float(number)})
 
 
 def _without_sum(op: str, over: frozenset[int]) -> str:

@@ -301,7 +301,7 @@ class _Planner:
         # once.
         is_store = value.op == "store" and not walk.stride(self.partition)
         rows = 1 if is_store or self.partition is None else extents[self.partition]
-        return runs * rates.transfer_ns(elements * rows * item, run)
+        return runs * rates.transfer_ns(elements * rows * item, run, rows)
 
     def _compute_ns(self, value: Value, extents: Mapping[int, int]) -> float:
         spanned = value.atoms | value.over

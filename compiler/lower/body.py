@@ -73,7 +73,12 @@ class Body:
             self.add(op)
 
     def add(self, op: Op) -> None:
-        """Sort one op into free values, constants, views and tasks."""
+        """Sort one op into free values, constants, views and tasks; it reads the copies of forced
+        values.
+        """
+        if any(v in self._forced_copy for v in op.operands):
+            operands = tuple(self.now(v) for v in op.operands)
+            op = Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
         if len(op.results) == 1 and self._makes_free(op):
             self._free.add(op.result)
             self.made[op.result] = op
@@ -132,7 +137,7 @@ class Body:
         self, op: Op, kind: str, data: Sequence[Value], target: Value | None = None
     ) -> Task:
         """Append a task; the memory of `target` becomes that of the result."""
-        task = Task(op, kind, len(self.tasks), tuple(self.now(v) for v in data), target)
+        task = Task(op, kind, len(self.tasks), tuple(data), target)
         self.tasks.append(task)
         self.producer[op.result] = task
         if target is not None:
@@ -150,7 +155,6 @@ class Body:
     def base(self, value: Value) -> tuple[Value, list[Value]]:
         """(the value behind the views, the view results from there outward)."""
         chain: list[Value] = []
-        value = self.now(value)
         while value in self.views:
             chain.append(value)
             value = self.source(value)
@@ -158,16 +162,16 @@ class Body:
 
     def source(self, view: Value) -> Value:
         """What a view looks at."""
-        return self.now(self._source[view])
+        return self._source[view]
 
     def is_free(self, value: Value) -> bool:
         """True when regions re-make the value instead of loading it."""
-        return self.now(value) in self._free
+        return value in self._free
 
     def stored(self, value: Value, op: Op) -> Value:
         """`value`, or a copy of it in memory when it is free; `op` is the user."""
         if not self.is_free(value):
-            return self.now(value)
+            return value
         if value not in self._stored_copy:
             self._stored_copy[value] = self.copy(value, op)
         return self._stored_copy[value]

@@ -27,6 +27,7 @@ from compiler.ir.ops import (
     TransposeAttrs,
 )
 from compiler.ir.types import Graph, Op, Value, tensor_type
+from compiler.passes.dce import dce
 
 MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
 MAX_EVALUATED = 1 << 20  # elements of an index column that are looked at
@@ -76,7 +77,7 @@ def canonical(graph: Graph) -> Graph:
             op if same else Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
         )
     outputs = tuple(level.replaced.get(v, v) for v in graph.outputs)
-    return Graph(graph.inputs, tuple(level.ops), outputs, graph.name)
+    return dce(Graph(graph.inputs, tuple(level.ops), outputs, graph.name))
 
 
 def _gather(level: _Level, op: Op) -> Value | None:

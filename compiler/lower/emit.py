@@ -8,7 +8,7 @@ values appear once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from compiler.dtypes import DType
 from compiler.ir.types import Op, Value
@@ -51,6 +51,7 @@ class Emitter:
         self._memo: dict[object, int] = {}
         self._results: dict[Value, int] = {}
         self._loads: list[tuple[int, View]] = []
+        self._indexed: list[tuple[int, int]] = []
         self._stores: list[tuple[int, View]] = []
         self._atoms = {atom: i for i, atom in enumerate(_ordered_atoms(self.space))}
 
@@ -149,6 +150,11 @@ class Emitter:
         self._spans.append(frozenset())
         self._stores.append((task.number, view))
 
+    def note_indexed_load(self, tensor: int) -> None:
+        """Remember that this task reads elements of a tensor that are not known here."""
+        assert self._task is not None
+        self._indexed.append((self._task.number, tensor))
+
     def note_store(self, task: Task, view: View) -> None:
         """Remember a store that a rule emitted itself."""
         self._stores.append((task.number, view))
@@ -166,15 +172,19 @@ class Emitter:
                     raise ClashError(first, second)
         for writer, out in self._stores:
             memory = self.storage.memory(out.tensor)
-            for reader, view in self._loads:
-                if self.storage.memory(view.tensor) != memory or _same_points(view, out):
-                    continue
-                if reader != writer:
-                    raise ClashError(reader, writer)
-                task = self.body.tasks[writer]
-                if task.op.name == WRITE:
-                    raise NeedsCopyError(task.data[0])
-                raise NeedsScratchError(self.storage.output_of(out.tensor))
+            moved = [(r, v.tensor) for r, v in self._loads if not _same_points(v, out)]
+            for reader, tensor in (*moved, *self._indexed):
+                if self.storage.memory(tensor) == memory:
+                    self._separate(reader, writer, out.tensor)
+
+    def _separate(self, reader: int, writer: int, tensor: int) -> NoReturn:
+        """Ask for another try in which `reader` is done before `writer` overwrites `tensor`."""
+        if reader != writer:
+            raise ClashError(reader, writer)
+        task = self.body.tasks[writer]
+        if task.op.name == WRITE:
+            raise NeedsCopyError(task.data[0])
+        raise NeedsScratchError(self.storage.output_of(tensor))
 
 
 def _apart(first: Task, second: Task) -> bool:

@@ -35,6 +35,8 @@ from compiler.lower.task import (
 ORDINAL_FILE = "#"
 """File name of locations that only hold an op ordinal: compile units carry no user locations."""
 
+MAX_TRIES = 1000
+
 DEFAULT_STRIP_BYTES = 96 * 1024
 """Half of an SBUF partition of NeuronCore-v2 (documented: 192 KiB); the other half is left to
 double buffering (our choice).
@@ -79,7 +81,7 @@ def lower_function(
     _check_sizes(graph)
     forced: set[Value] = set()
     apart: set[int] = set()
-    while True:
+    for _ in range(MAX_TRIES):
         try:
             return _attempt(graph, signature, strip_bytes, forced, apart)
         except NeedsCopyError as need:
@@ -88,6 +90,7 @@ def lower_function(
         except NeedsScratchError as need:
             assert need.output >= 0 and need.output not in apart, "an output cannot be stored"
             apart.add(need.output)
+    raise AssertionError("lowering does not settle")
 
 
 def _check_sizes(graph: Graph) -> None:

@@ -83,6 +83,7 @@ def _emit_gather(emitter: Emitter, task: Task) -> int:
     for d in a.collapsed_slice_dims:
         labels[d] = ()
     view, stride = _row_view(emitter, task.data[0], tuple(labels), row)
+    emitter.note_indexed_load(view.tensor)
     index = emitter.operand(task, 1)
     attrs = {"view": view, "stride": stride, "rows": task.data[0].type.shape[row], "mode": "clamp"}
     span = all_leaves(result)

@@ -44,14 +44,17 @@ class Storage:
         self.inputs: list[int] = []
         self.outputs: list[int] = []
         self.must_store: set[Value] = set()
+        self._takeovers: list[tuple[Value, Value, int]] = []  # (owner, root, output)
         self._home: dict[Value, Place] = {}
         self.order = Order(body)
         self._number = {v: i for i, v in enumerate(inputs)}
         for i, value in enumerate(inputs):
             self.inputs.append(self._bind(value, f"in{i}", "input"))
         self._overwritten = {aliases[k] for k in aliases}
-        for k, value in enumerate(body.graph.outputs):
+        for k, value in enumerate(map(body.now, body.graph.outputs)):
             self._place_output(k, value, aliases.get(k), k in apart)
+        for owner, root, k in self._takeovers:
+            self._before_overwriting(owner, root, k)
         self._order_rewrites()
         self._fixed = (list(self.tensors), dict(self._home))
 
@@ -125,7 +128,7 @@ class Storage:
             self._home[root] = Place(number, layout)
             self.must_store.add(base)
             if owner is not None:
-                self._before_overwriting(owner, root, k)
+                self._takeovers.append((owner, root, k))
             return
         self._copy_to_output(k, value, owner, number)
 
@@ -170,7 +173,7 @@ class Storage:
         self._home[result] = Place(number, dense(value.type.shape))
         self.must_store.add(result)
         if owner is not None:
-            self._before_overwriting(owner, result, k)
+            self._takeovers.append((owner, result, k))
 
     def _before_overwriting(self, owner: Value, root: Value, output: int) -> None:
         """Let all readers of an input run before the tasks that write `root` over it."""

@@ -1,0 +1,142 @@
+"""The encoder, the GPT decoder and the families by name: what they compute, and in which types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compiler.diagnostics import UsageError
+from compiler.dtypes import DType
+from compiler.frontend.capture import abstract_state
+from compiler.frontend.models import blocks, encoder, gpt
+from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from compiler.frontend.models.families import family_task
+from compiler.frontend.reference import run_reference
+from compiler.ir.types import Graph, Op
+from sharding.mesh import make_mesh
+from tests.support.road import captured_graph, fsdp_plan, run_and_compare, worst
+
+SIZES = Sizes(layers=2, hidden=16, heads=2, head_dim=8, ffn=32, vocab=256, positions=16)
+EXACT = Precision()
+AUTO_CAST = Precision(matmuls="bf16")
+OPTIONS = TaskOptions(seq_len=8)
+TOKENS = jnp.arange(16, dtype=jnp.int32).reshape(2, 8) * 7 % 256
+
+
+def logits(module: object, tokens: jax.Array) -> np.ndarray:
+    params = module.init_params(SIZES, jax.random.key(3), EXACT)
+    return np.asarray(module.logits(SIZES, params, tokens, EXACT, "none"))
+
+
+def test_encoder_sees_later_tokens_and_the_decoder_does_not() -> None:
+    changed = TOKENS.at[:, -1].set(99)
+    first_positions = np.s_[:, :-1]
+    assert not np.allclose(
+        logits(encoder, TOKENS)[first_positions], logits(encoder, changed)[first_positions]
+    )
+    np.testing.assert_array_equal(
+        logits(gpt, TOKENS)[first_positions], logits(gpt, changed)[first_positions]
+    )
+
+
+def test_positions_are_told_apart() -> None:
+    same = jnp.full((1, 8), 5, jnp.int32)
+    rows = logits(encoder, same)[0]
+    assert not np.allclose(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_ranks_of_a_tensor_parallel_layer_add_up(causal: bool) -> None:
+    layers = blocks.init_layers(SIZES, jax.random.key(1), jnp.float32)
+    layer = {name: leaf[0] for name, leaf in layers.items()}
+    x = jax.random.normal(jax.random.key(2), (2, 8, 16))
+    whole = blocks.attention(EXACT, layer, x, 2, causal=causal) + blocks.mlp(EXACT, layer, x)
+    parts = 0.0
+    for rank in range(2):
+        share = _share(layer, rank)
+        parts += blocks.attention(EXACT, share, x, 1, causal=causal) + blocks.mlp(EXACT, share, x)
+    np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
+
+
+def _share(layer: dict[str, jax.Array], rank: int) -> dict[str, jax.Array]:
+    """One of two ranks: its head and its half of the MLP (biases of the outputs are zero)."""
+    columns = ("wq", "wk", "wv", "bq", "bv", "w_up", "b_up")
+    share = {n: jnp.split(layer[n], 2, axis=-1)[rank] for n in columns}
+    share |= {n: jnp.split(layer[n], 2, axis=0)[rank] for n in ("wo", "w_down")}
+    return layer | share
+
+
+def test_layer_norm_and_softmax_are_what_they_are_called() -> None:
+    x = 3 + 2 * jax.random.normal(jax.random.key(0), (4, 64))
+    normed = blocks.layer_norm(x, jnp.full(64, 2.0), jnp.full(64, 1.0), 1e-12)
+    np.testing.assert_allclose(normed.mean(-1), 1.0, atol=1e-5)
+    np.testing.assert_allclose(normed.std(-1), 2.0, rtol=1e-5)
+    np.testing.assert_allclose(blocks.softmax(x), jax.nn.softmax(x), rtol=1e-6)
+
+
+def walk(graph: Graph) -> Iterator[Op]:
+    for op in graph.ops:
+        yield op
+        for region in op.regions:
+            yield from walk(region)
+
+
+@pytest.mark.parametrize("family", ["encoder", "gpt"])
+def test_auto_cast_products_are_bf16_in_both_passes(family: str) -> None:
+    options = TaskOptions(seq_len=8, precision=AUTO_CAST)
+    graph, inputs, _ = captured_graph(family_task(family, SIZES, options), 4)
+    dots = [op for op in walk(graph) if op.name == "dot_general"]
+    assert len(dots) >= 3 * 8
+    assert {v.type.dtype for op in dots for v in op.operands} == {DType.BF16}
+    named = zip(inputs, graph.inputs, strict=True)
+    floats = {v.type.dtype for slot, v in named if slot.role == "parameter"}
+    assert floats == {DType.F32}
+
+
+@pytest.mark.parametrize("family", ["encoder", "gpt", "llama"])
+def test_stored_type_is_the_precisions(family: str) -> None:
+    precision = Precision(params="bf16", activations="bf16", matmuls="bf16")
+    task = family_task(family, SIZES, TaskOptions(seq_len=8, precision=precision))
+    params, _ = abstract_state(task)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"bfloat16"}
+    assert task.full_precision is not None
+    exact, _ = abstract_state(task.full_precision)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(exact)} == {"float32"}
+
+
+@pytest.mark.parametrize(("module", "remat"), [(encoder, "none"), (gpt, "full")])
+def test_sharded_step_equals_the_unsharded_one(module: object, remat: str) -> None:
+    task = module.train_task(SIZES, TaskOptions(seq_len=8, remat=remat))
+    plan = fsdp_plan(task, make_mesh({"dp_replicate": 2}), 2, 2)
+    errors, _ = run_and_compare(plan.step, task)
+    assert worst(errors)[1] <= 1e-5
+
+
+def test_recomputation_changes_no_value() -> None:
+    losses = [
+        run_reference(
+            gpt.train_task(SIZES, TaskOptions(seq_len=8, remat=remat, lr=1e-2)),
+            steps=3,
+            global_batch=2,
+        ).losses
+        for remat in ("none", "selective", "full")
+    ]
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-6)
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_bad_options_name_the_field() -> None:
+    with pytest.raises(UsageError, match="positive integer heads, got 0"):
+        Sizes(layers=1, hidden=8, heads=0, head_dim=4, ffn=8, vocab=8, positions=8)
+    with pytest.raises(UsageError, match="1 to 16 positions, got 17"):
+        encoder.train_task(SIZES, TaskOptions(seq_len=17))
+    with pytest.raises(UsageError, match="remat requires none, selective or full, got some"):
+        TaskOptions(seq_len=8, remat="some")
+    with pytest.raises(UsageError, match="dtype requires f32, bf16, got fp8"):
+        Precision(params="fp8")
+    with pytest.raises(UsageError, match="encoder, gpt or llama, got vit"):
+        family_task("vit", SIZES, OPTIONS)
