@@ -68,6 +68,11 @@ class Frame:
         self.partition = partition
         self.axes = tuple(axes)
         self.held: dict[int, Held] = {}
+        self.stored = {
+            space.values[n].inputs[0]: space.values[n].walk
+            for n in space.sinks
+            if space.values[n].op == "store"
+        }
 
     def rows(self, scope: Scope) -> int:
         """Partitions in use at `scope`."""
@@ -86,11 +91,19 @@ class Frame:
 
     def new(self, number: int, value: Value, scope: Scope, dtype: DType | None = None) -> Held:
         """A tile for value `number`, remembered as where it is held."""
-        axes = self.free_axes(value)
+        axes = self.layout(number, value)
         name = f"{value.op}{number}"
         tile = scope.tile(name, self.rows(scope), scope.elements(axes), dtype or value.dtype)
         self.held[number] = scope.hold(tile, axes)
         return self.held[number]
+
+    def layout(self, number: int, value: Value) -> list[int]:
+        """Free axes of a value in the order of its tile: that of the view it is loaded or stored
+        through, so that transfers move runs on both sides.
+        """
+        walk = value.walk if value.op == "load" else self.stored.get(number)
+        axes = self.free_axes(value)
+        return sorted(axes, key=lambda a: -abs(walk.stride(a))) if walk else axes
 
     def scratch(self, like: Value, scope: Scope, dtype: DType) -> Held:
         """A tile of the form of `like` for an intermediate result; the caller releases it."""

@@ -7,6 +7,7 @@ before; otherwise it is computed apart and copied at the end (`NeedsScratchError
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,16 @@ from compiler.isa.region import Tensor
 from compiler.lower import views
 from compiler.lower.body import INVERTIBLE, Body
 from compiler.lower.order import Order
-from compiler.lower.task import COLLECTIVE, COPY, WRITE, NeedsCopyError, NeedsScratchError, Task
+from compiler.lower.task import (
+    COLLECTIVE,
+    CONTRACT,
+    COPY,
+    STRIP,
+    WRITE,
+    NeedsCopyError,
+    NeedsScratchError,
+    Task,
+)
 from compiler.lower.views import Layout, dense
 
 
@@ -93,8 +103,39 @@ class Storage:
             name, data = f"c{len(self.tensors)}", op.attrs.data
             self._add(root, Tensor(name, root.type.shape, root.type.dtype, "constant", data=data))
         else:
-            self._bind(root, f"t{len(self.tensors)}", "scratch")
+            self._scratch(root)
         return self._home[root]
+
+    def _scratch(self, root: Value) -> None:
+        """Scratch for a value, in the order its readers walk when its producer can write any order."""
+        layout = self._wanted_layout(root)
+        sizes = [piece for pieces in layout.dims for piece in pieces]
+        shape = tuple(size for size, _ in sorted(sizes, key=lambda p: -p[1]))
+        self._home[root] = Place(len(self.tensors), layout)
+        self.tensors.append(Tensor(f"t{len(self.tensors)}", shape, root.type.dtype, "scratch"))
+
+    def _wanted_layout(self, root: Value) -> Layout:
+        """The layout most strip readers of a contraction's result walk row-major, else dense.
+
+        A contraction writes rows of either orientation at the same cost; a strip that reads against
+        the order in memory loads element by element. Collectives need dense memory.
+        """
+        natural = dense(root.type.shape)
+        producer = self.body.producer.get(root)
+        if producer is None or producer.kind != CONTRACT:
+            return natural
+        votes: Counter[Layout] = Counter()
+        for task in self.body.tasks:
+            for value in task.data:
+                base, chain = self.body.base(value)
+                if base is not root:
+                    continue
+                if task.kind == COLLECTIVE or task.target is root:
+                    return natural
+                if task.kind == STRIP and chain:
+                    behind, layout = self._behind(value)
+                    votes[layout if behind is root else natural] += 1
+        return max(votes, key=lambda k: (votes[k], k == natural), default=natural)
 
     def window(self, task: Task) -> Place:
         """Where a task stores its result: its home, or the range a write fills."""
