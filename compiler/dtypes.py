@@ -11,7 +11,6 @@ import enum
 from functools import cached_property
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 
@@ -35,13 +34,16 @@ class DType(enum.Enum):
     @cached_property
     def numpy(self) -> np.dtype:
         """NumPy storage type (`ml_dtypes` for bf16, bool for i1)."""
-        dtype: np.dtype = np.dtype(_NUMPY[self.value])
-        return dtype
+        if self is DType.BF16:
+            import ml_dtypes  # fp32 bundles run where only NumPy is installed
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(_NUMPY[self])
 
     @cached_property
     def bytes(self) -> int:
         """Bytes per element in memory (i1 is stored as one byte)."""
-        return self.numpy.itemsize
+        return 2 if self is DType.BF16 else self.numpy.itemsize
 
     @property
     def is_float(self) -> bool:
@@ -56,22 +58,21 @@ class DType(enum.Enum):
     @classmethod
     def from_numpy(cls, dtype: np.dtype) -> DType:
         """The type stored as `dtype`. Raises KeyError when there is none."""
-        return _FROM_NUMPY[np.dtype(dtype)]
+        return _OF_NAME[np.dtype(dtype).name]
 
 
-_NUMPY: dict[str, Any] = {
-    "i1": np.bool_,
-    "i8": np.int8,
-    "i16": np.int16,
-    "i32": np.int32,
-    "i64": np.int64,
-    "ui8": np.uint8,
-    "ui16": np.uint16,
-    "ui32": np.uint32,
-    "ui64": np.uint64,
-    "f16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "f32": np.float32,
-    "f64": np.float64,
+_NUMPY: dict[DType, Any] = {
+    DType.PRED: np.bool_,
+    DType.I8: np.int8,
+    DType.I16: np.int16,
+    DType.I32: np.int32,
+    DType.I64: np.int64,
+    DType.U8: np.uint8,
+    DType.U16: np.uint16,
+    DType.U32: np.uint32,
+    DType.U64: np.uint64,
+    DType.F16: np.float16,
+    DType.F32: np.float32,
+    DType.F64: np.float64,
 }
-_FROM_NUMPY = {np.dtype(v): DType(k) for k, v in _NUMPY.items()}
+_OF_NAME = {np.dtype(v).name: k for k, v in _NUMPY.items()} | {"bfloat16": DType.BF16}

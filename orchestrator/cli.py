@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,9 @@ _FLAGS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     args = _parser().parse_args(argv)
+    # Simulated cores run on threads of ours; BLAS threads inside them only fight for the CPUs. Read
+    # when NumPy is loaded, which no verb has done yet.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         code: int = args.verb(args)

@@ -245,7 +245,8 @@ def build_rank(
 def rank_task(item: PublishedRun, layers: int) -> TrainTask:
     """The training step of one tensor-parallel rank with `layers` layers.
 
-    Vocabularies are padded to the ranks. With fewer kv heads than ranks every rank holds one.
+    With sequence parallelism its norms and residuals hold its part of the sequence. Vocabularies
+    are padded to the ranks. With fewer kv heads than ranks every rank holds one.
     Source: Megatron-LM pads the vocabulary; neuronx-distributed repeats kv heads.
     """
     from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
@@ -264,7 +265,11 @@ def rank_task(item: PublishedRun, layers: int) -> TrainTask:
         params=item.storage.params, activations=item.storage.activations, matmuls="bf16"
     )
     options = TaskOptions(
-        seq_len=item.seq_len, precision=precision, remat=item.remat, name=item.id.lower()
+        seq_len=item.seq_len,
+        sequence_shards=item.tp if item.sequence_parallel else 1,
+        precision=precision,
+        remat=item.remat,
+        name=item.id.lower(),
     )
     return family_task(item.family, sizes, options, max(1, item.kv_heads // item.tp))
 

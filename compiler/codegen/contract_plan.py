@@ -15,7 +15,6 @@ from typing import Any
 
 from compiler.codegen import rates
 from compiler.codegen.space import (
-    LEAVES,
     Space,
     Split,
     Walk,
@@ -30,6 +29,9 @@ from compiler.isa.region import Tensor
 
 # Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
 _CHUNK_BYTES = 16384
+# k is contiguous in a natural operand: rows of this many bytes reach 0.97 of the DMA rate (see
+# below).
+_NATURAL_RUN_BYTES = 4096
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
 # efficiency_by_bytes_per_partition).
 _RUN_BYTES = 2048
@@ -289,7 +291,13 @@ class _Planner:
         per_tile += 0 if resident else block * height * item
         epilogue = 8 * width * (len(self.space.slice(self.sinks)) + 1)
         left = max(0, self.budget - whole * block * stationary_slots - epilogue)
-        most = max(1, min(left // (2 * per_tile), _CHUNK_BYTES // per_tile))
+        # Enough k tiles for long runs of a natural operand, and for large transfers of a direct
+        # one.
+        natural = form.moving.natural or (form.stationary.natural and not resident)
+        enough = _CHUNK_BYTES // (width * item)
+        if natural:
+            enough = max(enough, math.ceil(_NATURAL_RUN_BYTES / (depth * item)))
+        most = max(1, min(left // (2 * per_tile), enough))
         majors = space.sizes.get(form.depth_split.major, 1)
         return {
             "block": block,
@@ -393,8 +401,8 @@ def needed_by_operand(space: Space, number: int) -> list[int]:
 
 
 def _require_simple(space: Space, numbers: Iterable[int], where: str) -> None:
-    bad = [space.values[n].op for n in numbers if space.values[n].op not in LEAVES]
-    bad = [op for op in bad if op in ("reduce", "contract", "load_indexed", "store_add_indexed")]
+    refused = ("reduce", "contract", "load_indexed", "store_add_indexed")
+    bad = [space.values[n].op for n in numbers if space.values[n].op in refused]
     if bad:
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",

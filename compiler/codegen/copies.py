@@ -13,6 +13,11 @@ from compiler.isa.region import Affine, Tensor
 
 # A DMA pattern has a first dim and the free dims of the limits.
 _FIRST = 1
+# Shorter runs are turned on chip, where both sides of the transfer can have longer ones (the DMA
+# curve of hardware.json reaches 0.05 at 128 bytes); a copy this small is one descriptor per engine
+# anyway.
+_MIN_RUN_BYTES = 128
+_SMALL_BYTES = 65536
 
 
 def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
@@ -29,7 +34,24 @@ def is_copy(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
     ends = tensors[source.walk.tensor], tensors[value.walk.tensor]
     if users != [sink] or ends[0] is ends[1] or any(t.alias >= 0 for t in ends):
         return False
-    return source.dtype in (ends[0].dtype, ends[1].dtype)  # else rounding has a step in between
+    rounds_once = source.dtype in (ends[0].dtype, ends[1].dtype)
+    return rounds_once and _run_bytes(space, sink, tensors) >= _MIN_RUN_BYTES
+
+
+def _run_bytes(space: Space, sink: int, tensors: Sequence[Tensor]) -> int:
+    """Bytes that lie together on both sides of a copy; a whole small copy counts as one run."""
+    store = space.values[sink]
+    source, target = space.values[store.inputs[0]].walk, store.walk
+    assert source is not None and target is not None
+    item = tensors[target.tensor].dtype.bytes
+    if space.elements(store) * item < _SMALL_BYTES:
+        return _MIN_RUN_BYTES
+    run = 1
+    for atom in sorted(store.atoms, key=lambda a: abs(target.stride(a))):
+        if not target.stride(atom) == source.stride(atom) == run:
+            break
+        run *= space.sizes[atom]
+    return run * item
 
 
 def emit_copy(builder: Builder, space: Space, sinks: list[int], budget: int) -> None:

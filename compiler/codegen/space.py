@@ -21,7 +21,6 @@ from compiler.isa.region import Affine, Node, RegionProgram, View
 SINKS = ("store", "store_add_indexed")
 SPLATS = ("constant", "register")
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
-LEAVES = ("load", "iota", *SPLATS)
 
 
 @dataclass(frozen=True, slots=True)

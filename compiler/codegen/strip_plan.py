@@ -32,6 +32,10 @@ from compiler.isa.region import Tensor
 # efficiency_by_bytes_per_partition: 4096 bytes reach 0.97); longer rows only delay the first
 # instruction.
 _ROW_BYTES = 8192
+# Slots of tiles that a DMA fills or empties, and of the others; how much of the shorter of
+# transfers and computation then shows (inferred: 1 with nothing in flight, little with two of
+# everything).
+_SLOTS = {(2, 2): 0.1, (2, 1): 0.2, (1, 1): 1.0}
 _SPLIT_RUNS = (512, 2048)  # elements of a row when a single large atom is cut
 _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reduction
 
@@ -46,9 +50,11 @@ def plan_strips(
     plans = []
     for candidate, partition in _candidates(space, sinks, limits):
         values = tuple(candidate.slice(sinks))
-        plan = _Planner(candidate, values, partition, limits, tensors, budget).plan()
-        if plan is not None:
-            plans.append(plan)
+        for slots in _SLOTS:
+            planner = _Planner(candidate, values, partition, limits, tensors, budget, slots)
+            plan = planner.plan()
+            if plan is not None:
+                plans.append(plan)
     if not plans:
         raise CompileError(
             "SW_CODEGEN_STRIP",
@@ -102,14 +108,17 @@ class _Planner:
         limits: Limits,
         tensors: Sequence[Tensor],
         budget: int,
+        slots: tuple[int, int],
     ) -> None:
         self.space = space
+        self.slots = slots
         self.values = values
         self.nodes = [space.values[n] for n in values]
         self.partition = partition
         self.limits = limits
         self.tensors = tensors
         self.budget = budget
+        self.stored = {i for v in self.nodes if v.op == "store" for i in v.inputs}
         self.sizes = {a: space.sizes[a] for v in self.nodes for a in (*v.atoms, *v.over)}
 
     def plan(self) -> StripPlan | None:
@@ -130,6 +139,7 @@ class _Planner:
             axes=axes,
             extents=extents,
             order=order,
+            slots=self.slots,
             cost=cost,
         )
 
@@ -212,24 +222,26 @@ class _Planner:
         return widest <= self.limits.dim_stride_max and self._footprint(extents) <= self.budget
 
     def _footprint(self, extents: Mapping[int, int]) -> int:
-        """Peak SBUF bytes of the values alive at a time, two slots each."""
+        """Peak SBUF bytes of the values alive at a time, all their slots counted."""
         last = {i: at for at, v in enumerate(self.nodes) for i in v.inputs}
         ending: dict[int, list[int]] = {}
         for n, at in last.items():
             ending.setdefault(at, []).append(n)
         alive, peak, sizes = 0, 0, {}
         for at, (number, value) in enumerate(zip(self.values, self.nodes, strict=True)):
-            sizes[number] = 0 if value.op in SPLATS else self._value_bytes(value, extents)
+            sizes[number] = 0 if value.op in SPLATS else self._bytes(number, value, extents)
             alive += sizes[number]
             peak = max(peak, alive)
             alive -= sum(sizes[n] for n in ending.get(at, ()))
             alive -= sizes[number] if number not in last else 0
         return peak
 
-    def _value_bytes(self, value: Value, extents: Mapping[int, int]) -> int:
+    def _bytes(self, number: int, value: Value, extents: Mapping[int, int]) -> int:
         if value.op == "store" and self.space.values[value.inputs[0]].op not in SPLATS:
             return 0
-        slots = 2 if any(extents[a] < self.sizes[a] for a in value.atoms) else 1
+        moved = value.op in ("load", "load_indexed") or number in self.stored
+        rotates = any(extents[a] < self.sizes[a] for a in value.atoms)
+        slots = self.slots[0 if moved else 1] if rotates else 1
         partials = 4 if value.op == "reduce" and value.dtype.is_float else 0
         return self._tile_elements(value, extents) * (value.dtype.bytes * slots + partials)
 
@@ -283,7 +295,7 @@ class _Planner:
                 moved += self._transfer_ns(value, value.walk, extents, axes, runs)
             elif value.op not in SPLATS:
                 computed += runs * self._compute_ns(value, extents)
-        return max(moved, computed) + 0.1 * min(moved, computed)
+        return max(moved, computed) + _SLOTS[self.slots] * min(moved, computed)
 
     def _transfer_ns(
         self,

@@ -24,8 +24,8 @@ class StripPlan:
     """How a strip region is tiled.
 
     `axes` are the free atoms, major to minor; `extents` the tile extent of every atom; `order` the
-    looped atoms, outermost first; `values` the numbers to compute; `cost` an estimate in
-    nanoseconds.
+    looped atoms, outermost first; `values` the numbers to compute; `slots` as in `Frame`;
+    `cost` an estimate in nanoseconds.
     """
 
     space: Space
@@ -34,6 +34,7 @@ class StripPlan:
     axes: tuple[int, ...]
     extents: dict[int, int]
     order: tuple[int, ...]
+    slots: tuple[int, int]
     cost: float
 
 
@@ -75,7 +76,7 @@ class _Nest:
     def __init__(self, builder: Builder, plan: StripPlan) -> None:
         self.plan = plan
         self.space = plan.space
-        self.frame = Frame(builder, plan.space, plan.partition, plan.axes)
+        self.frame = Frame(builder, plan.space, plan.partition, plan.axes, plan.slots)
         self.depths = depths(plan.space, plan.values, plan.order)
         self.partial: dict[int, Held] = {}
 

@@ -15,8 +15,6 @@ from compiler.codegen.space import Space, Value, Walk
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.isa.program import Engine
-from compiler.isa.program import Space as Memory
-from compiler.isa.region import Affine
 
 ACTIVATIONS = frozenset(
     (
@@ -61,12 +59,18 @@ class Frame:
     """
 
     def __init__(
-        self, builder: Builder, space: Space, partition: int | None, axes: Sequence[int]
+        self,
+        builder: Builder,
+        space: Space,
+        partition: int | None,
+        axes: Sequence[int],
+        slots: tuple[int, int] = (2, 2),
     ) -> None:
         self.builder = builder
         self.space = space
         self.partition = partition
         self.axes = tuple(axes)
+        self.slots = slots  # of tiles that a DMA fills or empties, and of the others
         self.held: dict[int, Held] = {}
         self.stored = {
             space.values[n].inputs[0]: space.values[n].walk
@@ -93,7 +97,10 @@ class Frame:
         """A tile for value `number`, remembered as where it is held."""
         axes = self.layout(number, value)
         name = f"{value.op}{number}"
-        tile = scope.tile(name, self.rows(scope), scope.elements(axes), dtype or value.dtype)
+        moved = value.op in ("load", "load_indexed") or number in self.stored
+        slots = self.slots[0] if moved else self.slots[1]
+        elements = scope.elements(axes)
+        tile = scope.tile(name, self.rows(scope), elements, dtype or value.dtype, slots)
         self.held[number] = scope.hold(tile, axes)
         return self.held[number]
 
@@ -108,7 +115,7 @@ class Frame:
     def scratch(self, like: Value, scope: Scope, dtype: DType) -> Held:
         """A tile of the form of `like` for an intermediate result; the caller releases it."""
         axes = self.free_axes(like)
-        tile = scope.tile("scratch", self.rows(scope), scope.elements(axes), dtype)
+        tile = scope.tile("scratch", self.rows(scope), scope.elements(axes), dtype, self.slots[1])
         return scope.hold(tile, axes)
 
     def operand(self, number: int) -> Held:
@@ -187,12 +194,19 @@ def _store(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 
 def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope) -> Held:
-    """The stored value with real elements along all `axes`, so that its DMA reads runs."""
+    """The stored value with real elements along all `axes`, in an order in which its DMA reads
+    runs.
+    """
     (number,) = store.inputs
-    source = frame.space.values[number]
-    missing = [a for a in axes if a not in source.atoms and scope.extent(a) > 1]
+    source, walk = frame.space.values[number], store.walk
+    assert walk is not None
+    axes = sorted(axes, key=lambda a: -abs(walk.stride(a)))
+    moving = [a for a in axes if scope.extent(a) > 1]
+    missing = [a for a in moving if a not in source.atoms]
     if not missing:
-        return frame.operand(number)
+        held = frame.operand(number)
+        if not moving or held.strides[moving[-1]] == 1:
+            return held
     constant = frame.constant(number)
     if constant is not None:
         elements = scope.elements(axes)
@@ -366,14 +380,3 @@ _EMITTERS: dict[str, Emitter] = {
     "select": _select,
     "clamp": _clamp,
 }
-
-
-def evict(frame: Frame, held: Held, dst: Held, scope: Scope, engine: Engine) -> None:
-    """Copy a PSUM value into SBUF."""
-    assert frame.builder.tiles[held.tile].space is Memory.PSUM
-    frame.apply(scope, "tensor_copy", engine, dst, (held,))
-
-
-def zero() -> Affine:
-    """The affine 0."""
-    return Affine()

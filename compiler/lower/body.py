@@ -242,47 +242,43 @@ class Body:
 
 
 def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
-    """Results of updates that may overwrite their target: nothing computed from the result reads
-    the target.
+    """Results of updates that may overwrite their target: nothing computed from the result reads it.
 
     A graph input is only overwritten on the path to the output that owns its memory (`donated`
-    results).
+    results). Reading a view counts as reading what it looks at.
     """
-    same: dict[Value, Value] = {}
-    users: dict[Value, list[Op]] = {}
+    base: dict[Value, Value] = {}
+    readers: dict[Value, list[Op]] = {}
     for op in graph.ops:
-        if op.name in IDENTITY:
-            same.update({r: same.get(v, v) for r, v in zip(op.results, op.operands, strict=True)})
-            continue
-        for value in dict.fromkeys(same.get(v, v) for v in op.operands):
-            users.setdefault(value, []).append(op)
-    kept = {same.get(v, v) for v in graph.outputs}
+        if op.name in VIEWS:
+            sources = op.operands if op.name in IDENTITY else op.operands[:1] * len(op.results)
+            base.update({r: base.get(v, v) for r, v in zip(op.results, sources, strict=True)})
+        read = op.operands[1:] if op.name in VIEWS - IDENTITY else op.operands
+        if op.name not in IDENTITY:
+            for value in dict.fromkeys(base.get(v, v) for v in read):
+                readers.setdefault(value, []).append(op)
+    kept = {base.get(v, v) for v in graph.outputs}
     inputs = set(graph.inputs)
     found: set[Value] = set()
     for op in graph.ops:
         if op.name not in UPDATES:
             continue
-        target = same.get(op.operands[0], op.operands[0])
+        target = base.get(op.operands[0], op.operands[0])
         if target in kept or (target in inputs and op.result not in donated):
             continue
-        others = [u for u in users[target] if u is not op]
-        if not _blocked(graph, op, target, others):
+        others = [u for u in readers[target] if u is not op]
+        updated = any(base.get(u.operands[0], u.operands[0]) is target for u in others if u.name in UPDATES)
+        if not updated and not _depend(graph, op.result, others):
             found.add(op.result)
     return found
 
 
-def _blocked(graph: Graph, op: Op, target: Value, others: Sequence[Op]) -> bool:
-    """True when another user of the target updates it too or depends on the result of `op`."""
-    if op.operands.count(target) > 1 or any(
-        u.name in UPDATES and u.operands[0] is target for u in others
-    ):
-        return True
-    if not others:
-        return False
-    reached, waiting = {op.result}, set(others)
-    for later in graph.ops:
-        if any(v in reached for v in later.operands):
-            reached.update(later.results)
-            if later in waiting:
+def _depend(graph: Graph, value: Value, ops: Sequence[Op]) -> bool:
+    """True when one of `ops` is computed from `value`."""
+    reached, waiting = {value}, set(ops)
+    for op in graph.ops if ops else ():
+        if any(v in reached for v in op.operands):
+            reached.update(op.results)
+            if op in waiting:
                 return True
     return False

@@ -127,7 +127,7 @@ class Emitter:
         pairs: list[tuple[Atom, int]] = []
         for label, pieces in zip(labels, place.layout.dims, strict=True):
             if not align(label, pieces):
-                raise NeedsCopyError(value)
+                raise self.storage.dense_copy_of(value)
             pairs += strides_of(label, pieces)
         self.numbers(a for a, _ in pairs)
         strides = [0] * len(self._atoms)
@@ -141,7 +141,7 @@ class Emitter:
         labels = self.space.results[task.result]
         try:
             view = self.view(place, labels, task.result)
-        except NeedsCopyError as error:
+        except (NeedsCopyError, NeedsScratchError) as error:
             raise NeedsScratchError(self.storage.output_of(place.tensor)) from error
         span = [a for label in labels for a in leaves(label)]
         number = self._results[task.result]

@@ -95,7 +95,7 @@ def _row_view(emitter: Emitter, value: Value, labels: Labels, row: int) -> tuple
     place = emitter.storage.place(value)
     pieces = place.layout.dims[row]
     if len(pieces) > 1:
-        raise NeedsCopyError(value)
+        raise emitter.storage.dense_copy_of(value)
     dims = list(place.layout.dims)
     for d, label in enumerate(labels):
         if not label:

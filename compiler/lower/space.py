@@ -36,7 +36,7 @@ class Space:
             lowering = registry.find(task.op.name)
             assert lowering is not None
             self.results[task.result] = lowering.label(self, task)
-        if not all(distinct(labels) for labels in self.results.values()):
+        if not all(distinct(v) for v in (*self.results.values(), *self._operands.values())):
             self.refuse("two dims of a value would walk one index")
 
     def refuse(self, why: str) -> NoReturn:

@@ -63,9 +63,9 @@ class Storage:
         self._overwritten = {aliases[k] for k in aliases}
         for k, value in enumerate(map(body.now, body.graph.outputs)):
             self._place_output(k, value, aliases.get(k), k in apart)
+        self._order_rewrites()
         for owner, root, k in self._takeovers:
             self._before_overwriting(owner, root, k)
-        self._order_rewrites()
         self._fixed = (list(self.tensors), dict(self._home))
 
     def reset(self) -> None:
@@ -89,9 +89,18 @@ class Storage:
         for view in chain:
             behind = _through(self.body, view, layout)
             if behind is None:
-                raise NeedsCopyError(seen)
+                raise self.dense_copy_of(seen)
             layout, seen = behind, view
         return Place(place.tensor, layout)
+
+    def dense_copy_of(self, value: Value) -> NeedsCopyError | NeedsScratchError:
+        """The request for a dense form of `value`: a copy, or an output that is not permuted at its
+        source.
+        """
+        root = self.body.root(self.body.base(value)[0])
+        place = self.home(root)
+        permuted = place.layout != dense(root.type.shape)
+        return NeedsScratchError(self.output_of(place.tensor)) if permuted else NeedsCopyError(value)
 
     def home(self, value: Value) -> Place:
         """Memory of a base value; scratch or a constant is made on first use."""
@@ -107,7 +116,8 @@ class Storage:
         return self._home[root]
 
     def _scratch(self, root: Value) -> None:
-        """Scratch for a value, in the order its readers walk when its producer can write any order."""
+        """Scratch for a value, in the order its readers walk when its producer can write any order.
+        """
         layout = self._wanted_layout(root)
         sizes = [piece for pieces in layout.dims for piece in pieces]
         shape = tuple(size for size, _ in sorted(sizes, key=lambda p: -p[1]))

@@ -59,7 +59,7 @@ def broadcast(layout: Layout, dims: Sequence[int], shape: Sequence[int]) -> Layo
 
 def reshape(layout: Layout, shape: Sequence[int]) -> Layout | None:
     """Row-major regrouping; None when a piece would have to be cut where it does not divide."""
-    stack = [piece for pieces in layout.dims for piece in pieces]
+    stack = list(_merged(tuple(piece for pieces in layout.dims for piece in pieces)))
     grouped: list[Pieces] = []
     for size in reversed(shape):
         pieces = _take(stack, size)

@@ -17,6 +17,7 @@ from compiler.passes.barriers import drop_barriers
 from compiler.passes.cse import cse
 from compiler.passes.dce import dce
 from compiler.passes.fold import fold
+from compiler.passes.orient import orient
 from compiler.passes.sink import sink
 
 
@@ -31,8 +32,14 @@ class Pass:
 # Folding exposes equal constants to CSE, and both leave dead ops behind.
 PASSES: tuple[Pass, ...] = (Pass("fold", fold), Pass("cse", cse), Pass("dce", dce))
 
-# For the whole step, before partitioning: what is sunk leaves carries behind for `dce`.
-STEP_PASSES: tuple[Pass, ...] = (Pass("fold", fold), Pass("sink", sink), *PASSES[1:])
+# For the whole step, before partitioning: what is sunk leaves carries behind for `dce`. Collectives
+# would stand between a contraction and its transpose later.
+STEP_PASSES: tuple[Pass, ...] = (
+    Pass("fold", fold),
+    Pass("sink", sink),
+    Pass("orient", orient),
+    *PASSES[1:],
+)
 
 # For the graph a function is compiled from; barriers go last, because CSE must not run after that.
 LOCAL_PASSES: tuple[Pass, ...] = (*PASSES, Pass("drop_barriers", drop_barriers))

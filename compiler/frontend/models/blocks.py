@@ -188,6 +188,19 @@ def run_layers(
     return out
 
 
+def gather_sequence(x: jax.Array, shards: int) -> jax.Array:
+    """Stand-in for the all-gather of sequence parallelism: the rank's own part, `shards` times.
+
+    What it writes is what a gather writes; who sends it is not part of one rank's program.
+    """
+    return jnp.concatenate([x] * shards, axis=1) if shards > 1 else x
+
+
+def own_sequence(x: jax.Array, shards: int) -> jax.Array:
+    """Stand-in for the reduce-scatter: the first of `shards` equal parts of the sequence."""
+    return x[:, : x.shape[1] // shards]
+
+
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Mean cross entropy over all positions, in nat; logits in fp32."""
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
@@ -196,9 +209,15 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """What a task is besides its model. Raises UsageError for an unknown remat."""
+    """What a task is besides its model.
+
+    `sequence_shards` above 1 makes one rank of a sequence-parallel decoder: norms and residuals
+    hold its part of the sequence. Its times mean something, its values do not.
+    Raises UsageError for an unknown remat or shards that do not divide the sequence.
+    """
 
     seq_len: int
+    sequence_shards: int = 1
     precision: Precision = Precision()
     optimizer: str = "adamw"
     clip: float = 1.0
@@ -207,6 +226,12 @@ class TaskOptions:
     name: str = "step"
 
     def __post_init__(self) -> None:
+        if self.sequence_shards < 1 or self.seq_len % self.sequence_shards:
+            raise UsageError(
+                "SW_SEQ_LEN",
+                f"sequence_shards requires a divisor of seq_len {self.seq_len}, got"
+                f" {self.sequence_shards}",
+            )
         if self.remat not in ("none", "selective", "full"):
             raise UsageError(
                 "SW_REMAT", f"remat requires none, selective or full, got {self.remat}"

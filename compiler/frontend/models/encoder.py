@@ -21,9 +21,9 @@ from compiler.frontend.task import TrainTask
 _EPS = 1e-12  # `layer_norm_eps` of the published BERT configurations
 
 
-def init_params(config: Sizes, key: jax.Array, precision: Precision) -> Params:
+def init_params(sizes: Sizes, key: jax.Array, precision: Precision) -> Params:
     """Fresh parameters: normal 0.02 matrices, zero biases, unit norms."""
-    c, dtype = config, precision.param_dtype
+    c, dtype = sizes, precision.param_dtype
     outer = {
         "embed": (c.vocab, c.hidden),
         "positions": (c.positions, c.hidden),
@@ -37,23 +37,23 @@ def init_params(config: Sizes, key: jax.Array, precision: Precision) -> Params:
     return params | {"layers": blocks.init_layers(c, layer_key, dtype)}
 
 
-def encoder_layer(config: Sizes, precision: Precision, x: jax.Array, layer: Params) -> jax.Array:
+def encoder_layer(sizes: Sizes, precision: Precision, x: jax.Array, layer: Params) -> jax.Array:
     """Attention and MLP, each added to the residual and then normed."""
-    x = x + blocks.attention(precision, layer, x, config.heads, causal=False)
+    x = x + blocks.attention(precision, layer, x, sizes.heads, causal=False)
     x = blocks.layer_norm(x, layer["attn_scale"], layer["attn_shift"], _EPS)
     x = x + blocks.mlp(precision, layer, x)
     return blocks.layer_norm(x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
 
 
 def logits(
-    config: Sizes, params: Params, tokens: jax.Array, precision: Precision, remat: str
+    sizes: Sizes, params: Params, tokens: jax.Array, precision: Precision, options: TaskOptions
 ) -> jax.Array:
     """Logits [B, T, V] of the token at every position."""
     p = precision
     x = params["embed"].astype(p.dtype)[tokens]
     x = x + params["positions"][: tokens.shape[1]].astype(p.dtype)
     x = blocks.layer_norm(x, params["embed_scale"], params["embed_shift"], _EPS)
-    x = blocks.run_layers(partial(encoder_layer, config, p), x, params["layers"], remat)
+    x = blocks.run_layers(partial(encoder_layer, sizes, p), x, params["layers"], options.remat)
     x = p.add_bias(p.einsum("btd,dk->btk", x, params["w_transform"]), params["b_transform"])
     x = jax.nn.gelu(x, approximate=True)
     x = blocks.layer_norm(x, params["head_scale"], params["head_shift"], _EPS)
@@ -65,7 +65,7 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
     known = sizes if isinstance(sizes, Sizes) else Sizes(**sizes)
 
     def loss(params: Params, batch: dict[str, jax.Array], precision: Precision) -> jax.Array:
-        given = logits(known, params, batch["tokens"], precision, options.remat)
+        given = logits(known, params, batch["tokens"], precision, options)
         return blocks.cross_entropy(given.astype(jnp.float32), batch["targets"])
 
     init = partial(init_params, known)

@@ -49,6 +49,32 @@ def _llama_task(sizes: Sizes, kv_heads: int, options: TaskOptions) -> TrainTask:
         return stored
 
     def loss(params: Params, batch: dict[str, Any], precision: Precision) -> jax.Array:
-        return llama.loss(config, params, batch, precision.dtype, options.remat)
+        if options.sequence_shards == 1:
+            return llama.loss(config, params, batch, precision.dtype, options.remat)
+        return _sharded_llama_loss(config, params, batch, precision, options)
 
     return blocks.language_task(init, loss, sizes.vocab, sizes.positions, options)
+
+
+def _sharded_llama_loss(
+    config: llama.LlamaConfig,
+    params: Params,
+    batch: dict[str, Any],
+    precision: Precision,
+    options: TaskOptions,
+) -> jax.Array:
+    """`llama.loss` of one sequence-parallel rank (`TaskOptions.sequence_shards`)."""
+    shards, eps = options.sequence_shards, config.rms_norm_eps
+    tables = llama.rope_tables(config, options.seq_len)
+
+    def layer(x: jax.Array, weights: Params) -> jax.Array:
+        normed = blocks.gather_sequence(llama.rms_norm(x, weights["attn_norm"], eps), shards)
+        x = x + blocks.own_sequence(llama.attention(config, weights, normed, tables), shards)
+        normed = blocks.gather_sequence(llama.rms_norm(x, weights["mlp_norm"], eps), shards)
+        return x + blocks.own_sequence(llama.swiglu(weights, normed), shards)
+
+    x = blocks.own_sequence(params["embed"].astype(precision.dtype)[batch["tokens"]], shards)
+    x = blocks.run_layers(layer, x, params["layers"], options.remat)
+    x = blocks.gather_sequence(llama.rms_norm(x, params["final_norm"], eps), shards)
+    given = x @ params["lm_head"].astype(precision.dtype)
+    return blocks.cross_entropy(given, batch["targets"])

@@ -18,9 +18,9 @@ from compiler.frontend.task import TrainTask
 _EPS = 1e-5  # `layer_norm_epsilon` of the published GPT configurations
 
 
-def init_params(config: Sizes, key: jax.Array, precision: Precision) -> Params:
+def init_params(sizes: Sizes, key: jax.Array, precision: Precision) -> Params:
     """Fresh parameters: normal 0.02 matrices, zero biases, unit norms."""
-    c, dtype = config, precision.param_dtype
+    c, dtype = sizes, precision.param_dtype
     outer = {"embed": (c.vocab, c.hidden), "positions": (c.positions, c.hidden)}
     outer_key, layer_key = jax.random.split(key)
     params = blocks.normal_leaves(outer_key, outer, dtype)
@@ -29,24 +29,31 @@ def init_params(config: Sizes, key: jax.Array, precision: Precision) -> Params:
     return params | {"layers": blocks.init_layers(c, layer_key, dtype)}
 
 
-def decoder_layer(config: Sizes, precision: Precision, x: jax.Array, layer: Params) -> jax.Array:
+def decoder_layer(
+    sizes: Sizes, precision: Precision, shards: int, x: jax.Array, layer: Params
+) -> jax.Array:
     """Attention and MLP, each behind a norm and added to the residual."""
     normed = blocks.layer_norm(x, layer["attn_scale"], layer["attn_shift"], _EPS)
-    x = x + blocks.attention(precision, layer, normed, config.heads, causal=True)
+    normed = blocks.gather_sequence(normed, shards)
+    mixed = blocks.attention(precision, layer, normed, sizes.heads, causal=True)
+    x = x + blocks.own_sequence(mixed, shards)
     normed = blocks.layer_norm(x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
-    return x + blocks.mlp(precision, layer, normed)
+    normed = blocks.gather_sequence(normed, shards)
+    return x + blocks.own_sequence(blocks.mlp(precision, layer, normed), shards)
 
 
 def logits(
-    config: Sizes, params: Params, tokens: jax.Array, precision: Precision, remat: str
+    sizes: Sizes, params: Params, tokens: jax.Array, precision: Precision, options: TaskOptions
 ) -> jax.Array:
     """Next-token logits [B, T, V]."""
-    p = precision
+    p, shards = precision, options.sequence_shards
     x = params["embed"].astype(p.dtype)[tokens]
     x = x + params["positions"][: tokens.shape[1]].astype(p.dtype)
-    x = blocks.run_layers(partial(decoder_layer, config, p), x, params["layers"], remat)
+    x = blocks.own_sequence(x, shards)
+    layer = partial(decoder_layer, sizes, p, shards)
+    x = blocks.run_layers(layer, x, params["layers"], options.remat)
     x = blocks.layer_norm(x, params["final_scale"], params["final_shift"], _EPS)
-    return p.einsum("btd,vd->btv", x, params["embed"])
+    return p.einsum("btd,vd->btv", blocks.gather_sequence(x, shards), params["embed"])
 
 
 def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainTask:
@@ -54,7 +61,7 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
     known = sizes if isinstance(sizes, Sizes) else Sizes(**sizes)
 
     def loss(params: Params, batch: dict[str, jax.Array], precision: Precision) -> jax.Array:
-        given = logits(known, params, batch["tokens"], precision, options.remat)
+        given = logits(known, params, batch["tokens"], precision, options)
         return blocks.cross_entropy(given, batch["targets"])
 
     init = partial(init_params, known)

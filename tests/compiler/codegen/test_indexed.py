@@ -81,6 +81,12 @@ def test_copies_are_single_transfers() -> None:
         assert [i.opcode for i in walk(region.body)] == ["dma"]
 
 
+def test_large_transposing_copy_turns_on_chip() -> None:
+    """Element by element through HBM it would be one descriptor per element."""
+    region = check(copy((0, 1), (1, 0), (300, 700)), 0)
+    assert [i.opcode for i in walk(region.body) if i.opcode != "dma"]
+
+
 def test_copy_of_many_strided_atoms_loops() -> None:
     sizes = (2, 3, 2, 3, 2, 3, 2)
     region = check(copy(tuple(range(7)), (6, 1, 3, 0, 5, 2, 4), sizes), 0)

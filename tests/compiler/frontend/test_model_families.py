@@ -29,7 +29,7 @@ TOKENS = jnp.arange(16, dtype=jnp.int32).reshape(2, 8) * 7 % 256
 
 def logits(module: object, tokens: jax.Array) -> np.ndarray:
     params = module.init_params(SIZES, jax.random.key(3), EXACT)
-    return np.asarray(module.logits(SIZES, params, tokens, EXACT, "none"))
+    return np.asarray(module.logits(SIZES, params, tokens, EXACT, OPTIONS))
 
 
 def test_encoder_sees_later_tokens_and_the_decoder_does_not() -> None:
@@ -129,6 +129,26 @@ def test_recomputation_changes_no_value() -> None:
     assert losses[0][-1] < losses[0][0]
 
 
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_sequence_parallel_rank_norms_its_part_and_multiplies_the_whole(family: str) -> None:
+    options = TaskOptions(seq_len=8, sequence_shards=4)
+    graph, _, _ = captured_graph(family_task(family, SIZES, options), 3)
+    roots = [op.result.type.shape for op in walk(graph) if op.name == "rsqrt"]
+    assert (3, 2, 1) in roots and (3, 8, 1) not in roots
+    rows = {op.operands[0].type.shape for op in walk(graph) if op.name == "dot_general"}
+    assert (3, 8, 16) in rows and (3, 2, 16) not in rows
+    task = family_task(family, SIZES, options)
+    plan = fsdp_plan(task, make_mesh({"dp_replicate": 2}), 1, 2)
+    assert [p.name for p in plan.step.programs] == ["forward", "backward", "update"]
+
+
+def test_one_shard_is_the_model_itself() -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 8, 4))
+    assert blocks.gather_sequence(x, 1) is x
+    np.testing.assert_array_equal(blocks.own_sequence(x, 1), x)
+    np.testing.assert_array_equal(blocks.gather_sequence(x, 3)[:, 8:16], x)
+
+
 def test_bad_options_name_the_field() -> None:
     with pytest.raises(UsageError, match="positive integer heads, got 0"):
         Sizes(layers=1, hidden=8, heads=0, head_dim=4, ffn=8, vocab=8, positions=8)
@@ -136,6 +156,8 @@ def test_bad_options_name_the_field() -> None:
         encoder.train_task(SIZES, TaskOptions(seq_len=17))
     with pytest.raises(UsageError, match="remat requires none, selective or full, got some"):
         TaskOptions(seq_len=8, remat="some")
+    with pytest.raises(UsageError, match="divisor of seq_len 8, got 3"):
+        TaskOptions(seq_len=8, sequence_shards=3)
     with pytest.raises(UsageError, match="dtype requires f32, bf16, got fp8"):
         Precision(params="fp8")
     with pytest.raises(UsageError, match="encoder, gpt or llama, got vit"):
