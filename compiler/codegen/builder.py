@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from compiler.codegen.in_place import root_of
 from compiler.codegen.space import Split, Walk
 from compiler.dtypes import DType
 from compiler.isa.limits import Limits
@@ -87,8 +88,7 @@ class Builder:
 
     def root(self, tensor: int) -> int:
         """The tensor whose memory `tensor` uses."""
-        alias = self.tensors[tensor].alias
-        return tensor if alias in (-1, tensor) else self.root(alias)
+        return root_of(self.tensors, tensor)
 
     def add_tile(self, tile: Tile) -> int:
         """Number of a new tile."""

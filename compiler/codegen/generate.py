@@ -8,13 +8,14 @@ target before anybody else sees it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compiler.allocate import allocate
 from compiler.codegen.builder import Builder
 from compiler.codegen.contraction import emit_contraction
 from compiler.codegen.copies import emit_copy, is_copy
+from compiler.codegen.in_place import refuse_stale_reads
 from compiler.codegen.space import Space, normalise
 from compiler.codegen.strip_plan import plan_strips
 from compiler.codegen.strips import emit_strips
@@ -95,31 +96,8 @@ def _groups(space: Space, tensors: Sequence[Tensor]) -> list[tuple[Emit, list[in
         emit = emit_contraction if contracts else _strips
         found.setdefault(key, (emit_copy if key == ("copy", sink) else emit, []))[1].append(sink)
     groups = list(found.values())
-    _refuse_stale_reads(space, tensors, [sinks for _, sinks in groups])
+    refuse_stale_reads(space, tensors, [sinks for _, sinks in groups])
     return groups
-
-
-def _refuse_stale_reads(
-    space: Space, tensors: Sequence[Tensor], groups: Iterable[Sequence[int]]
-) -> None:
-    written: set[int] = set()
-    for sinks in groups:
-        walks = [(n, space.values[n].walk) for n in space.slice(sinks)]
-        touched = {n: _root(tensors, w.tensor) for n, w in walks if w and w.tensor >= 0}
-        stale = {t for n, t in touched.items() if n not in sinks} & written
-        if stale:
-            raise CompileError(
-                "SW_CODEGEN_IN_PLACE",
-                f"region {space.name} reads tensor {tensors[min(stale)].name} after another part of"
-                " it has stored to that memory",
-                hint="lower the two parts to regions of their own",
-            )
-        written |= {touched[n] for n in sinks}
-
-
-def _root(tensors: Sequence[Tensor], number: int) -> int:
-    alias = tensors[number].alias
-    return number if alias in (-1, number) else _root(tensors, alias)
 
 
 def _strips(builder: Builder, space: Space, sinks: list[int], budget: int) -> None:

@@ -129,6 +129,19 @@ def test_code_size_does_not_grow_with_the_matrix() -> None:
     assert count(large) <= count(small) + 8 <= 40
 
 
+def test_accumulating_in_place_works_and_overwriting_an_operand_is_refused() -> None:
+    m = Maker((300, 131, 67), "accumulate")
+    old = m.load((0, 1))
+    total = m.node("add", old, m.contract(m.load((0, 2)), m.load((2, 1)), (2,)))
+    m.store(total, (0, 1), tensor=m.tensor((0, 1), F32, "output", alias=0))
+    check(m, 1e-6)
+    m = Maker((67, 131, 67), "overwrite")
+    product = m.contract(m.load((0, 2)), m.load((2, 1)), (2,))
+    m.store(product, (0, 1), tensor=m.tensor((0, 1), F32, "output", alias=1))
+    with pytest.raises(CompileError, match="SW_CODEGEN_IN_PLACE"):
+        m.region()
+
+
 def test_integer_contraction_is_refused() -> None:
     with pytest.raises(CompileError, match="SW_CODEGEN_CONTRACT_TYPE"):
         matmul(4, 4, 4, I32).region()

@@ -271,18 +271,25 @@ def test_code_stays_rolled() -> None:
     assert count(large) == count(small) <= 12
 
 
-def test_in_place_update_needs_no_hbm_tokens_but_shifted_one_is_ordered() -> None:
-    """Writing x[i+1] from x[i] through one buffer depends on the order; the code must keep loads
-    first or refuse.
-    """
-    n = 64
+def shifted(n: int, shift: int, gap: int = 1) -> Maker:
+    """y[i + shift] = -x[i] through one buffer, elements `gap` apart."""
     m = Maker((n,), "shift")
-    m.tensors.append(Tensor("x", (n + 1,), F32, "input"))
-    m.tensors.append(Tensor("y", (n + 1,), F32, "output", alias=0))
-    x = m.node("load", atoms=(0,), dtype=F32, view=View(0, Affine(), (1,)))
+    size = n * gap + shift
+    m.tensors.append(Tensor("x", (size,), F32, "input"))
+    m.tensors.append(Tensor("y", (size,), F32, "output", alias=0))
+    x = m.node("load", atoms=(0,), dtype=F32, view=View(0, Affine(), (gap,)))
     y = m.node("negate", x)
-    m.nodes.append(Node("store", (y,), (0,), F32, {"view": View(1, Affine(1), (1,))}))
-    check(m)
+    m.nodes.append(Node("store", (y,), (0,), F32, {"view": View(1, Affine(shift), (gap,))}))
+    return m
+
+
+def test_in_place_updates_are_pointwise_disjoint_or_refused() -> None:
+    check(shifted(100003, 0), 0)
+    check(shifted(5003, 1, gap=2), 0)
+    check(shifted(5003, 5003), 0)
+    for overlapping in (shifted(100003, 1), shifted(300, 4, gap=2)):
+        with pytest.raises(CompileError, match="SW_CODEGEN_IN_PLACE"):
+            overlapping.region()
 
 
 def test_refuses_what_it_cannot_do() -> None:

@@ -1,0 +1,104 @@
+"""What a nest may overwrite while it still reads: nothing but the point it is working on.
+
+A region means "all loads, then all stores"; its code runs tile by tile. The two agree when no tile
+stores to an element that another tile still loads. That holds for views that place every point at
+the same element, and for views that have no element in common; everything else is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from compiler.codegen.space import SINKS, Space, Value, Walk
+from compiler.diagnostics import CompileError
+from compiler.isa.region import Tensor
+
+Root = Callable[[int], int]
+_BUDGET = 20000  # steps of the search for a common element; beyond it views count as overlapping
+
+
+def root_of(tensors: Sequence[Tensor], number: int) -> int:
+    """The tensor whose memory tensor `number` uses."""
+    alias = tensors[number].alias
+    return number if alias in (-1, number) else root_of(tensors, alias)
+
+
+def refuse_stale_reads(
+    space: Space, tensors: Sequence[Tensor], groups: Iterable[Sequence[int]]
+) -> None:
+    """Check all nests of a region, in the order they run. Raises CompileError
+    SW_CODEGEN_IN_PLACE.
+    """
+    written: set[int] = set()
+    for sinks in groups:
+        inside = [space.values[n] for n in space.slice(sinks)]
+        reads = [v for v in inside if v.walk and v.walk.tensor >= 0 and v.op not in SINKS]
+        stores = [v for v in inside if v.op in SINKS]
+        for read in reads:
+            if _root(tensors, read) in written:
+                raise _error(space, tensors, read)
+            for store in stores:
+                same_memory = _root(tensors, read) == _root(tensors, store)
+                if same_memory and not _is_safe(space, read, store, sinks):
+                    raise _error(space, tensors, read)
+        written |= {_root(tensors, v) for v in stores}
+
+
+def _root(tensors: Sequence[Tensor], value: Value) -> int:
+    assert value.walk is not None
+    return root_of(tensors, value.walk.tensor)
+
+
+def _error(space: Space, tensors: Sequence[Tensor], value: Value) -> CompileError:
+    assert value.walk is not None
+    return CompileError(
+        "SW_CODEGEN_IN_PLACE",
+        f"region {space.name} requires memory it reads to stay as it is, got a store to elements of"
+        f" tensor {tensors[value.walk.tensor].name} that other tiles still load",
+        hint="store to another buffer, or lower the two parts to regions of their own",
+    )
+
+
+def _is_safe(space: Space, read: Value, store: Value, sinks: Sequence[int]) -> bool:
+    assert read.walk is not None and store.walk is not None
+    if read.op != "load" or store.op != "store":
+        return False
+    same = read.walk.offset == store.walk.offset and read.walk.strides == store.walk.strides
+    if same and _is_pointwise(space, read, store):
+        return True
+    return not same and not _meet(space, read.walk, store.walk)
+
+
+def _is_pointwise(space: Space, read: Value, store: Value) -> bool:
+    """Whether a point is read only where the same point is stored: not as an operand of a
+    contraction.
+    """
+    operands = [i for v in space.values if v.op == "contract" for i in v.inputs]
+    feeds = space.slice(operands) if operands else []
+    return all(space.values[n] is not read for n in feeds)
+
+
+def _meet(space: Space, a: Walk, b: Walk) -> bool:
+    """Whether two views can touch a common element."""
+    if a.offset.terms != b.offset.terms:
+        return True
+    steps = [(s, space.sizes[atom]) for atom, s in a.strides.items()]
+    steps += [(-s, space.sizes[atom]) for atom, s in b.strides.items()]
+    steps.sort(key=lambda step: -abs(step[0]))
+    return _reaches(steps, b.offset.const - a.offset.const, [_BUDGET])
+
+
+def _reaches(steps: Sequence[tuple[int, int]], distance: int, budget: list[int]) -> bool:
+    """Whether sum(step * x) == distance with 0 <= x < size for every (step, size)."""
+    if not steps:
+        return distance == 0
+    budget[0] -= 1
+    if budget[0] < 0:
+        return True
+    (step, size), rest = steps[0], steps[1:]
+    low = sum(min(0, s * (n - 1)) for s, n in rest)
+    high = sum(max(0, s * (n - 1)) for s, n in rest)
+    # distance - step * x must stay within low..high.
+    ends = sorted(((distance - high) / step, (distance - low) / step))
+    first, last = max(0, -int(-ends[0] // 1)), min(size - 1, int(ends[1] // 1))
+    return any(_reaches(rest, distance - step * x, budget) for x in range(first, last + 1))
