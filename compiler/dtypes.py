@@ -37,8 +37,10 @@ class DType(enum.Enum):
         if self is DType.BF16:
             import ml_dtypes  # fp32 bundles run where only NumPy is installed
 
-            return np.dtype(ml_dtypes.bfloat16)
-        return np.dtype(_NUMPY[self])
+            narrow: np.dtype = np.dtype(ml_dtypes.bfloat16)
+            return narrow
+        dtype: np.dtype = np.dtype(_NUMPY[self])
+        return dtype
 
     @cached_property
     def bytes(self) -> int:

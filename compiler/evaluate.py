@@ -276,7 +276,8 @@ def region_time(
 ) -> RegionTime:
     """Time of one region from barrier to barrier.
 
-    Loads and stores are separate queues but share the DMA engines: the duration is at least their summed time.
+    Loads and stores are separate queues but share the DMA engines: the duration is at least their
+    summed time.
     """
     rates = _Rates(target.core, target.hbm_bytes_per_s_per_core * hbm_share, dma_share)
     state = _State(region.tokens)

@@ -128,7 +128,6 @@ def build_task(
         captured = capture(task, layout.captured_batch)
     with stages.timed("import"):
         from compiler.frontend.stablehlo import import_module
-
         from compiler.passes.pipeline import STEP_PASSES, run
 
         graph = run(import_module(captured.artifact, base_dir=job.base), STEP_PASSES)
@@ -176,7 +175,6 @@ def _compile(
     job: JobConfig, layout: Layout, plan: Plan, service: UnitService, stages: Stages
 ) -> dict[str, Program]:
     from compiler.link import link
-
     from compiler.outline import outline
 
     with stages.timed("outline"):

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from compiler.diagnostics import SimulationError, UsageError
+from compiler.diagnostics import UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import load_bundle, read_program
 from compiler.neff.manifest import CoreBinding, Manifest
@@ -84,70 +84,39 @@ def verify(path: Path) -> int:
         return 0
     container = Container.open(path)
     container.verify()
-    readers = {
-        "program": lambda: read_program(container),
-        "manifest": lambda: Manifest.from_meta(container.meta, container.name),
-        "core": lambda: CoreBinding.from_meta(container.meta, container.name),
-    }
-    readers.get(container.header.kind, lambda: None)()
+    match container.header.kind:
+        case "program":
+            read_program(container)
+        case "manifest":
+            Manifest.from_meta(container.meta, container.name)
+        case "core":
+            CoreBinding.from_meta(container.meta, container.name)
     print(f"{path}: {container.header.kind} file is sound")
     return 0
 
 
 def run(path: Path, inputs: Path, outputs: Path, level: str, timed: bool) -> int:
-    """Run one program on one core: arrays arg0...
+    """Run one program on one core: `arg0`, `arg1` and so on in, `out0` and so on out, in the order
+    `neff info` lists.
 
-    in, out0... out, in the order `neff info` lists.     Raises UsageError for missing or misshapen
-    inputs, SimulationError for a program that needs other cores.
+    Raises UsageError for inputs that cannot be read, SimulationError for missing or misshapen ones
+    and for a program that needs other cores.
     """
-    from sim_cluster.memory import CoreMemory
-    from sim_cluster.programs import ProgramCode
+    from sim_cluster.run_single import run_single
 
     program = read_program(Container.open(path, "program"))
-    named = {b.name: b for b in program.buffers if b.kind == "named"}
-    memory = CoreMemory([(n, _num_bytes(b)) for n, b in named.items()])
     try:
         with np.load(inputs) as data:
-            for k, name in enumerate(program.inputs):
-                _fill(memory, named[name], data, f"arg{k}")
-    except OSError as error:
+            given = {n: data[f"arg{k}"] for k, n in enumerate(program.inputs) if f"arg{k}" in data}
+    except (OSError, ValueError) as error:
         raise UsageError("SW_NEFF_INPUTS", f"cannot read {inputs}: {error}") from error
-    for request in ProgramCode(program, level).run(memory):
-        raise SimulationError(
-            "SW_NEFF_COLLECTIVE",
-            f"{path}: the program waits for {request.call.kind} over {request.call.axes}; one"
-            f" core cannot finish it",
-            None,
-            "run the whole bundle with shardwright run",
-        )
-    results = {
-        f"out{k}": memory.array(name, named[name].dtype).reshape(named[name].shape)
-        for k, name in enumerate(program.outputs)
-    }
+    results = run_single(program, given, level)
+    arrays: dict[str, Any] = {f"out{k}": results[n] for k, n in enumerate(program.outputs)}
     with outputs.open("wb") as file:
-        np.savez(file, **results)
+        np.savez(file, **arrays)
     if timed:
         _print_time(program)
     return 0
-
-
-def _num_bytes(buffer: Any) -> int:
-    elements = 1
-    for size in buffer.shape:
-        elements *= size
-    return int(elements * buffer.dtype.bytes)
-
-
-def _fill(memory: Any, buffer: Any, data: Any, key: str) -> None:
-    if key not in data:
-        raise UsageError("SW_NEFF_INPUTS", f"{key} ({buffer.name}) is missing from the inputs")
-    array = data[key]
-    if array.shape != buffer.shape:
-        raise UsageError(
-            "SW_NEFF_INPUTS",
-            f"{key} ({buffer.name}) requires shape {buffer.shape}, got {array.shape}",
-        )
-    memory.array(buffer.name, buffer.dtype)[...] = array.reshape(-1).astype(buffer.dtype.numpy)
 
 
 def _print_time(program: Program) -> None:

@@ -16,7 +16,9 @@ from compiler.ir.types import Graph, Op, Value
 
 
 def flops(graph: Graph, only: Collection[str] = ()) -> int:
-    """Useful arithmetic of one execution, loop bodies counted once per iteration; of the op names in `only`, if given."""
+    """Useful arithmetic of one execution, loop bodies counted once per iteration; of the op names
+    in `only`, if given.
+    """
     total = 0
     for op in graph.ops:
         if op.regions:

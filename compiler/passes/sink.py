@@ -16,8 +16,26 @@ from compiler.passes.rewrite import with_operands, with_regions
 
 _SOURCES = frozenset(("constant", "iota"))
 _CHEAP = frozenset(
-    "add subtract multiply maximum minimum negate abs and or xor not compare select convert"
-    " broadcast_in_dim reshape transpose slice".split()
+    [
+        "add",
+        "subtract",
+        "multiply",
+        "maximum",
+        "minimum",
+        "negate",
+        "abs",
+        "and",
+        "or",
+        "xor",
+        "not",
+        "compare",
+        "select",
+        "convert",
+        "broadcast_in_dim",
+        "reshape",
+        "transpose",
+        "slice",
+    ]
 )
 
 

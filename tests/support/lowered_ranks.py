@@ -21,7 +21,7 @@ from compiler.isa.program import Call, CollectiveCall
 from compiler.lower.function import Lowered, lower_function
 from compiler.outline import Outlined, outline
 from compiler.passes.pipeline import run
-from compiler.program import StepPlan, StepProgram
+from compiler.program import BufferInfo, StepPlan, StepProgram
 from sim_cluster.regions import prepare
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.region_reference import run_nodes
@@ -155,3 +155,31 @@ class LoweredRanks(ReferenceRanks):
             value = Value(tensor_type(call.source_shape, call.dtype))
             self._ops[(key, number)] = make_op(call.kind, [value], attrs)
         return self._ops[(key, number)]
+
+
+def run_alone(
+    program: StepProgram, state: Mapping[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], LoweredRanks]:
+    """Buffers of one core after one run of `program`, and the ranks (of which there is one)."""
+    types = dict(zip(program.inputs, (v.type for v in program.graph.inputs), strict=True))
+    types |= dict(zip(program.outputs, (v.type for v in program.graph.outputs), strict=True))
+    buffers = {
+        name: BufferInfo(
+            name=name,
+            role="parameter",
+            local_type=kind,
+            global_type=kind,
+            axes=((),) * kind.rank,
+            initial="given" if name in state else "computed",
+        )
+        for name, kind in types.items()
+    }
+    plan = StepPlan(
+        mesh={"dp_shard": 1},
+        buffers=buffers,
+        programs=(program,),
+        schedule=(((program.name,), 1),),
+    )
+    ranks = LoweredRanks(plan, state, literal=True)
+    ranks.run_step([{}])
+    return ranks.buffers[0], ranks

@@ -1,0 +1,100 @@
+"""A tiny training job on the whole road: built by the orchestrator's own functions on a mesh of a
+few cores, written to disk, loaded back and run in values.
+
+Only the product check of the mesh against the cores of an instance is left out: a value run on four
+cores shows the same things as one on 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compiler.frontend.models import llama
+from compiler.frontend.reference import batch_leaves, initial_state, task_batches
+from compiler.frontend.task import TrainTask
+from compiler.neff.bundle import Bundle
+from compiler.target import load_target
+from orchestrator.build import Built, Layout, Stages, build_task
+from orchestrator.cache import Cache
+from orchestrator.config import JobConfig
+from orchestrator.executor import Executor, InlineExecutor
+from orchestrator.job import write_and_load
+from orchestrator.service import UnitRow, UnitService
+from sharding.mesh import make_mesh
+from sim_cluster.run_values import ValueRun
+
+TARGET = "trn1n.32xlarge"
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,  # bytes
+    "max_position_embeddings": 16,
+}
+
+
+def small_llama(dtype: str = "f32", seq_len: int = 8) -> TrainTask:
+    """Two scanned layers, AdamW, clipping."""
+    return llama.train_task(SIZES, seq_len=seq_len, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Road:
+    """A task built on a mesh, and where its units ran."""
+
+    built: Built
+    rows: list[UnitRow]
+
+
+def build_on(
+    task: TrainTask,
+    mesh: Mapping[str, int],
+    cache: Path,
+    num_microbatches: int = 2,
+    executor: Callable[[], Executor] = InlineExecutor,
+) -> Road:
+    """Capture to linked programs on a mesh of any size, one sample per core and micro-batch."""
+    sizes = make_mesh(mesh)
+    layout = Layout(
+        target=load_target(TARGET),
+        mesh=sizes,
+        captured_batch=sizes.num_cores,
+        global_batch=sizes.num_cores * num_microbatches,
+        num_microbatches=num_microbatches,
+    )
+    with UnitService(executor, Cache(cache)) as service:
+        built = build_task(JobConfig(), layout, task, service, Stages())
+        return Road(built, service.rows)
+
+
+def bundle_of(road: Road, path: Path) -> Bundle:
+    """The bundle of a road, as it was read back from disk."""
+    return write_and_load(road.built, path)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a value run gave."""
+
+    run: ValueRun
+    losses: list[float]
+    after_one: Mapping[str, np.ndarray]
+
+
+def run_steps(bundle: Bundle, task: TrainTask, global_batch: int, steps: int = 1) -> Steps:
+    """Run the bundle's cores for some steps from the task's own state and batches (seed 0)."""
+    state = initial_state(task, 0)
+    batches = task_batches(task, 0, global_batch)
+    run = ValueRun(bundle.programs, bundle.manifest)
+    run.load(state)
+    losses, after_one = [], {}
+    for number in range(steps):
+        losses.append(float(run.step(batch_leaves(next(batches)))["metrics/loss"]))
+        after_one = run.gather(state) if number == 0 else after_one
+    return Steps(run, losses, after_one)
