@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler import hbm
-from compiler.cut import Level, LoopStep, Piece, cut_program
+from compiler.cut import Level, LoopStep, Piece, Step, cut_program
 from compiler.ir.types import Graph, TensorType, Value
 from compiler.isa.program import Call, ProgramBuffer, Repeat
 from compiler.lower.function import Signature
@@ -136,9 +136,8 @@ class _Layout:
             operand = step.operands.get(step.op.results.index(value))
         for old in held:
             for read in frame.reads.get(old, ()):
-                if read > at or (
-                    read == at and operand is not None and not _only_carry(step, old, operand)
-                ):
+                looped = read == at and isinstance(step, LoopStep)
+                if read > at or (looped and not _only_carry(step, old, operand)):
                     return False
         if any(t == target for v, t in frame.claims.items()):
             return False
@@ -303,7 +302,7 @@ def _dies_here(frame: _Frame, value: Value, number: int) -> bool:
     return reads.count(number) == 1 and max(reads) == number
 
 
-def _only_carry(step: Piece | LoopStep, old: Value, operand: Value | None) -> bool:
+def _only_carry(step: Step, old: Value, operand: Value | None) -> bool:
     """True when the loop reads `old` only as the first value of the carry that takes its place."""
     assert isinstance(step, LoopStep)
     read = list(step.operands.values())

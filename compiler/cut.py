@@ -350,7 +350,7 @@ class _PieceBuilder:
         if value in cutter._through:
             return self._same_bytes(value, cutter._through[value])
         op = cutter.producers.get(value)
-        if op is None or op not in cutter.cheap:
+        if op is None or (op not in cutter.cheap and value not in cutter.free):
             return self._input(value)
         self.add(op)
         return self.now[value]

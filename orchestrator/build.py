@@ -8,6 +8,7 @@ compile units go through the service. Every stage's seconds are kept for the rep
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -181,10 +182,13 @@ def _compile(
         outlined = outline(plan.step)
         options = {"optlevel": job.compiler.optlevel}
         units = []
+        names = Counter[str]()
         for function in outlined.functions:
+            names[function.name] += 1
+            name = f"{function.name}#{names[function.name]}"
             payload = compile_payload(function.payload, options, layout.target.name)
             key = unit_key("compile", payload, layout.target.name)
-            units.append(WorkUnit("compile", key, function.name, payload))
+            units.append(WorkUnit("compile", key, name, payload))
     with stages.timed("compile"):
         results = service.run(units)
     with stages.timed("link"):

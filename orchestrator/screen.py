@@ -16,6 +16,7 @@ from orchestrator.service import UnitRow
 
 GIB = 2**30
 MIB = 2**20
+_UNITS_PER_LINE = 3
 _CATEGORY_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
 
 
@@ -81,22 +82,21 @@ def _headline(console: Console, report: dict[str, Any]) -> None:
 
 def _units(console: Console, report: dict[str, Any]) -> None:
     rows = report["units"]
-    hits = sum(1 for r in rows if r["cache"] == "hit")
-    computed = len(rows) - hits
-    note = (
-        "nothing to compile, every unit came from the cache" if not computed else f"{hits} cached"
-    )
-    console.print(
-        f"[bold]built[/]    {report['neffs']} NEFFs from {len(rows)} units: {computed} run, {note}"
-    )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("unit", "function", "key", "worker", "seconds"):
-        table.add_column(name, justify="right" if name == "seconds" else "left")
-    for row in rows:
-        table.add_row(
-            row["kind"], row["name"], row["key"][:12], row["worker"], f"{row['seconds']:.2f}"
-        )
+    computed = sum(1 for r in rows if r["cache"] == "miss")
+    note = f"{computed} run, {len(rows) - computed} from the cache"
+    if not computed:
+        note = "nothing to compile, all from the cache"
+    console.print(f"[bold]built[/]    {report['neffs']} NEFFs from {len(rows)} units: {note}")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+    cells = [_unit_cells(row) for row in rows]
+    for start in range(0, len(cells), _UNITS_PER_LINE):
+        table.add_row(*(c for cell in cells[start : start + _UNITS_PER_LINE] for c in cell))
     console.print(table)
+
+
+def _unit_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    name = "partition" if row["kind"] == "partition" else row["name"]
+    return name, f"[dim]{row['worker'].split(':')[0]}[/]", f"{row['seconds']:.2f}s "
 
 
 def _losses(console: Console, report: dict[str, Any]) -> None:
@@ -108,12 +108,15 @@ def _losses(console: Console, report: dict[str, Any]) -> None:
     l0 = max(numerics["l0"].values(), default=0.0)
     console.print(
         f"[bold]values[/]   loss {losses[0]:.4f} -> {losses[-1]:.4f} in {numerics['steps']} steps"
-        f"   worst loss error {numerics['worst_loss_error']:.1e}"
     )
     console.print(
-        f"         after one step, worst leaf {worst['leaf']}: {worst['error']:.1e}"
-        f" (bound {numerics['bound']:.0e})   L0 against L1 {l0:.1e}"
+        f"         against the unsharded step: worst loss {numerics['worst_loss_error']:.1e}"
     )
+    console.print(
+        f"         worst leaf after one step {worst['error']:.1e} (bound {numerics['bound']:.0e}) "
+        f"{worst['leaf']}"
+    )
+    console.print(f"         L0 against L1, worst program {l0:.1e}")
 
 
 def loss_plot(losses: list[float], width: int = 76, height: int = 9) -> Text:
@@ -133,31 +136,42 @@ def _memory(console: Console, memory: dict[str, Any]) -> None:
     limit, peak = memory["limit_bytes"], memory["peak_bytes"]
     verdict = "[green]fits[/]" if memory["fits"] else "[bold red]does not fit[/]"
     console.print(
-        f"[bold]memory[/]   {size_text(peak)} of {size_text(limit)} per core ({peak / limit:.2%}), "
-        f"{verdict}; runtime reserve {size_text(memory['reserve_bytes'])}"
+        f"[bold]memory[/]   {verdict}: {size_text(peak)} of {size_text(limit)} per core, runtime "
+        f"reserve {size_text(memory['reserve_bytes'])}"
     )
-    parts = {k: v for k, v in memory["categories"].items() if v}
-    console.print("         " + "  ".join(f"{k} {size_text(v)}" for k, v in parts.items()))
+    parts = [f"{k} {size_text(v)}" for k, v in memory["categories"].items() if v >= MIB / 100]
+    _indented(console, parts)
 
 
 def _timing(console: Console, report: dict[str, Any]) -> None:
     timing, cost = report["timing"], report["cost"]
     low, high = timing["band_s"]
     console.print(
-        f"[bold]time[/]     {seconds_text(timing['step_time_s'])} per step "
-        f"(band {seconds_text(low)} .. {seconds_text(high)}, {timing['profile']}, "
-        f"{timing['confidence']})"
+        f"[bold]time[/]     {seconds_text(timing['step_time_s'])} per step ({timing['profile']}, "
+        f"band {seconds_text(low)} .. {seconds_text(high)}, {timing['confidence']})"
     )
     console.print(breakdown_bar(timing["breakdown_ps"]))
-    shares = [(k, v) for k, v in timing["breakdown_ps"].items() if v]
     total = timing["step_time_ps"] or 1
-    console.print("         " + "  ".join(f"{k} {v / total:.1%}" for k, v in shares))
+    _indented(console, [f"{k} {v / total:.1%}" for k, v in timing["breakdown_ps"].items() if v])
     console.print(
         f"[bold]rates[/]    MFU {timing['mfu']:.2%}  HFU {timing['hfu']:.2%}  "
-        f"{timing['tokens_per_s']:,.0f} tokens/s   [bold]cost[/] ${cost['usd_per_step']:.6f} per"
-        f" step, "
-        f"${cost['usd_per_1e6_tokens']:.4f} per million tokens"
+        f"{timing['tokens_per_s']:,.0f} tokens/s"
     )
+    console.print(
+        f"[bold]cost[/]     ${cost['usd_per_step']:.6f} per step, "
+        f"${cost['usd_per_1e6_tokens']:.4f} per million tokens, on demand"
+    )
+
+
+def _indented(console: Console, parts: list[str]) -> None:
+    """Parts on as many indented lines as they need."""
+    line = "        "
+    for part in parts:
+        if len(line) + len(part) + 2 > console.width:
+            console.print(line)
+            line = "        "
+        line += f" {part} "
+    console.print(line)
 
 
 def breakdown_bar(breakdown: dict[str, int], width: int = 66) -> Text:

@@ -41,7 +41,7 @@ def check(graph: Graph, arrays: list[np.ndarray], in_place: dict[int, int] | Non
     state = {f"i{i}": a for i, a in enumerate(arrays)}
     buffers, ranks = run_alone(step, state)
     for k, (name, want) in enumerate(zip(step.outputs, wanted, strict=True)):
-        assert distance(want, buffers[name]) < 2e-6, k
+        assert distance(want, buffers[name]) < 1e-5, (k, distance(want, buffers[name]))
     return ranks
 
 
