@@ -48,23 +48,40 @@ def liveness_bound(lifetimes: Sequence[Lifetime]) -> int:
 
 
 def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
-    """(byte offset per buffer, arena size)."""
-    offsets = [0] * len(lifetimes)
-    placed: list[tuple[int, int]] = []  # (offset, buffer)
+    """(byte offset per buffer, arena size).
+
+    When the first order misses the bound, the buffer on top is placed first and all others again,
+    a few times over; the best plan wins.
+    """
+    bound = liveness_bound(lifetimes)
     order = sorted(
         range(len(lifetimes)), key=lambda i: (-lifetimes[i].size_bytes, lifetimes[i].start, i)
     )
+    best = _place(lifetimes, order)
+    found = best
+    for _ in range(MAX_REPAIRS):
+        if best[1] <= bound:
+            break
+        top = max(order, key=lambda i: found[0][i] + aligned(lifetimes[i].size_bytes))
+        order.remove(top)
+        order.insert(0, top)
+        found = _place(lifetimes, order)
+        best = min(best, found, key=lambda made: made[1])
+    return best
+
+
+def _place(lifetimes: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], int]:
+    """Offsets and arena size when buffers are placed in `order`."""
+    offsets = [0] * len(lifetimes)
+    placed: list[tuple[int, Lifetime]] = []
+    size = 0
     for i in order:
         life = lifetimes[i]
-        busy = [
-            (at, aligned(lifetimes[j].size_bytes))
-            for at, j in placed
-            if life.overlaps(lifetimes[j])
-        ]
+        busy = [(at, aligned(other.size_bytes)) for at, other in placed if life.overlaps(other)]
         offsets[i] = _best_gap(sorted(busy), aligned(life.size_bytes))
-        placed.append((offsets[i], i))
-    sizes = [o + aligned(life.size_bytes) for o, life in zip(offsets, lifetimes, strict=True)]
-    return offsets, max(sizes, default=0)
+        placed.append((offsets[i], life))
+        size = max(size, offsets[i] + aligned(life.size_bytes))
+    return offsets, size
 
 
 def _best_gap(busy: Sequence[tuple[int, int]], size: int) -> int:

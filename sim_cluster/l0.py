@@ -86,6 +86,19 @@ class RegionCode:
         with np.errstate(all="ignore"):
             self._run(self.body)
         self.executed += sum(clock[e] for e, clock in enumerate(self.clocks))
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        """A region runs again in the next call: it must leave its semaphores as it found them."""
+        for semaphore, (queue, count) in enumerate(
+            zip(self.queues, self.region.tokens, strict=True)
+        ):
+            if len(queue) != count:
+                raise SimulationError(
+                    "SW_L0_TOKENS",
+                    f"region {self.region.program.name} must leave semaphore {semaphore} with"
+                    f" {count} tokens, it leaves {len(queue)}",
+                )
 
     def _reset(self) -> None:
         """Poison the tiles and start the queues from a barrier."""

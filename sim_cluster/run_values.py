@@ -31,8 +31,9 @@ class ValueRun:
     """The cores of one step in values.
 
     `programs` maps the names of the manifest's schedule to linked programs. With `check_l0`, the
-    first run of every program is also made at L0 on core 0. `threads` host threads share the ranks;
-    results do not depend on it.
+    first run of every program is also made at L0 on core 0. `level` is that of the run itself: at
+    L0 every core executes every instruction. `threads` host threads share the ranks; results do
+    not depend on it.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ValueRun:
         manifest: Manifest,
         *,
         check_l0: bool = True,
+        level: str = L1,
         schedules: Schedules = ring_schedules,
         threads: int = 1,
     ) -> None:
@@ -52,8 +54,8 @@ class ValueRun:
         self.programs, self.manifest, self.schedules = programs, manifest, schedules
         self.check_l0 = check_l0
         self.result = ValueResult()
-        self._codes = {name: ProgramCode(p, L1) for name, p in programs.items()}
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._codes = {name: ProgramCode(p, level) for name, p in programs.items()}
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 and level == L1 else None
         sizes = [(b.name, b.num_bytes) for b in manifest.buffers.values()]
         self.cores = [CoreMemory(sizes) for _ in range(layout.num_ranks(manifest.mesh))]
         self._fill_initial()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 from compiler.isa.region import Affine
@@ -159,6 +160,12 @@ class Body:
             chain.append(value)
             value = self.source(value)
         return value, chain[::-1]
+
+    def loc_of(self, value: Value) -> Loc:
+        """Where the op that makes `value` comes from."""
+        task = self.producer.get(value)
+        op = self.made.get(value) or self.views.get(value) or self.constants.get(value)
+        return task.op.loc if task else op.loc if op else UNKNOWN_LOC
 
     def source(self, view: Value) -> Value:
         """What a view looks at."""

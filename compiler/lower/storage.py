@@ -214,7 +214,7 @@ class Storage:
     def _copy_to_output(self, k: int, value: Value, owner: Value | None, number: int) -> None:
         """Copy `value` to output `k` after everything that reads the memory's old content."""
         body = self.body
-        by = Op(COPY, (value,), (Value(value.type),))
+        by = Op(COPY, (value,), (Value(value.type),), loc=body.loc_of(value))
         base = body.base(value)[0]
         if base in self._overwritten:
             value = body.copy(value, by)

@@ -12,9 +12,6 @@ from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 from jaxlib import _jax
 
-# Set while test files are collected, so before any test starts the backend.
-jax.config.update("jax_num_cpu_devices", 8)
-
 
 def parse(text: str) -> str:
     """The module, parsed, verified and printed again by MLIR."""

@@ -28,8 +28,6 @@ from sharding.shardy import annotated_text
 from sharding.spec import ShardingSpec
 from sharding.strategies import INPUT, Recipe
 
-jax.config.update("jax_num_cpu_devices", 8)
-
 _LINE = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) (all-gather|all-reduce|all-to-all)\(")
 
 

@@ -1,0 +1,74 @@
+"""Units compile to functions, functions link to programs: deterministic, located, refused with a line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.diagnostics import CompileError, LoadError, Loc
+from compiler.driver import compile_function, compile_graph
+from compiler.ir.build import Builder
+from compiler.ir.ops import ReverseAttrs
+from compiler.isa.encode import encode_program
+from compiler.isa.program import Program
+from compiler.link import link
+from compiler.outline import outline
+from compiler.program import StepPlan, StepProgram
+from compiler.unit import pack_function, read_payload, unpack_function
+from tests.support.graphs import layer_stack
+
+TARGET = "trn1n.32xlarge"
+STEP = StepProgram(name="step", graph=layer_stack(), inputs=("x", "w"), outputs=("y", "kept"))
+PLAN = StepPlan(mesh={"dp_shard": 1}, buffers={}, programs=(STEP,), schedule=((("step",), 1),))
+
+
+def as_bytes(program: Program) -> dict[str, bytes]:
+    sections = encode_program(program)
+    return {k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in sections.items()}
+
+
+def test_units_linked_by_hand_equal_the_whole_road() -> None:
+    outlined = outline(PLAN)
+    compiled = [compile_function(u.payload, {}, TARGET) for u in outlined.functions]
+    linked = link(PLAN, outlined, compiled, TARGET)["step"]
+    assert as_bytes(linked) == as_bytes(compile_graph(STEP, TARGET))
+
+
+def test_functions_survive_packing() -> None:
+    for unit in outline(PLAN).functions:
+        data = compile_function(unit.payload, {}, TARGET)
+        assert pack_function(unpack_function(data)) == data
+        graph, signature = read_payload(unit.payload)
+        assert signature == unit.signature and len(graph.ops) == len(unit.graph.ops)
+
+
+def test_another_format_is_refused() -> None:
+    import msgpack
+
+    with pytest.raises(LoadError, match="SW_UNIT_FORMAT"):
+        unpack_function(msgpack.packb([99, []]))
+
+
+def test_regions_point_at_the_users_lines() -> None:
+    program = compile_graph(STEP, TARGET)
+    assert program.locations == (("model.py", 7, "stack"),)
+    locs = [r.program.loc for f in program.functions for r in f.regions]
+    assert locs and set(locs) == {0}
+    assert len({f.name for f in program.functions}) == len(program.functions)
+
+
+def test_scratch_is_the_largest_function_and_code_is_there() -> None:
+    program = compile_graph(STEP, TARGET)
+    assert program.scratch_bytes == max(f.scratch_bytes for f in program.functions)
+    compute = [r for f in program.functions for r in f.regions if r.program.kind == "compute"]
+    assert compute and all(r.body for r in compute)
+
+
+def test_refusals_reach_the_user_with_file_and_line() -> None:
+    b = Builder()
+    x = b.op("tanh", b.input((4, 3)))
+    b.loc = Loc("model.py", 41)
+    graph = b.finish(b.op("reverse", x, attrs=ReverseAttrs((0,))))
+    step = StepProgram(name="step", graph=graph, inputs=("x",), outputs=("y",))
+    with pytest.raises(CompileError, match=r"model.py:41: error\[NCC_EVRF001\]: reverse"):
+        compile_graph(step, TARGET)

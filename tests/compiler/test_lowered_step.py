@@ -1,0 +1,104 @@
+"""Whole training steps as lowered regions over ranks equal the unsharded step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from compiler import hbm
+from compiler.frontend.models import llama
+from compiler.frontend.reference import batch_leaves, initial_state, reference_step, task_batches
+from compiler.frontend.task import TrainTask
+from compiler.lower.function import tensor_spans
+from compiler.program import StepPlan
+from sharding.mesh import make_mesh
+from tests.models import prime_model
+from tests.support.lowered_ranks import LoweredRanks
+from tests.support.road import fsdp_plan, leaf_error, split_batch, worst
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def run_lowered_step(plan: StepPlan, task: TrainTask) -> tuple[dict[str, float], LoweredRanks]:
+    """Errors per leaf after one step."""
+    batch = next(i for i in plan.buffers.values() if i.role == "batch")
+    samples = batch.global_type.shape[0]
+    state = initial_state(task, 0)
+    ranks = LoweredRanks(plan, state)
+    (whole,) = itertools.islice(task_batches(task, 0, samples * plan.num_microbatches), 1)
+    expected = reference_step(task, state, whole)
+    ranks.run_step(split_batch(batch_leaves(whole), samples))
+    errors = {
+        name: leaf_error(ranks.gather(name), expected[name])
+        for name, info in plan.buffers.items()
+        if name in expected and info.role != "batch"
+    }
+    assert errors
+    return errors, ranks
+
+
+@pytest.fixture(scope="module")
+def llama_run() -> tuple[dict[str, float], LoweredRanks]:
+    task = llama.train_task(CONFIG, seq_len=16)
+    plan = fsdp_plan(task, make_mesh({"dp_shard": 2}), 1, 2)
+    return run_lowered_step(plan.step, task)
+
+
+def test_scanned_llama_with_adamw(llama_run) -> None:
+    errors, _ = llama_run
+    assert worst(errors)[1] <= 1e-5, worst(errors)
+
+
+def test_layers_are_one_function_each_way(llama_run) -> None:
+    _, ranks = llama_run
+    names = [u.name for u in ranks.outlined.functions]
+    assert len(names) >= 6
+    assert names.count("forward.loop") == names.count("backward.loop") == 1
+
+
+def test_memory_is_at_the_liveness_bound(llama_run) -> None:
+    _, ranks = llama_run
+    for program in ranks.outlined.programs:
+        bound = hbm.liveness_bound(program.lifetimes)
+        assert program.arena_bytes <= 1.02 * bound, program.name
+    for bound_unit in ranks.units.values():
+        lowered = bound_unit.lowered
+        spans = tensor_spans(lowered.regions)
+        lifetimes = [
+            hbm.Lifetime(math.prod(t.shape) * t.dtype.bytes, *spans[i])
+            for i, t in enumerate(lowered.tensors)
+            if t.kind == "scratch"
+        ]
+        assert lowered.scratch_bytes <= 1.02 * hbm.liveness_bound(lifetimes)
+
+
+def test_attention_and_norms_are_strip_regions(llama_run) -> None:
+    """Between contractions of the forward layer there is one region per norm, softmax and rotation."""
+    _, ranks = llama_run
+    (layer,) = [u for u in ranks.outlined.functions if u.name == "forward.loop"]
+    regions = ranks.units[layer.key].lowered.regions
+    compute = [r.name for r in regions if r.kind == "compute"]
+    assert compute.count("dot_general") == 9
+    assert compute.count("reduce_exponential") == 1
+    assert compute.count("reduce") == 2
+    transposed = [r for r in regions if r.name == "transpose"]
+    assert not transposed
+
+
+def test_handwritten_model_of_prime_sizes() -> None:
+    task = prime_model.train_task()
+    plan = fsdp_plan(task, make_mesh({"dp_shard": 2}), 1, 2)
+    errors, _ = run_lowered_step(plan.step, task)
+    assert worst(errors)[1] <= 1e-5, worst(errors)
