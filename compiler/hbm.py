@@ -8,9 +8,10 @@ of whatever is planned: regions of a function, or calls of a program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+MAX_REPAIRS = 64  # placements tried after the first; each is quadratic in the buffers
 ALIGNMENT_BYTES = (
     256  # of every buffer; our choice, a multiple of the 64-byte DMA element (inferred)
 )
@@ -50,15 +51,34 @@ def liveness_bound(lifetimes: Sequence[Lifetime]) -> int:
 def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     """(byte offset per buffer, arena size).
 
-    When the first order misses the bound, the buffer on top is placed first and all others again,
-    a few times over; the best plan wins.
+    When the first order misses the bound, other orders are tried, and in each the buffer on top is
+    placed first and all others again, a few times over; the best plan wins.
     """
     bound = liveness_bound(lifetimes)
-    order = sorted(
-        range(len(lifetimes)), key=lambda i: (-lifetimes[i].size_bytes, lifetimes[i].start, i)
-    )
-    best = _place(lifetimes, order)
-    found = best
+    best: tuple[list[int], int] | None = None
+    for key in _ORDERS:
+        found = _repaired(
+            lifetimes, sorted(range(len(lifetimes)), key=lambda i: key(lifetimes[i])), bound
+        )
+        best = found if best is None or found[1] < best[1] else best
+        if best[1] <= bound:
+            break
+    assert best is not None
+    return best
+
+
+_ORDERS: tuple[Callable[[Lifetime], tuple[int, ...]], ...] = (
+    lambda life: (-life.size_bytes, life.start),
+    lambda life: (-life.size_bytes * (life.end - life.start + 1), life.start),
+    lambda life: (life.start - life.end, -life.size_bytes, life.start),
+    lambda life: (life.start, -life.size_bytes),
+    lambda life: (-life.end, -life.size_bytes),
+)
+
+
+def _repaired(lifetimes: Sequence[Lifetime], order: list[int], bound: int) -> tuple[list[int], int]:
+    """The best of the placements that `order` and its repairs give."""
+    best = found = _place(lifetimes, order)
     for _ in range(MAX_REPAIRS):
         if best[1] <= bound:
             break

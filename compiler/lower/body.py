@@ -249,7 +249,8 @@ class Body:
 
 
 def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
-    """Results of updates that may overwrite their target: nothing computed from the result reads it.
+    """Results of updates that may overwrite their target: nothing computed from the result reads
+    it.
 
     A graph input is only overwritten on the path to the output that owns its memory (`donated`
     results). Reading a view counts as reading what it looks at.
@@ -274,7 +275,9 @@ def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
         if target in kept or (target in inputs and op.result not in donated):
             continue
         others = [u for u in readers[target] if u is not op]
-        updated = any(base.get(u.operands[0], u.operands[0]) is target for u in others if u.name in UPDATES)
+        updated = any(
+            base.get(u.operands[0], u.operands[0]) is target for u in others if u.name in UPDATES
+        )
         if not updated and not _depend(graph, op.result, others):
             found.add(op.result)
     return found

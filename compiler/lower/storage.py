@@ -100,7 +100,9 @@ class Storage:
         root = self.body.root(self.body.base(value)[0])
         place = self.home(root)
         permuted = place.layout != dense(root.type.shape)
-        return NeedsScratchError(self.output_of(place.tensor)) if permuted else NeedsCopyError(value)
+        return (
+            NeedsScratchError(self.output_of(place.tensor)) if permuted else NeedsCopyError(value)
+        )
 
     def home(self, value: Value) -> Place:
         """Memory of a base value; scratch or a constant is made on first use."""
@@ -116,8 +118,7 @@ class Storage:
         return self._home[root]
 
     def _scratch(self, root: Value) -> None:
-        """Scratch for a value, in the order its readers walk when its producer can write any order.
-        """
+        """Scratch for a value, in the order its readers walk when its producer can write any order."""
         layout = self._wanted_layout(root)
         sizes = [piece for pieces in layout.dims for piece in pieces]
         shape = tuple(size for size, _ in sorted(sizes, key=lambda p: -p[1]))

@@ -18,7 +18,6 @@ from compiler.passes.cse import cse
 from compiler.passes.dce import dce
 from compiler.passes.fold import fold
 from compiler.passes.orient import orient
-from compiler.passes.sink import sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,9 @@ class Pass:
 # Folding exposes equal constants to CSE, and both leave dead ops behind.
 PASSES: tuple[Pass, ...] = (Pass("fold", fold), Pass("cse", cse), Pass("dce", dce))
 
-# For the whole step, before partitioning: what is sunk leaves carries behind for `dce`. Collectives
-# would stand between a contraction and its transpose later.
-STEP_PASSES: tuple[Pass, ...] = (
-    Pass("fold", fold),
-    Pass("sink", sink),
-    Pass("orient", orient),
-    *PASSES[1:],
-)
+# For the whole step, before partitioning: later, collectives stand between a contraction and its
+# transpose.
+STEP_PASSES: tuple[Pass, ...] = (PASSES[0], Pass("orient", orient), *PASSES[1:])
 
 # For the graph a function is compiled from; barriers go last, because CSE must not run after that.
 LOCAL_PASSES: tuple[Pass, ...] = (*PASSES, Pass("drop_barriers", drop_barriers))

@@ -32,9 +32,7 @@ def test_plans_are_legal_and_no_smaller_than_the_bound(lifetimes: list[Lifetime]
 @given(LIFETIMES)
 def test_bound_is_the_busiest_step(lifetimes: list[Lifetime]) -> None:
     steps = range(60)
-    busy = [
-        sum(aligned(x.size_bytes) for x in lifetimes if x.start <= s <= x.end) for s in steps
-    ]
+    busy = [sum(aligned(x.size_bytes) for x in lifetimes if x.start <= s <= x.end) for s in steps]
     assert liveness_bound(lifetimes) == max(busy)
 
 

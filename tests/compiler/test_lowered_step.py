@@ -85,7 +85,7 @@ def test_memory_is_at_the_liveness_bound(llama_run) -> None:
 
 
 def test_attention_and_norms_are_strip_regions(llama_run) -> None:
-    """Between contractions of the forward layer there is one region per norm, softmax and rotation."""
+    """The forward layer has one region per norm and one for its softmax."""
     _, ranks = llama_run
     (layer,) = [u for u in ranks.outlined.functions if u.name == "forward.loop"]
     regions = ranks.units[layer.key].lowered.regions

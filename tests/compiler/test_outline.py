@@ -1,4 +1,4 @@
-"""Programs as calls: loops, repeated code, memory between functions, all held equal to the graph."""
+"""Programs as calls: loops, repeated code and memory, all held equal to the graph."""
 
 from __future__ import annotations
 

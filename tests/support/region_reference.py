@@ -19,6 +19,7 @@ from compiler.isa.region import Node, RegionProgram, View
 from compiler.lower.function import Lowered, Signature, lower_function
 
 Collective = Callable[..., np.ndarray]
+PLAIN = Signature()
 
 
 def run_lowered(
@@ -170,7 +171,7 @@ def _graph_op(name: str, args, attrs) -> np.ndarray:
 def check_lowering(
     graph: Graph,
     inputs: Sequence[np.ndarray],
-    signature: Signature = Signature(),
+    signature: Signature = PLAIN,
     registers: Sequence[int] = (),
     tolerance: float = 2e-6,
     **options: int,

@@ -78,7 +78,9 @@ def test_adamw_is_one_region_in_place() -> None:
     p, m, v, g = (b.input((33, 7)) for _ in range(4))
     rate = b.input(())
     m2 = b.add(b.multiply(m, b.full((33, 7), 0.9)), b.multiply(g, b.full((33, 7), 0.1)))
-    v2 = b.add(b.multiply(v, b.full((33, 7), 0.95)), b.multiply(b.multiply(g, g), b.full((33, 7), 0.05)))
+    v2 = b.add(
+        b.multiply(v, b.full((33, 7), 0.95)), b.multiply(b.multiply(g, g), b.full((33, 7), 0.05))
+    )
     step = b.op("divide", m2, b.add(b.op("sqrt", v2), b.full((33, 7), 1e-8)))
     p2 = b.op("subtract", p, b.multiply(step, b.broadcast(rate, (33, 7))))
     signature = Signature(aliases=((0, 0), (1, 1), (2, 2)))
@@ -136,7 +138,9 @@ def test_data_dependent_start_goes_through_a_clamped_register(start: int) -> Non
     b = Builder()
     x, i = b.input((5, 3)), b.input((), DType.I32)
     row = b.dynamic_slice(x, (i, b.constant(0, DType.I32)), (2, 3))
-    lowered = check_lowering(b.finish(b.op("negate", row)), [normal(5, 3), np.asarray(start, np.int32)])
+    lowered = check_lowering(
+        b.finish(b.op("negate", row)), [normal(5, 3), np.asarray(start, np.int32)]
+    )
     assert kinds(lowered) == ["register_load", "compute"]
 
 

@@ -1,0 +1,122 @@
+"""`python -m sim_cluster BUNDLE`: load a bundle from wherever it lies, run its steps in values, time
+it.
+
+Needs this package, `compiler`, `collectives`, NumPy, msgpack and zstandard: no graph, no jax, no
+orchestrator. Exit codes are those of the `shardwright` command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from compiler.diagnostics import DiagnosticError, UsageError
+from compiler.neff.bundle import Bundle, load_bundle
+from compiler.target import PS_PER_S, load_target
+from sim_cluster.layout import num_ranks
+from sim_cluster.profiles import PROFILES
+from sim_cluster.run_values import ValueRun
+from sim_cluster.step_time import Step, band
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        if bool(args.inputs) != bool(args.outputs):
+            raise UsageError("SW_USAGE", "--inputs and --outputs require each other")
+        bundle = load_bundle(args.bundle)
+        print(
+            f"{args.bundle}: {len(bundle.programs)} programs for"
+            f" {num_ranks(bundle.manifest.mesh)} cores of {bundle.manifest.target}, sound"
+        )
+        if args.inputs and not args.verify:
+            _save(args.outputs, run_steps(bundle, _read(args.inputs), args.steps))
+        if args.time:
+            _print_time(bundle)
+    except DiagnosticError as error:
+        print(error.diagnostic.render(), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sim_cluster", description=__doc__)
+    parser.add_argument("bundle", type=Path, help="a bundle directory")
+    parser.add_argument("--inputs", type=Path, help=".npz: global arrays by buffer name")
+    parser.add_argument("--outputs", type=Path, help=".npz to write: the state, metrics per step")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="steps; batch arrays then have a first axis of steps"
+    )
+    parser.add_argument("--time", action="store_true", help="print the simulated time of a step")
+    parser.add_argument("--verify", action="store_true", help="check the files, run nothing")
+    return parser
+
+
+def run_steps(bundle: Bundle, inputs: Arrays, steps: int = 0) -> dict[str, np.ndarray]:
+    """The state after the steps, by buffer name, and metrics with a first axis of steps.
+
+    `inputs` holds every buffer that is given (state and batch). `steps` 0 is one step on the batch
+    as it is; otherwise batch arrays have a first axis of that length.
+    Raises UsageError for a missing buffer or another number of batches, SimulationError as ValueRun.
+    """
+    wanted = {b.name: b for b in bundle.manifest.buffers.values() if b.initial == "given"}
+    wanted = {name: b for name, b in wanted.items() if b.role != "coordinate"}
+    if missing := sorted(wanted.keys() - inputs.keys()):
+        raise UsageError("SW_INPUTS", f"inputs require an array {missing[0]}, one of {missing}")
+    batch = {name: inputs[name] for name, b in wanted.items() if b.role == "batch"}
+    for name, array in batch.items():
+        if steps and (array.ndim == 0 or len(array) != steps):
+            raise UsageError(
+                "SW_INPUTS", f"{name} requires a first axis of {steps} steps, got {array.shape}"
+            )
+    run = ValueRun(bundle.programs, bundle.manifest)
+    run.load({name: array for name, array in inputs.items() if name not in batch})
+    metrics = [
+        run.step({n: a[k] if steps else a for n, a in batch.items()}) for k in range(steps or 1)
+    ]
+    for check in run.result.l0.values():
+        print(f"{check.program}: L0 against L1 {check.distance:.1e} on core {check.rank}")
+    found = run.gather(wanted.keys() - batch.keys())
+    return found | {name: np.stack([m[name] for m in metrics]) for name in metrics[0]}
+
+
+def _read(path: Path) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return {name: data[name] for name in data.files}
+    except (OSError, ValueError, BadZipFile, AttributeError) as error:
+        raise UsageError("SW_INPUTS", f"cannot read {path} as .npz: {error}") from error
+
+
+def _save(path: Path, arrays: Arrays) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def _print_time(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    step = Step(
+        programs=bundle.programs,
+        schedule=manifest.schedule,
+        mesh=manifest.mesh,
+        target=load_target(manifest.target),
+        instances=manifest.instances,
+    )
+    times = {name: timing.step_time_ps / PS_PER_S for name, timing in band(step).items()}
+    rows = ", ".join(f"{name} {times[name]:.9f} s" for name in PROFILES)
+    print(f"simulated step time: {rows}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
