@@ -43,8 +43,10 @@ class ModelConfig:
     seq_len: int = 0
     """Tokens per sample; 0 takes the model's own maximum."""
 
-    dtype: str = choice("float32", "float32", "bfloat16")
-    """Compute type of forward and backward; parameters stay fp32."""
+    dtype: str = choice("auto", "auto", "float32", "bfloat16")
+    """Compute type of forward and backward; parameters stay fp32. `auto`: bfloat16 for presets,
+    float32 for a config.
+    """
 
     optimizer: str = choice("adamw", "adamw", "sgd")
     learning_rate: float = 1e-3

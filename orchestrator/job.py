@@ -25,6 +25,7 @@ from orchestrator.bundling import compiled_footprint, compiler_version, manifest
 from orchestrator.cache import Cache, default_directory
 from orchestrator.config import JobConfig
 from orchestrator.executor import Executor, InlineExecutor
+from orchestrator.model import compute_type, resolve_task
 from orchestrator.numerics import Reference, run_unsharded, worst_leaf, worst_loss_error
 from orchestrator.report import base_report
 from orchestrator.screen import Progress
@@ -134,7 +135,6 @@ def run_values(built: Built, bundle: Bundle, progress: Progress) -> Values:
     Raises UsageError for a timing-only task.
     """
     from compiler.frontend.reference import batch_leaves, initial_state, task_batches
-    from orchestrator.model import resolve_task
 
     job = built.job
     if job.run.steps < 1:
@@ -170,7 +170,7 @@ def numerics_section(job: JobConfig, values: Values, reference: Reference) -> di
         "bound": reference.bound,
         "passed": max(error, loss_error) <= reference.bound,
         "l0": dict(values.l0),
-        "cast": job.model.dtype,
+        "cast": compute_type(job),
     }
 
 

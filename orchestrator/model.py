@@ -46,10 +46,17 @@ def resolve_task(job: JobConfig) -> TrainTask:
     return train_task(config, seq_len=seq_len, name=Path(job.base).name, **_options(job))
 
 
+def compute_type(job: JobConfig) -> str:
+    """The resolved `model.dtype`."""
+    if job.model.dtype != "auto":
+        return job.model.dtype
+    return "bfloat16" if job.model.preset else "float32"
+
+
 def _options(job: JobConfig) -> dict[str, Any]:
     model = job.model
     return {
-        "dtype": _DTYPES[model.dtype],
+        "dtype": _DTYPES[compute_type(job)],
         "optimizer": model.optimizer,
         "clip": model.clip,
         "lr": model.learning_rate,

@@ -12,12 +12,14 @@ from importlib import metadata
 from typing import Any
 
 from collectives.costs import PROFILES as COLLECTIVE_PROFILES
+from compiler.diagnostics import CapacityError, Diagnostic
 from compiler.ir.analysis import count_ops, flops
 from compiler.isa.program import Call, Instr, Loop, Program, Repeat
 from compiler.target import PS_PER_S
 from orchestrator.build import Built, Stages
 from orchestrator.bundling import compiled_footprint, compiler_version
 from orchestrator.service import UnitRow
+from sharding.footprint import check_limit
 from sim_cluster.step_time import StepTiming
 
 SCHEMA = 1
@@ -44,7 +46,7 @@ def base_report(
         "mesh": dict(built.layout.mesh.sizes),
         "cores": built.layout.mesh.num_cores,
         "neffs": len(built.programs),
-        "findings": [f.as_dict() for f in built.plan.findings],
+        "findings": [f.as_dict() for f in (*capacity_findings(built), *built.plan.findings)],
         "units": [dataclasses.asdict(row) for row in rows],
         "programs": program_rows(built, neff_bytes),
         "memory": memory,
@@ -133,6 +135,15 @@ def memory_section(built: Built) -> dict[str, Any]:
             for h in found.largest
         ],
     }
+
+
+def capacity_findings(built: Built) -> tuple[Diagnostic, ...]:
+    """What `run` would refuse the step for: more memory than a core has."""
+    try:
+        check_limit(compiled_footprint(built), built.layout.target.limit_bytes, built.plan.step)
+    except CapacityError as error:
+        return (error.diagnostic,)
+    return ()
 
 
 def timing_section(

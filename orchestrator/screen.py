@@ -63,8 +63,8 @@ def plan_screen(report: dict[str, Any]) -> None:
     _memory(console, report["memory"])
     _timing(console, report)
     stages = report["provenance"]["stages_s"]
-    spent = "  ".join(f"{name} {seconds:.1f}" for name, seconds in stages.items())
-    console.print(f"[bold]stages[/]   {spent}  (seconds)")
+    console.print(f"[bold]stages[/]   {sum(stages.values()):.1f} s of this machine")
+    _indented(console, [f"{name} {seconds:.2f}" for name, seconds in stages.items()])
     _findings(console, report)
 
 
@@ -74,9 +74,9 @@ def _headline(console: Console, report: dict[str, Any]) -> None:
     cluster = job["cluster"]
     console.rule(f"[bold]{graph['name']}[/]  {job['strategy']['name']}  {mesh}", align="left")
     console.print(
-        f"[bold]job[/]      {graph['params'] / 1e6:,.2f} M parameters, "
-        f"{graph['flops_per_step'] / 1e12:,.3f} TFLOP per step, {report['cores']} cores of "
-        f"{cluster['instances']} x {cluster['target']}"
+        f"[bold]job[/]      {count_text(graph['params'])} parameters, "
+        f"{count_text(graph['flops_per_step'])}FLOP per step, {report['cores']} cores "
+        f"({cluster['instances']} x {cluster['target']})"
     )
 
 
@@ -136,8 +136,8 @@ def _memory(console: Console, memory: dict[str, Any]) -> None:
     limit, peak = memory["limit_bytes"], memory["peak_bytes"]
     verdict = "[green]fits[/]" if memory["fits"] else "[bold red]does not fit[/]"
     console.print(
-        f"[bold]memory[/]   {verdict}: {size_text(peak)} of {size_text(limit)} per core, runtime "
-        f"reserve {size_text(memory['reserve_bytes'])}"
+        f"[bold]memory[/]   {verdict}: {size_text(peak)} of {size_text(limit)} per core "
+        f"(reserve {size_text(memory['reserve_bytes'])})"
     )
     parts = [f"{k} {size_text(v)}" for k, v in memory["categories"].items() if v >= MIB / 100]
     _indented(console, parts)
@@ -191,8 +191,18 @@ def breakdown_bar(breakdown: dict[str, int], width: int = 66) -> Text:
 def _findings(console: Console, report: dict[str, Any]) -> None:
     for finding in report["findings"][:3]:
         console.print(f"[yellow]{finding['severity']}[/] {finding['code']}: {finding['message']}")
+        if finding["hint"]:
+            console.print(f"         {finding['hint']}")
     if len(report["findings"]) > 3:
         console.print(f"         {len(report['findings']) - 3} more findings in report.json")
+
+
+def count_text(number: float) -> str:
+    """A count with a decimal prefix: 3.03 M, 201 T."""
+    for exponent, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 10**exponent:
+            return f"{number / 10**exponent:.3g} {prefix}"
+    return f"{number:.3g} "
 
 
 def size_text(num_bytes: float) -> str:

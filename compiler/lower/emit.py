@@ -139,10 +139,7 @@ class Emitter:
         """Store the result of a task where it lives."""
         place = self.storage.window(task)
         labels = self.space.results[task.result]
-        try:
-            view = self.view(place, labels, task.result)
-        except (NeedsCopyError, NeedsScratchError) as error:
-            raise NeedsScratchError(self.storage.output_of(place.tensor)) from error
+        view = self.view(place, labels, task.result)
         span = [a for label in labels for a in leaves(label)]
         number = self._results[task.result]
         dtype = self.storage.tensors[place.tensor].dtype

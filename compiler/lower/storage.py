@@ -94,15 +94,14 @@ class Storage:
         return Place(place.tensor, layout)
 
     def dense_copy_of(self, value: Value) -> NeedsCopyError | NeedsScratchError:
-        """The request for a dense form of `value`: a copy, or an output that is not permuted at its
-        source.
+        """The request for a dense form of `value`: a copy, or an output that is not permuted at
+        its source.
         """
         root = self.body.root(self.body.base(value)[0])
         place = self.home(root)
+        output = self.output_of(place.tensor)
         permuted = place.layout != dense(root.type.shape)
-        return (
-            NeedsScratchError(self.output_of(place.tensor)) if permuted else NeedsCopyError(value)
-        )
+        return NeedsScratchError(output) if permuted and output >= 0 else NeedsCopyError(value)
 
     def home(self, value: Value) -> Place:
         """Memory of a base value; scratch or a constant is made on first use."""
@@ -118,7 +117,7 @@ class Storage:
         return self._home[root]
 
     def _scratch(self, root: Value) -> None:
-        """Scratch for a value, in the order its readers walk when its producer can write any order."""
+        """Scratch for a value, in the order its readers walk if its producer can write any."""
         layout = self._wanted_layout(root)
         sizes = [piece for pieces in layout.dims for piece in pieces]
         shape = tuple(size for size, _ in sorted(sizes, key=lambda p: -p[1]))

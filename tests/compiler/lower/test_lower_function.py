@@ -252,3 +252,14 @@ def test_integer_sums_over_ranks_are_refused_with_the_real_code() -> None:
     with pytest.raises(CompileError) as caught:
         lower_function(graph)
     assert caught.value.code == "NCC_EVRF061"
+
+
+def test_a_permuted_result_that_strides_cannot_reshape_is_copied() -> None:
+    """Readers walk a contraction's result transposed; one of them regroups it across the order."""
+    b = Builder()
+    x, y = b.input((6, 5)), b.input((4, 5))
+    z = b.dot(x, y, ((1,), (1,)))
+    turned = b.op("tanh", b.transpose(z, (1, 0)))
+    again = b.op("abs", b.transpose(z, (1, 0)))
+    flat = b.op("negate", b.reshape(z, (8, 3)))
+    check_lowering(b.finish(turned, again, flat), [normal(6, 5), normal(4, 5)])
