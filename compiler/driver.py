@@ -7,9 +7,6 @@ user's line where the graph is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from compiler.codegen.generate import generate
 from compiler.diagnostics import DiagnosticError, Loc
 from compiler.ir.types import Graph, Op
@@ -17,18 +14,16 @@ from compiler.isa.program import Function, Program, Region
 from compiler.link import link_program
 from compiler.lower.function import ORDINAL_FILE, Lowered, lower_function
 from compiler.outline import outline_programs
+from compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
 from compiler.passes.pipeline import run
 from compiler.program import StepProgram
-from compiler.unit import Unit, pack_function, read_payload, unpack_function
 
 
-def compile_function(payload: bytes, options: Mapping[str, Any], target: str) -> bytes:
+def compile_function(payload: bytes, target: str) -> bytes:
     """The packed function of a compile unit (`Unit.payload`) for the machine named `target`.
 
-    `options` change nothing yet; they are part of the unit's key.
     Raises: CompileError whose location is an op ordinal (see `located`).
     """
-    del options
     graph, signature = read_payload(payload)
     lowered = lower_function(run(with_ordinals(graph)), signature)
     return pack_function(generate_function(lowered, target))
@@ -69,7 +64,7 @@ def compile_graph(program: StepProgram, target: str) -> Program:
 def compile_unit(unit: Unit, target: str) -> Function:
     """Compile a unit whose locations are known. Raises CompileError at the user's file and line."""
     try:
-        return unpack_function(compile_function(unit.payload, {}, target))
+        return unpack_function(compile_function(unit.payload, target))
     except DiagnosticError as error:
         raise located(error, unit.graph) from error
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from compiler.buffers import OutlinedProgram
 from compiler.diagnostics import Loc
 from compiler.isa.program import Function, Program, Region
 from compiler.outline import Outlined
+from compiler.outline.buffers import OutlinedProgram
+from compiler.outline.unit import Unit, unpack_function
 from compiler.program import StepPlan
-from compiler.unit import Unit, unpack_function
 
 Location = tuple[str, int, str]
 

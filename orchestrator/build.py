@@ -20,7 +20,7 @@ from compiler.isa.program import Program
 from compiler.target import Target, load_target
 from orchestrator.config import AUTO, JobConfig
 from orchestrator.executor import WorkUnit
-from orchestrator.service import UnitService
+from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, parse_mesh
 from sharding.partitioned import Slot
@@ -135,7 +135,7 @@ def build_task(
     inputs = [Slot(a.name, a.role, a.batch_dim) for a in captured.inputs]
     outputs = [Slot(a.name, a.role) for a in captured.outputs]
     plan = _partition(job, layout, graph, inputs, outputs, service, stages)
-    programs = _compile(job, layout, plan, service, stages)
+    programs = _compile(layout, plan, service, stages)
     return Built(
         job=job,
         layout=layout,
@@ -162,7 +162,10 @@ def _partition(
         key = unit_key("partition", prepared.request)
         name = f"{job.strategy.name} {layout.mesh}"
         unit = WorkUnit("partition", key, name, prepared.request)
-        answer = service.run([unit])[key]
+        try:
+            answer = service.run([unit])[key]
+        except UnitFailedError as failed:
+            raise failed.error from failed
     with stages.timed("localize"):
         return complete(
             prepared,
@@ -173,24 +176,28 @@ def _partition(
 
 
 def _compile(
-    job: JobConfig, layout: Layout, plan: Plan, service: UnitService, stages: Stages
+    layout: Layout, plan: Plan, service: UnitService, stages: Stages
 ) -> dict[str, Program]:
+    from compiler.driver import located
     from compiler.link import link
     from compiler.outline import outline
 
     with stages.timed("outline"):
         outlined = outline(plan.step)
-        options = {"optlevel": job.compiler.optlevel}
         units = []
         names = Counter[str]()
         for function in outlined.functions:
             names[function.name] += 1
             name = f"{function.name}#{names[function.name]}"
-            payload = compile_payload(function.payload, options, layout.target.name)
+            payload = compile_payload(function.payload, layout.target.name)
             key = unit_key("compile", payload, layout.target.name)
             units.append(WorkUnit("compile", key, name, payload))
+    graphs = {unit.key: f.graph for unit, f in zip(units, outlined.functions, strict=True)}
     with stages.timed("compile"):
-        results = service.run(units)
+        try:
+            results = service.run(units)
+        except UnitFailedError as failed:
+            raise located(failed.error, graphs[failed.unit.key]) from failed
     with stages.timed("link"):
         compiled = [results[unit.key] for unit in units]
         return link(plan.step, outlined, compiled, layout.target.name)

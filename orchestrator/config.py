@@ -101,13 +101,6 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompilerConfig:
-    """Options of the compiler, under neuronx-cc's names."""
-
-    optlevel: int = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """The value run."""
 
@@ -144,7 +137,6 @@ class JobConfig:
     strategy: StrategyConfig = StrategyConfig()
     mesh: MeshConfig = MeshConfig()
     cluster: ClusterConfig = ClusterConfig()
-    compiler: CompilerConfig = CompilerConfig()
     run: RunConfig = RunConfig()
     cache: CacheConfig = CacheConfig()
     output: OutputConfig = OutputConfig()

@@ -105,7 +105,6 @@ def write_and_load(built: Built, path: Path) -> Bundle:
     """Write the bundle and load it back from disk: everything after this comes from the files."""
     meta = {
         "compiler_version": compiler_version(),
-        "options": {"optlevel": built.job.compiler.optlevel},
         "graph": built.name,
         "strategy": built.plan.strategy,
     }

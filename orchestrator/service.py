@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compiler.diagnostics import DiagnosticError
 from orchestrator.cache import Cache
 from orchestrator.executor import Executor, Outcome, WorkUnit
 
@@ -26,6 +27,17 @@ class UnitRow:
     worker: str
     cache: str  # hit or miss
     attempts: int = 1
+
+
+class UnitFailedError(Exception):
+    """A unit was refused; `error` says why. Compile units know op ordinals, their caller the
+    lines.
+    """
+
+    def __init__(self, unit: WorkUnit, error: DiagnosticError) -> None:
+        super().__init__(unit.name, error)
+        self.unit = unit
+        self.error = error
 
 
 class UnitService:
@@ -47,7 +59,7 @@ class UnitService:
     def run(self, units: Sequence[WorkUnit]) -> dict[str, bytes]:
         """Results by key.
 
-        Raises the first diagnosed error, after the units that were running are stored.
+        Raises UnitFailedError with the first diagnosed error, after the other units are stored.
         """
         distinct = {unit.key: unit for unit in units}
         total = len(distinct)
@@ -65,7 +77,7 @@ class UnitService:
         """Compute under the keys' locks, taken in key order so that two jobs cannot wait for each
         other."""
         results: dict[str, bytes] = {}
-        error = None
+        failed: UnitFailedError | None = None
         with contextlib.ExitStack() as locks:
             for unit in units:
                 locks.enter_context(self._cache.lock(unit.kind, unit.key))
@@ -78,14 +90,15 @@ class UnitService:
                     results[unit.key] = payload
                     self._note(_hit(unit, self._now()), total)
             for outcome in self._started().run(todo) if todo else ():
+                if outcome.error is not None:
+                    failed = failed or UnitFailedError(outcome.unit, outcome.error)
                 if outcome.result is None:
-                    error = error or outcome.error
                     continue
                 self._cache.put(outcome.unit.kind, outcome.unit.key, outcome.result)
                 results[outcome.unit.key] = outcome.result
                 self._note(self._row(outcome), total)
-        if error is not None:
-            raise error
+        if failed is not None:
+            raise failed
         return results
 
     def _started(self) -> Executor:

@@ -8,10 +8,9 @@ equal bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgpack
 
@@ -36,17 +35,16 @@ def _partition(payload: bytes) -> bytes:
 def _compile(payload: bytes) -> bytes:
     from compiler.driver import compile_function
 
-    graph, options, target = msgpack.unpackb(payload)
-    return compile_function(graph, options, target)
+    function, target = msgpack.unpackb(payload)
+    return compile_function(function, target)
 
 
 _UNITS: dict[str, Callable[[bytes], bytes]] = {"partition": _partition, "compile": _compile}
 
 
-def compile_payload(graph: bytes, options: Mapping[str, Any], target: str) -> bytes:
-    """The payload of a compile unit: function graph without locations, options that change output,
-    target."""
-    payload: bytes = msgpack.packb([graph, dict(sorted(options.items())), target])
+def compile_payload(function: bytes, target: str) -> bytes:
+    """The payload of a compile unit: a function without locations, and the target's name."""
+    payload: bytes = msgpack.packb([function, target])
     return payload
 
 

@@ -15,8 +15,8 @@ from compiler.isa.encode import encode_program
 from compiler.isa.program import Program
 from compiler.link import link
 from compiler.outline import outline
+from compiler.outline.unit import pack_function, read_payload, unpack_function
 from compiler.program import StepPlan, StepProgram
-from compiler.unit import pack_function, read_payload, unpack_function
 from tests.support.graphs import layer_stack
 
 TARGET = "trn1n.32xlarge"
@@ -31,14 +31,14 @@ def as_bytes(program: Program) -> dict[str, bytes]:
 
 def test_units_linked_by_hand_equal_the_whole_road() -> None:
     outlined = outline(PLAN)
-    compiled = [compile_function(u.payload, {}, TARGET) for u in outlined.functions]
+    compiled = [compile_function(u.payload, TARGET) for u in outlined.functions]
     linked = link(PLAN, outlined, compiled, TARGET)["step"]
     assert as_bytes(linked) == as_bytes(compile_graph(STEP, TARGET))
 
 
 def test_functions_survive_packing() -> None:
     for unit in outline(PLAN).functions:
-        data = compile_function(unit.payload, {}, TARGET)
+        data = compile_function(unit.payload, TARGET)
         assert pack_function(unpack_function(data)) == data
         graph, signature = read_payload(unit.payload)
         assert signature == unit.signature and len(graph.ops) == len(unit.graph.ops)

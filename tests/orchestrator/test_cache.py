@@ -11,7 +11,7 @@ from compiler.diagnostics import CompileError, UsageError
 from orchestrator import executor as executor_module
 from orchestrator.cache import Cache, default_directory
 from orchestrator.executor import InlineExecutor, WorkUnit
-from orchestrator.service import UnitService
+from orchestrator.service import UnitFailedError, UnitService
 
 KEY = "ab" * 32
 
@@ -95,8 +95,9 @@ def test_a_failing_unit_raises_after_the_others_are_stored_and_is_not_cached(
     tmp_path: Path, counted: list[bytes]
 ) -> None:
     with UnitService(InlineExecutor, Cache(tmp_path)) as service:
-        with pytest.raises(CompileError, match="SW_TEST"):
+        with pytest.raises(UnitFailedError) as caught:
             service.run([unit(b"a1"), unit(b"bad"), unit(b"z9")])
+        assert (caught.value.unit, caught.value.error.code) == (unit(b"bad"), "SW_TEST")
         assert service.run([unit(b"a1"), unit(b"z9")]) is not None
     assert sorted(counted) == [b"a1", b"bad", b"z9"]
     assert Cache(tmp_path).get("compile", unit(b"bad").key) is None

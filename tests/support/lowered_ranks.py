@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.buffers import OutlinedProgram
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import AllGatherAttrs, AllReduceAttrs, ReduceScatterAttrs
 from compiler.ir.types import Op, Value, tensor_type
 from compiler.isa.program import Call, CollectiveCall
 from compiler.lower.function import Lowered, lower_function
 from compiler.outline import Outlined, outline
+from compiler.outline.buffers import OutlinedProgram
 from compiler.passes.pipeline import run
 from compiler.program import BufferInfo, StepPlan, StepProgram
 from sim_cluster.regions import prepare

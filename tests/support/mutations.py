@@ -33,7 +33,6 @@ from compiler.isa.program import (
 )
 from compiler.neff.bundle import Bundle
 from compiler.target import Target
-from sim_cluster import elementwise
 from sim_cluster.engines import DECODERS
 from sim_cluster.functions import L0, CollectiveRequest, FunctionCode
 from sim_cluster.memory import CoreMemory

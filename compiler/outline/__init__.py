@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.buffers import OutlinedProgram, outline_program
+from compiler.outline.buffers import OutlinedProgram, outline_program
+from compiler.outline.unit import Unit
 from compiler.program import StepPlan, StepProgram
-from compiler.unit import Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler import pieces
 from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from compiler.ir.serialize import dump
@@ -22,7 +21,8 @@ from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.isa.region import Affine
 from compiler.lower.body import IDENTITY, VIEWS
 from compiler.lower.scalars import Known, known_scalars, parameter
-from compiler.sink import sink_invariants
+from compiler.outline import pieces
+from compiler.outline.sink import sink_invariants
 
 BITCASTS = IDENTITY | {"reshape"}
 

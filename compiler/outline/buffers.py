@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler import hbm
-from compiler.cut import Level, LoopStep, Piece, Step, cut_program
 from compiler.ir.types import Graph, TensorType, Value
 from compiler.isa.program import Call, ProgramBuffer, Repeat
 from compiler.lower.function import Signature
+from compiler.outline.cut import Level, LoopStep, Piece, Step, cut_program
+from compiler.outline.unit import Unit
 from compiler.program import StepProgram
-from compiler.unit import Unit
 
 
 @dataclass(slots=True, kw_only=True)
