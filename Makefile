@@ -30,8 +30,11 @@ format: setup ## format and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## run the benchmarks (ratios, never asserted)
-	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+bench: setup ## run the benchmarks (ratios, never asserted); COLLECTIVES=file.csv adds published rows
+	$(BIN)/python benchmarks/plan_cold_warm.py
+ifdef COLLECTIVES
+	$(BIN)/python benchmarks/collectives_vs_published.py $(COLLECTIVES)
+endif
 
 count: ## lines per file, largest first
 	@git ls-files '*.py' | xargs wc -l | sort -rn | head -40
