@@ -2,8 +2,9 @@
 
 out[batch, m, n] = sum over k of stationary[batch, k, m] * moving[batch, k, n]. The m atoms land on
 the partitions of the result and n along its rows, so exchanging the operands stores the transposed
-result at no cost; both ways are planned and the cheaper estimate wins. A block of m tiles with all
-of k stays in SBUF while panels of the moving operand pass by.
+result at no cost; both ways are planned and the cheaper estimate wins. A block of m tiles stays in
+SBUF while panels of the moving operand pass by, or the whole moving operand stays. Sums are kept in
+PSUM over all of k, or `staged`: one bank per product, added up in SBUF.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from compiler.codegen import rates
@@ -43,6 +45,9 @@ _FP32_PASSES = 4  # documented: nki/api/nki/isa/__init__.py, fp32 matmul takes f
 # With this many k tiles the pause to evict all accumulators at once is short beside the work on
 # them.
 _LONG_K = 8
+_BLOCKS = (1, 2, 4, 8, 16, 32)  # row tiles that share a panel in staged plans
+_STAGED_SLOTS = 4  # banks in flight between the tensor engine and the collecting copy
+_TURNING_BANKS = 4  # of PSUM for transposed operands on their way to SBUF
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,9 @@ class ContractPlan:
     on the partitions of the operands (minor part of `depth_split`); a missing split has major -1.
     `columns` are the atoms of a panel, major to minor. `outer`, `across` and `along` are loops of
     single points: batch and other m atoms, other n atoms, other k atoms. `block` row tiles and
-    `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block.
+    `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block,
+    `held` the whole moving operand over all row blocks. `staged` multiplies one row tile by one
+    PSUM bank of columns at a time and collects the products of a panel in SBUF.
     """
 
     space: Space
@@ -85,10 +92,26 @@ class ContractPlan:
     block: int
     chunk: int
     resident: bool
+    staged: bool
+    held: bool
     panel_type: DType
     stationary_slots: int
     accumulator_slots: int
+    turning_slots: int
     cost: float
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """Outer loops that choose another moving operand."""
+        spanned = self.space.values[self.moving.number].atoms
+        return tuple(a for a in self.outer if a in spanned)
+
+    @property
+    def sums(self) -> int:
+        """Chunks of k that are added up."""
+        size, made = self.space.sizes, self.depth_split
+        chunks = math.ceil(size.get(made.major, 1) / self.chunk) + (1 if made.tail else 0)
+        return chunks * math.prod(size[a] for a in self.along)
 
 
 def plan_contraction(
@@ -199,14 +222,23 @@ class _Planner:
         stationary = Operand(self.sides[0], free, self._natural(0, depth, free))
         narrow = self.limits.moving_max
         wide = max(narrow, math.ceil(_RUN_BYTES / self.panel_type.bytes))
-        for limit in sorted({narrow, wide}):
+        for limit in sorted({narrow, wide, 2 * wide, 4 * wide}):
             columns, extents = self._columns(limit)
             moving = Operand(self.sides[1], columns, self._natural(1, depth, columns))
             form = _Form(space, row_split, depth_split, stationary, moving, extents)
-            for resident in (True, False):
-                tiles = self._tiles(form, resident)
-                if tiles is not None:
+            for keep in product((True, False), repeat=2):
+                for tiles in self._blockings(form, _Keep(*keep)):
                     yield self._plan(form, rows, columns, tiles)
+
+    def _blockings(self, form: _Form, keep: _Keep) -> Iterator[dict[str, Any]]:
+        tiles = self._tiles(form, keep)
+        if tiles is not None:
+            yield tiles
+        rows = form.space.sizes.get(form.row_split.major, 1)
+        for block in sorted({near_divisor(rows, b) for b in _BLOCKS if b <= rows}):
+            tiles = self._staged(form, keep, block)
+            if tiles is not None:
+                yield tiles
 
     def _plan(
         self, form: _Form, rows: int | None, columns: tuple[int, ...], tiles: dict[str, Any]
@@ -264,48 +296,98 @@ class _Planner:
 
     # blocking
 
-    def _tiles(self, form: _Form, resident: bool) -> dict[str, Any] | None:
+    def _tiles(self, form: _Form, keep: _Keep) -> dict[str, Any] | None:
         """block, chunk and slot counts that fit PSUM and the budget; None when the form does not
         fit.
         """
-        space, item = form.space, self.panel_type.bytes
-        depth = space.sizes[form.depth_split.minor]
-        height = space.sizes.get(form.row_split.minor, 1)
-        along = math.prod(self.space.sizes[a] for a in self.over) // self.space.sizes[self.depth]
-        tiles = _tile_count(space, form.depth_split)
         width = math.prod(form.extents.values())
-        turning = form.moving.natural + (form.stationary.natural and not resident)
-        slots = 1 if tiles * along >= _LONG_K else 2
-        banks = (self.limits.psum_banks - 2 * turning) // slots
-        rows = space.sizes.get(form.row_split.major, 1)
+        turning = form.moving.natural + form.stationary.natural
+        slots = 1 if self._depth_tiles(form) >= _LONG_K else 2
+        banks = (self.limits.psum_banks - _TURNING_BANKS * bool(turning)) // slots
+        rows = form.space.sizes.get(form.row_split.major, 1)
         block = min(rows, banks // math.ceil(width / self.limits.moving_max))
-        whole = tiles * along * height * item if resident else 0
-        if resident:
+        whole = self._block_bytes(form) if keep.stationary else 0
+        if whole:
             block = min(block, int(_RESIDENT_SHARE * self.budget) // whole)
         if block < 1:
             return None
         block = near_divisor(rows, block)
-        stationary_slots = 2 if 2 * whole * block <= _RESIDENT_SHARE * self.budget else 1
-        per_tile = width * item * (2 if form.moving.natural else 1)
-        per_tile += depth * item * form.stationary.natural
-        per_tile += 0 if resident else block * height * item
+        return self._blocking(form, keep, block, 0, {"staged": False, "accumulator_slots": slots})
+
+    def _staged(self, form: _Form, keep: _Keep, block: int) -> dict[str, Any] | None:
+        """The same for products that are collected in SBUF."""
+        width = math.prod(form.extents.values())
+        sums = 4 * width * block if self._depth_tiles(form) > 1 else 0
+        whole = self._block_bytes(form) * block if keep.stationary else 0
+        if sums + whole > _RESIDENT_SHARE * self.budget:
+            return None
+        slots = {"staged": True, "accumulator_slots": _STAGED_SLOTS}
+        return self._blocking(form, keep, block, sums, slots)
+
+    def _depth_tiles(self, form: _Form) -> int:
+        along = math.prod(self.space.sizes[a] for a in self.over) // self.space.sizes[self.depth]
+        return _tile_count(form.space, form.depth_split) * along
+
+    def _block_bytes(self, form: _Form) -> int:
+        """Bytes per partition of one row tile of the stationary operand with all of k."""
+        height = form.space.sizes.get(form.row_split.minor, 1)
+        return self._depth_tiles(form) * height * self.panel_type.bytes
+
+    def _blocking(
+        self, form: _Form, keep: _Keep, block: int, sums: int, slots: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """The chunk of k for what the budget leaves beside the kept operands and `sums`."""
+        item, width = self.panel_type.bytes, math.prod(form.extents.values())
+        depth = form.space.sizes[form.depth_split.minor]
+        whole = self._block_bytes(form) * block if keep.stationary else 0
+        stationary_slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
+        columns = math.prod(self.space.sizes[a] for a in self.n)
+        held = self._depth_tiles(form) * columns * item if keep.moving else 0
         epilogue = 8 * width * (len(self.space.slice(self.sinks)) + 1)
-        left = max(0, self.budget - whole * block * stationary_slots - epilogue)
-        # Enough k tiles for long runs of a natural operand, and for large transfers of a direct
-        # one.
-        natural = form.moving.natural or (form.stationary.natural and not resident)
-        enough = _CHUNK_BYTES // (width * item)
-        if natural:
-            enough = max(enough, math.ceil(_NATURAL_RUN_BYTES / (depth * item)))
-        most = max(1, min(left // (2 * per_tile), enough))
-        majors = space.sizes.get(form.depth_split.major, 1)
+        left = self.budget - whole * stationary_slots - held - sums - epilogue
+        if left <= 0 and (keep.moving or slots["staged"]):
+            return None
+        height = form.space.sizes.get(form.row_split.minor, 1)
+        per_tile = (0 if keep.moving else width * item) + self._row_bytes(form, width)
+        per_tile += 0 if keep.stationary else block * height * item
+        most = max(1, min(max(0, left) // (2 * max(1, per_tile)), self._enough(form, width)))
+        majors = form.space.sizes.get(form.depth_split.major, 1)
+        if depth * item * most < _RUN_BYTES and most < majors and slots["staged"] and sums == 0:
+            return None
         return {
             "block": block,
             "chunk": near_divisor(majors, min(most, majors)),
-            "resident": resident,
+            "resident": keep.stationary,
+            "held": keep.moving,
             "stationary_slots": stationary_slots,
-            "accumulator_slots": slots,
+            "turning_slots": 1 if form.moving.natural and form.stationary.natural else 2,
+            **slots,
         }
+
+    def _row_bytes(self, form: _Form, width: int) -> int:
+        """Bytes per k tile of rows that wait for their transposes."""
+        rows = max((min(e, self.limits.partitions) for e in form.extents.values()), default=1)
+        beside = math.prod(form.extents.values()) // max(form.extents.values(), default=1)
+        depth = form.space.sizes[form.depth_split.minor]
+        assert rows <= width
+        moving = beside if form.moving.natural else 0
+        return depth * self.panel_type.bytes * (moving + form.stationary.natural)
+
+    def _enough(self, form: _Form, width: int) -> int:
+        """k tiles for long runs of a natural operand, and for large transfers of a direct one."""
+        item, depth = self.panel_type.bytes, form.space.sizes[form.depth_split.minor]
+        enough = _CHUNK_BYTES // (width * item)
+        if form.moving.natural or form.stationary.natural:
+            enough = max(enough, math.ceil(_NATURAL_RUN_BYTES / (depth * item)))
+        return enough
+
+
+@dataclass(frozen=True, slots=True)
+class _Keep:
+    """Which operands stay in SBUF with all of k."""
+
+    stationary: bool
+    moving: bool
 
 
 @dataclass(frozen=True, slots=True)

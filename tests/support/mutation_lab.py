@@ -1,0 +1,248 @@
+"""A compiled step in the laboratory: recorded on core 0, replayed with one instruction damaged, and
+judged by value, by time, or by a refusal."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from compiler.diagnostics import DiagnosticError
+from compiler.dtypes import DType
+from compiler.evaluate import function_segments
+from compiler.isa.encode import decode_function, encode_function
+from compiler.isa.limits import walk
+from compiler.isa.program import Function, Instr, Loop, Program
+from compiler.neff.bundle import Bundle
+from compiler.target import Target
+from sim_cluster.engines import DECODERS
+from sim_cluster.functions import L0, CollectiveRequest, FunctionCode
+from sim_cluster.memory import CoreMemory
+from sim_cluster.programs import ProgramCode
+from sim_cluster.run_values import ValueRun
+
+Views = tuple[np.ndarray, ...]
+Place = tuple[int, int, int]  # function, region, instruction in program order
+# Every execution of an instruction: the destination before, the sources, the registers.
+Seen = list[tuple[np.ndarray, Views, dict[int, int]]]
+
+
+@dataclass
+class Recording:
+    """One run of a program on core 0: memory before, data sent and received, buffers after."""
+
+    memory: CoreMemory
+    exchanges: list[tuple[bytes, np.ndarray]] = field(default_factory=list)
+    after: dict[str, bytes] = field(default_factory=dict)
+
+
+class RecordingRun(ValueRun):
+    """A value run with every core at L0; keeps the last run of every program on core 0."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle.programs, bundle.manifest, check_l0=False, level=L0)
+        self.recordings: dict[str, Recording] = {}
+        self.current = Recording(self.cores[0])
+
+    def run_program(self, name: str) -> None:
+        self.current = self.recordings[name] = Recording(self.cores[0].copy_named())
+        super().run_program(name)
+        named = self.cores[0].named
+        self.current.after = {n: named[n].tobytes() for n in self.programs[name].outputs}
+
+    def _advance(self, running: Sequence[Any]) -> list[CollectiveRequest | None]:
+        requests = super()._advance(running)
+        first, exchanges = requests[0], self.current.exchanges
+        if first is not None:
+            sent, deliver = first.source.tobytes(), first.deliver
+
+            def keep(result: np.ndarray) -> None:
+                exchanges.append((sent, result.copy()))
+                deliver(result)
+
+            first.deliver = keep
+        return requests
+
+
+def replay(code: ProgramCode, recording: Recording) -> str:
+    """What differs from the recording when core 0 runs `code`: empty when nothing."""
+    memory, count = recording.memory.copy_named(), 0
+    for request in code.run(memory):
+        if count == len(recording.exchanges):
+            return "one more collective"
+        sent, result = recording.exchanges[count]
+        if request.source.tobytes() != sent:
+            return f"data sent by collective {count}"
+        request.deliver(result)
+        count += 1
+    if count < len(recording.exchanges):
+        return "a collective is missing"
+    changed = [n for n, data in recording.after.items() if memory.named[n].tobytes() != data]
+    return f"buffers {changed}" if changed else ""
+
+
+@contextmanager
+def decoders(change: Callable[[Instr, Any], Any]):
+    """Within the block every decoded kernel goes through `change(instruction, kernel)`."""
+    originals = dict(DECODERS)
+
+    def wrapped(opcode: str) -> Any:
+        return lambda instr, dst, srcs: change(instr, originals[opcode](instr, dst, srcs))
+
+    DECODERS.update({opcode: wrapped(opcode) for opcode in originals})
+    try:
+        yield
+    finally:
+        DECODERS.update(originals)
+
+
+def operands_seen(program: Program, recordings: Sequence[Recording]) -> dict[Place, Seen]:
+    """The operands of every execution of every instruction; the replays must equal the runs."""
+    places = {
+        id(instr): (f, r, n)
+        for f, function in enumerate(program.functions)
+        for r, region in enumerate(function.regions)
+        for n, instr in enumerate(walk(region.body))
+    }
+    seen: dict[Place, Seen] = {place: [] for place in places.values()}
+
+    def spy(instr: Instr, kernel: Any) -> Any:
+        found = seen[places[id(instr)]]
+
+        def run(out: Any, views: Views, registers: Mapping[int, int]) -> None:
+            found.append((out.copy(), tuple(v.copy() for v in views), dict(registers)))
+            kernel(out, views, registers)
+
+        return run
+
+    with decoders(spy):
+        code = ProgramCode(program, L0)
+    for recording in recordings:
+        assert replay(code, recording) == "", "the replay is not the run"
+    return seen
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change of one instruction (or loop) of one region."""
+
+    kind: str
+    program: str
+    place: Place
+    what: str
+    apply: Callable[[Any], None]
+
+    def __str__(self) -> str:
+        f, r, n = self.place
+        return f"{self.kind} at {self.program}/f{f}/r{r}/{n}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a mutant shows: `value`, `time`, `refused` (with the code), or `survives`."""
+
+    how: str
+    detail: str = ""
+
+
+class Lab:
+    """A compiled step with the recordings of several runs."""
+
+    def __init__(self, bundle: Bundle, runs: Sequence[RecordingRun], target: Target) -> None:
+        self.programs, self.target = bundle.programs, target
+        self.recordings = {n: [run.recordings[n] for run in runs] for n in bundle.programs}
+        self.codes = {name: ProgramCode(p, L0) for name, p in self.programs.items()}
+        self._times: dict[tuple[str, int], Any] = {}
+
+    def verdict(self, mutation: Mutation) -> Verdict:
+        """Take the mutant through its columns, run it against the recordings, and time it.
+
+        Only diagnosed errors count as refusals; anything else is a bug and propagates.
+        """
+        original = self.programs[mutation.program].functions[mutation.place[0]]
+        try:
+            mutant = decode_function(encode_function(_mutated(original, mutation)))
+            changed = self._replayed(mutation, mutant)
+        except DiagnosticError as error:
+            return Verdict("refused", error.code)
+        if changed:
+            return Verdict("value", changed)
+        if function_segments(mutant, self.target) != self._time(mutation, original):
+            return Verdict("time")
+        return Verdict("survives")
+
+    def is_live(self, program: str, place: Place) -> bool:
+        """Whether anything observable depends on what an instruction writes: it is damaged as a
+        whole, on every execution.
+        """
+        f, r, n = place
+        function = self.programs[program].functions[f]
+        damaged = list(walk(function.regions[r].body))[n]
+
+        def damage(instr: Instr, kernel: Any) -> Any:
+            if instr is not damaged:
+                return kernel
+
+            def run(out: Any, views: Views, registers: Mapping[int, int]) -> None:
+                kernel(out, views, registers)
+                out[...] = other_values(out)
+
+            return run
+
+        mutation = Mutation("damage", program, place, "", lambda instr: None)
+        try:
+            with decoders(damage):
+                return bool(self._replayed(mutation, function))
+        except DiagnosticError:
+            return True
+
+    def _replayed(self, mutation: Mutation, function: Function) -> str:
+        base = self.codes[mutation.program]
+        code = copy.copy(base)
+        code.functions = list(base.functions)
+        code.functions[mutation.place[0]] = FunctionCode(function, L0, base.functions[0].chip)
+        for recording in self.recordings[mutation.program]:
+            if changed := replay(code, recording):
+                return changed
+        return ""
+
+    def _time(self, mutation: Mutation, original: Function) -> Any:
+        key = (mutation.program, mutation.place[0])
+        if key not in self._times:
+            self._times[key] = function_segments(original, self.target)
+        return self._times[key]
+
+
+def other_values(array: np.ndarray) -> np.ndarray:
+    """An array that differs in every element."""
+    if array.dtype == np.bool_:
+        return ~array
+    if np.issubdtype(array.dtype, np.integer):
+        return array + 1
+    return np.where(np.isfinite(array), 3 - array, 1).astype(array.dtype)
+
+
+def _mutated(function: Function, mutation: Mutation) -> Function:
+    _, r, n = mutation.place
+    regions = list(function.regions)
+    region = regions[r] = copy.deepcopy(regions[r])
+    items = loops(region.body) if mutation.kind == "loop trip" else list(walk(region.body))
+    mutation.apply(items[n])
+    return replace(function, regions=regions)
+
+
+def loops(body: Sequence[Instr | Loop]) -> list[Loop]:
+    """The loops of a body in program order, inner ones too."""
+    return [x for item in body if isinstance(item, Loop) for x in (item, *loops(item.body))]
+
+
+def dtype_of(pattern: Any, function: Function, region: Any) -> DType:
+    """Element type behind an access pattern."""
+    if pattern.space.value == "hbm":
+        return function.tensors[pattern.buffer].dtype
+    dtype: DType = region.tiles[pattern.buffer].dtype
+    return dtype
