@@ -113,10 +113,10 @@ def _losses(console: Console, report: dict[str, Any]) -> None:
         f"         against the unsharded step: worst loss {numerics['worst_loss_error']:.1e}"
     )
     console.print(
-        f"         worst leaf after one step {worst['error']:.1e} (bound {numerics['bound']:.0e}) "
-        f"{worst['leaf']}"
+        f"         worst leaf after one step {worst['error']:.1e} (bound {numerics['bound']:.0e}): "
+        f"{worst['leaf'].rpartition('/')[2]}"
     )
-    console.print(f"         L0 against L1, worst program {l0:.1e}")
+    console.print(f"         instruction level (L0) against region level (L1): {l0:.1e}")
 
 
 def loss_plot(losses: list[float], width: int = 76, height: int = 9) -> Text:

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.isa.instructions import INSTRUCTIONS
+from compiler.isa.instructions import INSTRUCTIONS, InstrDef
 from compiler.isa.limits import Limits, check_instr, start_is_legal
 from compiler.isa.program import Engine, Instr, Space, Tile
 from sim_cluster.engines.registry import DECODERS, require
 
 DMA_ENGINES = (Engine.DMA_IN, Engine.DMA_OUT)
+# Attributes with a default: an engine that does not get them does the plain thing.
+_OPTIONAL = {
+    *("zero_when", "mode", "scale", "bias"),
+    *("op1", "scalar0", "scalar1", "reverse0", "reverse1"),
+}
 
 
 def check_instruction(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> None:
@@ -34,6 +39,7 @@ def check_instruction(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> No
         "SW_L0_OPERANDS",
         f"{instr.opcode} has {'no' if instr.dst is None else 'a'} destination",
     )
+    _check_attrs(instr, definition)
     for pattern in (*instr.srcs, *([instr.dst] if instr.dst else [])):
         if pattern.space is not Space.HBM:
             _check_tile_pattern(
@@ -41,6 +47,17 @@ def check_instruction(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> No
             )
     findings = check_instr(instr, tiles, limits)
     require(not findings, "SW_L0_ILLEGAL", "; ".join(findings))
+
+
+def _check_attrs(instr: Instr, definition: InstrDef) -> None:
+    """Attributes the instruction does not have, or lacks."""
+    given, known = set(instr.attrs), set(definition.attrs)
+    lacking = known - given - _OPTIONAL
+    require(
+        not given - known and not lacking,
+        "SW_L0_OPERANDS",
+        f"{instr.opcode} takes the attributes {sorted(known)}, got {sorted(given)}",
+    )
 
 
 def _check_tile_pattern(

@@ -47,6 +47,7 @@ _FP32_PASSES = 4  # documented: nki/api/nki/isa/__init__.py, fp32 matmul takes f
 _LONG_K = 8
 _BLOCKS = (1, 2, 4, 8, 16, 32)  # row tiles that share a panel in staged plans
 _STAGED_SLOTS = 4  # banks in flight between the tensor engine and the collecting copy
+_OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)
 _TURNING_BANKS = 4  # of PSUM for transposed operands on their way to SBUF
 
 
@@ -338,7 +339,6 @@ class _Planner:
     ) -> dict[str, Any] | None:
         """The chunk of k for what the budget leaves beside the kept operands and `sums`."""
         item, width = self.panel_type.bytes, math.prod(form.extents.values())
-        depth = form.space.sizes[form.depth_split.minor]
         whole = self._block_bytes(form) * block if keep.stationary else 0
         stationary_slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
         columns = math.prod(self.space.sizes[a] for a in self.n)
@@ -348,12 +348,10 @@ class _Planner:
         if left <= 0 and (keep.moving or slots["staged"]):
             return None
         height = form.space.sizes.get(form.row_split.minor, 1)
-        per_tile = (0 if keep.moving else width * item) + self._row_bytes(form, width)
+        per_tile = (0 if keep.moving else width * item) + self._row_bytes(form)
         per_tile += 0 if keep.stationary else block * height * item
         most = max(1, min(max(0, left) // (2 * max(1, per_tile)), self._enough(form, width)))
         majors = form.space.sizes.get(form.depth_split.major, 1)
-        if depth * item * most < _RUN_BYTES and most < majors and slots["staged"] and sums == 0:
-            return None
         return {
             "block": block,
             "chunk": near_divisor(majors, min(most, majors)),
@@ -364,12 +362,10 @@ class _Planner:
             **slots,
         }
 
-    def _row_bytes(self, form: _Form, width: int) -> int:
+    def _row_bytes(self, form: _Form) -> int:
         """Bytes per k tile of rows that wait for their transposes."""
-        rows = max((min(e, self.limits.partitions) for e in form.extents.values()), default=1)
         beside = math.prod(form.extents.values()) // max(form.extents.values(), default=1)
         depth = form.space.sizes[form.depth_split.minor]
-        assert rows <= width
         moving = beside if form.moving.natural else 0
         return depth * self.panel_type.bytes * (moving + form.stationary.natural)
 
@@ -409,40 +405,44 @@ def _tile_count(space: Space, made: Split) -> int:
 def _cost(
     plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, tensors: Sequence[Tensor]
 ) -> float:
-    """Estimated nanoseconds: the larger of tensor engine and DMA time."""
-    space = plan.space
-    size = space.sizes
-    row_blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block) * math.prod(
-        size[a] for a in plan.outer
-    )
+    """Estimated nanoseconds: the largest of tensor engine, DMA and copies out of PSUM, and a part
+    of the rest."""
+    size = plan.space.sizes
+    blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
+    row_blocks = blocks * math.prod(size[a] for a in plan.outer)
     panels = math.prod(size[a] for a in plan.across)
     panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
-    depth_tiles = _tile_count(space, plan.depth_split) * math.prod(size[a] for a in plan.along)
+    depth_tiles = _tile_count(plan.space, plan.depth_split) * math.prod(size[a] for a in plan.along)
     width = math.prod(plan.extents.values())
-    passes = _FP32_PASSES if plan.panel_type is DType.F32 else 1
-    products = row_blocks * plan.block * panels * depth_tiles * max(width, rates.MIN_CYCLES)
-    turned = 0.0
-    moved = 0.0
-    for operand, walk, runs in (
-        (plan.stationary, walks[0], row_blocks * (1 if plan.resident else panels)),
-        (plan.moving, walks[1], row_blocks * panels),
-    ):
-        free = plan.block * size.get(plan.rows or -1, 1) if operand is plan.stationary else width
-        if operand.natural:
-            turned += runs * depth_tiles * free
-        if walk is None:
-            continue
-        item = tensors[walk.tensor].dtype.bytes
-        run = _run(plan, operand, walk) * item
-        total = runs * depth_tiles * size[plan.depth] * free * item
-        moved += rates.transfer_ns(total, run, plan.space.sizes[plan.depth])
+    rows = plan.block * size.get(plan.rows or -1, 1)
+    once = math.prod(size[a] for a in plan.shared)
+    loads = (
+        (plan.stationary, walks[0], row_blocks * (1 if plan.resident else panels), rows),
+        (plan.moving, walks[1], (once if plan.held else row_blocks) * panels, width),
+    )
+    turned = moved = 0.0
+    for operand, walk, runs, free in loads:
+        turned += runs * depth_tiles * free * operand.natural
+        if walk is not None:
+            total = runs * depth_tiles * size[plan.depth] * free * tensors[walk.tensor].dtype.bytes
+            run = _run(plan, operand, walk) * tensors[walk.tensor].dtype.bytes
+            moved += rates.transfer_ns(total, run, size[plan.depth])
     if out is not None:
         item = tensors[out.tensor].dtype.bytes
-        run = contiguous_run(space, out, plan.columns, plan.extents) * item
-        total = row_blocks * plan.block * size.get(plan.rows or -1, 1) * panels * width * item
+        run = contiguous_run(plan.space, out, plan.columns, plan.extents) * item
+        total = row_blocks * rows * panels * width * item
         moved += rates.transfer_ns(total, run, size.get(plan.rows or -1, 1))
-    busy = (products + turned) * passes / rates.TENSOR_COLUMNS_PER_NS
-    return max(busy, moved) + 0.1 * min(busy, moved)
+    passes = _FP32_PASSES if plan.panel_type is DType.F32 else 1
+    issued = max(width, rates.MIN_CYCLES)
+    evicted = row_blocks * plan.block * panels * issued
+    products = (evicted * depth_tiles + turned) * passes / rates.TENSOR_COLUMNS_PER_NS
+    # The queue of the tensor engine waits for copies of what it transposes: half on each engine.
+    products += turned / (2 * rates.VECTOR_ELEMENTS_PER_NS)
+    copied = (evicted * (plan.sums if plan.staged else 1) + turned / 2) / (
+        rates.VECTOR_ELEMENTS_PER_NS
+    )
+    shown = (products, moved, copied)
+    return max(shown) + _OVERLAP * (sum(shown) - max(shown))
 
 
 def _run(plan: ContractPlan, operand: Operand, walk: Walk) -> int:

@@ -2,12 +2,14 @@
 PSUM, epilogue.
 
 for outer: for row block: [load all of k]  for panel: for chunk of k: load, multiply   then per row
-tile: epilogue
+tile: epilogue. A held moving operand is loaded in front of the loops that do not move it. Staged
+plans collect the products of a panel in SBUF.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
 from compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue, plan_contraction
@@ -15,10 +17,11 @@ from compiler.codegen.panels import Panels
 from compiler.codegen.space import SPLATS, Space
 from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
 from compiler.dtypes import DType
-from compiler.isa.program import Engine
+from compiler.isa.program import AccessPattern, Engine
 from compiler.isa.region import Affine
 
 Body = Callable[[Scope], None]
+Collect = Callable[[Scope, AccessPattern, Affine], None]
 _FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert"}
 
 
@@ -42,6 +45,7 @@ class _Nest:
         self.chunks = plan.depth_split.major
         self.bank = builder.limits.psum_bank_bytes // DType.F32.bytes
         self.resident: Held | None = None
+        self.moving: Held | None = None  # the whole moving operand, when it is held
 
     def emit(self) -> None:
         """Everything, into the builder's body."""
@@ -53,7 +57,27 @@ class _Nest:
         extents |= {a: e for a, e in self._blocked().items() if a >= 0}
         boxes = {a: Box(Affine(), e) for a, e in extents.items()}
         scope = Scope(self.builder, self.builder.body, boxes)
-        self._loops(scope, self.plan.outer, extents, lambda s: self._block_loop(s, extents))
+        shared = self.plan.shared if self.plan.held else ()
+        rest = [a for a in self.plan.outer if a not in shared]
+
+        def blocks(inner: Scope) -> None:
+            if self.plan.held:
+                self._hold(inner, extents)
+            self._loops(inner, [*rest, self.blocks], extents, lambda s: self._block(s, extents))
+
+        self._loops(scope, shared, extents, blocks)
+
+    def _hold(self, scope: Scope, extents: dict[int, int]) -> None:
+        """Load the whole moving operand."""
+        plan, panels = self.plan, self.panels
+        free = (*plan.across, *plan.columns)
+        whole = self.moving = panels.whole(scope)
+        self._loops(
+            scope,
+            [*plan.along, self.chunks, *free],
+            extents,
+            lambda s: panels.load(plan.moving, panels.at(whole, s, free), s),
+        )
 
     def _blocked(self) -> dict[int, int]:
         return {self.blocks: self.plan.block, self.chunks: self.plan.chunk}
@@ -72,9 +96,6 @@ class _Nest:
         parts = pieces(self.space.sizes[atom], extents[atom], self.space.splits.get(atom))
         for piece in parts:
             self._loops(scope.enter(atom, piece), rest, extents, body)
-
-    def _block_loop(self, scope: Scope, extents: dict[int, int]) -> None:
-        self._loops(scope, [self.blocks], extents, lambda s: self._block(s, extents))
 
     def _block(self, scope: Scope, extents: dict[int, int]) -> None:
         """One stationary block: load it if it stays, then pass all panels by."""
@@ -99,31 +120,112 @@ class _Nest:
     def _panel(self, scope: Scope, extents: dict[int, int]) -> None:
         """One row block by one panel of columns: multiply over all of k, then the epilogue."""
         rows = scope.extent(self.blocks) if self.blocks >= 0 else 1
-        banks = rows * self._banks(scope.elements(self.plan.columns))
+        width = scope.elements(self.plan.columns)
+        if self.plan.staged:
+            self._staged_panel(scope, extents, rows, width)
+            return
+        banks = rows * self._banks(width)
         total = Held(scope.psum("product", banks, self.plan.accumulator_slots), {})
-        self._loops(
-            scope, [*self.plan.along, self.chunks], extents, lambda s: self._chunk(s, total)
-        )
-        self._finish(scope, total, rows)
+        self._chunks(scope, extents, lambda s: self._multiply(s, *self._operands(s), total))
+        self._finish(scope, total, rows, self._banks(width) * self.bank)
 
-    def _chunk(self, scope: Scope, total: Held) -> None:
-        """Load a chunk of the moving panel (and of the stationary one) and multiply."""
+    def _chunks(self, scope: Scope, extents: dict[int, int], body: Body) -> None:
+        self._loops(scope, [*self.plan.along, self.chunks], extents, body)
+
+    def _operands(self, scope: Scope) -> tuple[Held, Held]:
+        """A chunk of the stationary and of the moving panel: loaded, or part of what is kept."""
         plan, panels = self.plan, self.panels
-        count = scope.extent(self.chunks) if self.chunks >= 0 else 1
+        count = self._count(scope)
         if self.resident is not None:
             stationary = panels.at(self.resident, scope)
         else:
             stationary = panels.empty(plan.stationary, scope, count, 0)
             panels.load(plan.stationary, stationary, scope)
+        if self.moving is not None:
+            return stationary, panels.at(self.moving, scope, (*plan.across, *plan.columns))
         moving = panels.empty(plan.moving, scope, count, 0)
         panels.load(plan.moving, moving, scope)
-        self._multiply(scope, stationary, moving, total, count)
+        return stationary, moving
 
-    def _multiply(
-        self, scope: Scope, stationary: Held, moving: Held, total: Held, count: int
+    def _count(self, scope: Scope) -> int:
+        """k tiles of a chunk."""
+        return scope.extent(self.chunks) if self.chunks >= 0 else 1
+
+    # products collected in SBUF
+
+    def _staged_panel(
+        self, scope: Scope, extents: dict[int, int], rows: int, width: int
     ) -> None:
+        if self.plan.sums == 1:
+            self._chunks(scope, extents, lambda s: self._rows_at_once(s, rows))
+            return
+        height = scope.extent(self.plan.rows)
+        total = Held(scope.tile("sums", height, rows * width, DType.F32, 1), {})
+        self._chunks(scope, extents, lambda s: self._add_chunk(s, total, rows))
+        self._finish(scope, total, rows, width)
+
+    def _rows_at_once(self, scope: Scope, rows: int) -> None:
+        """All of k is at hand: products of a row tile go to one SBUF tile, then its epilogue."""
+        stationary, moving = self._operands(scope)
+        frame, late = self._begin(scope)
+        inner, row = _counted(scope, rows)
+        self._at_row(inner, scope, row)
+        value = self.space.values[self.plan.number]
+        width = inner.elements(self.plan.columns)
+        tile = inner.tile("staged", inner.extent(self.plan.rows), width, value.dtype)
+        held = frame.held[self.plan.number] = inner.hold(tile, self.plan.columns)
+        engine = self._evicting()
+
+        def collect(place: Scope, bank: AccessPattern, column: Affine) -> None:
+            out = place.on_chip(held, bank.shape[0], bank.dims[1:], column)
+            place.add("tensor_copy", engine, out, (bank,))
+
+        self._bank_products(inner, row, stationary, moving, collect)
+        self._emit_late(frame, late, inner)
+
+    def _add_chunk(self, scope: Scope, total: Held, rows: int) -> None:
+        """Add the products of a chunk of k to the sums of the panel."""
+        stationary, moving = self._operands(scope)
+        inner, row = _counted(scope, rows)
+        width = inner.elements(self.plan.columns)
+        first = scope.zero_when((*self.plan.along, self.chunks))
+
+        def collect(place: Scope, bank: AccessPattern, column: Affine) -> None:
+            out = place.on_chip(total, bank.shape[0], bank.dims[1:], row * width + column)
+            single = replace(bank, dims=(*bank.dims, (1, 1)))
+            attrs = {"op": "add", "num_reduced": 1, "zero_when": first}
+            place.add("tensor_reduce", Engine.VECTOR, out, (single,), **attrs)
+
+        self._bank_products(inner, row, stationary, moving, collect)
+
+    def _bank_products(
+        self, by_row: Scope, row: Affine, stationary: Held, moving: Held, collect: Collect
+    ) -> None:
+        """One row tile by all columns of the panel, a PSUM bank at a time."""
+        height, depth = by_row.extent(self.plan.rows), by_row.extent(self.plan.depth)
+        count, width = self._count(by_row), by_row.elements(self.plan.columns)
+        for piece in pieces(width, min(width, self.builder.limits.moving_max)):
+            place, turn = _counted(by_row, piece.trip)
+            column = turn * piece.extent + piece.start
+            bank = Held(place.psum("product", 1, self.plan.accumulator_slots), {})
+            out = place.on_chip(bank, height, ((1, piece.extent),))
+            inner, tile = _counted(place, count)
+            a = row * stationary.strides.get(self.blocks, 0)
+            a = a + tile * stationary.strides.get(self.chunks, 0)
+            b = column + tile * moving.strides.get(self.chunks, 0)
+            sources = (
+                inner.on_chip(stationary, depth, ((1, height),), a),
+                inner.on_chip(moving, depth, ((1, piece.extent),), b),
+            )
+            first = (inner.register,) if count > 1 else ()
+            inner.add("matmul", Engine.TENSOR, out, sources, zero_when=first)
+            collect(place, out, column)
+
+    # products added up in PSUM
+
+    def _multiply(self, scope: Scope, stationary: Held, moving: Held, total: Held) -> None:
         """Products of all row tiles and k tiles at hand, added up in PSUM."""
-        plan = self.plan
+        plan, count = self.plan, self._count(scope)
         height, depth = scope.extent(plan.rows), scope.extent(plan.depth)
         rows = scope.extent(self.blocks) if self.blocks >= 0 else 1
         by_row, row = _counted(scope, rows)
@@ -157,21 +259,29 @@ class _Nest:
 
     # epilogue
 
-    def _finish(self, scope: Scope, total: Held, rows: int) -> None:
-        """Evict the accumulators and run what follows the contraction, one row tile at a time."""
+    def _finish(self, scope: Scope, total: Held, rows: int, step: int) -> None:
+        """Run what follows the contraction, one row tile at a time; `step` elements of `total` are
+        a row tile.
+        """
+        frame, late = self._begin(scope)
+        inner, row = _counted(scope, rows)
+        self._at_row(inner, scope, row)
+        strides = scope.hold(total.tile, self.plan.columns).strides
+        product = Held(total.tile, strides, total.offset + row * step)
+        self._evict(frame, product, inner)
+        self._emit_late(frame, late, inner)
+
+    def _begin(self, scope: Scope) -> tuple[Frame, list[int]]:
+        """Code for what all row tiles share, and the values that are left for each."""
         frame = Frame(self.builder, self.space, self.plan.rows, self.plan.columns)
         early = [n for n in self.epilogue if self._is_row_free(n)]
         for n in early:
             frame.emit(n, scope)
-        inner, row = _counted(scope, rows)
+        return frame, [n for n in self.epilogue if n not in early]
+
+    def _at_row(self, inner: Scope, scope: Scope, row: Affine) -> None:
         if self.blocks >= 0:
             inner.boxes[self.blocks] = Box(scope.boxes[self.blocks].origin + row, 1)
-        strides = scope.hold(total.tile, self.plan.columns).strides
-        step = self._banks(scope.elements(self.plan.columns)) * self.bank
-        product = Held(total.tile, strides, total.offset + row * step)
-        self._evict(frame, product, inner)
-        late = [n for n in self.epilogue if n not in early]
-        self._emit_late(frame, late, inner)
 
     def _emit_late(self, frame: Frame, late: list[int], scope: Scope) -> None:
         """Values of one row tile, their tiles given back after the last use."""
@@ -204,9 +314,12 @@ class _Nest:
             frame.held[number] = product
             return
         held = frame.new(number, value, scope)
+        frame.apply(scope, "tensor_copy", self._evicting(), held, (product,))
+
+    def _evicting(self) -> Engine:
+        """Who copies products out of PSUM: the engine the epilogue needs less."""
         busy = any(self.space.values[n].op in BINARY for n in self.epilogue)
-        engine = Engine.SCALAR if busy else Engine.VECTOR
-        frame.apply(scope, "tensor_copy", engine, held, (product,))
+        return Engine.SCALAR if busy else Engine.VECTOR
 
 
 def _counted(scope: Scope, count: int) -> tuple[Scope, Affine]:

@@ -20,6 +20,7 @@ from compiler.isa.region import Affine
 _GROUP = (
     4  # transposes per copy: four 128-wide blocks fill a PSUM bank, more would only unroll code
 )
+_COPIERS = (Engine.VECTOR, Engine.SCALAR)
 
 
 class Panels:
@@ -38,7 +39,7 @@ class Panels:
     def empty(self, operand: Operand, scope: Scope, tiles: int, slots: int) -> Held:
         """A panel of `tiles` k tiles and the extents of `scope`; k tiles are the slowest index."""
         width = scope.elements(operand.free)
-        name = "stationary" if operand is self.plan.stationary else "moving"
+        name = "stationary" if operand.number == self.plan.stationary.number else "moving"
         rows = self.space.sizes[self.plan.depth]
         tile = scope.tile(name, rows, tiles * width, self.plan.panel_type, slots)
         held = scope.hold(tile, operand.free)
@@ -55,10 +56,18 @@ class Panels:
         made = self.space.splits.get(atom)
         return self.space.sizes[atom] + (1 if made and made.tail else 0)
 
-    def at(self, panel: Held, scope: Scope) -> Held:
-        """The part of a resident panel for the k boxes of `scope`."""
+    def whole(self, scope: Scope) -> Held:
+        """A panel for the whole moving operand at `scope`."""
+        axes = (*self.plan.across, *self.plan.columns)
+        wide = scope.straight({a: Box(Affine(), self.space.sizes[a]) for a in axes})
+        tiles = self.tiles_of(self.major) if self.major >= 0 else 1
+        tiles *= math.prod(self.tiles_of(a) for a in self.plan.along)
+        return self.empty(replace(self.plan.moving, free=axes), wide, tiles, 0)
+
+    def at(self, panel: Held, scope: Scope, free: Sequence[int] = ()) -> Held:
+        """The part of a kept panel for the k boxes of `scope`, and for its boxes of `free`."""
         offset = panel.offset
-        for atom in (self.major, *self.plan.along):
+        for atom in (self.major, *self.plan.along, *free):
             if atom >= 0:
                 offset = offset + scope.boxes[atom].origin * panel.strides[atom]
         return Held(panel.tile, panel.strides, offset)
@@ -127,23 +136,43 @@ class Panels:
             )
 
     def _transpose(self, operand: Operand, panel: Held, held: Held, row: int, scope: Scope) -> None:
-        """The k tiles of one block of rows, several to a PSUM bank and a copy."""
-        rows, k = scope.extent(row), scope.extent(self.plan.depth)
+        """The k tiles of one block of rows, several to a PSUM bank and a copy. Vector and Scalar
+        take turns copying, so that neither holds up the tensor engine alone.
+        """
+        rows = scope.extent(row)
         count = scope.extent(self.major) if self.major >= 0 else 1
         most = min(_GROUP, self.builder.limits.moving_max // rows)
         group = max(g for g in range(1, min(count, most) + 1) if count % g == 0)
-        inner = scope.loop(count // group) if count > group else scope
-        first = Affine(0, ((inner.register, group),)) if count > group else Affine()
-        bank = Held(inner.psum("turned"), {})
+        turns = len(_COPIERS) if count // group % len(_COPIERS) == 0 else 1
+        trip = count // (group * turns)
+        inner = scope.loop(trip) if trip > 1 else scope
+        first = Affine(0, ((inner.register, group * turns),)) if trip > 1 else Affine()
+        start = 0 if turns > 1 or operand is self.plan.stationary else 1
+        for turn in range(turns):
+            bank = Held(inner.psum("turned", slots=self.plan.turning_slots), {})
+            at, engine = first + turn * group, _COPIERS[start + turn]
+            self._turn_group(panel, held, bank, row, inner, (at, group), engine)
+
+    def _turn_group(
+        self,
+        panel: Held,
+        held: Held,
+        bank: Held,
+        row: int,
+        scope: Scope,
+        part: tuple[Affine, int],
+        engine: Engine,
+    ) -> None:
+        """Transpose k tiles `part` (first, count) into `bank` and copy them into the panel."""
+        (first, group), rows, k = part, scope.extent(row), scope.extent(self.plan.depth)
         tile_step, panel_step = held.strides.get(self.major, 0), panel.strides.get(self.major, 0)
         for g in range(group):
-            source = inner.on_chip(held, rows, ((1, k),), (first + g) * tile_step)
-            block = inner.on_chip(bank, k, ((1, rows),), g * rows)
-            inner.add("transpose", Engine.TENSOR, block, (source,))
+            source = scope.on_chip(held, rows, ((1, k),), (first + g) * tile_step)
+            block = scope.on_chip(bank, k, ((1, rows),), g * rows)
+            scope.add("transpose", Engine.TENSOR, block, (source,))
         into, out = merge_dims([group, rows], [[rows, 1], [panel_step, panel.strides[row]]])
-        target = inner.on_chip(panel, k, out, first * panel_step)
-        engine = Engine.VECTOR if operand is self.plan.stationary else Engine.SCALAR
-        inner.add("tensor_copy", engine, target, (inner.on_chip(bank, k, into),))
+        target = scope.on_chip(panel, k, out, first * panel_step)
+        scope.add("tensor_copy", engine, target, (scope.on_chip(bank, k, into),))
 
     def _rows(self, frame: Frame, operand: Operand, scope: Scope) -> Held:
         value = self.space.values[operand.number]
