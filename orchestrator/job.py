@@ -7,11 +7,8 @@ it back -> values against the unsharded step -> time -> report.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +23,11 @@ from orchestrator.cache import Cache, default_directory
 from orchestrator.config import JobConfig
 from orchestrator.executor import Executor, InlineExecutor
 from orchestrator.model import compute_type, resolve_task
-from orchestrator.numerics import Reference, run_unsharded, worst_leaf, worst_loss_error
+from orchestrator.numerics import Reference, worst_leaf, worst_loss_error
 from orchestrator.report import base_report
 from orchestrator.screen import Progress
 from orchestrator.service import UnitService
+from orchestrator.unsharded import unsharded
 from sharding.footprint import check_limit
 from sim_cluster.run_values import ValueRun
 from sim_cluster.step_time import Step, StepTiming, band
@@ -59,10 +57,10 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
     check_fits(built)
     with stages.timed("bundle"):
         bundle = write_and_load(built, out / "bundle")
-    with unsharded(job, built) as reference, stages.timed("values"):
+    with unsharded(job, built.layout.global_batch) as reference, stages.timed("values"):
         values = run_values(built, bundle, progress)
         progress.say("waiting for the unsharded run")
-        expected = reference.result()
+        expected = reference()
     with stages.timed("time"):
         timings = time_programs(built, bundle.programs)
     sizes = program_sizes(bundle)
@@ -119,13 +117,6 @@ def program_sizes(bundle: Bundle) -> dict[str, int]:
         name: (folder / f"{sha}.neff").stat().st_size
         for name, sha in bundle.manifest.programs.items()
     }
-
-
-@contextmanager
-def unsharded(job: JobConfig, built: Built) -> Iterator[Future[Reference]]:
-    """The unsharded reference, running in a process of its own beside the value run."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        yield pool.submit(run_unsharded, job, built.layout.global_batch)
 
 
 def run_values(built: Built, bundle: Bundle, progress: Progress) -> Values:
