@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlparse
@@ -20,6 +19,7 @@ from urllib.parse import urlparse
 from filelock import FileLock
 
 from compiler.diagnostics import UsageError
+from compiler.neff.writer import write_atomic
 
 _MAGIC = b"SWCACHE1"
 
@@ -77,19 +77,12 @@ class Cache:
     def put(self, kind: str, key: str, payload: bytes) -> None:
         """Store an entry; on a full or read-only disk, warn and go on."""
         path = self.path(kind, key)
-        name = ""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-            with os.fdopen(handle, "wb") as file:
-                file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
-            os.replace(name, path)
+            write_atomic(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
         except OSError as error:
             self.warnings.append(
                 f"cannot store cache entry {path}: {error.strerror}; going on without it"
             )
-            if name:
-                Path(name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def lock(self, kind: str, key: str) -> Iterator[None]:

@@ -53,7 +53,6 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
     stages, out = Stages(), Path(job.output.dir)
     with unit_service(job, progress) as service:
         built = build(job, service, stages)
-        rows = service.rows
     check_fits(built)
     with stages.timed("bundle"):
         bundle = write_and_load(built, out / "bundle")
@@ -64,7 +63,7 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
     with stages.timed("time"):
         timings = time_programs(built, bundle.programs)
     sizes = program_sizes(bundle)
-    report = base_report(built, timings, rows, stages, sizes)
+    report = base_report(built, timings, service, stages, sizes)
     report["numerics"] = numerics_section(job, values, expected)
     _write(report, out, timings[job.cluster.profile])
     return report

@@ -52,7 +52,6 @@ def _fresh(job: JobConfig) -> dict[str, Any]:
     stages = Stages()
     with unit_service(job, None) as service:
         built = build(job, service, stages)
-        rows = service.rows
     with stages.timed("time"):
         timings = time_programs(built, built.programs)
-    return base_report(built, timings, rows, stages, {})
+    return base_report(built, timings, service, stages, {})

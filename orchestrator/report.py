@@ -18,7 +18,7 @@ from compiler.isa.program import Call, Instr, Loop, Program, Repeat
 from compiler.target import PS_PER_S
 from orchestrator.build import Built, Stages
 from orchestrator.bundling import compiled_footprint, compiler_version
-from orchestrator.service import UnitRow
+from orchestrator.service import UnitService
 from sharding.footprint import check_limit
 from sim_cluster.step_time import StepTiming
 
@@ -31,7 +31,7 @@ USD_TOKENS = 1e6
 def base_report(
     built: Built,
     timings: Mapping[str, StepTiming],
-    rows: Sequence[UnitRow],
+    service: UnitService,
     stages: Stages,
     neff_bytes: Mapping[str, int],
 ) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def base_report(
         "mesh": dict(built.layout.mesh.sizes),
         "cores": built.layout.mesh.num_cores,
         "neffs": len(built.programs),
-        "findings": [f.as_dict() for f in (*capacity_findings(built), *built.plan.findings)],
-        "units": [dataclasses.asdict(row) for row in rows],
+        "findings": [f.as_dict() for f in findings(built, service)],
+        "units": [dataclasses.asdict(row) for row in service.rows],
         "programs": program_rows(built, neff_bytes),
         "memory": memory,
         "timing": timing_section(built, timing, timings),
@@ -135,6 +135,11 @@ def memory_section(built: Built) -> dict[str, Any]:
             for h in found.largest
         ],
     }
+
+
+def findings(built: Built, service: UnitService) -> list[Diagnostic]:
+    """What the user should know: what does not fit, what the recipe did not predict, the cache."""
+    return [*capacity_findings(built), *built.plan.findings, *service.findings]
 
 
 def capacity_findings(built: Built) -> tuple[Diagnostic, ...]:

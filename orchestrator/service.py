@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError
+from compiler.diagnostics import Diagnostic, DiagnosticError
 from orchestrator.cache import Cache
 from orchestrator.executor import Executor, Outcome, WorkUnit
 
@@ -129,6 +129,11 @@ class UnitService:
 
     def _now(self) -> float:
         return time.time() - self._epoch
+
+    @property
+    def findings(self) -> list[Diagnostic]:
+        """What the cache had to say: damaged entries, a disk that refuses."""
+        return [Diagnostic("SW_CACHE", w, severity="warning") for w in self._cache.warnings]
 
     def close(self) -> None:
         """End the executor if it was started."""

@@ -62,7 +62,20 @@ def write_bundle(
     data = pack("manifest", manifest.to_meta(), {})
     write_atomic(path / "manifest.neff", data)
     _write_cores(path, manifest, hashlib.sha256(data).hexdigest())
+    _remove_others(path, manifest)
     return manifest
+
+
+def _remove_others(path: Path, manifest: Manifest) -> None:
+    """Remove the files of an earlier bundle in the same directory."""
+    cores = _num_cores(manifest)
+    packed = cores > MAX_CORE_FILES
+    kept = {f"{sha}.neff" for sha in manifest.programs.values()}
+    kept |= {"cores.neff"} if packed else {f"core-{rank:05d}.neff" for rank in range(cores)}
+    for pattern in ("programs/*.neff", "cores/core-*.neff", "cores.neff"):
+        for file in path.glob(pattern):
+            if file.name not in kept:
+                file.unlink()
 
 
 def core_binding(manifest: Manifest, manifest_sha256: str, rank: int) -> CoreBinding:

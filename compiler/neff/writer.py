@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
+import uuid
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,11 +85,11 @@ def _plain(value: Any) -> Any:
 def write_atomic(path: Path, data: bytes) -> None:
     """Write through a temporary file in the same directory and a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
-        os.replace(name, path)
+        temporary.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
