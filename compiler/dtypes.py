@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from compiler.diagnostics import UsageError
+
 
 class DType(enum.Enum):
     """An element type; the value is its StableHLO spelling."""
@@ -33,12 +35,12 @@ class DType(enum.Enum):
 
     @cached_property
     def numpy(self) -> np.dtype:
-        """NumPy storage type (`ml_dtypes` for bf16, bool for i1)."""
-        if self is DType.BF16:
-            import ml_dtypes  # fp32 bundles run where only NumPy is installed
+        """NumPy storage type (`ml_dtypes` for bf16, bool for i1).
 
-            narrow: np.dtype = np.dtype(ml_dtypes.bfloat16)
-            return narrow
+        Raises UsageError for bf16 where ml_dtypes is missing: fp32 bundles need only NumPy.
+        """
+        if self is DType.BF16:
+            return _bfloat16()
         dtype: np.dtype = np.dtype(_NUMPY[self])
         return dtype
 
@@ -61,6 +63,20 @@ class DType(enum.Enum):
     def from_numpy(cls, dtype: np.dtype) -> DType:
         """The type stored as `dtype`. Raises KeyError when there is none."""
         return _OF_NAME[np.dtype(dtype).name]
+
+
+def _bfloat16() -> np.dtype:
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise UsageError(
+            "SW_NEEDS_ML_DTYPES",
+            "values of type bf16 require the package ml_dtypes",
+            None,
+            "pip install ml_dtypes",
+        ) from error
+    narrow: np.dtype = np.dtype(ml_dtypes.bfloat16)
+    return narrow
 
 
 _NUMPY: dict[DType, Any] = {

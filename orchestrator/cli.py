@@ -89,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("--rows", default="", help="comma-separated ids; default: supported rows")
     validate.add_argument("--json", action="store_true", help="print JSON on stdout")
     validate.set_defaults(verb=_validate)
+    operators = verbs.add_parser("list-operators", help="StableHLO operators a step may contain")
+    operators.set_defaults(verb=_list_operators)
     _neff_parsers(verbs)
     return parser
 
@@ -176,6 +178,14 @@ def _validate(args: argparse.Namespace) -> int:
     from orchestrator import validate
 
     return validate.run(args.training, [r for r in args.rows.split(",") if r], args.json)
+
+
+def _list_operators(_args: argparse.Namespace) -> int:
+    from compiler.frontend.rules import RULES
+
+    names = sorted(name.partition(".")[2] for name in RULES if name.startswith("stablehlo."))
+    print("\n".join(names))
+    return 0
 
 
 def _neff_info(args: argparse.Namespace) -> int:

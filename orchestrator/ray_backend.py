@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,7 @@ class RayExecutor:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
 
     def run(self, units: Sequence[WorkUnit]) -> Iterator[Outcome]:
-        """See Executor.
-
-        Raises SimulationError (SW_UNIT_POISONED) for a unit that lost three workers.
-        """
+        """See Executor. A unit that lost three workers has the error SW_UNIT_POISONED."""
         waiting = [(unit, 1) for unit in sorted(units, key=lambda u: len(u.payload))]
         load = dict.fromkeys(range(len(self._actors)), 0)
         flight: dict[Any, tuple[WorkUnit, int, int]] = {}
@@ -105,10 +103,11 @@ class RayExecutor:
             load[index] -= 1
             try:
                 yield _with_attempts(self._ray.get(done), tries)
-            except self._lost() as error:
+            except self._lost():
                 if tries >= MAX_ATTEMPTS:
-                    raise _poisoned(unit, tries) from error
-                waiting.append((unit, tries + 1))
+                    yield _poisoned(unit, tries, f"ray-{index}")
+                else:
+                    waiting.append((unit, tries + 1))
 
     def _lost(self) -> tuple[type[Exception], ...]:
         """Errors that say nothing about the unit: its worker or node went away."""
@@ -143,10 +142,11 @@ def _with_attempts(outcome: Outcome, tries: int) -> Outcome:
     )
 
 
-def _poisoned(unit: WorkUnit, tries: int) -> SimulationError:
-    return SimulationError(
+def _poisoned(unit: WorkUnit, tries: int, worker: str) -> Outcome:
+    error = SimulationError(
         "SW_UNIT_POISONED",
         f"{unit.kind} unit {unit.name} ({unit.key[:12]}) ended {tries} workers",
         None,
         "run it alone with --executor inline to see why",
     )
+    return Outcome(unit, None, error, worker, time.time(), 0.0, tries)

@@ -74,7 +74,8 @@ class ContractPlan:
     single points: batch and other m atoms, other n atoms, other k atoms. `block` row tiles and
     `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block,
     `held` the whole moving operand over all row blocks. `staged` multiplies one row tile by one
-    PSUM bank of columns at a time and collects the products of a panel in SBUF.
+    PSUM bank of columns at a time and collects the products of a panel in SBUF. A held operand
+    spans the batch atoms `spanned`, which make its runs in HBM longer.
     """
 
     space: Space
@@ -95,6 +96,7 @@ class ContractPlan:
     resident: bool
     staged: bool
     held: bool
+    spanned: tuple[int, ...]
     panel_type: DType
     stationary_slots: int
     accumulator_slots: int
@@ -104,8 +106,8 @@ class ContractPlan:
     @property
     def shared(self) -> tuple[int, ...]:
         """Outer loops that choose another moving operand."""
-        spanned = self.space.values[self.moving.number].atoms
-        return tuple(a for a in self.outer if a in spanned)
+        moves = self.space.values[self.moving.number].atoms - set(self.spanned)
+        return tuple(a for a in self.outer if a in moves)
 
     @property
     def sums(self) -> int:
@@ -183,14 +185,8 @@ class _Planner:
         self.n = atoms[1] - self.over - self.batch
         types = {space.values[n].dtype for n in self.sides}
         self.panel_type = DType.F32 if DType.F32 in types else space.values[self.sides[0]].dtype
-        self.walks = [self._walk(n) for n in self.sides]
+        self.walks = [_largest_walk(space, n) for n in self.sides]
         self.out = self._out_walk()
-
-    def _walk(self, number: int) -> Walk | None:
-        """The walk of the largest tensor an operand is made from."""
-        loads = [self.space.values[n] for n in self.space.slice([number])]
-        walks = [(self.space.elements(v), v.walk) for v in loads if v.walk and v.walk.tensor >= 0]
-        return max(walks, key=lambda w: w[0])[1] if walks else None
 
     def _out_walk(self) -> Walk | None:
         walks = [
@@ -219,6 +215,7 @@ class _Planner:
         space, row_split = self._split(self.space, rows, self.limits.stationary_max)
         space, depth_split = self._split(space, depth, self.limits.contraction_max)
         majors = [row_split.major] if row_split.major >= 0 else []
+        self.placed = [_largest_walk(space, n) for n in self.sides]
         free = (*majors, *([rows] if rows is not None else []))
         stationary = Operand(self.sides[0], free, self._natural(0, depth, free))
         narrow = self.limits.moving_max
@@ -262,7 +259,7 @@ class _Planner:
             cost=0.0,
             **tiles,
         )
-        return replace(plan, cost=_cost(plan, self.walks, self.out, self.tensors))
+        return replace(plan, cost=_cost(plan, self.placed, self.out, self.tensors))
 
     def _loops(self, atoms: Iterable[int]) -> tuple[int, ...]:
         """Atoms that become loops of single points, major first in the result."""
@@ -348,26 +345,46 @@ class _Planner:
         if left <= 0 and (keep.moving or slots["staged"]):
             return None
         height = form.space.sizes.get(form.row_split.minor, 1)
-        per_tile = (0 if keep.moving else width * item) + self._row_bytes(form)
+        per_tile = (0 if keep.moving else width * item) + self._row_bytes(form, block)
         per_tile += 0 if keep.stationary else block * height * item
         most = max(1, min(max(0, left) // (2 * max(1, per_tile)), self._enough(form, width)))
         majors = form.space.sizes.get(form.depth_split.major, 1)
+        both = form.moving.natural and form.stationary.natural
         return {
             "block": block,
             "chunk": near_divisor(majors, min(most, majors)),
             "resident": keep.stationary,
             "held": keep.moving,
+            "spanned": self._spanned(form, held, left) if keep.moving else (),
             "stationary_slots": stationary_slots,
-            "turning_slots": 1 if form.moving.natural and form.stationary.natural else 2,
+            "turning_slots": 2 if sums or not both else 1,
             **slots,
         }
 
-    def _row_bytes(self, form: _Form) -> int:
+    def _spanned(self, form: _Form, held: int, left: int) -> tuple[int, ...]:
+        """Batch atoms whose strides continue the innermost run of the moving operand, while the
+        operand then takes a quarter of what is left.
+        """
+        value = self.space.values[form.moving.number]
+        walk, sizes = self.walks[1], self.space.sizes
+        innermost = (self.depth,) if form.moving.natural else form.moving.free[-1:]
+        if walk is None or value.op != "load" or form.depth_split.tail or not innermost:
+            return ()
+        (inner,) = innermost
+        if walk.stride(inner) != 1:
+            return ()
+        for atom in sorted(self.batch):
+            if walk.stride(atom) == sizes[inner] and held * sizes[atom] * 4 <= left:
+                return (atom,)
+        return ()
+
+    def _row_bytes(self, form: _Form, block: int) -> int:
         """Bytes per k tile of rows that wait for their transposes."""
-        beside = math.prod(form.extents.values()) // max(form.extents.values(), default=1)
-        depth = form.space.sizes[form.depth_split.minor]
-        moving = beside if form.moving.natural else 0
-        return depth * self.panel_type.bytes * (moving + form.stationary.natural)
+        width = math.prod(form.extents.values())
+        largest = max(form.extents.values(), default=1)
+        rows = width // largest * math.ceil(largest / self.limits.transpose_max)
+        waiting = rows * form.moving.natural + block * form.stationary.natural
+        return waiting * form.space.sizes[form.depth_split.minor] * self.panel_type.bytes
 
     def _enough(self, form: _Form, width: int) -> int:
         """k tiles for long runs of a natural operand, and for large transfers of a direct one."""
@@ -398,6 +415,13 @@ class _Form:
     extents: Mapping[int, int]
 
 
+def _largest_walk(space: Space, number: int) -> Walk | None:
+    """The walk of the largest tensor an operand is made from."""
+    loads = [space.values[n] for n in space.slice([number])]
+    walks = [(space.elements(v), v.walk) for v in loads if v.walk and v.walk.tensor >= 0]
+    return max(walks, key=lambda w: w[0])[1] if walks else None
+
+
 def _tile_count(space: Space, made: Split) -> int:
     return space.sizes.get(made.major, 1) + (1 if made.tail else 0)
 
@@ -414,8 +438,9 @@ def _cost(
     panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
     depth_tiles = _tile_count(plan.space, plan.depth_split) * math.prod(size[a] for a in plan.along)
     width = math.prod(plan.extents.values())
-    rows = plan.block * size.get(plan.rows or -1, 1)
-    once = math.prod(size[a] for a in plan.shared)
+    height = 1 if plan.rows is None else size[plan.rows]
+    rows = plan.block * height
+    once = math.prod(size[a] for a in (*plan.shared, *plan.spanned))
     loads = (
         (plan.stationary, walks[0], row_blocks * (1 if plan.resident else panels), rows),
         (plan.moving, walks[1], (once if plan.held else row_blocks) * panels, width),
@@ -431,13 +456,15 @@ def _cost(
         item = tensors[out.tensor].dtype.bytes
         run = contiguous_run(plan.space, out, plan.columns, plan.extents) * item
         total = row_blocks * rows * panels * width * item
-        moved += rates.transfer_ns(total, run, size.get(plan.rows or -1, 1))
+        moved += rates.transfer_ns(total, run, height)
     passes = _FP32_PASSES if plan.panel_type is DType.F32 else 1
     issued = max(width, rates.MIN_CYCLES)
     evicted = row_blocks * plan.block * panels * issued
     products = (evicted * depth_tiles + turned) * passes / rates.TENSOR_COLUMNS_PER_NS
     # The queue of the tensor engine waits for copies of what it transposes: half on each engine.
-    products += turned / (2 * rates.VECTOR_ELEMENTS_PER_NS)
+    products += turned / (plan.turning_slots * rates.VECTOR_ELEMENTS_PER_NS)
+    if plan.accumulator_slots == 1:  # and for accumulators that are all in use
+        products += evicted / rates.VECTOR_ELEMENTS_PER_NS
     copied = (evicted * (plan.sums if plan.staged else 1) + turned / 2) / (
         rates.VECTOR_ELEMENTS_PER_NS
     )
@@ -448,12 +475,14 @@ def _cost(
 def _run(plan: ContractPlan, operand: Operand, walk: Walk) -> int:
     """Elements in a row of a panel load."""
     size = plan.space.sizes
+    longer = math.prod(size[a] for a in plan.spanned) if operand is plan.moving else 1
     if operand.natural:
-        return size[plan.depth] * (plan.chunk if plan.depth_split.major >= 0 else 1)
+        return size[plan.depth] * (plan.chunk if plan.depth_split.major >= 0 else 1) * longer
     extents = dict(plan.extents) | {plan.row_split.major: plan.block}
     if plan.rows is not None:
         extents[plan.rows] = size[plan.rows]
-    return contiguous_run(plan.space, walk, [a for a in operand.free if walk.stride(a)], extents)
+    free = [a for a in operand.free if walk.stride(a)]
+    return contiguous_run(plan.space, walk, free, extents) * longer
 
 
 def needed_by_epilogue(space: Space, number: int, sinks: Iterable[int]) -> list[int]:

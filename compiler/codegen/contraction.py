@@ -12,7 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue, plan_contraction
+from compiler.codegen.contract_plan import (
+    ContractPlan,
+    even_tile,
+    needed_by_epilogue,
+    plan_contraction,
+)
 from compiler.codegen.panels import Panels
 from compiler.codegen.space import SPLATS, Space
 from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
@@ -70,13 +75,16 @@ class _Nest:
     def _hold(self, scope: Scope, extents: dict[int, int]) -> None:
         """Load the whole moving operand."""
         plan, panels = self.plan, self.panels
-        free = (*plan.across, *plan.columns)
+        free = (*plan.spanned, *plan.across, *plan.columns)
+        sizes = self.space.sizes
+        scope = scope.straight({a: Box(Affine(), sizes[a]) for a in plan.spanned})
         whole = self.moving = panels.whole(scope)
+        moving = replace(plan.moving, free=(*plan.spanned, *plan.columns))
         self._loops(
             scope,
-            [*plan.along, self.chunks, *free],
+            [*plan.along, self.chunks, *plan.across, *plan.columns],
             extents,
-            lambda s: panels.load(plan.moving, panels.at(whole, s, free), s),
+            lambda s: panels.load(moving, panels.at(whole, s, free), s),
         )
 
     def _blocked(self) -> dict[int, int]:
@@ -142,7 +150,8 @@ class _Nest:
             stationary = panels.empty(plan.stationary, scope, count, 0)
             panels.load(plan.stationary, stationary, scope)
         if self.moving is not None:
-            return stationary, panels.at(self.moving, scope, (*plan.across, *plan.columns))
+            free = (*plan.spanned, *plan.across, *plan.columns)
+            return stationary, panels.at(self.moving, scope, free)
         moving = panels.empty(plan.moving, scope, count, 0)
         panels.load(plan.moving, moving, scope)
         return stationary, moving
@@ -153,9 +162,7 @@ class _Nest:
 
     # products collected in SBUF
 
-    def _staged_panel(
-        self, scope: Scope, extents: dict[int, int], rows: int, width: int
-    ) -> None:
+    def _staged_panel(self, scope: Scope, extents: dict[int, int], rows: int, width: int) -> None:
         if self.plan.sums == 1:
             self._chunks(scope, extents, lambda s: self._rows_at_once(s, rows))
             return
@@ -204,7 +211,7 @@ class _Nest:
         """One row tile by all columns of the panel, a PSUM bank at a time."""
         height, depth = by_row.extent(self.plan.rows), by_row.extent(self.plan.depth)
         count, width = self._count(by_row), by_row.elements(self.plan.columns)
-        for piece in pieces(width, min(width, self.builder.limits.moving_max)):
+        for piece in pieces(width, even_tile(width, self.builder.limits.moving_max)):
             place, turn = _counted(by_row, piece.trip)
             column = turn * piece.extent + piece.start
             bank = Held(place.psum("product", 1, self.plan.accumulator_slots), {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
 from compiler.codegen.contract_plan import ContractPlan, Operand, needed_by_operand
@@ -20,7 +20,6 @@ from compiler.isa.region import Affine
 _GROUP = (
     4  # transposes per copy: four 128-wide blocks fill a PSUM bank, more would only unroll code
 )
-_COPIERS = (Engine.VECTOR, Engine.SCALAR)
 
 
 class Panels:
@@ -31,6 +30,9 @@ class Panels:
         self.plan = plan
         self.space = plan.space
         self.major = plan.depth_split.major  # counts k tiles; -1 when there is one
+        # Who copies transposed blocks, in turn; sums in SBUF keep Vector busy.
+        sums = plan.staged and plan.sums > 1
+        self.copiers = (Engine.SCALAR,) if sums else (Engine.VECTOR, Engine.SCALAR)
 
     def axes(self, operand: Operand) -> tuple[int, ...]:
         """Free axes of a panel: k tiles, then the operand's free atoms."""
@@ -58,7 +60,7 @@ class Panels:
 
     def whole(self, scope: Scope) -> Held:
         """A panel for the whole moving operand at `scope`."""
-        axes = (*self.plan.across, *self.plan.columns)
+        axes = (*self.plan.spanned, *self.plan.across, *self.plan.columns)
         wide = scope.straight({a: Box(Affine(), self.space.sizes[a]) for a in axes})
         tiles = self.tiles_of(self.major) if self.major >= 0 else 1
         tiles *= math.prod(self.tiles_of(a) for a in self.plan.along)
@@ -105,35 +107,61 @@ class Panels:
         row = max(operand.free, key=lambda a: (scope.extent(a), a == operand.free[-1]))
         if row == self.plan.row_split.major:
             row = self.plan.row_split.minor
-        blocks = [a for a in operand.free if a == self.plan.row_split.major]
-        for inner, here in _local(scope, [(a, 1) for a in blocks], {}):
-            most = self.builder.limits.transpose_max
-            for place, at in _local(inner, [(row, most)], here):
-                self._turn(operand, panel, place, row, at)
+        most = self.builder.limits.transpose_max
+        atoms = [(a, 1) for a in operand.free if a == self.plan.row_split.major] + [(row, most)]
+        frame = self._row_frame(operand, row)
+        if self.space.values[operand.number].op != "load":
+            for place, at in _local(scope, atoms, {}):
+                held = self._computed(frame, operand.number, place)
+                self._turn(operand, panel, held, place, row, at)
+            return
+        rows = self._raw_rows(frame, scope, atoms)
+        for place, at in _local(scope, atoms, {}):
+            self._fetch(frame, operand, rows.part(at), place)
+        for place, at in _local(scope, atoms, {}):
+            self._turn(operand, panel, rows.part(at), place, row, at)
+
+    def _row_frame(self, operand: Operand, row: int) -> Frame:
+        beside = [a for a in operand.free if a not in (row, self.plan.row_split.major)]
+        depths = [self.major, self.plan.depth] if self.major >= 0 else [self.plan.depth]
+        return Frame(self.builder, self.space, row, [*beside, *depths])
+
+    def _raw_rows(self, frame: Frame, scope: Scope, atoms: Sequence[tuple[int, int]]) -> _Rows:
+        """A tile for all rows of a panel, so that the next panel arrives while this one is
+        turned.
+        """
+        step = scope.elements(frame.axes)
+        steps, blocks = {}, 1
+        for atom, size in reversed(atoms):
+            steps[atom] = (blocks * step, size)
+            blocks *= math.ceil(scope.extent(atom) / size)
+        rows = min(scope.extent(frame.partition), atoms[-1][1])
+        tile = scope.tile("rows", rows, blocks * step, self.plan.panel_type)
+        return _Rows(scope.hold(tile, frame.axes), steps)
+
+    def _fetch(self, frame: Frame, operand: Operand, rows: Held, scope: Scope) -> None:
+        walk = self.space.values[operand.number].walk
+        assert walk is not None
+        emit_load(frame, walk, rows, frame.axes, scope)
 
     def _turn(
-        self, operand: Operand, panel: Held, scope: Scope, row: int, here: Mapping[int, Affine]
+        self,
+        operand: Operand,
+        panel: Held,
+        rows: Held,
+        scope: Scope,
+        row: int,
+        here: Mapping[int, Affine],
     ) -> None:
-        """Load rows and put their transposed blocks into the panel; `here` is where in the panel we
-        are.
-        """
-        depth = self.plan.depth
+        """Put transposed blocks of `rows` into the panel; `here` is where in the panel we are."""
         beside = [a for a in operand.free if a != row and a not in here]
-        axes = [*beside, *([self.major] if self.major >= 0 else []), depth]
-        frame = Frame(self.builder, self.space, row, axes)
-        held = self._rows(frame, operand, scope)
         for place, at in _local(scope, [(a, 1) for a in beside], here):
-            offset, source = panel.offset, held.offset
+            offset, source = panel.offset, rows.offset
             for atom, index in at.items():
                 offset = offset + index * panel.strides[atom]
-                source = source + index * held.strides.get(atom, 0)
-            self._transpose(
-                operand,
-                Held(panel.tile, panel.strides, offset),
-                replace(held, offset=source),
-                row,
-                place,
-            )
+                source = source + index * (rows.strides.get(atom, 0) if atom in beside else 0)
+            to = Held(panel.tile, panel.strides, offset)
+            self._transpose(operand, to, replace(rows, offset=source), row, place)
 
     def _transpose(self, operand: Operand, panel: Held, held: Held, row: int, scope: Scope) -> None:
         """The k tiles of one block of rows, several to a PSUM bank and a copy. Vector and Scalar
@@ -142,16 +170,17 @@ class Panels:
         rows = scope.extent(row)
         count = scope.extent(self.major) if self.major >= 0 else 1
         most = min(_GROUP, self.builder.limits.moving_max // rows)
+        most = most if len(self.copiers) == 1 else min(most, max(1, count // 2))
         group = max(g for g in range(1, min(count, most) + 1) if count % g == 0)
-        turns = len(_COPIERS) if count // group % len(_COPIERS) == 0 else 1
+        turns = len(self.copiers) if count // group % len(self.copiers) == 0 else 1
         trip = count // (group * turns)
         inner = scope.loop(trip) if trip > 1 else scope
-        first = Affine(0, ((inner.register, group * turns),)) if trip > 1 else Affine()
-        start = 0 if turns > 1 or operand is self.plan.stationary else 1
+        terms = ((inner.register, group * turns),) if trip > 1 else ()
+        start = 0 if turns > 1 or operand is self.plan.stationary else -1
         for turn in range(turns):
             bank = Held(inner.psum("turned", slots=self.plan.turning_slots), {})
-            at, engine = first + turn * group, _COPIERS[start + turn]
-            self._turn_group(panel, held, bank, row, inner, (at, group), engine)
+            part = (Affine(turn * group, terms), group)
+            self._turn_group(panel, held, bank, row, inner, part, self.copiers[start + turn])
 
     def _turn_group(
         self,
@@ -174,16 +203,24 @@ class Panels:
         target = scope.on_chip(panel, k, out, first * panel_step)
         scope.add("tensor_copy", engine, target, (scope.on_chip(bank, k, into),))
 
-    def _rows(self, frame: Frame, operand: Operand, scope: Scope) -> Held:
-        value = self.space.values[operand.number]
-        if value.op != "load":
-            return self._computed(frame, operand.number, scope)
-        assert value.walk is not None
-        elements = math.prod(scope.extent(a) for a in frame.axes)
-        tile = scope.tile("rows", frame.rows(scope), elements, self.plan.panel_type)
-        held = scope.hold(tile, frame.axes)
-        emit_load(frame, value.walk, held, frame.axes, scope)
-        return held
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows that wait to be turned: one block of them, and per looped atom (elements between blocks,
+    points of the atom in a block).
+    """
+
+    first: Held
+    steps: Mapping[int, tuple[int, int]]
+
+    def part(self, here: Mapping[int, Affine]) -> Held:
+        """The block at position `here`."""
+        offset = self.first.offset
+        for atom, at in here.items():
+            step, size = self.steps[atom]
+            terms = tuple((register, c // size) for register, c in at.terms)
+            offset = offset + Affine(at.const // size, terms) * step
+        return replace(self.first, offset=offset)
 
 
 def _local(

@@ -21,6 +21,8 @@ DMA_ENGINES = 16
 DMA_PARTITIONS_PER_ENGINE = 8
 # documented: trainium_inferentia2_arch.rst, vector clock; one element per lane and cycle
 VECTOR_ELEMENTS_PER_NS = 1.12
+# documented: trainium_inferentia2_arch.rst, scalar clock; one element per lane and cycle
+SCALAR_ELEMENTS_PER_NS = 1.4
 # documented: trainium_inferentia2_arch.rst, tensor clock
 TENSOR_COLUMNS_PER_NS = 2.8
 # documented: instruction costs of nki/api/nki/isa/__init__.py, shortest interval of an instruction

@@ -206,7 +206,8 @@ def _fold_converts(space: Space) -> list[Value]:
         if value.op != "convert":
             continue
         source = values[value.inputs[0]]
-        if source.dtype is value.dtype:
+        free = _widens(source, value) and not _minds(space, users.get(n, ()))
+        if free or source.dtype is value.dtype:
             alias[n] = value.inputs[0]
         elif (
             space.values[value.inputs[0]].op == "load"
@@ -216,6 +217,20 @@ def _fold_converts(space: Space) -> list[Value]:
         ):
             values[n] = replace(source, dtype=value.dtype)
     return values
+
+
+def _widens(source: Value, value: Value) -> bool:
+    """A load converted to fp32 without loss: engines compute in fp32 whatever float they read, and
+    a DMA that converts moves the longer type.
+    """
+    widens = source.dtype.bytes < value.dtype.bytes and value.dtype is DType.F32
+    return source.op == "load" and source.dtype.is_float and widens
+
+
+def _minds(space: Space, readers: Iterable[int]) -> bool:
+    """Whether a reader looks at the type of what it reads."""
+    minding = (*SINKS, "contract", "bitcast_convert", "convert")
+    return any(space.values[n].op in minding for n in readers)
 
 
 def _drop_dead(space: Space) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from compiler.codegen import rates
+from compiler.codegen import fusion, rates
 from compiler.codegen.builder import pieces
 from compiler.codegen.space import (
     SINKS,
@@ -26,6 +26,7 @@ from compiler.codegen.space import (
 from compiler.codegen.strips import StripPlan, depths
 from compiler.diagnostics import CompileError
 from compiler.isa.limits import Limits
+from compiler.isa.program import Engine
 from compiler.isa.region import Tensor
 
 # A row of this many bytes reaches the plateau of the DMA curve (hardware.json
@@ -36,6 +37,7 @@ _ROW_BYTES = 8192
 # transfers and computation then shows (inferred: 1 with nothing in flight, little with two of
 # everything).
 _SLOTS = {(2, 2): 0.1, (2, 1): 0.2, (1, 1): 1.0}
+_ALTERNATING = 0.1  # inferred: little with two slots of everything
 _SPLIT_RUNS = (512, 2048)  # elements of a row when a single large atom is cut
 _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reduction
 
@@ -127,6 +129,7 @@ class _Planner:
             return None
         ranked = self._ranked_atoms()
         extents = self._extents(ranked)
+        self._fuse(extents)
         axes = tuple(a for a in ranked if extents[a] > 1 and a != self.partition)
         order = self._order(ranked, extents)
         if order is None:
@@ -142,6 +145,16 @@ class _Planner:
             slots=self.slots,
             cost=cost,
         )
+
+    def _fuse(self, extents: Mapping[int, int]) -> None:
+        """From here on the space is the one of these tiles."""
+
+        def points(value: Value) -> int:
+            return math.prod(extents[a] for a in value.atoms if a != self.partition)
+
+        self.space, self.values = fusion.fuse(self.space, self.values, points)
+        self.nodes = [self.space.values[n] for n in self.values]
+        self.stored = {i for v in self.nodes if v.op == "store" for i in v.inputs}
 
     def _is_legal(self, value: Value) -> bool:
         p = self.partition
@@ -288,14 +301,18 @@ class _Planner:
     def _cost(self, extents: Mapping[int, int], axes: Sequence[int], order: Sequence[int]) -> float:
         found = depths(self.space, self.values, order)
         trips = [math.ceil(self.sizes[a] / extents[a]) for a in order]
-        moved = computed = 0.0
+        moved = 0.0
+        computed = dict.fromkeys((Engine.VECTOR, Engine.SCALAR), 0.0)
         for n, value in zip(self.values, self.nodes, strict=True):
             runs = math.prod(trips[: found[n].run])
             if value.walk and value.walk.tensor >= 0:
                 moved += self._transfer_ns(value, value.walk, extents, axes, runs)
             elif value.op not in SPLATS:
-                computed += runs * self._compute_ns(value, extents)
-        return max(moved, computed) + _SLOTS[self.slots] * min(moved, computed)
+                engine = fusion.engine_of(value)
+                computed[engine] += runs * self._compute_ns(value, extents, engine)
+        # What both engines do alternates within a tile: a part of the shorter work shows.
+        busiest = max(computed.values()) + _ALTERNATING * min(computed.values())
+        return max(moved, busiest) + _SLOTS[self.slots] * min(moved, busiest)
 
     def _transfer_ns(
         self,
@@ -315,10 +332,11 @@ class _Planner:
         rows = 1 if is_store or self.partition is None else extents[self.partition]
         return runs * rates.transfer_ns(elements * rows * item, run, rows)
 
-    def _compute_ns(self, value: Value, extents: Mapping[int, int]) -> float:
-        spanned = value.atoms | value.over
-        elements = math.prod(extents[a] for a in spanned if a != self.partition)
-        cycles = max(rates.MIN_CYCLES, elements)
+    def _compute_ns(self, value: Value, extents: Mapping[int, int], engine: Engine) -> float:
+        def points(of: Value) -> int:
+            return math.prod(extents[a] for a in of.atoms if a != self.partition)
+
+        cycles = max(rates.MIN_CYCLES, fusion.cycles(self.space, value, points))
         if self.partition in value.over:
             cycles *= 4
-        return cycles / rates.VECTOR_ELEMENTS_PER_NS
+        return cycles / fusion.RATES[engine]

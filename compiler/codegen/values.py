@@ -31,7 +31,17 @@ ACTIVATIONS = frozenset(
     )
 )
 UNARY = frozenset(
-    ("not", "negate", "abs", "sign", "floor", "ceil", "round_nearest_even", "is_finite")
+    (
+        "not",
+        "negate",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "round_nearest_even",
+        "is_finite",
+        "reciprocal",
+    )
 )
 BINARY = frozenset(
     (
@@ -302,6 +312,27 @@ def _activation(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     frame.apply(scope, "activation", Engine.SCALAR, held, (source,), **attrs)
 
 
+def _scaled(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    """func(x * scale + bias) as made by `fusion.py`; terms that are None are row scalars."""
+    source, *rows = (frame.operand(i) for i in value.inputs)
+    held = frame.new(number, value, scope)
+    axes = [a for a in frame.axes if a in held.strides]
+    out, into = scope.patterns(frame.rows(scope), axes, held, source)
+    srcs = [into, *(scope.on_chip(r, frame.rows(scope), ((1, 1),)) for r in rows)]
+    func, scale, bias = (value.attrs[k] for k in ("func", "scale", "bias"))
+    if value.attrs.get("engine") != Engine.VECTOR.value:
+        scope.add("activation", Engine.SCALAR, out, srcs, func=func, scale=scale, bias=bias)
+        return
+    steps = [(o, s) for o, s in (("multiply", scale), ("add", bias)) if s != _NEUTRAL[o]]
+    if not steps:
+        scope.add("tensor_copy", Engine.VECTOR, out, srcs)
+        return
+    (op0, scalar0), (op1, scalar1) = [*steps, (None, None)][:2]
+    first = {"op0": op0, "scalar0": scalar0, "reverse0": False}
+    second = {"op1": op1, "scalar1": scalar1, "reverse1": False}
+    scope.add("tensor_scalar", Engine.VECTOR, out, srcs, **first, **second)
+
+
 def _unary(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     source = frame.operand(value.inputs[0])
     held = frame.new(number, value, scope)
@@ -370,7 +401,9 @@ def _clamp(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     frame.apply(scope, "tensor_tensor", engine, held, (held, sources[2]), op="minimum")
 
 
+_NEUTRAL = {"multiply": 1.0, "add": 0.0}
 _EMITTERS: dict[str, Emitter] = {
+    "scaled": _scaled,
     "load": _load,
     "store": _store,
     "iota": _iota,

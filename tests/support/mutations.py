@@ -3,7 +3,7 @@
 The rules, all decided on the unchanged program:
 
 - A mutation of a value (immediate, op, swap, address of a source) is made only where the changed
-  instruction would write other bits in at least half of its elements, from operands that the
+  instruction would write other values in at least half of its elements, from operands that the
   unchanged one saw in a recorded run. Half, and not one: enlarging a mask over elements that are
   zero anyway changes nothing.
 - An iota becomes the constant of its middle; only differences of two ramps are ever used, so a
@@ -220,12 +220,14 @@ class _Site:
                 yield "shorter", f"dim {d}", _set(dst=less[0], srcs=tuple(less[1:]))
 
     def issue(self) -> Iterator[Change]:
-        for engine in Engine:
-            if engine is not self.instr.engine:
-                yield "engine", engine.value, _set(engine=engine)
-        for opcode in INSTRUCTIONS:
-            if opcode != self.instr.opcode and {opcode, self.instr.opcode} != COPIES:
-                yield "opcode", opcode, _set(opcode=opcode)
+        """Another engine that has the instruction, another instruction of the engine."""
+        engine, opcode = self.instr.engine, self.instr.opcode
+        for other in INSTRUCTIONS[opcode].engines:
+            if other is not engine:
+                yield "engine", other.value, _set(engine=other)
+        for name, definition in INSTRUCTIONS.items():
+            if engine in definition.engines and name != opcode and {name, opcode} != COPIES:
+                yield "opcode", name, _set(opcode=name)
 
     def overwriting(self) -> Iterator[Change]:
         """Always overwrite becomes always add; a condition that turns false becomes always."""
@@ -238,7 +240,7 @@ class _Site:
         yield "zero_when", f"{given} -> {other}", _set(attrs=attrs)
 
     def differs(self, changed: Instr, order: Sequence[int] = ()) -> bool:
-        """Whether the changed instruction writes other bits in half of the elements."""
+        """Whether the changed instruction writes other values in half of the elements."""
         order = order or range(len(self.instr.srcs))
         return any(
             _half(
@@ -276,12 +278,11 @@ class _Site:
 
 
 def _half(old: np.ndarray, new: Any) -> bool:
-    """Whether at least half of the elements have other bits."""
+    """Whether at least half of the elements have other values; the sign of a zero is none."""
     if new is None:
         return True
-    a, b = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (old, new))
-    changed = (a != b).reshape(old.size, -1).any(axis=1)
-    return 2 * int(changed.sum()) >= old.size
+    both_nan = (old != old) & (new != new)
+    return 2 * int(((old != new) & ~both_nan).sum()) >= old.size
 
 
 def _shifted(array: np.ndarray, d: int) -> np.ndarray:

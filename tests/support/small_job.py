@@ -7,6 +7,7 @@ cores shows the same things as one on 32.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,3 +99,31 @@ def run_steps(bundle: Bundle, task: TrainTask, global_batch: int, steps: int = 1
         losses.append(float(run.step(batch_leaves(next(batches)))["metrics/loss"]))
         after_one = run.gather(state) if number == 0 else after_one
     return Steps(run, losses, after_one)
+
+
+def bundle_bytes(path: Path) -> dict[str, bytes]:
+    """Every file of a directory by relative path."""
+    files = (file for file in sorted(path.rglob("*")) if file.is_file())
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
+
+
+def write_job(folder: Path, **tables: Mapping[str, object]) -> Path:
+    """A `job.toml` of the small llama with one layer, its config beside it; returns its path.
+
+    `tables` adds keys, for example `run={"steps": 2}`.
+    """
+    config = SIZES | {"num_hidden_layers": 1, "max_position_embeddings": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    job = {
+        "model": {"config": "config.json"},
+        "run": {"steps": 1},
+        "cache": {"dir": str(folder / "cache")},
+    }
+    lines = []
+    for table in (*job, *(t for t in tables if t not in job)):
+        lines.append(f"[{table}]")
+        values = dict(job.get(table, {})) | dict(tables.get(table, {}))
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    path = folder / "job.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path

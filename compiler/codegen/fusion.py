@@ -1,0 +1,219 @@
+"""Elementwise chains that one instruction computes: `func(x * scale + bias)` on Scalar or Vector.
+
+A product or sum with a number, or with one value per partition, is free in front of an activation,
+and a conversion is free behind it. `fuse` rewrites a space for one choice of tiles; every step
+rounds to fp32 as the separate instructions would, so no value changes. `balance` then puts what
+both engines can do where less work waits. Next: `values.py` emits the op `scaled`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from compiler.codegen import rates
+from compiler.codegen.space import SPLATS, Space, Value
+from compiler.codegen.values import ACTIVATIONS
+from compiler.dtypes import DType
+from compiler.isa.program import Engine
+
+SCALED = "scaled"
+# Below this many elements per partition the extra instructions on [P, 1] operands are not paid back
+# (the shortest instruction takes 64 cycles: hardware.json instruction costs).
+_MIN_ELEMENTS = 256
+
+# documented: instruction costs of nki/api/nki/isa/__init__.py, reciprocal; divide is inferred
+_DIVIDE_CYCLES = 8.0
+
+Points = Callable[[Value], int]
+
+
+class _Fuser:
+    """One rewriting of a space; `points` counts elements per partition of a value in a tile."""
+
+    def __init__(self, space: Space, wanted: Iterable[int], points: Points) -> None:
+        self.old = space
+        self.points = points
+        self.values: list[Value] = []
+        self.number: dict[int, int] = {}
+        self.users = space.users(wanted)
+        self.wanted = set(wanted)
+
+    def run(self) -> tuple[Space, dict[int, int]]:
+        """The new space, and the new numbers of the old values."""
+        for n, value in enumerate(self.old.values):
+            inputs = tuple(self.number[i] for i in value.inputs)
+            fused = self._fused(n, replace(value, inputs=inputs))
+            self.number[n] = self._add(fused)
+        space = Space(self.old.name, self.old.sizes, self.values, self.old.splits)
+        return space, self.number
+
+    def _add(self, value: Value) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def _fused(self, n: int, value: Value) -> Value:
+        if n not in self.wanted or not value.dtype.is_float or self.points(value) < _MIN_ELEMENTS:
+            return value
+        if value.op in ("multiply", "add", "subtract", "divide"):
+            return self._affine(n, value)
+        if value.op in ACTIVATIONS:
+            return self._function(n, value)
+        if value.op == "convert":
+            return self._converted(n, value)
+        return value
+
+    def _scaled(self, x: int, like: Value, scale: int | None, bias: int | None) -> Value:
+        """identity(x * scale + bias); numbers become immediates."""
+        attrs: dict[str, object] = {"func": "identity"}
+        inputs = [x]
+        for name, term, empty in (("scale", scale, 1.0), ("bias", bias, 0.0)):
+            given = None if term is None else self.values[term]
+            if given is None:
+                attrs[name] = empty
+            elif given.op == "constant":
+                attrs[name] = float(given.attrs["value"])
+            else:
+                attrs[name] = None
+                assert term is not None
+                inputs.append(term)
+        return replace(like, op=SCALED, inputs=tuple(inputs), attrs=attrs)
+
+    def _affine(self, n: int, value: Value) -> Value:
+        if value.dtype is not DType.F32:
+            return value
+        x, row = value.inputs
+        if value.op in ("multiply", "add") and self._is_row(x) and not self._is_row(row):
+            x, row = row, x
+        if self._is_row(x) or not self._is_row(row) or not self._is_tensor(x):
+            return value
+        if value.op in ("multiply", "divide"):
+            scale = row if value.op == "multiply" else self._row("reciprocal", row)
+            return self._scaled(x, value, scale, None)
+        bias = row if value.op == "add" else self._row("negate", row)
+        source = self.values[x]
+        if self._is_only_reader(n, x) and source.op == SCALED and _is_product(source):
+            extra = self._scaled(x, value, None, bias)
+            attrs = {**source.attrs, "bias": extra.attrs["bias"]}
+            return replace(extra, inputs=(*source.inputs, *extra.inputs[1:]), attrs=attrs)
+        return self._scaled(x, value, None, bias)
+
+    def _row(self, op: str, number: int) -> int:
+        """`op` of one value per partition (or of a number)."""
+        value = self.values[number]
+        if value.op == "constant":
+            given = float(value.attrs["value"])
+            inverse = math.inf if given == 0 else 1 / given
+            result = -given if op == "negate" else inverse
+            return self._add(replace(value, dtype=DType.F32, attrs={"value": result}))
+        return self._add(Value(op, (number,), value.atoms, DType.F32))
+
+    def _function(self, n: int, value: Value) -> Value:
+        source = self.values[value.inputs[0]]
+        if self._is_only_reader(n, value.inputs[0]) and _is_identity(source):
+            attrs = {**source.attrs, "func": value.op}
+            return replace(value, op=SCALED, inputs=source.inputs, attrs=attrs)
+        return value
+
+    def _converted(self, n: int, value: Value) -> Value:
+        """Rounding to a shorter type happens when the result is written."""
+        source = self.values[value.inputs[0]]
+        alone = self._is_only_reader(n, value.inputs[0])
+        if alone and source.op == SCALED and source.dtype is DType.F32:
+            return replace(source, dtype=value.dtype)
+        if source.dtype.is_float:
+            return self._scaled(value.inputs[0], value, None, None)
+        return value
+
+    def _is_only_reader(self, n: int, x: int) -> bool:
+        """Whether `n` alone reads what became value `x`."""
+        readers = {u for i, made in self.number.items() if made == x for u in self.users.get(i, ())}
+        return readers == {n}
+
+    def _is_row(self, number: int) -> bool:
+        value = self.values[number]
+        return value.dtype.is_float and value.op != "register" and self.points(value) == 1
+
+    def _is_tensor(self, number: int) -> bool:
+        value = self.values[number]
+        return value.dtype.is_float and value.op not in SPLATS
+
+
+def _is_identity(value: Value) -> bool:
+    return value.op == SCALED and value.attrs["func"] == "identity" and value.dtype is DType.F32
+
+
+def _is_product(value: Value) -> bool:
+    return _is_identity(value) and value.attrs["bias"] == 0.0
+
+
+def fuse(space: Space, wanted: Sequence[int], points: Points) -> tuple[Space, tuple[int, ...]]:
+    """(space, values to compute) with chains fused and placed on engines.
+
+    `points(value)` are the elements per partition of a tile.
+    """
+    fused, number = _Fuser(space, wanted, points).run()
+    sinks = [number[n] for n in wanted if space.values[n].op.startswith("store")]
+    _balance(fused, fused.slice(sinks), points)
+    return fused, tuple(fused.slice(sinks))
+
+
+def _balance(space: Space, values: Sequence[int], points: Points) -> None:
+    """Give every `scaled` identity to the engine that has less to do; large ones choose first."""
+    busy = {Engine.SCALAR: 0.0, Engine.VECTOR: 0.0}
+    free: list[tuple[float, int]] = []
+    for n in values:
+        value = space.values[n]
+        work = cycles(space, value, points)
+        if value.op == SCALED and value.attrs["func"] == "identity":
+            free.append((work, n))
+        else:
+            busy[engine_of(value)] += work / RATES[engine_of(value)]
+    ends = _ends(space, values) if _leads(space, values) else set()
+    for work, n in sorted(free, reverse=True):
+        engine = min(busy, key=lambda e: busy[e] + work / RATES[e])
+        if n in ends:
+            engine = Engine.VECTOR
+        busy[engine] += work / RATES[engine]
+        value = space.values[n]
+        space.values[n] = replace(value, attrs={**value.attrs, "engine": engine.value})
+
+
+RATES = {
+    Engine.SCALAR: rates.SCALAR_ELEMENTS_PER_NS,
+    Engine.VECTOR: rates.VECTOR_ELEMENTS_PER_NS,
+}
+
+
+def _leads(space: Space, values: Sequence[int]) -> bool:
+    """Whether an activation makes a tile wait for Scalar between two steps of Vector: then Scalar
+    must be free to begin the next tile while Vector ends this one.
+    """
+    own = [n for n in values if space.values[n].op in (*ACTIVATIONS, SCALED)]
+    sums = set(space.slice([n for n in values if space.values[n].op == "reduce"]))
+    return any(n in sums for n in own)
+
+
+def _ends(space: Space, values: Sequence[int]) -> set[int]:
+    """Values that only stores read."""
+    stored = {i for n in values for i in space.values[n].inputs if space.values[n].op == "store"}
+    users = space.users(values)
+    return {n for n in stored if all(space.values[u].op == "store" for u in users[n])}
+
+
+def engine_of(value: Value) -> Engine:
+    """Who computes a value: Vector or Scalar."""
+    if value.op == SCALED:
+        return Engine(value.attrs.get("engine", Engine.SCALAR.value))
+    return Engine.SCALAR if value.op in (*ACTIVATIONS, "convert") else Engine.VECTOR
+
+
+def cycles(space: Space, value: Value, points: Points) -> float:
+    """Cycles of a value over one tile; integers are GpSimd's and count as nothing here."""
+    if value.op in (*SPLATS, "load", "store", "iota") or value.dtype.is_integer:
+        return 0.0
+    most = max([points(value), *(points(space.values[i]) for i in value.inputs)])
+    wide = sum(1 for i in value.inputs if points(space.values[i]) > 1)
+    factor = 2.0 if value.op == "select" or (wide > 1 and value.op != SCALED) else 1.0
+    return max(rates.MIN_CYCLES, most * (_DIVIDE_CYCLES if value.op == "divide" else factor))

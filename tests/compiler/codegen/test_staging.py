@@ -1,0 +1,159 @@
+"""Contractions with products collected in SBUF, kept operands, and fused elementwise chains."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from region_harness import BF16, F32, TARGET, Maker, arrays, check, distance
+
+from compiler.codegen import contract_plan, contraction
+from compiler.codegen.contract_plan import ContractPlan
+from compiler.codegen.space import normalise
+from compiler.diagnostics import CapacityError
+from compiler.isa.limits import limits_for, walk
+from compiler.isa.program import Engine
+from sim_cluster import l0, regions
+
+LIMITS = limits_for(TARGET)
+generate = sys.modules["compiler.codegen.generate"]
+
+
+def heads(
+    natural: tuple[bool, bool], dtype=F32, sizes: tuple[int, ...] = (2, 3, 200, 260, 256)
+) -> Maker:
+    """out[b, g, m, n] = sum over k of a[b, g, m, k] * c[b, n, k]; a natural operand has k inner."""
+    m = Maker(sizes, "heads")
+    a = m.load((0, 1, 2, 4) if natural[0] else (0, 1, 4, 2), dtype)
+    c = m.load((0, 3, 4) if natural[1] else (0, 4, 3), dtype)
+    m.store(m.contract(a, c, over=(4,)), (0, 1, 2, 3))
+    return m
+
+
+@pytest.mark.parametrize("natural", [True, False])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_held_operand_spans_atoms_that_continue_its_runs(natural: bool, dtype) -> None:
+    """Heads lie side by side in a row: one transfer brings all of them."""
+    m = Maker((2, 4, 128, 96, 64), "spanned")
+    a = m.load((0, 1, 2, 4), dtype)
+    c = m.load((0, 3, 1, 4) if natural else (0, 4, 1, 3), dtype)
+    m.store(m.contract(a, c, over=(4,)), (0, 1, 2, 3))
+    wanted = [p for p in plans(m) if p.held and p.stationary.number == 0]
+    assert wanted and all(p.spanned == (1,) for p in wanted)
+    region = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
+    loads = [i for i in walk(region.body) if i.opcode == "dma" and i.srcs[0].buffer == 1]
+    runs = [i.srcs[0].dims[-1] for i in loads]
+    assert runs == [(1, 4 * (64 if natural else 96))]
+
+
+def plans(m: Maker) -> list[ContractPlan]:
+    space = normalise(m.program())
+    (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
+    return [
+        plan
+        for order in ((0, 1), (1, 0))
+        for plan in contract_plan._Planner(
+            space, number, tuple(space.sinks), order, LIMITS, m.tensors, LIMITS.sbuf_bytes // 2
+        ).plans()
+    ]
+
+
+def kinds(found: list[ContractPlan]) -> dict[tuple[object, ...], ContractPlan]:
+    """One plan of every combination of form and kept operands, the cheapest."""
+    chosen: dict[tuple[object, ...], ContractPlan] = {}
+    for plan in sorted(found, key=lambda p: -p.cost):
+        multi = plan.sums > 1
+        chosen[(plan.stationary.number, plan.staged, plan.held, plan.resident, multi)] = plan
+    return chosen
+
+
+@pytest.mark.parametrize("natural", [(a, b) for a in (True, False) for b in (True, False)])
+def test_every_kind_of_plan_computes_the_product(
+    natural: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = heads(natural)
+    chosen = kinds(plans(m))
+    assert {key[1:4] for key in chosen} >= {(True, True, True), (True, False, False)}
+    want = arrays(m.tensors, 0)
+    regions.run_region(m.program(), want, {})
+    ran = 0
+    for plan in chosen.values():
+        monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: plan)
+        try:
+            region = m.region()
+        except CapacityError:  # PSUM of this plan does not fit: the planner's estimate was low
+            continue
+        got = arrays(m.tensors, 0)
+        l0.run_region(region, got, {})
+        assert distance(got[-1], want[-1]) <= 1e-6, plan
+        ran += 1
+    assert ran >= len(chosen) * 3 // 4
+
+
+def test_an_operand_the_row_loops_do_not_move_is_loaded_once_per_batch() -> None:
+    """Scores of grouped heads: 2 bytes x 2 x 4096 x 128 of keys, whatever the number of heads."""
+    m = heads((True, True), BF16, (2, 8, 4096, 4096, 128))
+    region = m.region()
+    trips = {}
+
+    def visit(body, times):
+        for item in body:
+            if hasattr(item, "trip"):
+                visit(item.body, times * item.trip)
+            elif item.opcode == "dma" and item.srcs[0].buffer == 1:
+                moved = int(np.prod([n for _, n in item.srcs[0].dims])) * times
+                trips[item.engine] = trips.get(item.engine, 0) + moved
+
+    visit(region.body, 1)
+    assert trips == {Engine.DMA_IN: 2 * 4096 * 128}
+
+
+def softmax(rows: int, width: int) -> Maker:
+    m = Maker((rows, width), "softmax")
+    x = m.node("convert", m.load((0, 1), BF16), dtype=F32)
+    x = m.node("multiply", x, m.const(0.125))
+    top = m.reduce(x, (1,), "max")
+    e = m.node("exponential", m.node("subtract", x, top))
+    y = m.node("divide", e, m.reduce(e, (1,)))
+    m.store(m.node("convert", y, dtype=BF16), (0, 1))
+    return m
+
+
+def test_softmax_passes_are_folded_into_activations() -> None:
+    """A scaled load, maximum, exp(x - max), sum, normalised store: five wide instructions."""
+    region = check(softmax(300, 1024), bound=1e-5)
+    wide = [
+        i
+        for i in walk(region.body)
+        if i.opcode != "dma" and i.dst and max(p.shape[-1] for p in (i.dst, *i.srcs)) == 1024
+    ]
+    full = [i for i in wide if i.srcs[0].shape[0] == 128]
+    assert len(full) == 5, [i.opcode for i in full]
+    exps = [i for i in full if i.attrs.get("func") == "exponential"]
+    assert len(exps) == 1 and exps[0].attrs["bias"] is None
+
+
+def test_narrow_loads_stay_narrow() -> None:
+    """A DMA that converts moves the longer type: engines read bf16 as it is."""
+    region = softmax(256, 1024).region()
+    loads = [i for i in walk(region.body) if i.engine is Engine.DMA_IN]
+    assert {region.tiles[i.dst.buffer].dtype for i in loads} == {BF16}
+
+
+@pytest.mark.parametrize("op", ["multiply", "add", "subtract", "divide"])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("after", ["exponential", "convert", "add"])
+def test_affine_chains_keep_their_values(op: str, swapped: bool, after: str) -> None:
+    m = Maker((130, 512), f"{op}-{after}")
+    x, row = m.load((0, 1)), m.node("exponential", m.load((0,)))
+    y = m.node(op, row, x) if swapped else m.node(op, x, row)
+    if after == "convert":
+        z = m.node("convert", y, dtype=BF16)
+    elif after == "add":
+        z = m.node("add", y, m.const(1.5))
+    else:
+        z = m.node(after, m.node("minimum", y, m.const(3.0)))
+    m.store(z, (0, 1))
+    m.store(y, (0, 1))
+    check(m, bound=1e-2 if after == "convert" else 1e-6)

@@ -1,0 +1,30 @@
+"""One small built bundle for the tests that only read it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from compiler.neff.bundle import Bundle
+from tests.support.small_job import Road, build_on, bundle_of, small_llama
+
+
+@pytest.fixture(scope="session")
+def small_road(tmp_path_factory: pytest.TempPathFactory) -> Road:
+    """The small llama on four cores, fp32, two micro-batches."""
+    cache = tmp_path_factory.mktemp("small") / "cache"
+    return build_on(small_llama(), {"dp_shard": 4}, cache)
+
+
+@pytest.fixture(scope="session")
+def small_bundle(small_road: Road, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Its bundle. Not to be changed: take `bundle_copy` for that."""
+    return bundle_of(small_road, tmp_path_factory.mktemp("bundle") / "bundle")
+
+
+@pytest.fixture
+def bundle_copy(small_bundle: Bundle, tmp_path: Path) -> Path:
+    """A copy of the bundle's directory, free to be damaged."""
+    return Path(shutil.copytree(small_bundle.path, tmp_path / "bundle"))

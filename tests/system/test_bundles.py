@@ -1,0 +1,113 @@
+"""Bundles are a function of the job: equal bytes from every run, whatever machine they will be timed
+on; and a second run compiles nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectives import costs
+from compiler.neff.bundle import Bundle, load_bundle
+from compiler.target import load_target
+from orchestrator.cli import main
+from sim_cluster import network, profiles, step_time
+from sim_cluster.step_time import Step, time_step
+from tests.support.small_job import (
+    TARGET,
+    Road,
+    build_on,
+    bundle_bytes,
+    bundle_of,
+    small_llama,
+    write_job,
+)
+
+
+def run(job: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    """(report, screen) of `shardwright run` of a job."""
+    capsys.readouterr()
+    assert main(["run", str(job), "--out", str(out)]) == 0
+    return json.loads((out / "report.json").read_text()), capsys.readouterr().out
+
+
+def test_a_second_run_compiles_nothing_and_writes_the_same_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_job(tmp_path)
+    first, first_screen = run(job, tmp_path / "a", capsys)
+    second, second_screen = run(job, tmp_path / "b", capsys)
+    assert {row["cache"] for row in first["units"]} == {"miss"}
+    assert sum(row["kind"] == "partition" for row in first["units"]) == 1
+    assert sum(row["kind"] == "compile" for row in first["units"]) >= 6
+    assert {row["cache"] for row in second["units"]} == {"hit"}
+    assert [row["key"] for row in second["units"] if row["kind"] == "partition"] == [
+        row["key"] for row in first["units"] if row["kind"] == "partition"
+    ]
+    assert "nothing to compile" in second_screen
+    assert "nothing to compile" not in first_screen
+    assert bundle_bytes(tmp_path / "a" / "bundle") == bundle_bytes(tmp_path / "b" / "bundle")
+    for report in (first, second):
+        assert set(report["numerics"]["l0"]) == {"forward", "backward", "update"}
+        assert report["numerics"]["passed"]
+    assert first["numerics"]["losses"] == second["numerics"]["losses"]
+    assert first["timing"]["step_time_ps"] == second["timing"]["step_time_ps"]
+
+
+def test_a_cold_build_writes_the_same_bytes(small_bundle: Bundle, tmp_path: Path) -> None:
+    """Nothing of the first build is reused: every unit is computed again."""
+    road = build_on(small_llama(), {"dp_shard": 4}, tmp_path / "cache")
+    assert {row.cache for row in road.rows} == {"miss"}
+    again = bundle_of(road, tmp_path / "bundle")
+    assert bundle_bytes(again.path) == bundle_bytes(small_bundle.path)
+
+
+def other_machine(constants: Any) -> Any:
+    """A set of constants with every number changed, and every switch turned."""
+    changed: dict[str, Any] = {}
+    for spec in dataclasses.fields(constants):
+        value = getattr(constants, spec.name)
+        if isinstance(value, bool):
+            changed[spec.name] = not value
+        elif isinstance(value, int | float):
+            changed[spec.name] = type(value)(value * 0.6)
+    assert changed
+    return dataclasses.replace(constants, **changed)
+
+
+def nominal_ps(bundle: Bundle) -> int:
+    manifest = bundle.manifest
+    step = Step(
+        programs=bundle.programs,
+        schedule=manifest.schedule,
+        mesh={"dp_shard": 32},  # the four cores of the bundle do not fill an instance
+        target=load_target(TARGET),
+        instances=1,
+    )
+    return time_step(step).step_time_ps
+
+
+def test_constants_of_the_run_profile_change_times_and_no_byte(
+    small_road: Road, small_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = nominal_ps(small_bundle)
+    machine = {name: other_machine(p) for name, p in profiles.PROFILES.items()}
+    wires = {name: other_machine(c) for name, c in costs.PROFILES.items()}
+    monkeypatch.setattr(profiles, "PROFILES", machine)
+    monkeypatch.setattr(step_time, "PROFILES", machine)
+    monkeypatch.setattr(costs, "PROFILES", wires)
+    monkeypatch.setattr(network, "COLLECTIVE_PROFILES", wires)
+    road = build_on(small_llama(), {"dp_shard": 4}, tmp_path / "cache")
+    again = bundle_of(road, tmp_path / "bundle")
+    assert [row.key for row in road.rows] == [row.key for row in small_road.rows]
+    assert bundle_bytes(again.path) == bundle_bytes(small_bundle.path)
+    assert nominal_ps(again) != before
+
+
+def test_a_bundle_does_not_know_where_it_lies(bundle_copy: Path, small_bundle: Bundle) -> None:
+    texts = b"".join(bundle_bytes(small_bundle.path).values())
+    assert str(small_bundle.path).encode() not in texts
+    assert load_bundle(bundle_copy).manifest == small_bundle.manifest

@@ -1,0 +1,132 @@
+"""Whole training steps from the files of a bundle equal the unsharded JAX step.
+
+Every case goes from a user's training step to a bundle on disk, is loaded back, and runs in values
+on all cores: the loss and every leaf after one step, within the bounds of `docs/numerics.md`. The
+models carry no sharding annotation; two were not written for this purpose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+from compiler.frontend.reference import (
+    batch_leaves,
+    initial_state,
+    run_reference,
+    task_batches,
+)
+from compiler.frontend.task import TrainTask
+from compiler.neff.bundle import Bundle
+from orchestrator.numerics import BF16_BOUND, FP32_BOUND, worst_leaf, worst_loss_error
+from sim_cluster.functions import L0, L1
+from sim_cluster.result import distance
+from sim_cluster.run_values import ValueRun
+from tests.models import flax_decoder, prime_model
+from tests.support.small_job import build_on, bundle_of, run_steps, small_llama
+
+L0_BOUND = {"fp32": 1e-5, "bf16": 1e-2}
+
+
+def flax() -> TrainTask:
+    return flax_decoder.train_task(width=32, num_layers=2, seq_len=8)
+
+
+def prime() -> TrainTask:
+    return prime_model.train_task(seq_len=7)
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], TrainTask]
+    mesh: dict[str, int]
+    steps: int = 1
+
+
+CASES = {
+    "llama fsdp": Case(small_llama, {"dp_shard": 4}, steps=2),
+    "llama hsdp": Case(small_llama, {"dp_replicate": 2, "dp_shard": 4}),
+    "llama bf16 fsdp": Case(lambda: small_llama("bf16"), {"dp_shard": 4}),
+    "flax hsdp": Case(flax, {"dp_replicate": 2, "dp_shard": 2}),
+    "prime fsdp": Case(prime, {"dp_shard": 4}),
+}
+
+
+@dataclass(frozen=True)
+class Ready:
+    task: TrainTask
+    bundle: Bundle
+    global_batch: int
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
+    """Bundles by case, each built once."""
+
+    @cache
+    def build(name: str) -> Ready:
+        case, path = CASES[name], tmp_path_factory.mktemp("road")
+        task = case.make()
+        road = build_on(task, case.mesh, path / "cache")
+        return Ready(task, bundle_of(road, path / "bundle"), road.built.layout.global_batch)
+
+    return build
+
+
+def reference(task: TrainTask, batch: int, steps: int) -> tuple[list[float], dict, float]:
+    """(losses, state after one step, bound) of the unsharded step in full precision."""
+    precise = task.full_precision or task
+    run = run_reference(precise, steps=steps, global_batch=batch, keep=(1,))
+    bound = FP32_BOUND
+    if precise is not task:
+        narrow = run_reference(task, steps=1, global_batch=batch, keep=(1,))
+        bound = max(BF16_BOUND, worst_leaf(narrow.states[1], run.states[1])[1])
+    return list(run.losses), dict(run.states[1]), bound
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_from_files_equals_the_unsharded_step(
+    name: str, ready: Callable[[str], Ready]
+) -> None:
+    case, one = CASES[name], ready(name)
+    cores = math.prod(case.mesh.values())
+    assert (one.global_batch, one.bundle.manifest.num_microbatches) == (2 * cores, 2)
+    given = run_steps(one.bundle, one.task, one.global_batch, case.steps)
+    losses, after_one, bound = reference(one.task, one.global_batch, case.steps)
+    loss_error = worst_loss_error(given.losses, losses)
+    leaf, error = worst_leaf(given.after_one, after_one)
+    checks = given.run.result.l0
+    worst_l0 = max(check.distance for check in checks.values())
+    print(f"{name}: loss {loss_error:.1e}, {leaf} {error:.1e} <= {bound:.1e}, L0 {worst_l0:.1e}")
+    assert loss_error <= bound
+    assert error <= bound, leaf
+    assert set(given.after_one) == set(after_one)
+    assert set(checks) == set(one.bundle.programs) == {"forward", "backward", "update"}
+    assert all(check.instructions > 100 for check in checks.values())
+    assert worst_l0 <= L0_BOUND["bf16" if one.task.full_precision else "fp32"]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama fsdp", "fp32"), ("llama bf16 fsdp", "bf16")])
+def test_every_core_at_l0_equals_l1(
+    name: str, dtype: str, ready: Callable[[str], Ready]
+) -> None:
+    """Not one core beside the others: all four execute every instruction of a whole step."""
+    one = ready(name)
+    state = initial_state(one.task, 0)
+    batch = batch_leaves(next(task_batches(one.task, 0, one.global_batch)))
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for level in (L0, L1):
+        run = ValueRun(one.bundle.programs, one.bundle.manifest, check_l0=False, level=level)
+        run.load(state)
+        found[level] = dict(run.step(batch)) | run.gather(state)
+    distances = {leaf: distance(found[L0][leaf], array) for leaf, array in found[L1].items()}
+    worst = max(distances, key=lambda n: distances[n])
+    print(f"{dtype}: {worst} {distances[worst]:.1e}")
+    assert distances[worst] <= L0_BOUND[dtype], worst
+    moved = [leaf for leaf in state if distance(found[L0][leaf], state[leaf]) > 0]
+    assert len(moved) == len(state)  # a step that did nothing would also be equal
