@@ -1,8 +1,8 @@
 """The Ray executor: long-lived compile actors that hold no state between units.
 
-Units go to the actors largest first, at most two in flight per actor. A unit whose actor or node
-died is submitted again, up to three times, because units are idempotent; Ray restarts the actor. A
-local Ray is started (and ended) by this module when there is none to join: inside a Ray job or with
+Units go to the actors largest first, at most two in flight per actor. When an actor or its node
+dies, a new one takes its seat and the units in flight are submitted again, because units are
+idempotent. Only the unit that was running counts a try; after three it is given up. A local Ray is started (and ended) by this module when there is none to join: inside a Ray job or with
 RAY_ADDRESS set, it joins that cluster.
 """
 
@@ -14,6 +14,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,31 @@ class CompileActor:
         return attempt(unit, f"{self.name}:{os.getpid()}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """A unit, and which try of it this is, from 1."""
+
+    unit: WorkUnit
+    number: int
+
+
+@dataclass(slots=True)
+class _Seat:
+    """An actor, and the units it was given, in order, by Ray's reference to their outcome."""
+
+    number: int
+    actor: Any
+    given: dict[Any, _Try] = field(default_factory=dict)
+
+    def load(self) -> int:
+        """Units in flight."""
+        return len(self.given)
+
+    def has_room(self) -> bool:
+        """Whether another unit may be given."""
+        return len(self.given) < IN_FLIGHT_PER_ACTOR
+
+
 class RayExecutor:
     """See the module."""
 
@@ -52,9 +78,12 @@ class RayExecutor:
         if self._owns_ray:
             self._start(workers)
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        remote: Any = ray.remote(CompileActor)
-        options = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": 0}
-        self._actors = [remote.options(**options).remote(f"ray-{k}") for k in range(count)]
+        self._seats = [_Seat(number, self._hire(number)) for number in range(count)]
+
+    def _hire(self, number: int) -> Any:
+        """A new actor."""
+        remote: Any = self._ray.remote(CompileActor)
+        return remote.options(num_cpus=1, max_restarts=0).remote(f"ray-{number}")
 
     def _start(self, workers: int) -> None:
         handler = signal.getsignal(signal.SIGTERM)
@@ -89,25 +118,42 @@ class RayExecutor:
 
     def run(self, units: Sequence[WorkUnit]) -> Iterator[Outcome]:
         """See Executor. A unit that lost three workers has the error SW_UNIT_POISONED."""
-        waiting = [(unit, 1) for unit in sorted(units, key=lambda u: len(u.payload))]
-        load = dict.fromkeys(range(len(self._actors)), 0)
-        flight: dict[Any, tuple[WorkUnit, int, int]] = {}
-        while waiting or flight:
-            while waiting and min(load.values()) < IN_FLIGHT_PER_ACTOR:
-                unit, tries = waiting.pop()
-                index = min(load, key=lambda k: load[k])
-                flight[self._actors[index].run.remote(unit)] = (unit, tries, index)
-                load[index] += 1
-            (done,), _ = self._ray.wait(list(flight), num_returns=1)
-            unit, tries, index = flight.pop(done)
-            load[index] -= 1
+        waiting = [_Try(unit, 1) for unit in sorted(units, key=lambda u: len(u.payload))]
+        while waiting or any(seat.given for seat in self._seats):
+            while waiting and (seat := min(self._seats, key=_Seat.load)).has_room():
+                given = waiting.pop()
+                seat.given[seat.actor.run.remote(given.unit)] = given
+            owner = {ref: seat for seat in self._seats for ref in seat.given}
+            (done,), _ = self._ray.wait(list(owner), num_returns=1)
+            yield from self._collect(owner[done], done, waiting)
+
+    def _collect(self, seat: _Seat, done: Any, waiting: list[_Try]) -> Iterator[Outcome]:
+        """What became of a unit; of all units of the seat, when its actor is lost."""
+        try:
+            outcome = self._ray.get(done)
+        except self._lost():
+            yield from self._replace(seat, waiting)
+        else:
+            yield _with_attempts(outcome, seat.given.pop(done).number)
+
+    def _replace(self, seat: _Seat, waiting: list[_Try]) -> Iterator[Outcome]:
+        """Give a seat to a new actor. An actor runs its units in order: the first without a result
+        was running.
+        """
+        unfinished = []
+        for ref, given in seat.given.items():
             try:
-                yield _with_attempts(self._ray.get(done), tries)
+                yield _with_attempts(self._ray.get(ref), given.number)
             except self._lost():
-                if tries >= MAX_ATTEMPTS:
-                    yield _poisoned(unit, tries, f"ray-{index}")
-                else:
-                    waiting.append((unit, tries + 1))
+                unfinished.append(given)
+        seat.given.clear()
+        seat.actor = self._hire(seat.number)
+        running, *queued = unfinished
+        waiting += queued
+        if running.number >= MAX_ATTEMPTS:
+            yield _poisoned(running, f"ray-{seat.number}")
+        else:
+            waiting.append(_Try(running.unit, running.number + 1))
 
     def _lost(self) -> tuple[type[Exception], ...]:
         """Errors that say nothing about the unit: its worker or node went away."""
@@ -121,8 +167,8 @@ class RayExecutor:
 
     def close(self) -> None:
         """End the actors, and Ray when this executor started it."""
-        for actor in self._actors:
-            self._ray.kill(actor)
+        for seat in self._seats:
+            self._ray.kill(seat.actor)
         if self._owns_ray:
             self._ray.shutdown()
         if self._token_dir is not None:
@@ -142,11 +188,12 @@ def _with_attempts(outcome: Outcome, tries: int) -> Outcome:
     )
 
 
-def _poisoned(unit: WorkUnit, tries: int, worker: str) -> Outcome:
+def _poisoned(given: _Try, worker: str) -> Outcome:
+    unit = given.unit
     error = SimulationError(
         "SW_UNIT_POISONED",
-        f"{unit.kind} unit {unit.name} ({unit.key[:12]}) ended {tries} workers",
+        f"{unit.kind} unit {unit.name} ({unit.key[:12]}) ended {given.number} workers",
         None,
         "run it alone with --executor inline to see why",
     )
-    return Outcome(unit, None, error, worker, time.time(), 0.0, tries)
+    return Outcome(unit, None, error, worker, time.time(), 0.0, given.number)

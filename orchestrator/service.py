@@ -54,6 +54,7 @@ class UnitService:
         self._cache = cache
         self._progress = progress
         self._epoch = time.time()
+        self._done = 0  # of the current call of run
         self.rows: list[UnitRow] = []
 
     def run(self, units: Sequence[WorkUnit]) -> dict[str, bytes]:
@@ -62,7 +63,7 @@ class UnitService:
         Raises UnitFailedError with the first diagnosed error, after the other units are stored.
         """
         distinct = {unit.key: unit for unit in units}
-        total = len(distinct)
+        total, self._done = len(distinct), 0
         results = {}
         for key, unit in distinct.items():
             if (payload := self._cache.get(unit.kind, key)) is not None:
@@ -123,9 +124,9 @@ class UnitService:
 
     def _note(self, row: UnitRow, total: int) -> None:
         self.rows.append(row)
+        self._done += 1
         if self._progress is not None:
-            done = sum(1 for r in self.rows if r.kind == row.kind)
-            self._progress(row, done, total)
+            self._progress(row, self._done, total)
 
     def _now(self) -> float:
         return time.time() - self._epoch
