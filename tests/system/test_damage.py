@@ -85,9 +85,7 @@ def test_a_flipped_byte(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_truncated_file(
-    kind: str, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_truncated_file(kind: str, bundle_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = file_of(bundle_copy, kind)
     data = path.read_bytes()
     for size in (0, 100, HEADER_BYTES, len(data) // 2, len(data) - 1):

@@ -66,9 +66,7 @@ class Elsewhere:
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """`python -m sim_cluster` with the guard in front."""
-        code = GUARD.format(
-            home=str(self.home), root=str(ROOT), allowed=ALLOWED, ours=PACKAGES
-        )
+        code = GUARD.format(home=str(self.home), root=str(ROOT), allowed=ALLOWED, ours=PACKAGES)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         command = [sys.executable, "-P", "-c", code, *map(str, arguments)]
         return subprocess.run(
@@ -157,7 +155,9 @@ def test_wrong_inputs_are_named(
     done = elsewhere.run(bundle_copy, "--inputs", inputs, *out, "--steps", "3")
     assert done.returncode == 2
     assert "batch/targets requires a first axis of 3 steps" in done.stderr
-    assert elsewhere.run(bundle_copy, "--inputs", bundle_copy / "manifest.neff", *out).returncode == 2
+    assert (
+        elsewhere.run(bundle_copy, "--inputs", bundle_copy / "manifest.neff", *out).returncode == 2
+    )
 
 
 def test_bf16_says_what_it_needs(elsewhere: Elsewhere, tmp_path: Path) -> None:

@@ -112,9 +112,7 @@ def test_a_step_from_files_equals_the_unsharded_step(
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("llama fsdp", "fp32"), ("llama bf16 fsdp", "bf16")])
-def test_every_core_at_l0_equals_l1(
-    name: str, dtype: str, ready: Callable[[str], Ready]
-) -> None:
+def test_every_core_at_l0_equals_l1(name: str, dtype: str, ready: Callable[[str], Ready]) -> None:
     """Not one core beside the others: all four execute every instruction of a whole step."""
     one = ready(name)
     state = initial_state(one.task, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from region_harness import BF16, F32, TARGET, Maker, arrays, check, distance
@@ -17,7 +15,6 @@ from compiler.isa.program import Engine
 from sim_cluster import l0, regions
 
 LIMITS = limits_for(TARGET)
-generate = sys.modules["compiler.codegen.generate"]
 
 
 def heads(
