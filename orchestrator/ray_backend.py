@@ -2,8 +2,9 @@
 
 Units go to the actors largest first, at most two in flight per actor. When an actor or its node
 dies, a new one takes its seat and the units in flight are submitted again, because units are
-idempotent. Only the unit that was running counts a try; after three it is given up. A local Ray is started (and ended) by this module when there is none to join: inside a Ray job or with
-RAY_ADDRESS set, it joins that cluster.
+idempotent. Only the unit that was running counts a try; after three it is given up. A local Ray is
+started (and ended) by this module when there is none to join: inside a Ray job or with RAY_ADDRESS
+set, it joins that cluster.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`python -m sim_cluster BUNDLE`: load a bundle from wherever it lies, run its steps in values, time
-it.
+"""`python -m sim_cluster BUNDLE`: load a bundle from wherever it lies, run its steps in values,
+time it.
 
 Needs this package, `compiler`, `collectives`, NumPy, msgpack and zstandard: no graph, no jax, no
 orchestrator. Exit codes are those of the `shardwright` command.
@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -68,7 +69,7 @@ def run_steps(bundle: Bundle, inputs: Arrays, steps: int = 0) -> dict[str, np.nd
 
     `inputs` holds every buffer that is given (state and batch). `steps` 0 is one step on the batch
     as it is; otherwise batch arrays have a first axis of that length.
-    Raises UsageError for a missing buffer or another number of batches, SimulationError as ValueRun.
+    Raises UsageError for a missing buffer or another number of batches.
     """
     wanted = {b.name: b for b in bundle.manifest.buffers.values() if b.initial == "given"}
     wanted = {name: b for name, b in wanted.items() if b.role != "coordinate"}
@@ -100,8 +101,9 @@ def _read(path: Path) -> Arrays:
 
 
 def _save(path: Path, arrays: Arrays) -> None:
+    named: dict[str, Any] = dict(arrays)
     with path.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **named)
 
 
 def _print_time(bundle: Bundle) -> None:

@@ -1,5 +1,5 @@
-"""What a user gets wrong, and what the command answers: code, place, required against given, advice,
-exit code; as JSON when asked for. And Ctrl-C: exit 130, nothing left running."""
+"""What a user gets wrong, and what the command answers: code, place, required against given,
+advice, exit code; as JSON when asked for. And Ctrl-C: exit 130, nothing left running."""
 
 from __future__ import annotations
 
@@ -201,8 +201,14 @@ def processes_of(session: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("moment", ["partition", "step"])
-@pytest.mark.parametrize("whole_group", [True, False])
+@pytest.mark.parametrize(
+    ("moment", "whole_group"),
+    [
+        ("partition", True),
+        ("step", False),
+        pytest.param("step", True, marks=pytest.mark.matrix),
+    ],
+)
 def test_an_interrupt_ends_the_run_and_its_children(
     moment: str, whole_group: bool, tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
-"""A bundle moved elsewhere runs, is timed and is verified where only NumPy, msgpack and zstandard are
-installed, without the repository: a child process sees copies of the packages a run needs and its
-import system refuses every other third-party package."""
+"""A bundle moved elsewhere runs, is timed and is verified where only NumPy, msgpack and zstandard
+are installed, without the repository: a child process sees copies of the five packages alone, and
+its import system refuses every other third-party one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Damaging any single instruction of a compiled step shows: in a value, in a time, or in a refusal.
 
 The step is the small llama on four cores, every core at L0, from random state and tokens. Mutants
-are drawn with a fixed seed, evenly over the kinds; `tests/support/mutations.py` says which changes
+are drawn with a fixed seed, kind after kind; `tests/support/mutations.py` says which changes
 are mutations. None is taken out afterwards.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,13 +75,16 @@ def mutations(lab: Lab) -> dict[str, list[Mutation]]:
 def draw(
     lab: Lab, mutations: Mapping[str, list[Mutation]], count: int
 ) -> tuple[list[Mutation], list[Mutation]]:
-    """(mutations, draws at instructions nobody reads), seeded, kind after kind."""
+    """(mutations, draws at instructions nobody reads), seeded, kind after kind, those
+    that change values twice as often.
+    """
     rng = random.Random(SEED)
     pools = {kind: rng.sample(found, len(found)) for kind, found in sorted(mutations.items())}
     drawn: list[Mutation] = []
     dead: list[Mutation] = []
     while len(drawn) < count:
-        for kind, pool in pools.items():
+        for kind in (*pools, *VALUE_KINDS):
+            pool = pools[kind]
             if not pool or len(drawn) == count:
                 continue
             mutation = pool.pop()
@@ -103,7 +105,7 @@ def judge(lab: Lab, mutations: Mapping[str, list[Mutation]], count: int) -> None
     vague = [str(m) for m, verdict in verdicts.items() if verdict.detail == "SW_L0_EXECUTION"]
     assert not vague, "\n".join(vague)
     assert len(dead) <= MAX_DEAD * count, "\n".join(str(m) for m in dead)
-    assert min(tally["value"], tally["time"], tally["refused"]) > 0
+    assert min(tally["value"], tally["refused"]) >= count // 10
 
 
 def test_a_few_mutations_show(lab: Lab, mutations: dict[str, list[Mutation]]) -> None:
@@ -115,16 +117,22 @@ def test_200_mutations_show(lab: Lab, mutations: dict[str, list[Mutation]]) -> N
     judge(lab, mutations, MANY)
 
 
+def first_instruction(lab: Lab) -> tuple[int, int, int]:
+    regions = lab.programs["backward"].functions[0].regions
+    return (0, next(r for r, region in enumerate(regions) if region.body), 0)
+
+
 def test_the_unchanged_step_does_not_show(lab: Lab) -> None:
     """The laboratory itself: no change, no difference; and a refusal is a diagnosed one."""
-    same = Mutation("nothing", "backward", (0, 0, 0), "", lambda instr: None)
+    place = first_instruction(lab)
+    same = Mutation("nothing", "backward", place, "", lambda instr: None)
     assert lab.verdict(same).how == "survives"
 
     def foul(instr: object) -> None:
         raise KeyError("a bug of the tool")
 
     with pytest.raises(KeyError):
-        lab.verdict(Mutation("bug", "backward", (0, 0, 0), "", foul))
+        lab.verdict(Mutation("bug", "backward", place, "", foul))
     assert not issubclass(KeyError, DiagnosticError)
 
 

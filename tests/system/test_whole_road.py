@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from compiler.frontend.reference import (
+    Leaves,
+    ReferenceRun,
     batch_leaves,
     initial_state,
     run_reference,
@@ -30,6 +32,7 @@ from sim_cluster.run_values import ValueRun
 from tests.models import flax_decoder, prime_model
 from tests.support.small_job import build_on, bundle_of, run_steps, small_llama
 
+STEPS = 2
 L0_BOUND = {"fp32": 1e-5, "bf16": 1e-2}
 
 
@@ -45,13 +48,13 @@ def prime() -> TrainTask:
 class Case:
     make: Callable[[], TrainTask]
     mesh: dict[str, int]
-    steps: int = 1
+    precise: str = ""  # the case that computes the same in full precision
 
 
 CASES = {
-    "llama fsdp": Case(small_llama, {"dp_shard": 4}, steps=2),
+    "llama fsdp": Case(small_llama, {"dp_shard": 4}),
     "llama hsdp": Case(small_llama, {"dp_replicate": 2, "dp_shard": 4}),
-    "llama bf16 fsdp": Case(lambda: small_llama("bf16"), {"dp_shard": 4}),
+    "llama bf16 fsdp": Case(lambda: small_llama("bf16"), {"dp_shard": 4}, "llama fsdp"),
     "flax hsdp": Case(flax, {"dp_replicate": 2, "dp_shard": 2}),
     "prime fsdp": Case(prime, {"dp_shard": 4}),
 }
@@ -78,15 +81,19 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
     return build
 
 
-def reference(task: TrainTask, batch: int, steps: int) -> tuple[list[float], dict, float]:
-    """(losses, state after one step, bound) of the unsharded step in full precision."""
-    precise = task.full_precision or task
-    run = run_reference(precise, steps=steps, global_batch=batch, keep=(1,))
-    bound = FP32_BOUND
-    if precise is not task:
+@cache
+def precise(case: str, batch: int) -> ReferenceRun:
+    """The unsharded step in full precision."""
+    return run_reference(CASES[case].make(), steps=STEPS, global_batch=batch, keep=(1,))
+
+
+def reference(name: str, task: TrainTask, batch: int) -> tuple[list[float], Leaves, float]:
+    """(losses, state after one step, bound) to compare a case with."""
+    run, bound = precise(CASES[name].precise or name, batch), FP32_BOUND
+    if task.full_precision is not None:
         narrow = run_reference(task, steps=1, global_batch=batch, keep=(1,))
         bound = max(BF16_BOUND, worst_leaf(narrow.states[1], run.states[1])[1])
-    return list(run.losses), dict(run.states[1]), bound
+    return list(run.losses), run.states[1], bound
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -96,8 +103,8 @@ def test_a_step_from_files_equals_the_unsharded_step(
     case, one = CASES[name], ready(name)
     cores = math.prod(case.mesh.values())
     assert (one.global_batch, one.bundle.manifest.num_microbatches) == (2 * cores, 2)
-    given = run_steps(one.bundle, one.task, one.global_batch, case.steps)
-    losses, after_one, bound = reference(one.task, one.global_batch, case.steps)
+    given = run_steps(one.bundle, one.task, one.global_batch, STEPS)
+    losses, after_one, bound = reference(name, one.task, one.global_batch)
     loss_error = worst_loss_error(given.losses, losses)
     leaf, error = worst_leaf(given.after_one, after_one)
     checks = given.run.result.l0
