@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from rich.console import Console
@@ -108,7 +109,7 @@ def run(path: Path, inputs: Path, outputs: Path, level: str, timed: bool) -> int
     try:
         with np.load(inputs) as data:
             given = {n: data[f"arg{k}"] for k, n in enumerate(program.inputs) if f"arg{k}" in data}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError, BadZipFile) as error:
         raise UsageError("SW_NEFF_INPUTS", f"cannot read {inputs}: {error}") from error
     results = run_single(program, given, level)
     arrays: dict[str, Any] = {f"out{k}": results[n] for k, n in enumerate(program.outputs)}

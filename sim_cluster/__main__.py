@@ -20,7 +20,6 @@ from compiler.diagnostics import DiagnosticError, UsageError
 from compiler.neff.bundle import Bundle, load_bundle
 from compiler.target import PS_PER_S, load_target
 from sim_cluster.layout import num_ranks
-from sim_cluster.profiles import PROFILES
 from sim_cluster.run_values import ValueRun
 from sim_cluster.step_time import Step, band
 
@@ -101,9 +100,8 @@ def _read(path: Path) -> Arrays:
 
 
 def _save(path: Path, arrays: Arrays) -> None:
-    named: dict[str, Any] = dict(arrays)
     with path.open("wb") as file:
-        np.savez(file, **named)
+        np.savez(file, **dict[str, Any](arrays))
 
 
 def _print_time(bundle: Bundle) -> None:
@@ -115,9 +113,8 @@ def _print_time(bundle: Bundle) -> None:
         target=load_target(manifest.target),
         instances=manifest.instances,
     )
-    times = {name: timing.step_time_ps / PS_PER_S for name, timing in band(step).items()}
-    rows = ", ".join(f"{name} {times[name]:.9f} s" for name in PROFILES)
-    print(f"simulated step time: {rows}")
+    rows = [f"{name} {t.step_time_ps / PS_PER_S:.9f} s" for name, t in band(step).items()]
+    print(f"simulated step time: {', '.join(rows)}")
 
 
 if __name__ == "__main__":

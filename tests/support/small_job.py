@@ -58,15 +58,17 @@ def build_on(
     mesh: Mapping[str, int],
     cache: Path,
     num_microbatches: int = 2,
+    micro_batch: int = 1,
     executor: Callable[[], Executor] = InlineExecutor,
 ) -> Road:
-    """Capture to linked programs on a mesh of any size, one sample per core and micro-batch."""
+    """Capture to linked programs on a mesh of any size; `micro_batch` samples per core."""
     sizes = make_mesh(mesh)
+    captured = micro_batch * sizes.num_cores
     layout = Layout(
         target=load_target(TARGET),
         mesh=sizes,
-        captured_batch=sizes.num_cores,
-        global_batch=sizes.num_cores * num_microbatches,
+        captured_batch=captured,
+        global_batch=captured * num_microbatches,
         num_microbatches=num_microbatches,
     )
     with UnitService(executor, Cache(cache)) as service:
