@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import ShardingError, UsageError
 from compiler.ir.types import Graph
 from compiler.isa.program import Program
 from compiler.target import Target, load_target
@@ -86,7 +86,11 @@ def layout_of(job: JobConfig) -> Layout:
     cores = target.cores * job.cluster.instances
     axes = {name: getattr(job.mesh, name) for name in ("dp_replicate", "dp_shard")}
     given = {n: "auto" if s == AUTO else s for n, s in axes.items() if s}
-    mesh = parse_mesh(given, cores)
+    try:
+        mesh = parse_mesh(given, cores)
+    except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
+        d = error.diagnostic
+        raise UsageError(d.code, d.message, d.loc, d.hint) from error
     captured = job.strategy.micro_batch * mesh.size(DATA_AXES)
     global_batch = job.strategy.global_batch or captured
     if global_batch % captured:

@@ -1,5 +1,4 @@
-"""`python -m sim_cluster BUNDLE`: load a bundle from wherever it lies, run its steps in values,
-time it.
+"""`python -m sim_cluster BUNDLE`: load a bundle from where it lies, run its steps, time it.
 
 Needs this package, `compiler`, `collectives`, NumPy, msgpack and zstandard: no graph, no jax, no
 orchestrator. Exit codes are those of the `shardwright` command.
@@ -33,11 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if bool(args.inputs) != bool(args.outputs):
             raise UsageError("SW_USAGE", "--inputs and --outputs require each other")
         bundle = load_bundle(args.bundle)
+        cores, target = num_ranks(bundle.manifest.mesh), bundle.manifest.target
         print(
-            f"{args.bundle}: {len(bundle.programs)} programs for"
-            f" {num_ranks(bundle.manifest.mesh)} cores of {bundle.manifest.target}, sound"
+            f"{args.bundle}: {len(bundle.programs)} programs for {cores} cores of {target}, sound"
         )
-        if args.inputs and not args.verify:
+        if args.inputs:
             _save(args.outputs, run_steps(bundle, _read(args.inputs), args.steps))
         if args.time:
             _print_time(bundle)
@@ -45,7 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error.diagnostic.render(), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
         return 130
     return 0
 
@@ -53,13 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sim_cluster", description=__doc__)
     parser.add_argument("bundle", type=Path, help="a bundle directory")
-    parser.add_argument("--inputs", type=Path, help=".npz: global arrays by buffer name")
+    work = parser.add_mutually_exclusive_group()
+    work.add_argument("--inputs", type=Path, help=".npz: global arrays by buffer name")
+    work.add_argument("--verify", action="store_true", help="only check the files (the default)")
     parser.add_argument("--outputs", type=Path, help=".npz to write: the state, metrics per step")
     parser.add_argument(
         "--steps", type=int, default=0, help="steps; batch arrays then have a first axis of steps"
     )
     parser.add_argument("--time", action="store_true", help="print the simulated time of a step")
-    parser.add_argument("--verify", action="store_true", help="check the files, run nothing")
     return parser
 
 

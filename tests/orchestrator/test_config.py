@@ -75,3 +75,9 @@ def test_a_relative_output_is_refused_inside_a_ray_job(monkeypatch: pytest.Monke
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     with pytest.raises(UsageError, match="absolute path"):
         config.with_absolute_output(config.JobConfig())
+
+
+def test_a_mesh_that_does_not_fill_the_cores_is_a_usage_error(tmp_path: Path) -> None:
+    job = config.load(write(tmp_path, JOB), ["mesh.dp_shard=31"])
+    with pytest.raises(UsageError, match=r"SW_MESH_PRODUCT.* 31 cores, target has 32"):
+        layout_of(job)
