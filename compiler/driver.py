@@ -13,28 +13,31 @@ from compiler.ir.types import Graph, Op
 from compiler.isa.program import Function, Program, Region
 from compiler.link import link_program
 from compiler.lower.function import ORDINAL_FILE, Lowered, lower_function
+from compiler.options import DEFAULTS, CompileOptions
 from compiler.outline import outline_programs
 from compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
 from compiler.passes.pipeline import run
 from compiler.program import StepProgram
 
 
-def compile_function(payload: bytes, target: str) -> bytes:
+def compile_function(payload: bytes, target: str, options: CompileOptions = DEFAULTS) -> bytes:
     """The packed function of a compile unit (`Unit.payload`) for the machine named `target`.
 
     Raises: CompileError whose location is an op ordinal (see `located`).
     """
     graph, signature = read_payload(payload)
-    lowered = lower_function(run(with_ordinals(graph)), signature)
-    return pack_function(generate_function(lowered, target))
+    lowered = lower_function(run(with_ordinals(graph)), signature, options)
+    return pack_function(generate_function(lowered, target, options))
 
 
-def generate_function(lowered: Lowered, target: str) -> Function:
+def generate_function(
+    lowered: Lowered, target: str, options: CompileOptions = DEFAULTS
+) -> Function:
     """Tile code for every region of a lowered function. Raises CompileError, CapacityError."""
     regions: list[Region] = []
     registers = lowered.num_registers
     for program in lowered.regions:
-        made = generate(program, lowered.tensors, target, registers)
+        made = generate(program, lowered.tensors, target, registers, options)
         regions.append(made.region)
         registers = max(registers, made.next_register)
     return Function(
@@ -51,20 +54,20 @@ def generate_function(lowered: Lowered, target: str) -> Function:
     )
 
 
-def compile_graph(program: StepProgram, target: str) -> Program:
+def compile_graph(program: StepProgram, target: str, options: CompileOptions = DEFAULTS) -> Program:
     """One program compiled and linked in this process. Raises the DiagnosticError of the stage that
     refuses.
     """
     outlined = outline_programs((program,))
-    compiled = {unit.key: compile_unit(unit, target) for unit in outlined.functions}
+    compiled = {unit.key: compile_unit(unit, target, options) for unit in outlined.functions}
     units = {unit.key: unit for unit in outlined.functions}
     return link_program(outlined.programs[0], units, compiled, target)
 
 
-def compile_unit(unit: Unit, target: str) -> Function:
+def compile_unit(unit: Unit, target: str, options: CompileOptions = DEFAULTS) -> Function:
     """Compile a unit whose locations are known. Raises CompileError at the user's file and line."""
     try:
-        return unpack_function(compile_function(unit.payload, target))
+        return unpack_function(compile_function(unit.payload, target, options))
     except DiagnosticError as error:
         raise located(error, unit.graph) from error
 

@@ -139,7 +139,7 @@ def build_task(
     inputs = [Slot(a.name, a.role, a.batch_dim) for a in captured.inputs]
     outputs = [Slot(a.name, a.role) for a in captured.outputs]
     plan = _partition(job, layout, graph, inputs, outputs, service, stages)
-    programs = _compile(layout, plan, service, stages)
+    programs = _compile(job, layout, plan, service, stages)
     return Built(
         job=job,
         layout=layout,
@@ -180,7 +180,7 @@ def _partition(
 
 
 def _compile(
-    layout: Layout, plan: Plan, service: UnitService, stages: Stages
+    job: JobConfig, layout: Layout, plan: Plan, service: UnitService, stages: Stages
 ) -> dict[str, Program]:
     from compiler.driver import located
     from compiler.link import link
@@ -193,7 +193,7 @@ def _compile(
         for function in outlined.functions:
             names[function.name] += 1
             name = f"{function.name}#{names[function.name]}"
-            payload = compile_payload(function.payload, layout.target.name)
+            payload = compile_payload(function.payload, layout.target.name, job.compiler)
             key = unit_key("compile", payload, layout.target.name)
             units.append(WorkUnit("compile", key, name, payload))
     graphs = {unit.key: f.graph for unit, f in zip(units, outlined.functions, strict=True)}

@@ -19,11 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.diagnostics import UsageError
-
-
-def choice(default: str, *allowed: str) -> Any:
-    """A string field with a closed set of values."""
-    return field(default=default, metadata={"choices": allowed})
+from compiler.options import DEFAULTS, CompileOptions, choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +133,7 @@ class JobConfig:
     strategy: StrategyConfig = StrategyConfig()
     mesh: MeshConfig = MeshConfig()
     cluster: ClusterConfig = ClusterConfig()
+    compiler: CompileOptions = DEFAULTS
     run: RunConfig = RunConfig()
     cache: CacheConfig = CacheConfig()
     output: OutputConfig = OutputConfig()
@@ -227,7 +224,7 @@ def _value(
         raise UsageError("SW_USAGE", f"{source}: {key} requires {name}, got {value!r}")
     choices = spec.metadata.get("choices")
     if choices and converted not in choices:
-        allowed = ", ".join(choices)
+        allowed = ", ".join(map(str, choices))
         raise UsageError("SW_USAGE", f"{source}: {key} requires one of {allowed}, got {value!r}")
     return converted
 

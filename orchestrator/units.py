@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgpack
 
+from compiler.options import CompileOptions
 from compiler.target import load_target
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -35,16 +36,16 @@ def _partition(payload: bytes) -> bytes:
 def _compile(payload: bytes) -> bytes:
     from compiler.driver import compile_function
 
-    function, target = msgpack.unpackb(payload)
-    return compile_function(function, target)
+    function, target, options = msgpack.unpackb(payload)
+    return compile_function(function, target, CompileOptions.unpacked(options))
 
 
 _UNITS: dict[str, Callable[[bytes], bytes]] = {"partition": _partition, "compile": _compile}
 
 
-def compile_payload(function: bytes, target: str) -> bytes:
-    """The payload of a compile unit: a function without locations, and the target's name."""
-    payload: bytes = msgpack.packb([function, target])
+def compile_payload(function: bytes, target: str, options: CompileOptions) -> bytes:
+    """The payload of a compile unit: a function without locations, the target's name, options."""
+    payload: bytes = msgpack.packb([function, target, options.packed()])
     return payload
 
 

@@ -24,6 +24,7 @@ from compiler.engine_order import order_engines
 from compiler.isa.limits import Limits, check_region, limits_for
 from compiler.isa.program import Region
 from compiler.isa.region import RegionProgram, Tensor
+from compiler.options import DEFAULTS, CompileOptions
 
 # Share of SBUF the planners may fill, tried in turn: their estimates leave out what allocation
 # rounds up.
@@ -43,6 +44,7 @@ def generate(
     tensors: Sequence[Tensor],
     target: str | Limits,
     first_register: int,
+    options: CompileOptions = DEFAULTS,
 ) -> Generated:
     """Tiles and instructions for `program`.
 

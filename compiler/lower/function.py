@@ -31,6 +31,7 @@ from compiler.lower.task import (
     Task,
     unsupported,
 )
+from compiler.options import DEFAULTS, CompileOptions
 
 ORDINAL_FILE = "#"
 """File name of locations that only hold an op ordinal: compile units carry no user locations."""
@@ -72,7 +73,10 @@ class Lowered:
 
 
 def lower_function(
-    graph: Graph, signature: Signature = Signature(), strip_bytes: int = DEFAULT_STRIP_BYTES
+    graph: Graph,
+    signature: Signature = Signature(),
+    options: CompileOptions = DEFAULTS,
+    strip_bytes: int = DEFAULT_STRIP_BYTES,
 ) -> Lowered:
     """Lower a loop-free graph. Raises CompileError for what the target cannot do, with the op's
     location.

@@ -17,6 +17,7 @@ import msgpack
 import pytest
 
 from compiler.neff.bundle import Bundle
+from compiler.options import CompileOptions
 from orchestrator import ray_backend
 from orchestrator.cache import Cache
 from orchestrator.executor import InlineExecutor, Outcome, WorkUnit
@@ -163,9 +164,10 @@ def test_a_unit_that_always_dies_is_given_up_and_the_others_are_kept(
 def test_a_refused_unit_brings_its_diagnostic_home(
     executor: RayExecutor, compile_units: list[WorkUnit]
 ) -> None:
-    graph, target = msgpack.unpackb(compile_units[0].payload)
+    graph, target, options = msgpack.unpackb(compile_units[0].payload)
     assert target == TARGET
-    unit = replace(compile_units[0], payload=compile_payload(graph, "trn9.32xlarge"))
+    payload = compile_payload(graph, "trn9.32xlarge", CompileOptions.unpacked(options))
+    unit = replace(compile_units[0], payload=payload)
     (here,), (there,) = list(InlineExecutor().run([unit])), list(executor.run([unit]))
     assert here.error is not None
     assert there.error is not None

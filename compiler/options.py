@@ -1,0 +1,69 @@
+"""What a user may choose about compilation, in neuronx-cc's own names with underscores.
+
+One frozen object goes from the command line or `[compiler]` to the step passes and into every
+compile unit; its packed form is part of the unit's key, so equal options mean equal bytes. Values
+are checked where text is read (`orchestrator/`), not here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+
+def choice(default: Any, *allowed: Any) -> Any:
+    """A field with a closed set of values."""
+    return field(default=default, metadata={"choices": allowed})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions:
+    """Options that change the code that is made."""
+
+    optlevel: int = choice(2, 1, 2, 3)
+    """1: quick compile; 2: balanced; 3: whole-model search."""
+
+    model_type: str = choice("generic", "generic", "transformer", "unet-inference")
+
+    attention: str = choice("flash", "unfused", "fused", "flash")
+    """How T x T scores are kept. unfused: every softmax operator passes through HBM; fused: scores
+    are stored, softmax is one pass; flash: scores stay on chip, backward makes them again.
+    """
+
+    auto_cast: str = choice("none", "none", "matmult", "all")
+    """Which fp32 operations are cast to `auto_cast_type`."""
+
+    auto_cast_type: str = choice("bf16", "bf16", "fp16", "tf32", "fp8_e4m3")
+
+    mixed_precision_accumulation: bool = True
+    """Keep intermediates of reductions of short types in fp32."""
+
+    saturate_infinity: bool = False
+    """Clamp infinities in front of transposes that the tensor engine does as matmul."""
+
+    native_int64: str = choice("default", "default", "enabled", "disabled")
+
+    implicit_integer_downcast: str = "default"
+    """default, all, none, or a comma list of dot scatter all_reduce reduce_scatter pow."""
+
+    def packed(self) -> bytes:
+        """A short form of everything that differs from the defaults, deterministic."""
+        changed = {
+            f.name: getattr(self, f.name)
+            for f in sorted(dataclasses.fields(self), key=lambda f: f.name)
+            if getattr(self, f.name) != f.default
+        }
+        data: bytes = msgpack.packb(changed)
+        return data
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> CompileOptions:
+        """Inverse of `packed`."""
+        values: dict[str, Any] = msgpack.unpackb(data)
+        return cls(**values)
+
+
+DEFAULTS = CompileOptions()
