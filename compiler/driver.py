@@ -16,8 +16,9 @@ from compiler.lower.function import ORDINAL_FILE, Lowered, lower_function
 from compiler.options import DEFAULTS, CompileOptions
 from compiler.outline import outline_programs
 from compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
-from compiler.passes.pipeline import run
+from compiler.passes.pipeline import run, unit_passes
 from compiler.program import StepProgram
+from compiler.target import load_target
 
 
 def compile_function(payload: bytes, target: str, options: CompileOptions = DEFAULTS) -> bytes:
@@ -26,7 +27,11 @@ def compile_function(payload: bytes, target: str, options: CompileOptions = DEFA
     Raises: CompileError whose location is an op ordinal (see `located`).
     """
     graph, signature = read_payload(payload)
-    lowered = lower_function(run(with_ordinals(graph)), signature, options)
+    lowered = lower_function(
+        run(with_ordinals(graph), unit_passes(options, load_target(target).core.generation)),
+        signature,
+        options,
+    )
     return pack_function(generate_function(lowered, target, options))
 
 

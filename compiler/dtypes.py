@@ -30,29 +30,38 @@ class DType(enum.Enum):
     U64 = "ui64"
     F16 = "f16"
     BF16 = "bf16"
+    F8E4M3 = "f8E4M3"
+    F8E4M3FN = "f8E4M3FN"
+    F8E5M2 = "f8E5M2"
+    TF32 = "tf32"
     F32 = "f32"
     F64 = "f64"
 
     @cached_property
     def numpy(self) -> np.dtype:
-        """NumPy storage type (`ml_dtypes` for bf16, bool for i1).
+        """NumPy storage type (`ml_dtypes` for bf16 and fp8, fp32 for tf32, bool for i1).
 
-        Raises UsageError for bf16 where ml_dtypes is missing: fp32 bundles need only NumPy.
+        Raises UsageError where ml_dtypes is needed and missing: fp32 bundles need only NumPy.
         """
-        if self is DType.BF16:
-            return _bfloat16()
+        if self in _ML_DTYPES:
+            return _ml_dtype(self)
         dtype: np.dtype = np.dtype(_NUMPY[self])
         return dtype
 
     @cached_property
     def bytes(self) -> int:
         """Bytes per element in memory (i1 is stored as one byte)."""
-        return 2 if self is DType.BF16 else self.numpy.itemsize
+        return _ML_BYTES[self] if self in _ML_DTYPES else self.numpy.itemsize
 
     @property
     def is_float(self) -> bool:
         """True for floating-point types."""
-        return self in (DType.F16, DType.BF16, DType.F32, DType.F64)
+        return self in _FLOATS
+
+    @property
+    def is_narrow(self) -> bool:
+        """True for floats with fewer significant bits than fp32; arithmetic on them is in fp32."""
+        return self.is_float and self not in (DType.F32, DType.F64)
 
     @property
     def is_integer(self) -> bool:
@@ -65,18 +74,59 @@ class DType(enum.Enum):
         return _OF_NAME[np.dtype(dtype).name]
 
 
-def _bfloat16() -> np.dtype:
+_FLOATS = frozenset(
+    (
+        DType.F16,
+        DType.BF16,
+        DType.F8E4M3,
+        DType.F8E4M3FN,
+        DType.F8E5M2,
+        DType.TF32,
+        DType.F32,
+        DType.F64,
+    )
+)
+_ML_DTYPES = {
+    DType.BF16: "bfloat16",
+    DType.F8E4M3: "float8_e4m3",
+    DType.F8E4M3FN: "float8_e4m3fn",
+    DType.F8E5M2: "float8_e5m2",
+}
+_ML_BYTES = {DType.BF16: 2, DType.F8E4M3: 1, DType.F8E4M3FN: 1, DType.F8E5M2: 1}
+_TF32_DROPPED_BITS = 13  # of fp32's 23 mantissa bits tf32 keeps 10 (hardware.md, data types)
+
+
+def _ml_dtype(dtype: DType) -> np.dtype:
     try:
         import ml_dtypes
     except ImportError as error:
         raise UsageError(
             "SW_NEEDS_ML_DTYPES",
-            "values of type bf16 require the package ml_dtypes",
+            f"values of type {dtype.value} require the package ml_dtypes",
             None,
             "pip install ml_dtypes",
         ) from error
-    narrow: np.dtype = np.dtype(ml_dtypes.bfloat16)
+    narrow: np.dtype = np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
     return narrow
+
+
+def cast(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """`array` in the storage type of `dtype`; floats round to nearest even, out of range is
+    infinite (NaN where the type has no infinity).
+    """
+    if dtype is not DType.TF32:
+        return array.astype(dtype.numpy, copy=False)
+    return _tf32(array.astype(np.float32))
+
+
+def _tf32(array: np.ndarray) -> np.ndarray:
+    """A fp32 array with the mantissa rounded to 10 bits, to nearest even."""
+    bits = array.view(np.uint32)
+    odd = (bits >> _TF32_DROPPED_BITS) & 1
+    half = np.uint32((1 << (_TF32_DROPPED_BITS - 1)) - 1)
+    kept = np.uint32(0xFFFFFFFF ^ ((1 << _TF32_DROPPED_BITS) - 1))
+    result: np.ndarray = np.where(np.isfinite(array), (bits + half + odd) & kept, bits)
+    return result.astype(np.uint32).view(np.float32)
 
 
 _NUMPY: dict[DType, Any] = {
@@ -90,7 +140,10 @@ _NUMPY: dict[DType, Any] = {
     DType.U32: np.uint32,
     DType.U64: np.uint64,
     DType.F16: np.float16,
+    DType.TF32: np.float32,
     DType.F32: np.float32,
     DType.F64: np.float64,
 }
-_OF_NAME = {np.dtype(v).name: k for k, v in _NUMPY.items()} | {"bfloat16": DType.BF16}
+_OF_NAME = {np.dtype(v).name: k for k, v in _NUMPY.items()} | {
+    name: dtype for dtype, name in _ML_DTYPES.items()
+}

@@ -15,30 +15,27 @@ import numpy as np
 
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
+from sim_cluster.rounding import narrow
 
 Array = np.ndarray
 Function = Callable[..., Array]
 
-_NARROW = (DType.BF16, DType.F16)
 F32 = np.dtype(np.float32)
 
 
 def storage(dtype: DType) -> np.dtype:
     """The NumPy type in which values of `dtype` are held between operations."""
-    return F32 if dtype in _NARROW else dtype.numpy
+    return F32 if dtype.is_narrow else dtype.numpy
 
 
 def hold(array: Array, dtype: DType) -> Array:
     """`array` (elements of `dtype`) in its storage type; the same array when it already is."""
-    return array.astype(F32) if dtype in _NARROW else array
+    return array.astype(F32) if dtype.is_narrow else array
 
 
 def rounded(array: Array, dtype: DType) -> Array:
-    """`array` (fp32) rounded to nearest even in `dtype`; other types pass through."""
-    if dtype not in _NARROW:
-        return array
-    result: Array = array.astype(dtype.numpy).astype(F32)
-    return result
+    """`array` (fp32) rounded to `dtype` (see `rounding.py`); other types pass through."""
+    return narrow(array, dtype).astype(F32) if dtype.is_narrow else array
 
 
 def convert(array: Array, source: DType, target: DType) -> Array:

@@ -19,6 +19,7 @@ from compiler.isa.region import Affine, Node, RegionProgram, View
 from sim_cluster import elementwise as ew
 from sim_cluster.contract import plan_contract
 from sim_cluster.indexed import add_rows, legal_rows, split_atoms, window
+from sim_cluster.rounding import narrow
 
 Registers = Mapping[int, int]
 Arrays = Sequence[np.ndarray]
@@ -297,7 +298,7 @@ class _Planner:
         fn, inputs, dtype = ew.function(node.op, operand), node.inputs, node.dtype
         target = self._reusable(number, node) if ew.works_in_place(fn) else -1
         step = _call(fn, inputs, target)
-        if dtype in (DType.BF16, DType.F16):
+        if dtype.is_narrow:
             step = _rounding(step, dtype)
         return self._spread(step, node), self._is_full(node)
 
@@ -335,10 +336,11 @@ class _Planner:
         shape = self.shape(node.atoms)
         strides = tuple(s * item for s in self.strides(view, node.atoms))
 
+        rounds = dtype.is_narrow and self.program.nodes[source].dtype is not dtype
+
         def store(values: Values, arrays: Arrays, registers: Registers) -> None:
-            np.ndarray(shape, stored, arrays[tensor], offset(registers), strides)[...] = values[
-                source
-            ]
+            value = narrow(values[source], dtype) if rounds else values[source]
+            np.ndarray(shape, stored, arrays[tensor], offset(registers), strides)[...] = value
 
         return store, False
 

@@ -395,6 +395,13 @@ def _convert_type(mlir_type: Any) -> TensorType:
     element = str(mlir_type.element_type)
     dtype = _DTYPES.get(element)
     if dtype is None:
-        code = "NCC_EVRF004" if element.startswith("complex") else "NCC_ESPP004"
+        code = _type_code(element)
         refuse(code, f"elements require a type of {', '.join(_DTYPES)}; got {element}")
     return tensor_type(tuple(mlir_type.shape), dtype)
+
+
+def _type_code(element: str) -> str:
+    """The documented code for an element type that has no code generation."""
+    if element.startswith("complex"):
+        return "NCC_EVRF004"
+    return "NCC_EVRF005" if element.endswith("FNUZ") else "NCC_ESPP004"

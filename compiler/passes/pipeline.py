@@ -13,11 +13,17 @@ from pathlib import Path
 from compiler.ir.text import to_text
 from compiler.ir.types import Graph
 from compiler.ir.verify import verify
+from compiler.options import CompileOptions
+from compiler.passes.accumulate import accumulate_in_fp32
+from compiler.passes.auto_cast import auto_cast
 from compiler.passes.barriers import drop_barriers
 from compiler.passes.cse import cse
 from compiler.passes.dce import dce
 from compiler.passes.fold import fold
+from compiler.passes.formats import check_formats
+from compiler.passes.integers import check_integers
 from compiler.passes.orient import orient
+from compiler.passes.saturate import saturate_infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,22 @@ STEP_PASSES: tuple[Pass, ...] = (PASSES[0], Pass("orient", orient), *PASSES[1:])
 
 # For the graph a function is compiled from; barriers go last, because CSE must not run after that.
 LOCAL_PASSES: tuple[Pass, ...] = (*PASSES, Pass("drop_barriers", drop_barriers))
+
+
+def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, ...]:
+    """The passes of one compile unit on a NeuronCore generation: precision rules first, since
+    folding and CSE then see the conversions they add.
+    """
+    precision = [
+        Pass("formats", check_formats(options, generation)),
+        Pass("integers", check_integers(options, generation)),
+        Pass("auto_cast", auto_cast(options)),
+    ]
+    if options.mixed_precision_accumulation:
+        precision.append(Pass("accumulate", accumulate_in_fp32))
+    if options.saturate_infinity and generation == "v2":
+        precision.append(Pass("saturate", saturate_infinity))
+    return (*precision, *PASSES)
 
 
 def run(

@@ -16,6 +16,7 @@ from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
 from compiler.isa.program import Engine, Instr
 from sim_cluster import elementwise as ew
+from sim_cluster.rounding import narrow
 
 Registers = Mapping[int, int]
 Views = tuple[np.ndarray, ...]
@@ -88,8 +89,8 @@ def reader(source: DType, compute: DType) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def writer(target: DType, compute: DType) -> Callable[[np.ndarray, np.ndarray], None]:
-    """Function (destination view, value) that rounds to nearest even into `target`; integers
-    saturate from floats.
+    """Function (destination view, value) that rounds into `target`; integers saturate from
+    floats.
     """
     if compute.is_float and target is DType.PRED:
         return lambda view, value: np.not_equal(value, 0, out=view)
@@ -99,6 +100,12 @@ def writer(target: DType, compute: DType) -> Callable[[np.ndarray, np.ndarray], 
             view[...] = ew.saturate(np.rint(value), target)
 
         return write_rounded
+    if target.is_narrow and target is not compute:
+
+        def write_narrow(view: np.ndarray, value: np.ndarray) -> None:
+            view[...] = narrow(value, target)
+
+        return write_narrow
 
     def write(view: np.ndarray, value: np.ndarray) -> None:
         view[...] = value

@@ -48,7 +48,12 @@ def matmul(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
 
 @executes("transpose")
 def transpose(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
-    """dst [F, P] = src [P, F]^T, passed through fp32."""
+    """dst [F, P] = src [P, F]^T, passed through fp32.
+
+    On NeuronCore-v2 this is a product with the identity: an infinity or NaN at [p, f] makes every
+    other element of row f of the result NaN (inferred from `--enable-saturate-infinity`, which
+    exists to prevent it).
+    """
     assert instr.dst is not None
     given, shape = instr.srcs[0].shape, instr.dst.shape
     p, f = given[0], math.prod(given[1:])
@@ -60,6 +65,17 @@ def transpose(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     read, write = reader(srcs[0], DType.F32), writer(dst, DType.F32)
 
     def kernel(out: np.ndarray, views: Views, registers: Registers) -> None:
-        write(out, read(views[0]).reshape(p, f).T.reshape(shape))
+        source = read(views[0]).reshape(p, f)
+        write(out, _times_identity(source).reshape(shape))
 
     return kernel
+
+
+def _times_identity(source: np.ndarray) -> np.ndarray:
+    """source^T as the sum of products with zeros and ones gives it."""
+    turned: np.ndarray = source.T
+    special = ~np.isfinite(turned)
+    if not special.any():
+        return turned
+    others = special.sum(axis=1, keepdims=True) - special
+    return np.where(others > 0, np.float32(np.nan), turned)

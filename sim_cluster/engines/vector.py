@@ -127,7 +127,7 @@ def tensor_copy(instr: Instr, dst: DType, srcs: tuple[DType, ...]) -> Kernel:
     """
     same_shape(instr, 0)
     write = writer(dst, srcs[0])
-    if srcs[0] in (DType.BF16, DType.F16) and not dst.is_float:
+    if srcs[0].is_narrow and not dst.is_float:
         read = reader(srcs[0], DType.F32)
         return lambda out, views, registers: write(out, read(views[0]))
     return lambda out, views, registers: write(out, views[0])

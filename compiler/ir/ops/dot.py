@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
+from compiler.dtypes import DType, cast
 from compiler.ir.opdef import OpDef, define
 from compiler.ir.ops.rules import (
     Regions,
@@ -88,7 +88,7 @@ def _flops(op: Op) -> int:
 def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     attrs, (lhs, rhs) = op.attrs, (widen(a) for a in args)
     out = op.result.type
-    wide = np.float32 if out.dtype in (DType.BF16, DType.F16) else out.dtype.numpy
+    wide = np.float32 if out.dtype.is_narrow else out.dtype.numpy
     lhs_free, rhs_free = attrs.free_dims(lhs.ndim, rhs.ndim)
     batch = [lhs.shape[d] for d in attrs.lhs_batch]
     depth = math.prod(lhs.shape[d] for d in attrs.lhs_contract)
@@ -100,7 +100,7 @@ def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     right = right.reshape(*batch, depth, columns).astype(wide, copy=False)
     with np.errstate(all="ignore"):
         product = np.matmul(left, right)
-        return (product.reshape(out.shape).astype(out.dtype.numpy, copy=False),)
+        return (cast(product.reshape(out.shape), out.dtype),)
 
 
 define(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
+from compiler.dtypes import DType, cast
 from compiler.ir.opdef import Infer, OpDef, Reference, define
 from compiler.ir.ops.rules import (
     Regions,
@@ -273,7 +273,7 @@ def convert_array(x: np.ndarray, dtype: DType) -> np.ndarray:
     if source.is_float and dtype.is_integer:
         return _saturate(x.astype(np.float64), dtype.numpy)
     with np.errstate(all="ignore"):
-        return x.astype(dtype.numpy)
+        return cast(x, dtype)
 
 
 def _saturate(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from compiler.dtypes import DType, cast
 from compiler.ir.opdef import Reference
 from compiler.ir.types import Graph, Op, TensorType
 
@@ -60,7 +61,7 @@ def no_flops(op: Op) -> int:
 
 def widen(x: np.ndarray) -> np.ndarray:
     """Narrow floats as fp32, everything else unchanged: the type arithmetic is done in."""
-    return x.astype(np.float32) if x.dtype.name in ("bfloat16", "float16") else x
+    return x.astype(np.float32) if DType.from_numpy(x.dtype).is_narrow else x
 
 
 def reference_of(fn: Callable[..., Any]) -> Reference:
@@ -69,6 +70,6 @@ def reference_of(fn: Callable[..., Any]) -> Reference:
     def reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         with np.errstate(all="ignore"):
             value = fn(*(widen(a) for a in args))
-        return (np.asarray(value).astype(op.results[0].type.dtype.numpy, copy=False),)
+        return (cast(np.asarray(value), op.results[0].type.dtype),)
 
     return reference

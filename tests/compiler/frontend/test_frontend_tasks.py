@@ -152,7 +152,7 @@ def test_mistakes_in_a_task(changes: dict[str, Any], code: str, words: str) -> N
 
 
 def test_element_types_the_ir_lacks_are_refused() -> None:
-    batch = {"x": jax.ShapeDtypeStruct((5, 3), jnp.float8_e5m2)}
+    batch = {"x": jax.ShapeDtypeStruct((5, 3), jnp.float4_e2m1fn)}
     with pytest.raises(ImportRuleError, match="batch/x requires an element type") as caught:
         capture(tiny_task(batch=lambda n: batch), 5)
     assert caught.value.code == "NCC_ESPP004"

@@ -1,0 +1,101 @@
+"""`--auto-cast`: fp32 operations computed in a shorter type, as neuronx-cc does it.
+
+`matmult` rounds the fp32 operands of contractions and leaves everything else as it is; `all` also
+computes every fp32 elementwise operation and reduction in the short type. Inputs and outputs of a
+function keep their types, and so does what only moves data or crosses cores. Source of the rules:
+the `--auto-cast` entry of the neuronx-cc command-line reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.dtypes import DType
+from compiler.ir.opdef import OPS, make_op
+from compiler.ir.ops import ConvertAttrs
+from compiler.ir.types import Graph, Op, Value, tensor_type
+from compiler.options import CompileOptions
+
+CAST_TYPES = {
+    "bf16": DType.BF16,
+    "fp16": DType.F16,
+    "tf32": DType.TF32,
+    "fp8_e4m3": DType.F8E4M3,
+}
+_CONTRACTIONS = frozenset(("dot_general", "convolution"))
+
+
+def auto_cast(options: CompileOptions) -> Callable[[Graph], Graph]:
+    """The pass for one setting of `auto_cast` and `auto_cast_type`, for loop-free graphs."""
+    cast = CAST_TYPES[options.auto_cast_type]
+    if options.auto_cast == "none":
+        return lambda graph: graph
+    arithmetic = _arithmetic() if options.auto_cast == "all" else frozenset()
+    computes = _CONTRACTIONS | arithmetic
+    return lambda graph: _Caster(graph, cast, computes).run()
+
+
+def _arithmetic() -> frozenset[str]:
+    """Ops that compute on elements; conversions say their type themselves."""
+    elementwise = {name for name, op in OPS.items() if op.elementwise}
+    return frozenset(elementwise - {"bitcast_convert", "convert"} | {"reduce"})
+
+
+class _Caster:
+    """One graph with its fp32 arithmetic rewritten to `cast`.
+
+    `values` holds what an old value is now: an arithmetic result may have become shorter. Whoever
+    needs the declared type asks `declared`, whoever computes in the short type asks `short`.
+    """
+
+    def __init__(self, graph: Graph, cast: DType, computes: frozenset[str]) -> None:
+        self.graph = graph
+        self.cast = cast
+        self.computes = computes
+        self.ops: list[Op] = []
+        self.values: dict[Value, Value] = {}
+        self.converted: dict[tuple[Value, DType], Value] = {}
+
+    def run(self) -> Graph:
+        """The rewritten graph: same inputs, outputs of the same types."""
+        for op in self.graph.ops:
+            if op.name in self.computes and any(_is_fp32(v) for v in op.operands):
+                self._compute(op)
+            else:
+                self._keep(op)
+        outputs = tuple(self._as(v, v.type.dtype) for v in self.graph.outputs)
+        return Graph(self.graph.inputs, tuple(self.ops), outputs, self.graph.name)
+
+    def _as(self, value: Value, dtype: DType) -> Value:
+        """What `value` is now, as `dtype`."""
+        now = self.values.get(value, value)
+        if now.type.dtype is dtype:
+            return now
+        key = (now, dtype)
+        if key not in self.converted:
+            convert = make_op("convert", (now,), ConvertAttrs(dtype))
+            self.ops.append(convert)
+            self.converted[key] = convert.result
+        return self.converted[key]
+
+    def _keep(self, op: Op) -> None:
+        """An operation in its declared types."""
+        operands = tuple(self._as(v, v.type.dtype) for v in op.operands)
+        self.ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+
+    def _compute(self, op: Op) -> None:
+        """An operation on operands of the short type. Contractions still give their declared
+        result, since the sum leaves PSUM in fp32.
+        """
+        operands = tuple(
+            self._as(v, self.cast if _is_fp32(v) else v.type.dtype) for v in op.operands
+        )
+        for result in op.results:
+            if _is_fp32(result) and op.name not in _CONTRACTIONS:
+                self.values[result] = Value(tensor_type(result.type.shape, self.cast))
+        results = tuple(self.values.get(r, r) for r in op.results)
+        self.ops.append(Op(op.name, operands, results, op.attrs, op.regions, op.loc))
+
+
+def _is_fp32(value: Value) -> bool:
+    return value.type.dtype is DType.F32

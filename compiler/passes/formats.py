@@ -1,0 +1,52 @@
+"""fp8 formats a NeuronCore generation does not have.
+
+The 4-bit exponent format comes in two kinds: with infinities (`f8E4M3`) up to trn3, and without
+(`f8E4M3FN`) from trn3 on. Source: the error pages EVRF051 and EVRF052.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.diagnostics import CompileError
+from compiler.dtypes import DType
+from compiler.ir.types import Graph, Op
+from compiler.options import CompileOptions
+
+_GENERATIONS = ("v1", "v2", "v3", "v4")
+
+
+def check_formats(options: CompileOptions, generation: str) -> Callable[[Graph], Graph]:
+    """A pass that changes nothing and raises CompileError for a format `generation` lacks."""
+    refused = _refused(options, generation)
+
+    def check(graph: Graph) -> Graph:
+        for op in graph.walk() if refused else ():
+            for value in (*op.operands, *op.results):
+                if value.type.dtype in refused:
+                    raise _refusal(op, value.type.dtype, *refused[value.type.dtype])
+        return graph
+
+    return check
+
+
+def _refused(options: CompileOptions, generation: str) -> dict[DType, tuple[str, str]]:
+    """(code, what to do) of each format that is not there."""
+    advice = (
+        "use f8E4M3, compile for trn3, or accept the difference with"
+        " --experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
+    )
+    if generation not in _GENERATIONS:
+        return {DType.F8E4M3: ("NCC_EVRF052", "use f8E4M3FN")}
+    if generation in ("v1", "v2", "v3") and not options.experimental_unsafe_fp8e4m3fn_as_fp8e4m3:
+        return {DType.F8E4M3FN: ("NCC_EVRF051", advice)}
+    return {}
+
+
+def _refusal(op: Op, dtype: DType, code: str, advice: str) -> CompileError:
+    return CompileError(
+        code,
+        f"{op.name} requires another fp8 format on this target, got {dtype.value}",
+        op.loc,
+        advice,
+    )

@@ -1,0 +1,60 @@
+"""`--enable-saturate-infinity`: infinities become the largest finite number ahead of transposes.
+
+A NeuronCore-v2 transposes on the tensor engine by a product with the identity, where infinity times
+zero gives NaN in every other element of the row. Operands of contractions and of explicit
+transposes, and what a maximum or minimum is taken of, may pass that way, so they are clamped to the
+finite range of their type; NaN stays NaN. Source: the option's entry of the neuronx-cc command-line
+reference (needed on trn1 only).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ir.build import constant_attrs
+from compiler.ir.opdef import make_op
+from compiler.ir.types import Graph, Op, Value
+
+_AFFECTED = frozenset(("dot_general", "convolution", "transpose"))
+_FP32_MAX = float(np.finfo(np.float32).max)
+_LARGEST = {
+    DType.F32: _FP32_MAX,
+    DType.TF32: (2 - 2.0**-10) * 2.0**127,
+    DType.BF16: (2 - 2.0**-7) * 2.0**127,
+    DType.F16: float(np.finfo(np.float16).max),
+    DType.F8E4M3: 240.0,
+    DType.F8E5M2: 57344.0,
+}  # hardware.md, data types; f8E4M3FN has no infinity
+
+
+def saturate_infinity(graph: Graph) -> Graph:
+    """`graph` (loop-free) with finite operands in front of everything that may be transposed."""
+    ops: list[Op] = []
+    clamped: dict[Value, Value] = {}
+
+    def finite(value: Value) -> Value:
+        if value.type.dtype not in _LARGEST:
+            return value
+        if value not in clamped:
+            limit = _LARGEST[value.type.dtype]
+            low, high = (_limit(value, sign * limit, ops) for sign in (-1, 1))
+            ops.append(make_op("clamp", (low, value, high)))
+            clamped[value] = ops[-1].result
+        return clamped[value]
+
+    for op in graph.ops:
+        operands = tuple(map(finite, op.operands)) if _may_transpose(op) else op.operands
+        ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+
+
+def _may_transpose(op: Op) -> bool:
+    extreme = op.name == "reduce" and op.attrs.kind in ("max", "min")
+    return extreme or op.name in _AFFECTED
+
+
+def _limit(value: Value, number: float, ops: list[Op]) -> Value:
+    array = np.broadcast_to(np.float32(number), value.type.shape)
+    ops.append(make_op("constant", (), constant_attrs(array, value.type.dtype)))
+    return ops[-1].result

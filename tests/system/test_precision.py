@@ -1,0 +1,250 @@
+"""Precision options change values as `docs/numerics.md` says, in L0 and L1, against ml_dtypes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from compiler.diagnostics import CompileError, Loc
+from compiler.driver import compile_graph
+from compiler.dtypes import DType, cast
+from compiler.ir.build import Builder
+from compiler.ir.ops.gather import ScatterAttrs
+from compiler.ir.types import Graph
+from compiler.isa.program import Program
+from compiler.options import DEFAULTS, CompileOptions
+from compiler.passes.formats import check_formats
+from compiler.passes.integers import check_integers
+from compiler.program import StepProgram
+from sim_cluster import rounding
+from sim_cluster.run_single import run_single
+
+TARGET = "trn1n.32xlarge"
+LEVELS = ("L0", "L1")
+TYPES = {
+    "bf16": ml_dtypes.bfloat16,
+    "fp16": np.float16,
+    "fp8_e4m3": ml_dtypes.float8_e4m3,
+}
+
+
+def compiled(graph: Graph, **options: object) -> Program:
+    inputs = tuple(f"arg{i}" for i in range(len(graph.inputs)))
+    outputs = tuple(f"out{i}" for i in range(len(graph.outputs)))
+    step = StepProgram(name="main", graph=graph, inputs=inputs, outputs=outputs)
+    return compile_graph(step, TARGET, CompileOptions(**options))  # type: ignore[arg-type]
+
+
+def results(graph: Graph, arrays: list[np.ndarray], level: str, **options: object) -> np.ndarray:
+    named = {f"arg{i}": a for i, a in enumerate(arrays)}
+    return run_single(compiled(graph, **options), named, level)["out0"]
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def product(dtype: DType = DType.F32, m: int = 40, k: int = 200, n: int = 56) -> Graph:
+    b = Builder()
+    x, y = b.input((m, k), dtype), b.input((k, n), dtype)
+    return b.finish(b.dot(x, y, dtype=dtype))
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", sorted(TYPES))
+def test_matmult_rounds_operands_and_nothing_else(name: str, level: str) -> None:
+    x, y = normal(40, 200), normal(200, 56, seed=1)
+    short = [a.astype(TYPES[name]).astype(np.float32) for a in (x, y)]
+    got = results(product(), [x, y], level, auto_cast="matmult", auto_cast_type=name)
+    assert distance(got, short[0].astype(np.float64) @ short[1]) < 1e-6
+    assert distance(got, x @ y) > 1e-4, "the cast has to be visible"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_tf32_keeps_ten_mantissa_bits(level: str) -> None:
+    x, y = normal(40, 200), normal(200, 56, seed=1)
+    short = [_ten_bits(a).astype(np.float64) for a in (x, y)]
+    got = results(product(), [x, y], level, auto_cast="matmult", auto_cast_type="tf32")
+    assert distance(got, short[0] @ short[1]) < 1e-6
+    assert 1e-5 < distance(got, x @ y) < 1e-3
+
+
+def _ten_bits(x: np.ndarray) -> np.ndarray:
+    """Round to 11 significant bits with frexp: another way than the bit pattern."""
+    mantissa, exponent = np.frexp(x.astype(np.float64))
+    return np.ldexp(np.rint(mantissa * 2**11) / 2**11, exponent)
+
+
+def test_tf32_rounding_is_to_nearest_even_and_leaves_infinities() -> None:
+    x = np.array([1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-11, np.inf, -np.inf, 3.4e38], np.float32)
+    wanted = np.array([1, 1 + 2**-9, -1, np.inf, -np.inf, np.inf], np.float32)
+    got = cast(x, DType.TF32)
+    assert np.array_equal(got[:5], wanted[:5])
+    assert np.isnan(cast(np.array([np.nan], np.float32), DType.TF32)).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_all_computes_elementwise_code_in_the_short_type(level: str) -> None:
+    b = Builder()
+    x = b.input((64, 32))
+    graph = b.finish(b.op("multiply", b.op("exponential", x), x))
+    data = normal(64, 32)
+    short = data.astype(ml_dtypes.bfloat16).astype(np.float32)
+    step = np.exp(short).astype(ml_dtypes.bfloat16).astype(np.float32)
+    wanted = (step * short).astype(ml_dtypes.bfloat16).astype(np.float32)
+    got = results(graph, [data], level, auto_cast="all")
+    assert got.dtype == np.float32, "outputs are never cast"
+    assert distance(got, wanted) < 1e-6
+
+
+def test_levels_agree_on_accuracy_order() -> None:
+    """The documented ranking, most accurate first."""
+    x, y = normal(64, 256), normal(256, 64, seed=1)
+    b = Builder()
+    p, q = b.input((64, 256)), b.input((256, 64))
+    graph = b.finish(b.op("tanh", b.dot(p, q)))
+    exact = np.tanh(x.astype(np.float64) @ y)
+    ladder = [("matmult", "tf32"), ("all", "tf32"), ("matmult", "bf16"), ("all", "bf16")]
+    errors = [
+        distance(results(graph, [x, y], "L1", auto_cast=mode, auto_cast_type=kind), exact)
+        for mode, kind in ladder
+    ]
+    assert errors == sorted(errors), dict(zip(ladder, errors, strict=True))
+
+
+def softmax(dtype: DType, rows: int, columns: int) -> Graph:
+    b = Builder()
+    x = b.input((rows, columns), dtype)
+    e = b.op("exponential", x)
+    total = b.reduce(e, "add", (1,))
+    return b.finish(b.op("divide", e, b.broadcast(total, (rows, columns), (0,))))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_mixed_precision_accumulation_keeps_fp32_around_sums(level: str) -> None:
+    data = normal(64, 700).astype(ml_dtypes.bfloat16)
+    wide = data.astype(np.float64)
+    exact = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
+    on, off = (
+        results(softmax(DType.BF16, 64, 700), [data], level, mixed_precision_accumulation=flag)
+        for flag in (True, False)
+    )
+    once = exact.astype(ml_dtypes.bfloat16)
+    assert distance(on, exact) <= 1.05 * distance(once, exact), "one rounding at the end"
+    assert distance(off, exact) > 1.2 * distance(on, exact)
+
+
+def transposing(kind: str = "dot") -> Graph:
+    """A product whose left operand is stored with its contracted dim innermost."""
+    b = Builder()
+    x, y = b.input((128, 128)), b.input((128, 64))
+    return b.finish(b.dot(x, y))
+
+
+def test_saturation_prevents_the_nan_of_a_transpose() -> None:
+    x, y = normal(128, 128), np.abs(normal(128, 64, seed=1)) + 0.5
+    x[3, 5] = np.inf
+    plain = results(transposing(), [x, y], "L0")
+    assert np.isnan(plain).any(), "infinity times zero in the product with the identity"
+    other_rows = np.delete(np.arange(128), 3)
+    for level in LEVELS:
+        safe = results(transposing(), [x, y], level, saturate_infinity=True)
+        assert not np.isnan(safe).any()
+        assert distance(safe[other_rows], (x @ y)[other_rows]) < 1e-6
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_stochastic_rounding_moves_a_long_sum_of_halves(level: str) -> None:
+    """The documented anchor: fp16 1024 + 0.5, 2048 times; to nearest even nothing ever changes."""
+    b = Builder()
+    x, half = b.input((1, 128), DType.F16), b.input((1, 128), DType.F16)
+    graph = b.finish(b.op("add", x, half))
+    program = compiled(graph)
+
+    def total() -> np.ndarray:
+        value = np.full((1, 128), 1024, np.float16)
+        step = np.full((1, 128), 0.5, np.float16)
+        for _ in range(2048):
+            value = run_single(program, {"arg0": value, "arg1": step}, level)["out0"]
+        return value
+
+    if level == "L0":
+        assert (total() == 1024).all()
+    with rounding.stochastic(seed=0):
+        sums = total().astype(np.float64)
+    # 2048 draws of 0 or 1 with probability 1/2: mean 1024, deviation 22.6 per lane.
+    assert abs(sums.mean() - 2048) < 10 and sums.std() < 40
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F8E4M3, DType.TF32])
+def test_stochastic_rounding_is_unbiased_and_only_picks_neighbours(dtype: DType) -> None:
+    x = np.full(20000, 1.0 + 0.3 * 2.0**-3, np.float32) * np.float32(1.01)
+    nearest = cast(x[:1], dtype).astype(np.float64)[0]
+    with rounding.stochastic(seed=1):
+        drawn = rounding.narrow(x, dtype).astype(np.float64)
+    values = np.unique(drawn)
+    assert len(values) == 2 and nearest in values and values[0] < x[0] < values[1]
+    gap = values[1] - values[0]
+    assert abs(drawn.mean() - float(x[0])) < 4 * gap / np.sqrt(len(x))
+    exact = cast(x, dtype).astype(np.float32)
+    with rounding.stochastic(seed=2):
+        assert np.array_equal(rounding.narrow(exact, dtype).astype(np.float32), exact)
+
+
+def integer_scatter(kind: str) -> Graph:
+    b = Builder()
+    x, rows, updates = (b.input(shape, DType.I32) for shape in ((8, 4), (3, 1), (3, 4)))
+    b.loc = Loc("model.py", 12)
+    attrs = ScatterAttrs(
+        update_window_dims=(1,),
+        inserted_window_dims=(0,),
+        scatter_dims_to_operand_dims=(0,),
+        index_vector_dim=1,
+        kind=kind,
+    )
+    return b.finish(b.op("scatter", x, rows, updates, attrs=attrs))
+
+
+@pytest.mark.parametrize("setting", ["none", "dot", "dot,pow"])
+def test_integer_sums_need_permission(setting: str) -> None:
+    check = check_integers(CompileOptions(implicit_integer_downcast=setting), "v2")
+    with pytest.raises(CompileError, match=r"model.py:12: error\[NCC_EVRF060\]"):
+        check(integer_scatter("add"))
+    check(integer_scatter("replace"))
+    check(product())
+
+
+@pytest.mark.parametrize("setting", ["default", "all", "scatter", "dot,scatter"])
+def test_permission_is_the_default_or_named(setting: str) -> None:
+    graph = integer_scatter("add")
+    options = CompileOptions(implicit_integer_downcast=setting)
+    assert check_integers(options, "v2")(graph) is graph
+
+
+def test_fp8_formats_follow_the_generation() -> None:
+    b = Builder()
+    b.loc = Loc("model.py", 3)
+    graph = b.finish(b.convert(b.input((4, 4)), DType.F8E4M3FN))
+    with pytest.raises(CompileError, match=r"model.py:3: error\[NCC_EVRF051\]"):
+        check_formats(DEFAULTS, "v2")(graph)
+    unsafe = CompileOptions(experimental_unsafe_fp8e4m3fn_as_fp8e4m3=True)
+    assert check_formats(unsafe, "v2")(graph) is check_formats(DEFAULTS, "v4")(graph)
+    b = Builder()
+    ieee = b.finish(b.convert(b.input((4, 4)), DType.F8E4M3))
+    with pytest.raises(CompileError, match="NCC_EVRF052"):
+        check_formats(DEFAULTS, "v5")(ieee)
+    assert check_formats(DEFAULTS, "v2")(ieee) is ieee
+
+
+def test_integer_products_are_accepted_on_v2_only() -> None:
+    check = CompileOptions(implicit_integer_downcast="none")
+    graph = product(DType.I32)
+    assert check_integers(check, "v2")(graph) is graph
+    with pytest.raises(CompileError, match="NCC_EVRF035"):
+        check_integers(check, "v3")(graph)
