@@ -123,7 +123,37 @@ def _neff_parsers(verbs: Any) -> None:
     run.add_argument("--outputs", type=Path, required=True, help=".npz to write: out0, out1, ...")
     run.add_argument("--level", choices=("L0", "L1"), default="L1")
     run.add_argument("--time", action="store_true", help="also print the simulated time")
+    run.add_argument("--target", default="", help="machine; default: the one it was made for")
+    run.add_argument(
+        "--stochastic-rounding", type=int, metavar="SEED", help="round stochastically, drawing from"
+    )
+    _program_flag(run)
     run.set_defaults(verb=_neff_run)
+    dump = tools.add_parser("dump", help="calls, regions and the instructions of every engine")
+    dump.add_argument("file", type=Path)
+    dump.add_argument("--function", default="", help="only this one")
+    dump.add_argument(
+        "--engine", action="append", default=[], choices=_ENGINES, help="only these queues"
+    )
+    _program_flag(dump)
+    dump.set_defaults(verb=_neff_dump)
+    diff = tools.add_parser("diff", help="how two programs differ; exit code 1 when they do")
+    diff.add_argument("first", type=Path)
+    diff.add_argument("second", type=Path)
+    _program_flag(diff)
+    diff.set_defaults(verb=_neff_diff)
+    export = tools.add_parser("export", help="one core of a bundle as a single file")
+    export.add_argument("bundle", type=Path, help="a bundle directory")
+    export.add_argument("--core", type=int, default=0)
+    export.add_argument("--output", type=Path, default=Path("file.neff"))
+    export.set_defaults(verb=_neff_export)
+
+
+_ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")
+
+
+def _program_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--program", default="", help="which one, where a file holds several")
 
 
 def job_config(args: argparse.Namespace) -> config.JobConfig:
@@ -203,7 +233,32 @@ def _neff_verify(args: argparse.Namespace) -> int:
 def _neff_run(args: argparse.Namespace) -> int:
     from orchestrator import neff_tools
 
-    return neff_tools.run(args.file, args.inputs, args.outputs, args.level, args.time)
+    options = neff_tools.RunOptions(
+        level=args.level,
+        timed=args.time,
+        program=args.program,
+        target=args.target,
+        seed=args.stochastic_rounding,
+    )
+    return neff_tools.run(args.file, args.inputs, args.outputs, options)
+
+
+def _neff_dump(args: argparse.Namespace) -> int:
+    from orchestrator import neff_text
+
+    return neff_text.dump(args.file, args.program, args.function, args.engine)
+
+
+def _neff_diff(args: argparse.Namespace) -> int:
+    from orchestrator import neff_text
+
+    return neff_text.diff(args.first, args.second, args.program)
+
+
+def _neff_export(args: argparse.Namespace) -> int:
+    from orchestrator import neff_files
+
+    return neff_files.export(args.bundle, args.core, args.output)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ def write_and_load(built: Built, path: Path) -> Bundle:
         "compiler_version": compiler_version(),
         "graph": built.name,
         "strategy": built.plan.strategy,
+        "lnc": built.job.cluster.lnc,
     }
     write_bundle(path, manifest_of(built), built.programs, meta)
     return load_bundle(path, built.layout.target.name)

@@ -4,7 +4,10 @@ program on one core."""
 from __future__ import annotations
 
 import json
+import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -19,6 +22,7 @@ from compiler.neff.bundle import load_bundle, read_program
 from compiler.neff.manifest import CoreBinding, Manifest
 from compiler.neff.reader import Container
 from compiler.target import PS_PER_S, load_target
+from orchestrator.neff_files import open_program, programs_of
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -28,9 +32,12 @@ def describe(path: Path) -> dict[str, Any]:
     """
     container = Container.open(path)
     found: dict[str, Any] = {"file": str(path), "kind": container.header.kind, **container.meta}
-    if container.header.kind == "program":
-        container.verify()
-        found.update(_program(read_program(container)))
+    match container.header.kind:
+        case "program":
+            container.verify()
+            found.update(_program(read_program(container)))
+        case "bundle":
+            found["programs"] = {n: _program(read_program(c)) for n, c in programs_of(path).items()}
     return found
 
 
@@ -90,34 +97,63 @@ def verify(path: Path) -> int:
             read_program(container)
         case "manifest":
             Manifest.from_meta(container.meta, container.name)
+        case "bundle":
+            for inner in programs_of(path).values():
+                read_program(inner)
         case "core":
             CoreBinding.from_meta(container.meta, container.name)
     print(f"{path}: {container.header.kind} file is sound")
     return 0
 
 
-def run(path: Path, inputs: Path, outputs: Path, level: str, timed: bool) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How `neff run` runs. `target` is the machine; empty means the one the file was made for.
+    `seed` turns stochastic rounding on.
+    """
+
+    level: str = "L1"
+    timed: bool = False
+    program: str = ""
+    target: str = ""
+    seed: int | None = None
+
+
+def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
     """Run one program on one core: `arg0`, `arg1` and so on in, `out0` and so on out, in the order
     `neff info` lists.
 
     Raises UsageError for inputs that cannot be read, SimulationError for missing or misshapen ones
-    and for a program that needs other cores.
+    and for a program that needs other cores, LoadError for a machine that refuses the file.
     """
+    from sim_cluster.load_checks import check_loadable
     from sim_cluster.run_single import run_single
 
-    program = read_program(Container.open(path, "program"))
+    opened = open_program(path, options.program)
+    program = opened.program
+    check_loadable(program, opened.meta, load_target(options.target or program.target))
     try:
         with np.load(inputs) as data:
             given = {n: data[f"arg{k}"] for k, n in enumerate(program.inputs) if f"arg{k}" in data}
     except (OSError, ValueError, AttributeError, BadZipFile) as error:
         raise UsageError("SW_NEFF_INPUTS", f"cannot read {inputs}: {error}") from error
-    results = run_single(program, given, level)
+    with _rounding(options.seed):
+        results = run_single(program, given, options.level)
     arrays: dict[str, Any] = {f"out{k}": results[n] for k, n in enumerate(program.outputs)}
     with outputs.open("wb") as file:
         np.savez(file, **arrays)
-    if timed:
+    if options.timed:
         _print_time(program)
     return 0
+
+
+def _rounding(seed: int | None) -> AbstractContextManager[None]:
+    """Stochastic rounding where asked for, by flag or by the runtime's own variables."""
+    from sim_cluster import rounding
+
+    if seed is None and os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_EN", "0") not in ("", "0"):
+        seed = int(os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0"))
+    return nullcontext() if seed is None else rounding.stochastic(seed)
 
 
 def _print_time(program: Program) -> None:

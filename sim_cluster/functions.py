@@ -123,7 +123,7 @@ class FunctionCode:
         self.codes: list[RegionCode] = []
         self.started: set[int] = set()
         self.shared_targets = self._shared_targets()
-        self.actions: list[Action] = [self._action(region) for region in function.regions]
+        self.actions: list[Action] = [self._prepared(region) for region in function.regions]
 
     def bind(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], scratch: np.ndarray
@@ -179,6 +179,20 @@ class FunctionCode:
             "SW_SIM_BINDING",
             f"tensor {tensor.name} ({tensor.kind}) of {self.function.name}: {what}",
         )
+
+    def _prepared(self, region: Region) -> Action:
+        """The action of a region; a region whose description makes no sense is refused."""
+        try:
+            return self._action(region)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            if isinstance(error, SimulationError):
+                raise
+            raise SimulationError(
+                "SW_NEFF_CONTENT",
+                f"region {region.program.name} of function {self.function.name}: {error!r}",
+                None,
+                "the file is damaged; compile again or copy the bundle again",
+            ) from error
 
     def _action(self, region: Region) -> Action:
         program = region.program

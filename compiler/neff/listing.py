@@ -1,0 +1,160 @@
+"""A program as text: buffers, calls, and per function every region with its meaning and its code.
+
+`neff dump` prints it and `neff diff` compares two of them, so what one shows the other can tell
+apart. One line says one thing, and equal programs have equal text. With `engines` only the
+instruction streams of those queues are listed, inside the loops they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from compiler.isa.program import (
+    AccessPattern,
+    Call,
+    Engine,
+    Function,
+    Instr,
+    Loop,
+    Program,
+    ProgramBuffer,
+    Region,
+    Repeat,
+    Tile,
+)
+from compiler.isa.region import Affine, Node, Tensor
+
+_STEP = "  "
+
+
+def program_lines(program: Program) -> Iterator[str]:
+    """Everything but the functions: header, buffers, calls."""
+    yield f"program {program.name} for {program.target}"
+    yield f"arena {program.arena_bytes} bytes, scratch {program.scratch_bytes} bytes"
+    for number, buffer in enumerate(program.buffers):
+        yield f"buffer {number} {_buffer(buffer)}"
+    yield from _steps(program.steps, program, 0)
+
+
+def function_lines(
+    program: Program, function: Function, engines: Collection[Engine] = ()
+) -> Iterator[str]:
+    """One function; `engines` restricts the code to some queues and leaves the meaning out."""
+    yield f"function {function.name} ({len(function.regions)} regions)"
+    for number, tensor in enumerate(function.tensors):
+        yield f"{_STEP}tensor {number} {_tensor(tensor)}"
+    for number, call in enumerate(function.collectives):
+        shape = "x".join(map(str, call.source_shape))
+        yield f"{_STEP}collective {number} {call.kind} over {','.join(call.axes)} {shape}"
+    for number, region in enumerate(function.regions):
+        yield from _region(number, region, program.locations, engines)
+
+
+def _buffer(buffer: ProgramBuffer) -> str:
+    place = buffer.name if buffer.kind == "named" else f"arena+{buffer.offset_bytes}"
+    return f"{place} {_type(buffer.shape, buffer.dtype.value)}"
+
+
+def _tensor(tensor: Tensor) -> str:
+    place = f" @scratch+{tensor.offset_bytes}" if tensor.kind == "scratch" else ""
+    alias = f" aliases tensor {tensor.alias}" if tensor.alias >= 0 else ""
+    return f"{tensor.kind} {tensor.name} {_type(tensor.shape, tensor.dtype.value)}{place}{alias}"
+
+
+def _type(shape: Sequence[int], dtype: str) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _steps(steps: Sequence[Call | Repeat], program: Program, depth: int) -> Iterator[str]:
+    for step in steps:
+        if isinstance(step, Repeat):
+            yield f"{_STEP * depth}repeat p{step.register} {step.trip} times"
+            yield from _steps(step.steps, program, depth + 1)
+            continue
+        given = ", ".join(str(b) for b in step.inputs)
+        made = ", ".join(str(b) for b in step.outputs)
+        registers = "".join(f" {affine(a, 'p')}" for a in step.parameters)
+        name = program.functions[step.function].name
+        yield f"{_STEP * depth}call {name}{registers} ({given}) -> ({made})"
+
+
+def _region(
+    number: int,
+    region: Region,
+    locations: Sequence[tuple[str, int, str]],
+    engines: Collection[Engine],
+) -> Iterator[str]:
+    meaning = region.program
+    where = ""
+    if 0 <= meaning.loc < len(locations):
+        file, line, _ = locations[meaning.loc]
+        where = f" from {file}:{line}"
+    yield f"{_STEP}region {number} {meaning.kind} {meaning.name}{where}"
+    if not engines:
+        if meaning.atoms:
+            yield f"{_STEP * 2}atoms {' '.join(map(str, meaning.atoms))}"
+        for position, node in enumerate(meaning.nodes):
+            yield f"{_STEP * 2}%{position} = {_node(node)}"
+        for position, tile in enumerate(region.tiles):
+            yield f"{_STEP * 2}tile {position} {_tile(tile)}"
+        if region.tokens:
+            yield f"{_STEP * 2}semaphores {' '.join(map(str, region.tokens))}"
+    yield from _code(region.body, 2, engines)
+
+
+def _node(node: Node) -> str:
+    inputs = ", ".join(f"%{i}" for i in node.inputs)
+    attrs = "".join(f" {k}={_attr(v)}" for k, v in sorted(node.attrs.items()))
+    return f"{node.op}({inputs}){attrs} : {node.dtype.value} over {list(node.atoms)}"
+
+
+def _tile(tile: Tile) -> str:
+    slots = f" x {tile.slots} slots by r{tile.loop}" if tile.slots > 1 else ""
+    size = f"{tile.partitions} x {tile.elements} {tile.dtype.value}"
+    return f"{tile.space.value} {tile.name} {size} @{tile.address}{slots}"
+
+
+def _code(body: Sequence[Instr | Loop], depth: int, engines: Collection[Engine]) -> Iterator[str]:
+    for item in body:
+        if isinstance(item, Instr):
+            if not engines or item.engine in engines:
+                yield _STEP * depth + _instr(item)
+            continue
+        inner = list(_code(item.body, depth + 1, engines))
+        if inner:
+            yield f"{_STEP * depth}loop r{item.register} {item.trip} times"
+            yield from inner
+
+
+def _instr(instr: Instr) -> str:
+    target = f" {_pattern(instr.dst)} <-" if instr.dst is not None else ""
+    sources = "".join(f" {_pattern(s)}" for s in instr.srcs)
+    attrs = "".join(f" {k}={_attr(v)}" for k, v in sorted(instr.attrs.items()))
+    tokens = "".join(f" wait:{s}" for s in instr.waits)
+    tokens += "".join(f" signal:{s}" for s in instr.signals)
+    return f"{instr.engine.value:8s}{instr.opcode}{target}{sources}{attrs}{tokens}"
+
+
+def _pattern(pattern: AccessPattern) -> str:
+    dims = " ".join(
+        f"{size}" if stride == 1 else f"{size}:{stride}" for stride, size in pattern.dims
+    )
+    start = f" from partition {pattern.start}" if pattern.start else ""
+    return f"{pattern.space.value}{pattern.buffer}+{affine(pattern.offset)}[{dims}{start}]"
+
+
+def affine(value: Affine, prefix: str = "r") -> str:
+    """`8+4*r3` and the like."""
+    terms = [f"{c}*{prefix}{r}" for r, c in value.terms]
+    return "+".join([str(value.const), *terms]) if value.const or not terms else "+".join(terms)
+
+
+def _attr(value: Any) -> str:
+    if isinstance(value, Affine):
+        return affine(value)
+    if isinstance(value, Mapping):
+        return "{" + " ".join(f"{k}={_attr(v)}" for k, v in sorted(value.items())) + "}"
+    if hasattr(value, "strides") and hasattr(value, "tensor"):
+        return f"tensor {value.tensor}+{affine(value.offset)}{list(value.strides)}"
+    return str(value).replace(" ", "")

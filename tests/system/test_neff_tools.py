@@ -1,0 +1,191 @@
+"""`neff dump|diff|export` and the checks a machine makes before it takes a file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.diagnostics import LoadError
+from compiler.driver import compile_graph
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.isa.limits import walk
+from compiler.isa.program import Program
+from compiler.neff.bundle import Bundle, program_bytes
+from compiler.program import StepProgram
+from compiler.target import load_target
+from orchestrator.cli import main
+from sim_cluster.load_checks import check_loadable
+from tests.support.small_job import build_on, bundle_of, small_llama
+
+TARGET = "trn1n.32xlarge"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    path = tmp_path_factory.mktemp("alone")
+    road = build_on(
+        small_llama(), {"dp_shard": 1}, path / "cache", num_microbatches=1, micro_batch=2
+    )
+    return bundle_of(road, path / "bundle")
+
+
+def program(scale: float = 2.0) -> Program:
+    b = Builder()
+    x, y = b.input((96, 40)), b.input((40, 24))
+    z = b.op("tanh", b.dot(x, y))
+    graph = b.finish(b.op("multiply", z, b.constant(np.full((96, 24), scale), DType.F32)))
+    step = StepProgram(name="main", graph=graph, inputs=("x", "y"), outputs=("z",))
+    return compile_graph(step, TARGET)
+
+
+def write(path: Path, made: Program) -> Path:
+    path.write_bytes(program_bytes(made, {"compiler_version": "test"}))
+    return path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(["neff", *command]) == code
+    return capsys.readouterr().out
+
+
+def test_dump_shows_every_instruction_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = program()
+    text = printed(capsys, "dump", str(write(tmp_path / "a.neff", made)))
+    regions = [r for f in made.functions for r in f.regions]
+    instrs = [i for r in regions for i in walk(r.body)]
+    engines = "tensor|vector|scalar|gpsimd|sync|dma_in|dma_out"
+    assert len(re.findall(rf"^ {{4,}}(?:{engines}) +\w", text, re.M)) == len(instrs)
+    assert "matmul" in text and "activation" in text and "program main for trn1n" in text
+    one = printed(capsys, "dump", str(tmp_path / "a.neff"), "--engine", "tensor")
+    assert "matmul" in one and "activation" not in one and "dma" not in one
+
+
+def test_diff_is_silent_for_equal_programs_and_shows_one_changed_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = write(tmp_path / "a.neff", program()), write(tmp_path / "b.neff", program())
+    assert "do the same" in printed(capsys, "diff", str(a), str(b))
+    c = write(tmp_path / "c.neff", program(scale=3.0))
+    text = printed(capsys, "diff", str(a), str(c), code=1)
+    removed = [line for line in text.splitlines() if line.startswith("-") and "2.0" in line]
+    added = [line for line in text.splitlines() if line.startswith("+") and "3.0" in line]
+    assert removed and len(removed) == len(added)
+
+
+def test_an_exported_core_runs_from_anywhere(
+    alone: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    single, core = tmp_path / "core.neff", alone.path / "cores" / "core-00000.neff"
+    text = printed(capsys, "export", str(alone.path), "--core", "0", "--output", str(single))
+    assert "forward" in text and "update" in text
+    assert "sound" in printed(capsys, "verify", str(single))
+    assert "programs" in printed(capsys, "info", str(single))
+    whole = alone.path / "programs" / f"{alone.manifest.programs['update']}.neff"
+    inputs = tmp_path / "in.npz"
+    np.savez(inputs, **_arguments(alone.programs["update"]))
+    results = []
+    for file, extra in ((whole, []), (core, ["update"]), (single, ["update"])):
+        outputs = tmp_path / "out.npz"
+        flags = [part for name in extra for part in ("--program", name)]
+        printed(capsys, "run", str(file), f"--inputs={inputs}", f"--outputs={outputs}", *flags)
+        with np.load(outputs) as data:
+            results.append({k: data[k] for k in data})
+    for other in results[1:]:
+        assert all(np.array_equal(results[0][k], other[k]) for k in results[0])
+    printed(capsys, "diff", str(core), str(single), "--program", "forward")
+    assert main(["neff", "dump", str(single)]) == 2, "the program has to be named"
+    assert "--program" in capsys.readouterr().err
+
+
+def _arguments(made: Program) -> dict[str, np.ndarray]:
+    named = {b.name: b for b in made.buffers if b.kind == "named"}
+    rng = np.random.default_rng(0)
+    return {
+        f"arg{k}": np.abs(rng.normal(size=named[n].shape)).astype(named[n].dtype.numpy)
+        for k, n in enumerate(made.inputs)
+    }
+
+
+def test_an_exported_file_is_checked_byte_by_byte(
+    alone: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    single = tmp_path / "core.neff"
+    printed(capsys, "export", str(alone.path), "--output", str(single))
+    data = bytearray(single.read_bytes())
+    for at in range(0, len(data), max(1, len(data) // 40)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x10
+        single.write_bytes(damaged)
+        code = main(["neff", "verify", str(single)])
+        out = capsys.readouterr()
+        assert code == 72 or _is_padding(data, at), (at, out)
+
+
+def _is_padding(data: bytes, at: int) -> bool:
+    return data[at] == 0
+
+
+@pytest.mark.parametrize(
+    ("generation", "environment", "refused"),
+    [
+        ("v2", {}, False),
+        ("v3", {}, True),
+        ("v3", {"NEURON_RT_ALLOW_LEGACY_NEFF": "1"}, False),
+        ("v1", {"NEURON_RT_ALLOW_LEGACY_NEFF": "1"}, True),
+    ],
+)
+def test_architecture_is_checked_at_load(
+    generation: str, environment: dict[str, str], refused: bool
+) -> None:
+    here = load_target(TARGET)
+    machine = replace(here, name="other", core=replace(here.core, generation=generation))
+    if not refused:
+        check_loadable(program(), {}, machine, environment)
+        return
+    with pytest.raises(LoadError, match="SW_LOAD_ARCHITECTURE"):
+        check_loadable(program(), {}, machine, environment)
+
+
+def test_logical_core_size_and_memory_are_checked_at_load() -> None:
+    machine, made = load_target(TARGET), program()
+    check_loadable(made, {"lnc": 2}, machine, {"NEURON_LOGICAL_NC_CONFIG": "2"})
+    with pytest.raises(LoadError, match=r"SW_LOAD_LNC.*logical NeuronCores of 1.*set to 2"):
+        check_loadable(made, {"lnc": 1}, machine, {"NEURON_LOGICAL_NC_CONFIG": "2"})
+    small = replace(machine, hbm_bytes_per_core=machine.reserve_bytes_per_core)
+    with pytest.raises(LoadError, match=r"SW_LOAD_MEMORY.*tensors .* scratchpad"):
+        check_loadable(made, {}, small, {})
+
+
+def test_stochastic_rounding_by_flag_and_by_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = Builder()
+    x, y = b.input((1, 128), DType.F16), b.input((1, 128), DType.F16)
+    step = StepProgram(
+        name="main", graph=b.finish(b.op("add", x, y)), inputs=("x", "y"), outputs=("z",)
+    )
+    file = write(tmp_path / "add.neff", compile_graph(step, TARGET))
+    inputs, outputs = tmp_path / "in.npz", tmp_path / "out.npz"
+    np.savez(inputs, arg0=np.full((1, 128), 1024, "f2"), arg1=np.full((1, 128), 0.5, "f2"))
+
+    def result(*flags: str) -> np.ndarray:
+        printed(capsys, "run", str(file), f"--inputs={inputs}", f"--outputs={outputs}", *flags)
+        with np.load(outputs) as data:
+            return data["out0"]
+
+    assert (result() == 1024).all()
+    drawn = result("--stochastic-rounding", "7")
+    assert set(np.unique(drawn)) == {1024, 1025} and np.array_equal(
+        drawn, result("--stochastic-rounding", "7")
+    )
+    monkeypatch.setenv("NEURON_RT_STOCHASTIC_ROUNDING_EN", "1")
+    monkeypatch.setenv("NEURON_RT_STOCHASTIC_ROUNDING_SEED", "7")
+    assert np.array_equal(drawn, result())
