@@ -1,0 +1,179 @@
+"""Simulated time of single kernels beside their bounds: products, norms, optimizer updates.
+
+    python benchmarks/kernels.py [--target trn1n.32xlarge] [--optlevel 2] [NAME ...]
+
+Every kernel is a JAX function on the whole road: capture, import, passes, lowering, tile code,
+evaluator. The bound is the larger of useful flops / tensor peak and bytes that must move (inputs
+once, outputs once) / sustained DMA rate. Bars: tensor use of matmul 4096^3 in bf16 at least 0.80;
+norms and the Adam update within 1.3 times their bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from compiler.driver import generate_function, with_ordinals
+from compiler.dtypes import DType
+from compiler.evaluate import function_segments
+from compiler.frontend.capture import artifact_of
+from compiler.frontend.stablehlo import import_module
+from compiler.ir.analysis import flops
+from compiler.ir.types import Graph
+from compiler.isa.limits import walk
+from compiler.isa.program import Function
+from compiler.lower.function import lower_function
+from compiler.options import CompileOptions
+from compiler.passes.pipeline import run
+from compiler.target import PS_PER_S, Target, load_target
+
+HEADER = (
+    f"{'kernel':30}{'us':>10}{'bound us':>10}{'ratio':>7}{'tensor':>8}{'GB/s':>7}"
+    f"{'regions':>9}{'instrs':>8}{'cpu s':>7}"
+)
+FP32_PASSES = 4  # documented: hardware.json, fp32 products take four passes
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A JAX function and the shapes it is compiled for; `bar` is what must hold, as text."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    bar: str = ""
+
+
+def array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def matmul(m: int, k: int, n: int, dtype: Any = jnp.bfloat16, bar: str = "") -> Kernel:
+    name = f"matmul {m}x{k}x{n} {jnp.dtype(dtype).name}"
+    return Kernel(name, jnp.matmul, (array(m, k, dtype=dtype), array(k, n, dtype=dtype)), bar)
+
+
+def matmul_turned(m: int, k: int, n: int) -> Kernel:
+    """x @ w.T: k is innermost in both operands."""
+    return Kernel(f"matmul {m}x{k}x{n} x@w.T", lambda x, w: x @ w.T, (array(m, k), array(n, k)))
+
+
+def weight_gradient(m: int, k: int, n: int) -> Kernel:
+    """x.T @ dy: k is outermost in both operands."""
+    return Kernel(f"matmul {m}x{k}x{n} x.T@y", lambda x, y: x.T @ y, (array(k, m), array(k, n)))
+
+
+def rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-5)
+    return (wide * scale).astype(x.dtype) * weight
+
+
+def rms_norm_gradient(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Any:
+    return jax.vjp(rms_norm, x, weight)[1](dy)
+
+
+def adam(transform: optax.GradientTransformation, size: int) -> tuple[Callable[..., Any], Any]:
+    """One parameter update and the state it reads."""
+
+    def update(gradient: Any, state: Any, parameter: Any) -> Any:
+        changes, new = transform.update(gradient, state, parameter)
+        return optax.apply_updates(parameter, changes), new
+
+    parameter = array(size, size, dtype=jnp.float32)
+    return update, (parameter, jax.eval_shape(transform.init, parameter), parameter)
+
+
+def kernels() -> list[Kernel]:
+    found = [
+        matmul(4096, 4096, 4096, bar="tensor >= 0.80"),
+        matmul(1024, 1024, 1024),
+        matmul(2048, 8192, 1024),
+        matmul(2048, 4096, 32000),
+        matmul(2039, 4093, 1021),
+        matmul_turned(4096, 4096, 4096),
+        weight_gradient(4096, 4096, 4096),
+        matmul(4096, 4096, 4096, jnp.float32),
+    ]
+    for dtype in (jnp.float32, jnp.bfloat16):
+        x, weight = array(4096, 4096, dtype=dtype), array(4096, dtype=dtype)
+        name, bar = jnp.dtype(dtype).name, "ratio <= 1.3"
+        found.append(Kernel(f"rms_norm {name}", rms_norm, (x, weight), bar))
+        found.append(Kernel(f"rms_norm backward {name}", rms_norm_gradient, (x, weight, x), bar))
+    for name, transform in (("adam", optax.adam(1e-3)), ("adamw", optax.adamw(1e-3))):
+        found.append(Kernel(f"{name} float32", *adam(transform, 4096), "ratio <= 1.3"))
+    return found
+
+
+def graph_of(kernel: Kernel) -> Graph:
+    traced = jax.jit(kernel.function, keep_unused=True).trace(*kernel.arguments)
+    return import_module(artifact_of(traced))
+
+
+def compiled(graph: Graph, target: Target, options: CompileOptions) -> Function:
+    return generate_function(
+        lower_function(run(with_ordinals(graph)), options=options), target.name, options
+    )
+
+
+def bound_s(graph: Graph, target: Target) -> tuple[float, float]:
+    """(tensor engine seconds, DMA seconds) no code can be faster than."""
+    core = target.core
+    passes = max(
+        (
+            FP32_PASSES if op.operands[0].type.dtype is DType.F32 else 1
+            for op in graph.walk()
+            if op.name == "dot_general"
+        ),
+        default=1,
+    )
+    useful = flops(graph, ("dot_general",))
+    moved = sum(v.type.num_bytes for v in (*dict.fromkeys(graph.inputs), *graph.outputs))
+    dma = core.dma_engines * core.dma_engine_bytes_per_s
+    return useful * passes / core.peak_bf16_flops_per_s, moved / dma
+
+
+def report(kernel: Kernel, target: Target, options: CompileOptions) -> str:
+    graph = graph_of(kernel)
+    start = cpu_s()
+    function = compiled(graph, target, options)
+    spent = cpu_s() - start
+    segments = function_segments(function, target)
+    seconds = sum(s.duration_ps for s in segments) / PS_PER_S
+    moved = sum(s.hbm_bytes for s in segments)
+    tensor, dma = bound_s(graph, target)
+    bound = max(tensor, dma)
+    instrs = sum(1 for region in function.regions for _ in walk(region.body))
+    return (
+        f"{kernel.name:30}{seconds * 1e6:>10.1f}{bound * 1e6:>10.1f}{seconds / bound:>7.2f}"
+        f"{tensor / seconds:>8.2f}{moved / seconds / 1e9:>7.0f}{len(function.regions):>9}"
+        f"{instrs:>8}{spent:>7.2f}  {kernel.bar}"
+    )
+
+
+def cpu_s() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="only kernels whose name contains one of these")
+    parser.add_argument("--target", default="trn1n.32xlarge")
+    parser.add_argument("--optlevel", type=int, choices=(1, 2, 3), default=2)
+    args = parser.parse_args()
+    target, options = load_target(args.target), CompileOptions(optlevel=args.optlevel)
+    print(HEADER)
+    for kernel in kernels():
+        if not args.names or any(name in kernel.name for name in args.names):
+            print(report(kernel, target, options))
+
+
+if __name__ == "__main__":
+    main()
