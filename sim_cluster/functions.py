@@ -324,7 +324,7 @@ class FunctionCode:
 
 def _stored(program: RegionProgram) -> set[int]:
     """Tensors a region stores to."""
-    stores = ("store", "store_add_indexed")
+    stores = ("store", "store_indexed")
     return {node.attrs["view"].tensor for node in program.nodes if node.op in stores}
 
 

@@ -1,4 +1,4 @@
-"""Loads and additive stores of a region that pick rows by an index value.
+"""Loads and stores of a region that pick rows by an index value.
 
 Both work on one strided window: the leading axis runs over the legal rows, the others over the
 atoms the view moves along. Views that also move along atoms of the index are handled by explicit
@@ -7,7 +7,8 @@ addresses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -37,13 +38,32 @@ def window(
     return np.ndarray(shape, array.dtype, array, offset * item, tuple(s * item for s in strides))
 
 
-def add_rows(target: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
-    """target[rows[t]] += values[t]; equal rows add up in fp32 before they are rounded once.
+def _combine_rows(
+    target: np.ndarray, rows: np.ndarray, values: np.ndarray, combine: np.ufunc
+) -> None:
+    """target[rows[t]] = combine(target[rows[t]], values[t]); equal rows combine before they are
+    rounded once.
 
     Shapes: target [R, ...], rows [T], values [T, ...].
     """
     order = np.argsort(rows, kind="stable")
     unique, starts = np.unique(rows[order], return_index=True)
-    sums = np.add.reduceat(values[order], starts, axis=0)
-    old = target[unique].astype(values.dtype)
-    target[unique] = old + sums
+    joined = combine.reduceat(values[order], starts, axis=0)
+    target[unique] = combine(target[unique].astype(values.dtype), joined)
+
+
+def _replace_rows(target: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
+    """target[rows[t]] = values[t]; the last of equal rows stays. Shapes as in `_combine_rows`."""
+    _, last = np.unique(rows[::-1], return_index=True)
+    kept = len(rows) - 1 - last
+    target[rows[kept]] = values[kept]
+
+
+PUT_ROWS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = {
+    "add": partial(_combine_rows, combine=np.add),
+    "multiply": partial(_combine_rows, combine=np.multiply),
+    "max": partial(_combine_rows, combine=np.maximum),
+    "min": partial(_combine_rows, combine=np.minimum),
+    "replace": _replace_rows,
+}
+"""How an indexed store of each kind writes rows: (target, row numbers, values)."""

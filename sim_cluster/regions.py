@@ -18,7 +18,7 @@ from compiler.dtypes import DType
 from compiler.isa.region import Affine, Node, RegionProgram, View
 from sim_cluster import elementwise as ew
 from sim_cluster.contract import plan_contract
-from sim_cluster.indexed import add_rows, legal_rows, split_atoms, window
+from sim_cluster.indexed import PUT_ROWS, legal_rows, split_atoms, window
 from sim_cluster.rounding import narrow
 
 Registers = Mapping[int, int]
@@ -27,7 +27,7 @@ Values = list[Any]
 Step = Callable[[Values, Arrays, Registers], Any]
 Prepared = Callable[[Arrays, Registers], None]
 
-_STORES = ("store", "store_add_indexed")
+_STORES = ("store", "store_indexed")
 
 
 def run_region(program: RegionProgram, tensors: Arrays, registers: Registers) -> None:
@@ -168,7 +168,7 @@ class _Planner:
 
     def _load_indexed(self, number: int, node: Node) -> tuple[Step, bool]:
         view: View = node.attrs["view"]
-        (index,) = node.inputs
+        index = node.inputs[0]
         index_atoms = self.program.nodes[index].atoms
         rows, row_stride = node.attrs["rows"], node.attrs["stride"]
         fill = node.attrs.get("mode", "clamp") == "fill"
@@ -344,27 +344,30 @@ class _Planner:
 
         return store, False
 
-    def _store_add_indexed(self, number: int, node: Node) -> tuple[Step, bool]:
+    def _store_indexed(self, number: int, node: Node) -> tuple[Step, bool]:
         view: View = node.attrs["view"]
         source, index = node.inputs
         nodes, rank = self.program.nodes, len(self.sizes)
         if not split_atoms(self.sizes, view.strides, node.atoms, nodes[index].atoms):
             raise SimulationError(
                 "SW_L1_REGION",
-                f"region {self.program.name}: store_add_indexed moves its view along the index",
+                f"region {self.program.name}: store_indexed moves its view along the index",
             )
         atoms = {*nodes[source].atoms, *nodes[index].atoms, *node.atoms}
-        along = [a for a in range(rank) if a in nodes[index].atoms]
+        picked = nodes[index].atoms
+        along = [a for a in node.attrs.get("order", range(rank)) if a in picked]
         others = [a for a in range(rank) if a in atoms and a not in along]
         rest = [a for a in range(rank) if a not in atoms]
+        turned = (*along, *others, *rest)
+        put = PUT_ROWS[node.attrs["kind"]]
         full = tuple(self.sizes[a] if a in atoms else 1 for a in range(rank))
         other_shape = tuple(self.sizes[a] for a in others)
         strides, offset = tuple(view.strides[a] for a in others), affine(view.offset)
         rows, row_stride, tensor = node.attrs["rows"], node.attrs["stride"], view.tensor
 
         def store(values: Values, arrays: Arrays, registers: Registers) -> None:
-            where = values[index].reshape(-1)
-            data = np.broadcast_to(values[source], full).transpose(*along, *others, *rest)
+            where = values[index].transpose(turned).reshape(-1)
+            data = np.broadcast_to(values[source], full).transpose(turned)
             data = data.reshape((where.size, *other_shape))
             legal = (where >= 0) & (where < rows)
             if not legal.all():
@@ -373,7 +376,7 @@ class _Planner:
                 arrays[tensor], offset(registers), (rows, *other_shape), (row_stride, *strides)
             )
             if where.size:
-                add_rows(target, where.astype(np.int64), data)
+                put(target, where.astype(np.int64), data)
 
         return store, False
 
@@ -419,5 +422,5 @@ _BUILDERS: dict[str, Callable[[_Planner, int, Node], tuple[Step, bool]]] = {
     "bitcast_convert": _Planner._bitcast,
     "compare": _Planner._compare,
     "store": _Planner._store,
-    "store_add_indexed": _Planner._store_add_indexed,
+    "store_indexed": _Planner._store_indexed,
 }

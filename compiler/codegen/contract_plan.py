@@ -512,7 +512,7 @@ def needed_by_operand(space: Space, number: int) -> list[int]:
 
 
 def _require_simple(space: Space, numbers: Iterable[int], where: str) -> None:
-    refused = ("reduce", "contract", "load_indexed", "store_add_indexed")
+    refused = ("reduce", "contract", "load_indexed", "store_indexed")
     bad = [space.values[n].op for n in numbers if space.values[n].op in refused]
     if bad:
         raise CompileError(

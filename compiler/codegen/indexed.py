@@ -1,8 +1,9 @@
-"""Rows picked by an index: gathers, and scatter-adds that merge duplicates.
+"""Rows picked by an index: gathers, and scatters that settle rows picked more than once.
 
-Both work on tiles of up to 128 indices on the partitions. A scatter-add merges equal indices of a
-tile with a matmul by their equality matrix, lets only the first of each write, and adds to the rows
-as they are in HBM; tiles run in order.
+All work on tiles of up to 128 indices on the partitions, tiles in order. A scatter whose rows may
+repeat compares the indices of a tile with each other: additions are merged by a matmul with the
+equality matrix, of replacements only the last of equal ones writes, and other combinations run one
+round per repetition.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from compiler.isa.program import Space as Memory
 from compiler.isa.region import Affine
 
 # fp32 holds every integer up to here exactly (IEEE 754); indices are compared in fp32 after a
-# transpose.
-_EXACT = 1 << 24
+# transpose, larger ones in two parts.
+_EXACT_BITS = 24
+_HALF_BITS = 16
+_COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
+_ONE = ((1, 1),)
 
 
 def emit_gather(frame: Frame, number: int, scope: Scope) -> None:
@@ -56,7 +60,7 @@ def _gather(
     mode: str,
 ) -> None:
     target, source = _rows(frame, value, held, axes, scope)
-    picked = scope.on_chip(index, frame.rows(scope), ((1, 1),))
+    picked = scope.on_chip(index, frame.rows(scope), _ONE)
     attrs = {"row_stride": value.attrs["stride"], "rows": value.attrs["rows"], "mode": mode}
     scope.add("dma_gather", Engine.DMA_IN, target, (source, picked), **attrs)
 
@@ -74,134 +78,197 @@ def _rows(
     return chip, hbm
 
 
-def emit_scatter_add(frame: Frame, number: int, scope: Scope) -> None:
-    """rows[index[p]] += value[p] for one tile of indices, duplicates included."""
-    value = frame.space.values[number]
-    assert value.walk is not None
-    _require_exact(frame, value)
-    source, index_number = value.inputs
-    index = _index(frame, index_number, scope)
-    axes = [a for a in frame.axes if value.walk.stride(a)]
-    data = _dense(frame, source, axes, scope)
-    equal, target = _merge_matrix(frame, value, index, frame.builder.dtype(data), scope)
-    tensor_type = frame.builder.tensors[value.walk.tensor].dtype
-    rows, width = frame.rows(scope), scope.elements(axes)
-    old = scope.hold(scope.tile("rows", rows, width, tensor_type), axes)
-    _gather(frame, value, old, index, axes, scope, "fill")
-    _add_merged(frame, equal, data, old, width, scope)
-    chip, hbm = _rows(frame, value, old, axes, scope)
-    picked = scope.on_chip(target, rows, ((1, 1),))
-    attrs = {"row_stride": value.attrs["stride"], "rows": value.attrs["rows"]}
-    scope.body.append(Instr("dma_scatter", Engine.DMA_OUT, hbm, (chip, picked), attrs))
+def emit_scatter(frame: Frame, number: int, scope: Scope) -> None:
+    """rows[index[p]] = value[p], or combined with it, for one tile of indices."""
+    _Scatter(frame, frame.space.values[number], scope).emit()
 
 
-def _require_exact(frame: Frame, value: Value) -> None:
-    data = frame.space.values[value.inputs[0]]
-    if value.attrs["rows"] > _EXACT or not data.dtype.is_float:
-        raise CompileError(
-            "SW_CODEGEN_SCATTER",
-            f"region {frame.space.name}: scatter-add requires float rows and at most {_EXACT} of"
-            f" them, got {value.attrs['rows']} rows of {data.dtype.value}",
+class _Scatter:
+    """One tile of an indexed store: the index, the data as dense rows, and where they go."""
+
+    def __init__(self, frame: Frame, value: Value, scope: Scope) -> None:
+        assert value.walk is not None
+        source, index_number = value.inputs
+        self.frame, self.value, self.scope = frame, value, scope
+        self.kind: str = value.attrs["kind"]
+        self.index = _index(frame, index_number, scope)
+        self.axes = [a for a in frame.axes if value.walk.stride(a)]
+        self.data = _dense(frame, source, self.axes, scope)
+        self.rows = frame.rows(scope)
+        self.width = scope.elements(self.axes)
+
+    def emit(self) -> None:
+        """The tile, in the way its kind and the promise of unique rows allow."""
+        if self.value.attrs["unique"] or self.rows == 1:
+            self._write(self.index, self.scope)
+            return
+        equal = self._equality()
+        if self.kind == "replace":
+            later = self._count(equal, "GT")
+            self._write(self._where(later, "GT", self._zero(), self.scope), self.scope)
+        elif self.kind == "add":
+            self._add_merged(equal)
+        else:
+            self._rounds(self._count(equal, "LT"))
+
+    def _zero(self) -> Held:
+        return self.frame.builder.filled(0.0, DType.F32)
+
+    def _write(self, target: Held, scope: Scope) -> None:
+        """Write the data, combined with the rows as they are, to the rows named by `target`."""
+        if self.kind == "replace":
+            self._store(self.data, target, scope)
+            return
+        old = self._old(target, scope)
+        self._combine(old, self.data, scope)
+        self._store(old, target, scope)
+
+    def _old(self, index: Held, scope: Scope) -> Held:
+        """The rows as they are in HBM; zeros for rows out of range."""
+        assert self.value.walk is not None
+        dtype = self.frame.builder.tensors[self.value.walk.tensor].dtype
+        old = scope.hold(scope.tile("rows", self.rows, self.width, dtype), self.axes)
+        _gather(self.frame, self.value, old, index, self.axes, scope, "fill")
+        return old
+
+    def _combine(self, old: Held, data: Held, scope: Scope) -> None:
+        dims = ((1, self.width),)
+        out, given = (scope.on_chip(h, self.rows, dims) for h in (old, data))
+        engine = self.frame.engine(old, data)
+        scope.add("tensor_tensor", engine, out, (out, given), op=_COMBINE[self.kind])
+
+    def _store(self, data: Held, target: Held, scope: Scope) -> None:
+        chip, hbm = _rows(self.frame, self.value, data, self.axes, scope)
+        picked = scope.on_chip(target, self.rows, _ONE)
+        attrs = {"row_stride": self.value.attrs["stride"], "rows": self.value.attrs["rows"]}
+        scope.body.append(Instr("dma_scatter", Engine.DMA_OUT, hbm, (chip, picked), attrs))
+
+    # rows picked more than once
+
+    def _tile(self, name: str, elements: int, dtype: DType) -> Held:
+        return Held(self.scope.tile(name, self.rows, elements, dtype), {})
+
+    def _apply(self, opcode: str, engine: Engine, out: Held, *srcs: Held, **attrs: object) -> None:
+        """One instruction over the [rows, rows] matrices or [rows, 1] vectors given."""
+        tiles = self.frame.builder.tiles
+        dims = ((1, min(tiles[out.tile].elements, self.rows)),)
+        patterns = [self.scope.on_chip(h, self.rows, dims) for h in (out, *srcs)]
+        self.scope.add(opcode, engine, patterns[0], patterns[1:], **attrs)
+
+    def _equality(self) -> Held:
+        """[rows, rows] fp32: 1 where two indices are equal."""
+        if self.value.attrs["rows"] <= 1 << _EXACT_BITS:
+            return self._equal_parts(self.index)
+        low, high = (self._tile(n, 1, DType.I32) for n in ("low", "high"))
+        rest = {"reverse0": False, "op1": None, "scalar1": None, "reverse1": False}
+        mask = (1 << _HALF_BITS) - 1
+        for part, op, scalar in ((low, "and", mask), (high, "shift_right_arithmetic", _HALF_BITS)):
+            attrs = {"op0": op, "scalar0": scalar, **rest}
+            self._apply("tensor_scalar", Engine.GPSIMD, part, self.index, **attrs)
+        equal = self._equal_parts(low)
+        self._apply(
+            "tensor_tensor", Engine.VECTOR, equal, equal, self._equal_parts(high), op="multiply"
         )
+        return equal
+
+    def _equal_parts(self, index: Held) -> Held:
+        """[rows, rows] fp32: 1 where two entries of a [rows, 1] vector are equal."""
+        scope, square = self.scope, ((1, self.rows),)
+        wide, equal = (self._tile(n, self.rows, DType.F32) for n in ("wide", "equal"))
+        spread = scope.on_chip(index, self.rows, ((0, self.rows),))
+        across = scope.on_chip(wide, self.rows, square)
+        scope.add("tensor_copy", Engine.VECTOR, across, (spread,))
+        turned = Held(scope.psum("turned"), {})
+        scope.add("transpose", Engine.TENSOR, scope.on_chip(turned, self.rows, square), (across,))
+        out = scope.on_chip(equal, self.rows, square)
+        both = (across, scope.on_chip(turned, self.rows, square))
+        scope.add("tensor_tensor", Engine.VECTOR, out, both, op="EQ")
+        return equal
+
+    def _count(self, equal: Held, side: str) -> Held:
+        """[rows, 1] fp32: how many equal indices come earlier (LT) or later (GT) in the tile."""
+        scope = self.scope
+        among, count = self._tile("among", self.rows, DType.F32), self._tile("count", 1, DType.F32)
+        order = _triangle(self.frame, side)
+        self._apply("tensor_tensor", Engine.VECTOR, among, equal, order, op="multiply")
+        attrs = {"op": "add", "num_reduced": 1, "zero_when": ()}
+        source = scope.on_chip(among, self.rows, ((1, 1), (1, self.rows)))
+        out = scope.on_chip(count, self.rows, _ONE)
+        scope.add("tensor_reduce", Engine.VECTOR, out, (source,), **attrs)
+        return count
+
+    def _where(self, count: Held, op: str, other: Held, scope: Scope) -> Held:
+        """The index, with -1 (no row) where `count op other`."""
+        rows = self.rows
+        moved = Held(scope.tile("moved", rows, 1, DType.PRED), {})
+        target = Held(scope.tile("target", rows, 1, DType.I32), {})
+        nowhere = self.frame.builder.filled(-1, DType.I32)
+        pred, out, left, right, none, index = (
+            scope.on_chip(h, rows, _ONE) for h in (moved, target, count, other, nowhere, self.index)
+        )
+        scope.add("tensor_tensor", Engine.VECTOR, pred, (left, right), op=op)
+        scope.add("select", Engine.GPSIMD, out, (pred, none, index))
+        return target
+
+    def _add_merged(self, equal: Held) -> None:
+        """rows += equal^T @ data, in blocks of the moving width; the first of equal ones writes."""
+        scope, rows = self.scope, self.rows
+        if not self.frame.builder.dtype(self.data).is_float:
+            raise CompileError(
+                "SW_CODEGEN_SCATTER",
+                f"region {self.frame.space.name}: a scatter that adds rows which may repeat"
+                f" requires floats, got {self.frame.builder.dtype(self.data).value}",
+            )
+        target = self._where(self._count(equal, "LT"), "GT", self._zero(), scope)
+        old = self._old(self.index, scope)
+        dtype = self.frame.builder.dtype(self.data)
+        if dtype is not DType.F32:
+            narrow = self._tile("narrow", rows, dtype)
+            self._apply("tensor_copy", Engine.VECTOR, narrow, equal)
+            equal = narrow
+        for inner, first, count in columns(scope, self.width, self.frame.builder.limits.moving_max):
+            sums = inner.on_chip(Held(inner.psum("merged"), {}), rows, ((1, count),))
+            moving = inner.on_chip(self.data, rows, ((1, count),), first)
+            stationary = inner.on_chip(equal, rows, ((1, rows),))
+            inner.add("matmul", Engine.TENSOR, sums, (stationary, moving), zero_when=())
+            out = inner.on_chip(old, rows, ((1, count),), first)
+            inner.add("tensor_tensor", Engine.VECTOR, out, (out, sums), op="add")
+        self._store(old, target, scope)
+
+    def _rounds(self, earlier: Held) -> None:
+        """Round r combines the rows that have r equal ones before them, so that none repeats."""
+        inner = self.scope.loop(self.rows)
+        number = Held(inner.tile("round", self.rows, 1, DType.F32), {})
+        attrs = {"start": Affine(0, ((inner.register, 1),)), "partition_step": 0, "steps": (0,)}
+        inner.add("iota", Engine.GPSIMD, inner.on_chip(number, self.rows, _ONE), (), **attrs)
+        self._write(self._where(earlier, "NE", number, inner), inner)
 
 
 def _dense(frame: Frame, number: int, axes: Sequence[int], scope: Scope) -> Held:
-    """The data with an element at every point of `axes`, as the matmul reads it."""
+    """The data with an element at every point of `axes`, in that order, as the matmul reads it."""
     held, value = frame.operand(number), frame.space.values[number]
-    if all(a in value.atoms or scope.extent(a) == 1 for a in axes) and number in frame.held:
+    wanted = scope.hold(held.tile, axes).strides
+    moving = [a for a in axes if scope.extent(a) > 1]
+    if number in frame.held and all(held.strides.get(a) == wanted[a] for a in moving):
         return held
     tile = scope.tile("dense", frame.rows(scope), scope.elements(axes), value.dtype)
     full = scope.hold(tile, axes)
-    frame.apply(scope, "tensor_copy", Engine.VECTOR, full, (held,))
+    frame.apply(scope, "tensor_copy", frame.engine(held), full, (held,))
     return full
 
 
-def _merge_matrix(
-    frame: Frame, value: Value, index: Held, dtype: DType, scope: Scope
-) -> tuple[Held, Held]:
-    """(equality matrix in `dtype`, index with all but the first of equal ones moved out of
-    range).
-    """
-    rows = frame.rows(scope)
-    square = ((1, rows),)
-
-    def tile(name: str, elements: int, kind: DType) -> Held:
-        return Held(scope.tile(name, rows, elements, kind), {})
-
-    def vector(
-        opcode: str,
-        out: Held,
-        dims: tuple[tuple[int, int], ...],
-        *srcs: AccessPattern,
-        **attrs: object,
-    ) -> None:
-        scope.add(opcode, Engine.VECTOR, scope.on_chip(out, rows, dims), srcs, **attrs)
-
-    wide, equal, earlier = (tile(n, rows, DType.F32) for n in ("wide", "equal", "earlier"))
-    vector("tensor_copy", wide, square, scope.on_chip(index, rows, ((0, rows),)))
-    turned = scope.on_chip(Held(scope.psum("turned"), {}), rows, square)
-    scope.add("transpose", Engine.TENSOR, turned, (scope.on_chip(wide, rows, square),))
-    matrix = scope.on_chip(equal, rows, square)
-    vector("tensor_tensor", equal, square, scope.on_chip(wide, rows, square), turned, op="EQ")
-    order = scope.on_chip(_below_diagonal(frame), rows, square)
-    vector("tensor_tensor", earlier, square, matrix, order, op="multiply")
-    count, target = tile("count", 1, DType.F32), tile("target", 1, DType.I32)
-    attrs = {"op": "add", "num_reduced": 1, "zero_when": ()}
-    source = scope.on_chip(earlier, rows, ((1, 1), (1, rows)))
-    vector("tensor_reduce", count, ((1, 1),), source, **attrs)
-    # An index that has an equal one before it moves out of range, hence it is dropped.
-    _move_out(value, index, count, target, rows, scope)
-    if dtype is not DType.F32:
-        narrow = tile("narrow", rows, dtype)
-        vector("tensor_copy", narrow, square, matrix)
-        equal = narrow
-    return equal, target
-
-
-def _move_out(
-    value: Value, index: Held, count: Held, target: Held, rows: int, scope: Scope
-) -> None:
-    one = ((1, 1),)
-    scope.add(
-        "tensor_scalar",
-        Engine.VECTOR,
-        scope.on_chip(count, rows, one),
-        (scope.on_chip(count, rows, one),),
-        op0="GT",
-        scalar0=0.0,
-        reverse0=False,
-        op1="multiply",
-        scalar1=2.0 * _EXACT,
-        reverse1=False,
-    )
-    srcs = tuple(scope.on_chip(h, rows, one) for h in (index, count))
-    scope.add("tensor_tensor", Engine.VECTOR, scope.on_chip(target, rows, one), srcs, op="add")
-
-
-def _below_diagonal(frame: Frame) -> Held:
-    """[P, P] fp32: 1 where column < partition. Made once per region."""
+def _triangle(frame: Frame, side: str) -> Held:
+    """[P, P] fp32: 1 where column - partition < 0 (LT) or > 0 (GT). Made once per region."""
     builder = frame.builder
     size = builder.limits.partitions
-    held = builder.filled(0.0, DType.F32, size, part="below diagonal")
+    held = builder.filled(0.0, DType.F32, size, part=f"triangle {side}")
     made = ("made", held.tile)
     if made not in builder.once:
         builder.once.add(made)
         out = AccessPattern(Memory.SBUF, held.tile, Affine(), ((1, size), (1, size)))
         ramp = {"start": Affine(), "partition_step": -1, "steps": (1,)}
         builder.prefix.append(Instr("iota", Engine.GPSIMD, out, (), ramp))
-        attrs = {"op0": "LT", "scalar0": 0.0, "reverse0": False}
+        attrs = {"op0": side, "scalar0": 0.0, "reverse0": False}
         rest = {"op1": None, "scalar1": None, "reverse1": False}
         builder.prefix.append(Instr("tensor_scalar", Engine.VECTOR, out, (out,), attrs | rest))
     return held
-
-
-def _add_merged(frame: Frame, equal: Held, data: Held, old: Held, width: int, scope: Scope) -> None:
-    """old += equal^T @ data, in blocks of the moving width."""
-    rows = frame.rows(scope)
-    for inner, first, count in columns(scope, width, frame.builder.limits.moving_max):
-        sums = inner.on_chip(Held(inner.psum("merged"), {}), rows, ((1, count),))
-        moving = inner.on_chip(data, rows, ((1, count),), first)
-        stationary = inner.on_chip(equal, rows, ((1, rows),))
-        inner.add("matmul", Engine.TENSOR, sums, (stationary, moving), zero_when=())
-        target = inner.on_chip(old, rows, ((1, count),), first)
-        inner.add("tensor_tensor", Engine.VECTOR, target, (target, sums), op="add")

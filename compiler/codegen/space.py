@@ -18,7 +18,7 @@ from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.isa.region import Affine, Node, RegionProgram, View
 
-SINKS = ("store", "store_add_indexed")
+SINKS = ("store", "store_indexed")
 SPLATS = ("constant", "register")
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 
@@ -137,6 +137,10 @@ def _append(space: Space, node: Node, inputs: tuple[int, ...]) -> int:
     over = frozenset(attrs.pop("over", ())) & set(space.sizes)
     if node.op in SPLATS:
         attrs = {"value": attrs["value"]}
+    if node.op == "load_indexed":
+        inputs = inputs[:1]  # what lies outside is only counted, by whoever runs the region
+    if "order" in attrs:
+        attrs["order"] = tuple(a for a in attrs["order"] if a in space.sizes)
     if over:
         inputs = (_scaled(space, inputs[0], over - atoms, attrs.get("kind", "add")), *inputs[1:])
         over &= atoms
@@ -268,22 +272,33 @@ def _walk_as_one(space: Space, outer: int, inner: int) -> bool:
             return False
         if value.walk and value.walk.stride(outer) != value.walk.stride(inner) * size:
             return False
+        if not _keeps_order(value, outer, inner):
+            return False
     return True
+
+
+def _keeps_order(value: Value, outer: int, inner: int) -> bool:
+    """Whether one index over both atoms runs through an ordered store in its order."""
+    order = value.attrs.get("order", ())
+    return outer not in order or order[order.index(outer) + 1 :][:1] == (inner,)
 
 
 def _merge_pair(space: Space, outer: int, inner: int) -> None:
     """`inner` takes over the index of both."""
     space.sizes[inner] *= space.sizes.pop(outer)
-    space.values = [
-        replace(v, atoms=v.atoms - {outer}, over=v.over - {outer}, walk=_without(v.walk, outer))
-        for v in space.values
-    ]
+    space.values = [_without(v, outer) for v in space.values]
 
 
-def _without(walk: Walk | None, atom: int) -> Walk | None:
-    if walk is None or atom not in walk.strides:
-        return walk
-    return replace(walk, strides={a: s for a, s in walk.strides.items() if a != atom})
+def _without(value: Value, atom: int) -> Value:
+    """`value` where another atom has taken over the index of `atom`."""
+    walk, attrs = value.walk, value.attrs
+    if walk is not None and atom in walk.strides:
+        walk = replace(walk, strides={a: s for a, s in walk.strides.items() if a != atom})
+    if atom in attrs.get("order", ()):
+        attrs = {**attrs, "order": tuple(a for a in attrs["order"] if a != atom)}
+    return replace(
+        value, atoms=value.atoms - {atom}, over=value.over - {atom}, walk=walk, attrs=attrs
+    )
 
 
 def split(space: Space, atom: int, minor_size: int) -> tuple[Space, Split]:

@@ -8,6 +8,7 @@ its time; the cheapest legal one wins.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -88,7 +89,7 @@ def _index_atoms(space: Space) -> set[int]:
 
 
 def _is_indexed(value: Value) -> bool:
-    return value.op in ("load_indexed", "store_add_indexed")
+    return value.op in ("load_indexed", "store_indexed")
 
 
 def _runs(size: int, partitions: int) -> list[int]:
@@ -163,7 +164,9 @@ class _Planner:
         if _is_indexed(value):
             assert value.walk is not None
             atoms = self.space.values[value.inputs[-1]].atoms
-            return (p in atoms or p is None or not atoms) and not value.walk.stride(p)
+            order = value.attrs.get("order", ())
+            in_order = p is None or not order or p == order[-1]
+            return (p in atoms or p is None or not atoms) and not value.walk.stride(p) and in_order
         if value.op == "reduce" and p in value.over:
             return value.dtype.is_float and value.attrs["kind"] in ("add", "max", "min")
         return True
@@ -271,6 +274,10 @@ class _Planner:
             for atom in value.over:
                 if atom in before:
                     before[atom] |= {a for a in value.atoms if a in before}
+            for outer, inner in itertools.pairwise(
+                a for a in value.attrs.get("order", ()) if a in before
+            ):
+                before[inner].add(outer)
         for made in self.space.splits.values():
             # The tail shortens the minor atom, so it must be known before the minor atom is walked.
             if made.tail and made.minor in before and made.major in before:

@@ -187,8 +187,8 @@ class _Nest:
             reductions.emit_reduce(self.frame, number, scope)
         elif op == "load_indexed":
             indexed.emit_gather(self.frame, number, scope)
-        elif op == "store_add_indexed":
-            indexed.emit_scatter_add(self.frame, number, scope)
+        elif op == "store_indexed":
+            indexed.emit_scatter(self.frame, number, scope)
         else:
             self.frame.emit(number, scope)
 

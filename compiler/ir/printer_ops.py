@@ -94,7 +94,7 @@ def _scatter(op: Op) -> list[str]:
         f"scatter_dimension_numbers = #stablehlo.scatter<{numbers}, "
         f"index_vector_dim = {a.index_vector_dim}>",
         "indices_are_sorted = false",
-        "unique_indices = false",
+        f"unique_indices = {json.dumps(a.unique)}",
     ]
 
 

@@ -85,8 +85,9 @@ class Node:
     Written as `op (inputs), attrs: meaning`.
 
     load (), view: the elements of the view.
-    load_indexed (index,), view, stride, rows, mode: the view shifted by index * stride elements per
-        point; `rows` legal rows; mode "clamp" (the index) or "fill" (out of range reads 0).
+    load_indexed (index[, inside]), view, stride, rows, mode: the view shifted by index * stride
+        elements per point; `rows` legal rows; mode "clamp" (the index) or "fill" (out of range
+        reads 0). Points where `inside` is false count as out of bounds; it has no other effect.
     constant (), value: a splat.
     iota (), atom, start: Affine, step: start + step * position along the atom.
     register (), value: Affine: a register as data, a splat.
@@ -100,8 +101,10 @@ class Node:
     reduce (a,), kind: add max min and or multiply, over: atoms: spans the other atoms of a.
     contract (lhs, rhs), over: atoms: sum over `over` of lhs * rhs, accumulated in fp32.
     store (a,), view: no value; writes the view, rounding to the tensor's type.
-    store_add_indexed (a, index), view, stride, rows: no value; adds to the rows picked by index;
-        duplicates add up, out-of-range rows are dropped.
+    store_indexed (a, index), view, stride, rows, kind, unique, order: no value; combines a with
+        the rows picked by index; out-of-range rows are dropped. kind: add multiply max min replace.
+        `unique` promises that no row is picked twice; else updates of a row are applied in the
+        order of the atoms `order`, which lists the index's atoms from major to minor.
     """
 
     op: str

@@ -19,6 +19,7 @@ from compiler.ir.ops import (
     BroadcastInDimAttrs,
     CompareAttrs,
     ConstantAttrs,
+    ConvertAttrs,
     GatherAttrs,
     IotaAttrs,
     ReduceAttrs,
@@ -26,7 +27,10 @@ from compiler.ir.ops import (
     ScatterAttrs,
     TransposeAttrs,
 )
+from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from compiler.ir.types import Graph, Op, Value, tensor_type
+from compiler.lower.task import unsupported
+from compiler.options import DEFAULTS, CompileOptions
 from compiler.passes.dce import dce
 
 MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
@@ -36,7 +40,8 @@ MAX_EVALUATED = 1 << 20  # elements of an index column that are looked at
 class _Level:
     """The graph under reconstruction."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, options: CompileOptions) -> None:
+        self.options = options
         self.made = graph.producers()
         self.ops: list[Op] = []
         self.replaced: dict[Value, Value] = {}
@@ -60,11 +65,14 @@ class _Level:
 Rule = Callable[[_Level, Op], Value | None]
 
 
-def canonical(graph: Graph) -> Graph:
-    """`graph` (loop-free) with its along-axis gathers and scatters rewritten."""
+def canonical(graph: Graph, options: CompileOptions = DEFAULTS) -> Graph:
+    """`graph` (loop-free) with its along-axis gathers and scatters rewritten.
+
+    Raises CompileError for a scatter that `options` do not permit.
+    """
     if not any(op.name in _RULES for op in graph.ops):
         return graph
-    level = _Level(graph)
+    level = _Level(graph, options)
     for op in graph.ops:
         rule = _RULES.get(op.name)
         found = rule(level, op) if rule else None
@@ -121,7 +129,7 @@ def _scatter(level: _Level, op: Op) -> Value | None:
     )
     columns = [d for d in range(column.type.rank) if d not in batch.values()]
     single = all(column.type.shape[d] == 1 for d in columns)
-    if not _is_along_axis(operand, column, batch) or not (single or attrs.kind == "add"):
+    if not _is_along_axis(operand, column, batch) or not (single or attrs.kind != "replace"):
         return None
     rank = operand.type.rank
     shape = operand.type.shape + tuple(column.type.shape[d] for d in columns)
@@ -133,19 +141,40 @@ def _scatter(level: _Level, op: Op) -> Value | None:
 
 
 def _combine(level: _Level, op: Op, operand: Value, hit: Value, spread: Value, kind: str) -> Value:
-    """Put or add the hit updates; the trailing dims are index columns."""
+    """Put the hit updates, or combine them; the trailing dims are index columns."""
     shape, rank, dtype = spread.type.shape, operand.type.rank, operand.type.dtype
     if kind == "replace":
         one = operand.type.shape
         hit = level.add("reshape", hit, attrs=ReshapeAttrs(one), like=op)
         spread = level.add("reshape", spread, attrs=ReshapeAttrs(one), like=op)
         return level.add("select", hit, spread, operand, like=op)
-    zero = level.full(shape, 0, dtype, op)
-    added = level.add("select", hit, spread, zero, like=op)
+    nothing = level.full(shape, identity(kind, dtype).item(), dtype, op)
+    joined = level.add("select", hit, spread, nothing, like=op)
     dims = tuple(range(rank, len(shape)))
     if dims:
-        added = level.add("reduce", added, attrs=ReduceAttrs("add", dims), like=op)
-    return level.add("add", operand, added, like=op)
+        joined = level.add("reduce", joined, attrs=ReduceAttrs(kind, dims), like=op)
+    return level.add(ELEMENTWISE_OF.get(kind, kind), operand, joined, like=op)
+
+
+def _any_scatter(level: _Level, op: Op) -> Value | None:
+    """Along an axis where possible; integers are added in fp32, as the machine does it."""
+    found = _scatter(level, op)
+    operand, index, update = op.operands
+    dtype = operand.type.dtype
+    if found is not None or dtype.is_float or op.attrs.kind == "replace":
+        return found
+    if dtype is DType.PRED:
+        raise unsupported(op, "combines i1 elements", "cast to a float type", "NCC_EVRF016")
+    if not level.options.downcasts("scatter"):
+        given = f"requires float elements to {op.attrs.kind}, got {dtype.value}"
+        hint = "cast to a float type, or permit it with --implicit-integer-downcast scatter"
+        raise unsupported(op, given, hint, "NCC_EVRF060")
+    if op.attrs.kind != "add" or op.attrs.unique:
+        return None
+    wide = ConvertAttrs(DType.F32)
+    values = [level.add("convert", v, attrs=wide, like=op) for v in (operand, update)]
+    total = level.add("scatter", values[0], index, values[1], attrs=op.attrs, like=op)
+    return level.add("convert", total, attrs=ConvertAttrs(dtype), like=op)
 
 
 def _is_along_axis(operand: Value, column: Value, batch: Mapping[int, int]) -> bool:
@@ -278,4 +307,4 @@ def _evaluate(level: _Level, value: Value) -> np.ndarray | None:
     return OPS[op.name].reference(op, known)[0] if len(known) == len(arguments) else None
 
 
-_RULES: dict[str, Rule] = {"gather": _gather, "scatter": _scatter}
+_RULES: dict[str, Rule] = {"gather": _gather, "scatter": _any_scatter}

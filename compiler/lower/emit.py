@@ -110,9 +110,17 @@ class Emitter:
             return self._results[self.body.base(value)[0]]
         return self.load(value, labels)
 
-    def load(self, value: Value, labels: Labels, everywhere: bool = False) -> int:
-        """A load of `value`; `everywhere` makes it span atoms it is only repeated along."""
-        view = self.view(self.storage.place(value), labels, value)
+    def load(
+        self,
+        value: Value,
+        labels: Labels,
+        everywhere: bool = False,
+        place: Place | None = None,
+    ) -> int:
+        """A load of `value`; `everywhere` makes it span atoms it is only repeated along, `place` is
+        a part of it to load.
+        """
+        view = self.view(place or self.storage.place(value), labels, value)
         span = {a for a in all_leaves(labels) if everywhere or view.strides[self._atoms[a]]}
         number = self.node("load", (), span, value.type.dtype, {"view": view})
         assert self._task is not None

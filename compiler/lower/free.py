@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 from compiler.dtypes import DType
 from compiler.ir.types import Op, Value
 from compiler.isa.region import Affine
-from compiler.lower.labels import Labels, leaves, regroup
+from compiler.lower.labels import Label, Labels, leaves, regroup
 from compiler.lower.task import NeedsCopyError
 
 if TYPE_CHECKING:
     from compiler.lower.emit import Emitter
 
+ZERO = Affine()
 Origin = tuple[tuple[Affine, int], ...]  # per dim: first position and step
 
 
 def remake(emitter: Emitter, value: Value, labels: Labels) -> int:
     """The node of free `value`. Raises NeedsCopyError when sizes do not divide."""
-    return _remake(emitter, value, labels, ((Affine(), 1),) * len(labels))
+    return _remake(emitter, value, labels, ((ZERO, 1),) * len(labels))
 
 
 def _remake(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
@@ -60,15 +61,20 @@ def _constant(emitter: Emitter, dtype: DType, number: Any) -> int:
 
 
 def _count(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
-    """start + step * position along one dim, an iota node per atom."""
+    """start + step * position along the dim of an iota."""
     dim = emitter.body.made[value].attrs.dim
-    (start, step), dtype = origin[dim], value.type.dtype
+    start, step = origin[dim]
+    return count(emitter, labels[dim], value.type.dtype, start, step)
+
+
+def count(emitter: Emitter, label: Label, dtype: DType, start: Affine = ZERO, step: int = 1) -> int:
+    """The node of start + step * position along the dim with this label."""
     parts: list[int] = []
-    for atom in reversed(leaves(labels[dim])):
+    for atom in reversed(leaves(label)):
         (number,) = emitter.numbers((atom,))
         attrs = {"atom": number, "start": start, "step": step}
         parts.append(emitter.node("iota", (), (atom,), dtype, attrs))
-        start, step = Affine(), step * atom.size
+        start, step = ZERO, step * atom.size
     if not parts:
         return emitter.node("register", (), (), dtype, {"value": start})
     total = parts[0]
@@ -95,7 +101,7 @@ def _broadcast(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
     """Dims that are new or stretched do not move the value."""
     shape = op.operands[0].type.shape
     kept = tuple(
-        (labels[d], origin[d]) if shape[i] != 1 else ((), (Affine(), 1))
+        (labels[d], origin[d]) if shape[i] != 1 else ((), (ZERO, 1))
         for i, d in enumerate(op.attrs.dims)
     )
     inner = tuple(label for label, _ in kept)
@@ -105,9 +111,9 @@ def _broadcast(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
 def _reshape(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
     source = op.operands[0]
     inner = regroup(labels, source.type.shape)
-    if inner is None or any(o != (Affine(), 1) for o in origin):
+    if inner is None or any(o != (ZERO, 1) for o in origin):
         raise NeedsCopyError(op.result)
-    return _remake(emitter, source, inner, ((Affine(), 1),) * source.type.rank)
+    return _remake(emitter, source, inner, ((ZERO, 1),) * source.type.rank)
 
 
 def _slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:

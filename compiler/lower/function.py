@@ -81,7 +81,7 @@ def lower_function(
     """Lower a loop-free graph. Raises CompileError for what the target cannot do, with the op's
     location.
     """
-    graph = canonical(graph)
+    graph = canonical(graph, options)
     _check_sizes(graph)
     forced: set[Value] = set()
     apart: set[int] = set()

@@ -1,20 +1,29 @@
-"""`gather` and `scatter` of rows: one dim of the operand is picked by an index, the others are
-walked.
+"""`gather` and `scatter`: windows of a tensor whose starts are data.
 
-Embedding lookups load rows by index, their gradients add rows by index. An index along a dim whose
-other dims are all matched one to one is rewritten earlier into a comparison with a count
+All index entries become one row number: the entries, clamped (gather) or tested (scatter) against
+their dim, times the distance their dim moves the address. Positions that could make windows of a
+scatter overlap are part of the number too, so that two numbers are equal or apart. An index along a
+dim whose other dims are all matched one to one is rewritten earlier into a comparison with a count
 (`canonical.py`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from compiler.dtypes import DType
 from compiler.ir.types import Op, Value
 from compiler.isa.region import View
-from compiler.lower.labels import Label, Labels, all_leaves, fresh, leaves, unify
+from compiler.lower.free import count
+from compiler.lower.labels import Label, Labels, all_leaves, extent, fresh, leaves, unify
 from compiler.lower.registry import Lowering, register
-from compiler.lower.task import ALONE, NeedsCopyError, Task, unsupported
+from compiler.lower.storage import Place
+from compiler.lower.task import ALONE, NeedsCopyError, Task
 from compiler.lower.views import Layout
 
 if TYPE_CHECKING:
@@ -22,30 +31,59 @@ if TYPE_CHECKING:
     from compiler.lower.emit import Emitter
     from compiler.lower.space import Space
 
-HINT = "index one dim at a time (take along one axis), or use one-hot products"
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """What gather and scatter call differently.
+
+    `sizes`: window size per operand dim; `dims`: dims of the moving tensor (gather result, scatter
+    update) that walk windows, `kept`: the operand dims they walk.
+    """
+
+    index_map: tuple[int, ...]
+    vector_dim: int
+    batching: tuple[tuple[int, int], ...]  # (operand dim, index dim)
+    sizes: tuple[int, ...]
+    dims: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+def _gather_windows(op: Op) -> _Windows:
+    a = op.attrs
+    gone = a.collapsed_slice_dims + a.operand_batching_dims
+    return _Windows(
+        a.start_index_map,
+        a.index_vector_dim,
+        tuple(zip(a.operand_batching_dims, a.start_indices_batching_dims, strict=True)),
+        a.slice_sizes,
+        a.offset_dims,
+        tuple(d for d in range(len(a.slice_sizes)) if d not in gone),
+    )
+
+
+def _scatter_windows(op: Op) -> _Windows:
+    a, update = op.attrs, op.operands[2].type.shape
+    gone = a.inserted_window_dims + a.input_batching_dims
+    kept = tuple(d for d in range(op.result.type.rank) if d not in gone)
+    walked = dict(zip(kept, a.update_window_dims, strict=True))
+    return _Windows(
+        a.scatter_dims_to_operand_dims,
+        a.index_vector_dim,
+        tuple(zip(a.input_batching_dims, a.scatter_indices_batching_dims, strict=True)),
+        tuple(update[walked[d]] if d in walked else 1 for d in range(op.result.type.rank)),
+        a.update_window_dims,
+        kept,
+    )
 
 
 def _make_gather(body: Body, op: Op) -> None:
-    operand, index = op.operands
-    a = op.attrs
-    if len(a.start_index_map) != 1 or a.slice_sizes[a.start_index_map[0]] != 1:
-        given = f"requires one indexed dim with slices of size 1, got dims {a.start_index_map}"
-        raise unsupported(op, given, HINT)
-    body.add_task(op, ALONE, (body.stored(operand, op), body.stored(index, op)))
+    body.add_task(op, ALONE, tuple(body.stored(v, op) for v in op.operands))
 
 
 def _make_scatter(body: Body, op: Op) -> None:
-    target, index, update = op.operands
-    a = op.attrs
-    rows = a.scatter_dims_to_operand_dims
-    if a.kind != "add" or len(rows) != 1 or rows != a.inserted_window_dims or a.input_batching_dims:
-        given = f"requires rows of one dim to be added, got kind {a.kind} over dims {rows}"
-        raise unsupported(op, given, HINT)
-    if not target.type.dtype.is_float:
-        given = f"requires float elements to add, got {target.type.dtype.value}"
-        raise unsupported(op, given, "cast to a float type", "NCC_EVRF060")
+    target, *rest = op.operands
     memory = body.owned(op, target)
-    body.add_task(op, ALONE, (body.stored(index, op), body.stored(update, op)), memory)
+    body.add_task(op, ALONE, tuple(body.stored(v, op) for v in rest), memory)
 
 
 def _batch_labels(labels: Labels, vector_dim: int) -> list[Label]:
@@ -53,100 +91,206 @@ def _batch_labels(labels: Labels, vector_dim: int) -> list[Label]:
     return [label for d, label in enumerate(labels) if d != vector_dim]
 
 
+def _walk_index(space: Space, moving: Labels, index: Labels, windows: _Windows) -> None:
+    """The dims of the moving tensor that are not windows walk the index tensor."""
+    others = [label for d, label in enumerate(moving) if d not in windows.dims]
+    for label, wanted in zip(others, _batch_labels(index, windows.vector_dim), strict=True):
+        if not unify(label, wanted):
+            space.refuse("windows and index tensor walk different indices")
+
+
 def _label_gather(space: Space, task: Task) -> Labels:
-    a = task.op.attrs
+    windows = _gather_windows(task.op)
     operand, index = space.operand(task, 0), space.operand(task, 1)
-    gone = a.collapsed_slice_dims + a.operand_batching_dims
-    kept = [d for d in range(len(operand)) if d not in gone]
+    shape = task.data[0].type.shape
     result: list[Label] = list(fresh(task.result.type.shape))
-    for d, dim in zip(kept, a.offset_dims, strict=True):
-        if task.result.type.shape[dim] == task.data[0].type.shape[d]:
+    for d, dim in zip(windows.kept, windows.dims, strict=True):
+        if windows.sizes[d] == shape[d]:
             result[dim] = operand[d]
-    others = [d for d in range(len(result)) if d not in a.offset_dims]
-    for label, dim in zip(_batch_labels(index, a.index_vector_dim), others, strict=True):
-        if not unify(result[dim], label):
-            space.refuse("index and result walk different indices")
-    for d, i in zip(a.operand_batching_dims, a.start_indices_batching_dims, strict=True):
-        if not unify(operand[d], index[i]):
-            space.refuse("batch dims of index and operand walk different indices")
+    _walk_index(space, tuple(result), index, windows)
     return tuple(result)
 
 
-def _emit_gather(emitter: Emitter, task: Task) -> int:
-    a = task.op.attrs
-    labels, result = list(emitter.space.operand(task, 0)), emitter.space.results[task.result]
-    (row,) = a.start_index_map
-    gone = a.collapsed_slice_dims + a.operand_batching_dims
-    kept = [d for d in range(len(labels)) if d not in gone]
-    for d, dim in zip(kept, a.offset_dims, strict=True):
-        labels[d] = result[dim]
-    for d in a.collapsed_slice_dims:
-        labels[d] = ()
-    view, stride = _row_view(emitter, task.data[0], tuple(labels), row)
-    emitter.note_indexed_load(view.tensor)
-    index = emitter.operand(task, 1)
-    attrs = {"view": view, "stride": stride, "rows": task.data[0].type.shape[row], "mode": "clamp"}
-    span = all_leaves(result)
-    return emitter.node("load_indexed", (index,), span, task.result.type.dtype, attrs)
-
-
-def _row_view(emitter: Emitter, value: Value, labels: Labels, row: int) -> tuple[View, int]:
-    """(view of row 0, distance of rows) of a value whose dim `row` is picked by index."""
-    place = emitter.storage.place(value)
-    pieces = place.layout.dims[row]
-    if len(pieces) > 1:
-        raise emitter.storage.dense_copy_of(value)
-    dims = list(place.layout.dims)
-    for d, label in enumerate(labels):
-        if not label:
-            dims[d] = ()
-        elif _elements(label) != place.layout.shape[d]:
-            dims[d] = _shortened(value, dims[d], _elements(label))
-    layout = Layout(place.layout.offset, tuple(dims))
-    view = emitter.view(type(place)(place.tensor, layout), labels, value)
-    return view, pieces[0][1] if pieces else 0
-
-
-def _elements(label: Label) -> int:
-    size = 1
-    for atom in leaves(label):
-        size *= atom.size
-    return size
-
-
-def _shortened(
-    value: Value, pieces: tuple[tuple[int, int], ...], size: int
-) -> tuple[tuple[int, int], ...]:
-    """The first `size` positions of a dim: windows start at 0 where nothing indexes."""
-    if len(pieces) != 1:
-        raise NeedsCopyError(value)
-    return ((size, pieces[0][1]),)
-
-
 def _label_scatter(space: Space, task: Task) -> Labels:
-    a = task.op.attrs
-    index, update = space.operand(task, 0), space.operand(task, 1)
-    others = [d for d in range(len(update)) if d not in a.update_window_dims]
-    for label, dim in zip(_batch_labels(index, a.index_vector_dim), others, strict=True):
-        if not unify(update[dim], label):
-            space.refuse("index and update walk different indices")
+    update = space.operand(task, 1)
+    _walk_index(space, update, space.operand(task, 0), _scatter_windows(task.op))
     return update
 
 
+def _emit_gather(emitter: Emitter, task: Task) -> int:
+    windows, result = _gather_windows(task.op), emitter.space.results[task.result]
+    operand, index = task.data
+    address = _Address(emitter, operand, index, emitter.space.operand(task, 1), windows)
+    labels: list[Label] = [()] * operand.type.rank
+    for d, dim in zip(windows.kept, windows.dims, strict=True):
+        labels[d] = result[dim]
+    view = address.view(labels)
+    emitter.note_indexed_load(view.tensor)
+    steps = address.steps({})
+    row = address.row(steps, {}, clamped=True)
+    attrs = {"view": view, "stride": steps.unit, "rows": steps.rows, "mode": "clamp"}
+    inputs = (row, *address.inside())
+    return emitter.node("load_indexed", inputs, all_leaves(result), task.result.type.dtype, attrs)
+
+
 def _emit_scatter(emitter: Emitter, task: Task) -> int:
-    a = task.op.attrs
-    update = emitter.space.operand(task, 1)
-    (row,) = a.scatter_dims_to_operand_dims
-    windows = iter(a.update_window_dims)
-    shape = task.result.type.shape
-    labels = tuple(() if d == row else update[next(windows)] for d in range(len(shape)))
-    view, stride = _row_view(emitter, task.result, labels, row)
-    source, index = emitter.operand(task, 1), emitter.operand(task, 0)
-    attrs = {"view": view, "stride": stride, "rows": shape[row]}
+    windows, update = _scatter_windows(task.op), emitter.space.operand(task, 1)
+    index_labels = emitter.space.operand(task, 0)
+    address = _Address(emitter, task.result, task.data[0], index_labels, windows)
+    labels: list[Label] = [()] * task.result.type.rank
+    folded: dict[int, Label] = {}
+    for d, dim in zip(windows.kept, windows.dims, strict=True):
+        moves = d in windows.index_map and windows.sizes[d] < task.result.type.shape[d]
+        (folded if moves else labels)[d] = update[dim]
+    view = address.view(labels)
+    steps = address.steps(folded)
+    row = address.row(steps, folded, clamped=False)
+    order = [a for label in _batch_labels(index_labels, windows.vector_dim) for a in leaves(label)]
+    order += [a for label in folded.values() for a in leaves(label)]
+    attrs = {
+        "view": view,
+        "stride": steps.unit,
+        "rows": steps.rows,
+        "kind": task.op.attrs.kind,
+        "unique": task.op.attrs.unique,
+        "order": tuple(n for a in order for n in emitter.numbers((a,))),
+    }
+    source = emitter.operand(task, 1)
     span = all_leaves(update)
-    emitter.node("store_add_indexed", (source, index), span, task.result.type.dtype, attrs)
+    emitter.node("store_indexed", (source, row), span, task.result.type.dtype, attrs)
     emitter.note_store(task, view)
     return -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Row numbers count `unit` elements; `of` is the rows one position of a dim moves."""
+
+    unit: int
+    rows: int
+    of: dict[int, int]
+
+
+class _Address:
+    """Region nodes that turn the index tensor into row numbers of `value`."""
+
+    def __init__(
+        self, emitter: Emitter, value: Value, index: Value, labels: Labels, windows: _Windows
+    ) -> None:
+        self.emitter, self.value, self.index = emitter, value, index
+        self.labels, self.windows = labels, windows
+        self.shape = value.type.shape
+        self.place = emitter.storage.place(value)
+        self._tests: list[int] = []
+
+    def view(self, labels: list[Label]) -> View:
+        """Row 0: dims without label stand still, windows start at position 0."""
+        dims = list(self.place.layout.dims)
+        for d, label in enumerate(labels):
+            size = extent(leaves(label))
+            if size == 1:
+                dims[d] = ()
+            elif size != self.shape[d]:
+                dims[d] = ((size, self._stride(d)),)
+        layout = Layout(self.place.layout.offset, tuple(dims))
+        return self.emitter.view(Place(self.place.tensor, layout), tuple(labels), self.value)
+
+    def _stride(self, d: int) -> int:
+        """Elements from one position of a dim to the next."""
+        pieces = self.place.layout.dims[d]
+        if len(pieces) > 1:
+            raise self.emitter.storage.dense_copy_of(self.value)
+        return pieces[0][1] if pieces else 0
+
+    def steps(self, folded: dict[int, Label]) -> _Steps:
+        """How far each indexed or batch dim moves, in rows; windows in `folded` move rows too."""
+        sizes = self.windows.sizes
+        room = {d: self.shape[d] - (1 if d in folded else sizes[d]) for d in self._addressed()}
+        strides = {d: self._stride(d) for d, n in room.items() if n}
+        unit = math.gcd(*strides.values()) or 1
+        of = {d: stride // unit for d, stride in strides.items()}
+        return _Steps(unit, 1 + sum(n * of[d] for d, n in room.items() if n), of)
+
+    def _addressed(self) -> list[int]:
+        return [*self.windows.index_map, *(d for d, _ in self.windows.batching)]
+
+    def row(self, steps: _Steps, folded: dict[int, Label], clamped: bool) -> int:
+        """The row number per window; unless `clamped`, -1 for a window that leaves the tensor."""
+        index = self.index.type.dtype
+        if len(steps.of) == len(self._addressed()) == 1 and index is DType.I32 and not folded:
+            (entry,) = (self._entry(0),)  # one dim: the range check of the transfer is the test
+            self._test(entry, self._clamp(entry, self.windows.index_map[0]))
+            return entry
+        terms = [self._term(k, d, steps.of.get(d, 0)) for k, d in enumerate(self.windows.index_map)]
+        for d, i in self.windows.batching:
+            terms.append(count(self.emitter, self.labels[i], DType.I32, step=steps.of.get(d, 0)))
+        terms += [count(self.emitter, n, DType.I32, step=steps.of[d]) for d, n in folded.items()]
+        total = self._joined("add", terms) if terms else self._number(0, DType.I32)
+        tests = self.inside()
+        if clamped or not tests:
+            return total
+        nowhere = self._number(-1, DType.I32)
+        return self._node("select", (*tests, total, nowhere), DType.I32)
+
+    def inside(self) -> tuple[int, ...]:
+        """The node that tells which windows lie inside the tensor, if any may not."""
+        return (self._joined("and", self._tests),) if self._tests else ()
+
+    def _term(self, k: int, d: int, step: int) -> int:
+        """Rows that entry `k` of the index moves; it is clamped to its dim on the way."""
+        entry = self._entry(k)
+        clamped = self._clamp(entry, d)
+        self._test(entry, clamped)
+        position = clamped
+        if self.index.type.dtype is not DType.I32:
+            position = self._node("convert", (clamped,), DType.I32)
+        return self._node("multiply", (position, self._number(step, DType.I32)), DType.I32)
+
+    def _entry(self, k: int) -> int:
+        """Entry `k` of every index vector."""
+        place, labels, d = (
+            self.emitter.storage.place(self.index),
+            self.labels,
+            self.windows.vector_dim,
+        )
+        if d < len(labels):
+            pieces = place.layout.dims[d]
+            if len(pieces) > 1:
+                raise NeedsCopyError(self.index)
+            offset = place.layout.offset + k * (pieces[0][1] if pieces else 0)
+            dims = tuple(() if i == d else p for i, p in enumerate(place.layout.dims))
+            place = Place(place.tensor, Layout(offset, dims))
+            labels = tuple(() if i == d else label for i, label in enumerate(labels))
+        if any(stride == 0 for pieces in place.layout.dims for _, stride in pieces):
+            raise NeedsCopyError(self.index)  # row numbers exist once per window
+        return self.emitter.load(self.index, labels, place=place)
+
+    def _clamp(self, entry: int, d: int) -> int:
+        """An entry inside the positions where a window of dim `d` may start."""
+        dtype = self.index.type.dtype
+        last = min(self.shape[d] - self.windows.sizes[d], int(np.iinfo(dtype.numpy).max))
+        bounds = self._number(0, dtype), self._number(last, dtype)
+        return self._node("clamp", (bounds[0], entry, bounds[1]), dtype)
+
+    def _test(self, entry: int, clamped: int) -> None:
+        """Remember that windows whose entry was moved by clamping lie outside."""
+        attrs = {"direction": "EQ"}
+        self._tests.append(self._node("compare", (entry, clamped), DType.PRED, attrs))
+
+    def _joined(self, op: str, terms: Sequence[int]) -> int:
+        total, *rest = terms
+        for term in rest:
+            total = self._node(op, (total, term), self.emitter.nodes[total].dtype)
+        return total
+
+    def _number(self, value: int, dtype: DType) -> int:
+        return self.emitter.node("constant", (), (), dtype, {"value": value})
+
+    def _node(
+        self, op: str, inputs: Sequence[int], dtype: DType, attrs: dict[str, Any] | None = None
+    ) -> int:
+        span = {atom for i in inputs for atom in self.emitter.atoms_of(i)}
+        return self.emitter.node(op, inputs, span, dtype, attrs or {})
 
 
 register("gather", Lowering(make=_make_gather, label=_label_gather, emit=_emit_gather))

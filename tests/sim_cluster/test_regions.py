@@ -200,11 +200,12 @@ def test_load_indexed_that_moves_along_the_index_atom() -> None:
 def test_store_add_indexed_adds_duplicates_and_drops_strangers() -> None:
     values, index, table = rand(6, 4), np.array([1, 4, 1, 9, -1, 0], np.int32), rand(5, 4)
     attrs = {"view": View(2, Affine(), (0, 1)), "stride": 4, "rows": 5}
+    attrs |= {"kind": "add", "unique": False, "order": (0,)}
     program = compute(
         (6, 4),
         load(0, (4, 1), (0, 1)),
         load(1, (1, 0), (0,), I32),
-        Node("store_add_indexed", (0, 1), (0, 1), F32, attrs),
+        Node("store_indexed", (0, 1), (0, 1), F32, attrs),
     )
     want = table.copy()
     np.add.at(want, index[[0, 1, 2, 5]], values[[0, 1, 2, 5]])

@@ -129,12 +129,12 @@ def _node(region, node: Node, args, memory, registers):
         assert args[0].dtype == memory[attrs["view"].tensor].dtype
         memory[attrs["view"].tensor][grid] = np.broadcast_to(args[0], grid.shape)
         return None
-    if node.op == "store_add_indexed":
-        return _scatter_add(region, node, args, memory, registers)
+    if node.op == "store_indexed":
+        return _store_indexed(region, node, args, memory, registers)
     return _elementwise(node, args)
 
 
-def _scatter_add(region, node, args, memory, registers) -> None:
+def _store_indexed(region, node, args, memory, registers) -> None:
     value, index = args
     target = memory[node.attrs["view"].tensor]
     grid = (
@@ -142,8 +142,21 @@ def _scatter_add(region, node, args, memory, registers) -> None:
         + index.astype(np.int64) * node.attrs["stride"]
     )
     legal = np.broadcast_to((index >= 0) & (index < node.attrs["rows"]), grid.shape)
+    order = list(node.attrs["order"])
+    order += [a for a in range(grid.ndim) if a not in order]
+    grid, legal, value = (
+        np.broadcast_to(a, grid.shape).transpose(order) for a in (grid, legal, value)
+    )
     wide = target.astype(np.float64)
-    np.add.at(wide, grid[legal], np.broadcast_to(value, grid.shape)[legal])
+    combine = {
+        "add": lambda a, b: a + b,
+        "multiply": lambda a, b: a * b,
+        "max": np.maximum,
+        "min": np.minimum,
+        "replace": lambda a, b: b,
+    }[node.attrs["kind"]]
+    for at, update in zip(grid[legal], value[legal].astype(np.float64), strict=True):
+        wide[at] = combine(wide[at], update)
     target[:] = wide.astype(target.dtype)
 
 

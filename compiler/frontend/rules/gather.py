@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from compiler.frontend.importer import Site
 
 
+_KINDS = {
+    "stablehlo.add": "add",
+    "stablehlo.multiply": "multiply",
+    "stablehlo.minimum": "min",
+    "stablehlo.maximum": "max",
+}
+
+
 @imports("stablehlo.gather")
 def gather(site: Site) -> Sequence[Value]:
     """Gather with full dimension numbers."""
@@ -31,26 +39,31 @@ def scatter(site: Site) -> Sequence[Value]:
             "scatter the arrays one by one",
         )
     numbers = site.decode("scatter_dimension_numbers", _scatter_numbers)
-    attrs = ScatterAttrs(**numbers, kind=_scatter_kind(site))
+    unique = site.optional("unique_indices")
+    attrs = ScatterAttrs(
+        **numbers, kind=_scatter_kind(site), unique=unique is not None and bool(unique.value)
+    )
     return site.emit("scatter", site.operands, attrs).results
 
 
 def _scatter_kind(site: Site) -> str:
-    """`add` or `replace`, read off the update region."""
+    """What the update region does to an element: replace it, or combine it with the update."""
     block = site.op.regions[0].blocks[0]
     old, new = block.arguments
     (result,) = list(block.operations)[-1].operands
     if result == new:
         return "replace"
     producer = site.block_producer(block, result)
-    adds = producer is not None and producer.name == "stablehlo.add"
-    if adds and set(producer.operands) == {old, new}:
-        return "add"
+    if producer is not None and set(producer.operands) == {old, new}:
+        kind = _KINDS.get(producer.name)
+        if kind is not None:
+            return kind
     what = producer.name if producer is not None else "the old value"
     raise RefusedError(
         "NCC_EVRF001",
-        f"scatter requires an update that adds or replaces, got {what}",
-        "use .at[].add or .at[].set",
+        f"scatter requires an update that replaces, adds, multiplies or takes the minimum or"
+        f" maximum, got {what}",
+        "use .at[].set, .add, .multiply, .min or .max",
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from compiler.frontend.rules.registry import RefusedError, imports, refuse
 from compiler.ir.ops import BroadcastInDimAttrs, ReduceAttrs
-from compiler.ir.ops.reduce import identity
+from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from compiler.ir.types import Value
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _KINDS = {
     "stablehlo.and": "and",
     "stablehlo.or": "or",
 }
-_ELEMENTWISE = {"max": "maximum", "min": "minimum"}
 
 
 @imports("stablehlo.reduce")
@@ -53,7 +52,7 @@ def _reduce_one(site: Site, operand: Value, init: Value, kind: str, dims: tuple[
         init = site.emit(
             "broadcast_in_dim", (init,), BroadcastInDimAttrs((), result.type.shape)
         ).result
-    return site.emit(_ELEMENTWISE.get(kind, kind), (result, init)).result
+    return site.emit(ELEMENTWISE_OF.get(kind, kind), (result, init)).result
 
 
 def _kinds(site: Site, count: int) -> list[str]:

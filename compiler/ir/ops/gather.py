@@ -26,7 +26,8 @@ from compiler.ir.ops.rules import (
 )
 from compiler.ir.types import Op, TensorType, tensor_type
 
-SCATTER_KINDS = ("add", "replace")
+SCATTER_KINDS = ("add", "replace", "multiply", "min", "max")
+_COMBINE = {"multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,11 @@ class GatherAttrs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScatterAttrs:
-    """StableHLO's scatter dimension numbers; `kind` is add or replace."""
+    """StableHLO's scatter dimension numbers; `kind` is one of `SCATTER_KINDS`.
+
+    `unique` promises that no element is written twice. Without it, updates of one element are
+    applied in the order of the index tensor (row-major).
+    """
 
     update_window_dims: tuple[int, ...]
     inserted_window_dims: tuple[int, ...]
@@ -53,6 +58,7 @@ class ScatterAttrs:
     scatter_dims_to_operand_dims: tuple[int, ...]
     index_vector_dim: int
     kind: str
+    unique: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,22 +213,25 @@ def _scatter_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, 
     operand, indices, updates = args
     windows, shape = _scatter_windows(op.attrs), operand.shape
     starts, offsets = _positions(windows, shape, indices, updates.shape)
-    keep, flat = np.ones((), np.bool_), np.zeros((), np.int64)
+    keep: np.ndarray = np.ones((), np.bool_)
+    flat: np.ndarray = np.zeros((), np.int64)
     for start, offset, n in zip(starts, offsets, shape, strict=True):
         keep = keep & (start >= 0) & (start + offset.max(initial=0) < n)
         flat = flat * n + (start + offset)
-    keep = np.broadcast_to(keep, updates.shape)
-    flat = np.broadcast_to(flat, updates.shape)[keep]
+    window = op.attrs.update_window_dims
+    order = [*(d for d in range(updates.ndim) if d not in window), *window]
+    keep, flat = (np.broadcast_to(a, updates.shape).transpose(order) for a in (keep, flat))
+    flat, values = flat[keep], updates.transpose(order)[keep]
     out = np.array(widen(operand)).reshape(-1)
-    if op.attrs.kind == "add":
-        np.add.at(out, flat, widen(updates)[keep])
+    if op.attrs.kind == "replace":
+        out[flat] = values
     else:
-        out[flat] = updates[keep]
+        _COMBINE.get(op.attrs.kind, np.add).at(out, flat, widen(values))
     return (out.reshape(shape).astype(operand.dtype, copy=False),)
 
 
 def _scatter_flops(op: Op) -> int:
-    return op.operands[2].type.num_elements if op.attrs.kind == "add" else 0
+    return 0 if op.attrs.kind == "replace" else op.operands[2].type.num_elements
 
 
 define(

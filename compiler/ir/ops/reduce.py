@@ -35,6 +35,10 @@ REDUCTIONS: dict[str, np.ufunc] = {
 }
 
 
+ELEMENTWISE_OF = {"max": "maximum", "min": "minimum"}
+"""The elementwise op of a reduction whose name differs."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReduceAttrs:
     """`kind` is one of add multiply max min and or; `dims` disappear from the result."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from compiler.dtypes import DType
 from compiler.isa.limits import walk
 from compiler.isa.region import Affine, Node, Tensor, View
 from tests.compiler.codegen.region_harness import BF16, F32, I32, Maker, check
+
+I8 = DType.I8
 
 
 def gather(tokens: int, rows: int, d: int, mode: str, dtype=F32) -> Maker:
@@ -27,31 +30,48 @@ def test_gather(tokens: int, mode: str) -> None:
     check(gather(tokens, 100, 131, mode), 0, {0: index})
 
 
-def scatter_add(tokens: int, rows: int, d: int, dtype=F32, table=F32) -> Maker:
-    m = Maker((tokens, d), "scatter_add")
+def scatter(
+    tokens: int, rows: int, d: int, dtype=F32, table=F32, kind: str = "add", unique: bool = False
+) -> Maker:
+    m = Maker((tokens, d), f"scatter_{kind}")
     data, index = m.load((0, 1), dtype), m.load((0,), I32)
     m.tensors.append(Tensor("table", (rows, d), table, "input"))
     m.tensors.append(Tensor("updated", (rows, d), table, "output", alias=2))
     attrs = {"view": View(3, Affine(), (0, 1)), "stride": d, "rows": rows}
-    m.nodes.append(Node("store_add_indexed", (data, index), (0, 1), table, attrs))
+    attrs |= {"kind": kind, "unique": unique, "order": (0,)}
+    m.nodes.append(Node("store_indexed", (data, index), (0, 1), table, attrs))
     return m
 
 
 @pytest.mark.parametrize("tokens", [1, 67, 128, 300, 520])
 def test_scatter_add_merges_duplicates_in_and_across_tiles(tokens: int) -> None:
     index = np.random.default_rng(1).integers(-2, 15, tokens).astype(np.int32)
-    check(scatter_add(tokens, 13, 67), 1e-6, {1: index})
-    check(scatter_add(tokens, 13, 600, BF16, F32), 1e-6, {1: index})
+    check(scatter(tokens, 13, 67), 1e-6, {1: index})
+    check(scatter(tokens, 13, 600, BF16, F32), 1e-6, {1: index})
+
+
+@pytest.mark.parametrize("kind", ["replace", "max", "multiply"])
+@pytest.mark.parametrize("unique", [False, True])
+def test_other_scatters(kind: str, unique: bool) -> None:
+    rng = np.random.default_rng(3)
+    index = rng.permutation(150)[:140] if unique else rng.integers(-2, 15, 140)
+    check(scatter(140, 149, 13, kind=kind, unique=unique), 1e-6, {1: index.astype(np.int32)})
+
+
+def test_row_numbers_beyond_fp32_are_compared_exactly() -> None:
+    rows = (1 << 24) + 8
+    index = (rows - 1 - np.arange(130) % 7).astype(np.int32)
+    check(scatter(130, rows, 1, I8, I8, kind="replace"), 0, {1: index})
 
 
 def test_scatter_add_of_one_row_only() -> None:
     index = np.full(300, 5, np.int32)
-    check(scatter_add(300, 7, 13), 2e-6, {1: index})
+    check(scatter(300, 7, 13), 2e-6, {1: index})
 
 
 def test_scatter_tiles_are_chained_by_tokens() -> None:
     """A gather of the rows as they are must wait for the scatter of the tile before."""
-    region = scatter_add(300, 13, 67).region()
+    region = scatter(300, 13, 67).region()
     gathers = [i for i in walk(region.body) if i.opcode == "dma_gather"]
     scatters = [i for i in walk(region.body) if i.opcode == "dma_scatter"]
     chained = set(gathers[0].waits) & set(scatters[0].signals)

@@ -373,8 +373,8 @@ def _complex(x: jax.Array) -> jax.Array:
     return jnp.abs(jax.lax.complex(x, x))  # HERE
 
 
-def _scatter_max(x: jax.Array) -> jax.Array:
-    return x.at[jnp.array([0, 0])].max(2.0)  # HERE
+def _scatter_apply(x: jax.Array) -> jax.Array:
+    return x.at[jnp.array([0, 0])].apply(jnp.sin)  # HERE
 
 
 def _in_a_scan(x: jax.Array) -> jax.Array:
@@ -393,7 +393,7 @@ def _in_a_scan(x: jax.Array) -> jax.Array:
         (_callback, "NCC_EHCA005", "custom call xla_"),
         (_until, "NCC_EVRF001", "while requires"),
         (_complex, "NCC_EVRF004", "complex<f32>"),
-        (_scatter_max, "NCC_EVRF001", "adds or replaces, got stablehlo.maximum"),
+        (_scatter_apply, "NCC_EVRF001", "maximum, got stablehlo.sine"),
         (_in_a_scan, "NCC_EVRF001", "operator sort is not supported"),
     ],
 )

@@ -124,8 +124,8 @@ REFUSED: list[tuple[str, list[TensorType], Any, str]] = [
     (
         "scatter",
         [t(9, 4), t(5, 1, dtype=I32), t(5, 4)],
-        ScatterAttrs(**ROW, scatter_dims_to_operand_dims=(0,), kind="max"),
-        "a kind of add replace, got max",
+        ScatterAttrs(**ROW, scatter_dims_to_operand_dims=(0,), kind="xor"),
+        "a kind of add replace multiply min max, got xor",
     ),
     ("sharding_constraint", [t(3)], ShardingConstraintAttrs(((), ())), "a spec of 1 dims"),
     (
