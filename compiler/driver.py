@@ -12,13 +12,16 @@ from compiler.diagnostics import DiagnosticError, Loc
 from compiler.ir.types import Graph, Op
 from compiler.isa.program import Function, Program, Region
 from compiler.link import link_program
-from compiler.lower.function import ORDINAL_FILE, Lowered, lower_function
+from compiler.lower.function import lower_function
+from compiler.lower.task import ORDINAL_FILE
+from compiler.lower.write_out import Lowered
 from compiler.options import DEFAULTS, CompileOptions
 from compiler.outline import outline_programs
 from compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
 from compiler.passes.pipeline import run, unit_passes
 from compiler.program import StepProgram
 from compiler.target import load_target
+from compiler.trial import Trial
 
 
 def compile_function(payload: bytes, target: str, options: CompileOptions = DEFAULTS) -> bytes:
@@ -27,11 +30,9 @@ def compile_function(payload: bytes, target: str, options: CompileOptions = DEFA
     Raises: CompileError whose location is an op ordinal (see `located`).
     """
     graph, signature = read_payload(payload)
-    lowered = lower_function(
-        run(with_ordinals(graph), unit_passes(options, load_target(target).core.generation)),
-        signature,
-        options,
-    )
+    machine = load_target(target)
+    graph = run(with_ordinals(graph), unit_passes(options, machine.core.generation))
+    lowered = lower_function(graph, signature, options, Trial(machine, options))
     return pack_function(generate_function(lowered, target, options))
 
 

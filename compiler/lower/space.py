@@ -18,7 +18,11 @@ from compiler.lower.task import WRITE, Task
 
 
 class RefusedError(Exception):
-    """These tasks have no common index space; the text says why."""
+    """These tasks have no common index space; the text says why, `rule` names the rule."""
+
+    def __init__(self, why: str, rule: str = "label") -> None:
+        super().__init__(why)
+        self.rule = rule
 
 
 class Space:
@@ -37,11 +41,11 @@ class Space:
             assert lowering is not None
             self.results[task.result] = lowering.label(self, task)
         if not all(distinct(v) for v in (*self.results.values(), *self._operands.values())):
-            self.refuse("two dims of a value would walk one index")
+            self.refuse("two dims of a value would walk one index", "duplicated atom")
 
-    def refuse(self, why: str) -> NoReturn:
+    def refuse(self, why: str, rule: str = "label") -> NoReturn:
         """Give up on this set of tasks."""
-        raise RefusedError(why)
+        raise RefusedError(why, rule)
 
     def operand(self, task: Task, k: int) -> Labels:
         """Labels of operand `k`; the same object on every call."""

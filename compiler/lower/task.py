@@ -18,6 +18,9 @@ COPY, WRITE, REGISTER, ALLOC = "lower.copy", "lower.write", "lower.register", "l
 
 STRIP, CONTRACT, COLLECTIVE, ALONE = "strip", "contract", "collective", "alone"
 
+ORDINAL_FILE = "#"
+"""File name of locations that only hold an op ordinal: compile units carry no user locations."""
+
 
 @dataclass(frozen=True, slots=True)
 class WriteAttrs:

@@ -11,7 +11,10 @@ from compiler import hbm
 from compiler.frontend.models import llama
 from compiler.frontend.reference import batch_leaves, initial_state, reference_step, task_batches
 from compiler.frontend.task import TrainTask
-from compiler.lower.function import tensor_spans
+from compiler.lower.function import lower_function
+from compiler.lower.write_out import tensor_spans
+from compiler.options import CompileOptions
+from compiler.passes.pipeline import run
 from compiler.program import StepPlan
 from sharding.mesh import make_mesh
 from tests.models import prime_model
@@ -88,7 +91,8 @@ def test_attention_and_norms_are_strip_regions(llama_run) -> None:
     """The forward layer has one region per norm and one for its softmax."""
     _, ranks = llama_run
     (layer,) = [u for u in ranks.outlined.functions if u.name == "forward.loop"]
-    regions = ranks.units[layer.key].lowered.regions
+    options = CompileOptions(attention="fused")
+    regions = lower_function(run(layer.graph), layer.signature, options).regions
     compute = [r.name for r in regions if r.kind == "compute"]
     assert compute.count("dot_general") == 9
     assert compute.count("reduce_exponential") == 1

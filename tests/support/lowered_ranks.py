@@ -17,7 +17,8 @@ from compiler.ir.opdef import make_op
 from compiler.ir.ops import AllGatherAttrs, AllReduceAttrs, ReduceScatterAttrs
 from compiler.ir.types import Op, Value, tensor_type
 from compiler.isa.program import Call, CollectiveCall
-from compiler.lower.function import Lowered, lower_function
+from compiler.lower.function import lower_function
+from compiler.lower.write_out import Lowered
 from compiler.outline import Outlined, outline
 from compiler.outline.buffers import OutlinedProgram
 from compiler.passes.pipeline import run

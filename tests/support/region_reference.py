@@ -8,6 +8,7 @@ reference of the graph IR, so that a lowered function can be held equal to its g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConvertAttrs, ReduceAttrs
 from compiler.ir.types import Graph, Value, tensor_type
 from compiler.isa.region import Node, RegionProgram, View
-from compiler.lower.function import Lowered, Signature, lower_function
+from compiler.lower.function import Signature, lower_function
+from compiler.lower.write_out import Lowered
 
 Collective = Callable[..., np.ndarray]
 PLAIN = Signature()
@@ -187,7 +189,7 @@ def check_lowering(
     signature: Signature = PLAIN,
     registers: Sequence[int] = (),
     tolerance: float = 2e-6,
-    **options: int,
+    **options: Any,
 ) -> Lowered:
     """Lower `graph` and hold it equal to its reference on `inputs` (counter inputs left out)."""
     from compiler.ir.reference import evaluate

@@ -9,7 +9,9 @@ from compiler.diagnostics import CompileError, Loc
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.ops import GatherAttrs, PadAttrs, ReverseAttrs, ScatterAttrs
-from compiler.lower.function import Lowered, Signature, lower_function
+from compiler.lower.function import Signature, lower_function
+from compiler.lower.rule import Budget
+from compiler.lower.write_out import Lowered
 from tests.support.region_reference import check_lowering, run_lowered
 
 RNG = np.random.default_rng(0)
@@ -65,7 +67,7 @@ def test_causal_softmax_is_one_region_and_remakes_its_mask() -> None:
 def test_rows_that_do_not_fit_are_split_at_reductions() -> None:
     b = Builder()
     graph = b.finish(softmax(b, b.input((64, 300))))
-    lowered = check_lowering(graph, [normal(64, 300)], strip_bytes=1000)
+    lowered = check_lowering(graph, [normal(64, 300)], budget=Budget(1000, 1000))
     assert len(lowered.regions) == 3
     for region in lowered.regions:
         reduced = [i for i, n in enumerate(region.nodes) if n.op == "reduce"]

@@ -10,6 +10,7 @@ from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.types import Value
 from compiler.lower.function import Signature
+from compiler.lower.rule import Budget
 from tests.support.region_reference import check_lowering
 
 SIZES = (1, 2, 3, 4, 6)
@@ -131,5 +132,9 @@ def test_random_graphs(data: st.DataObject, strip_bytes: int) -> None:
     inputs = [rng.standard_normal(s).astype(np.float32) for s in shapes]
     signature = Signature(aliases=tuple(aliases))
     check_lowering(
-        grower.b.finish(*outputs), inputs, signature, tolerance=1e-5, strip_bytes=strip_bytes
+        grower.b.finish(*outputs),
+        inputs,
+        signature,
+        tolerance=1e-5,
+        budget=Budget(strip_bytes, strip_bytes),
     )

@@ -1,0 +1,149 @@
+"""Which merges stand: a region that is slower than its parts, or has no code, is taken apart again.
+
+The judge (`compiler/trial.py`) generates code and tells its simulated time. A region is compared
+with the parts it would have without the phase that made it; if it loses, its last merge is undone
+and the halves are asked the same question. So no refusal of the code generator for a merged region
+ever reaches the user.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from compiler.diagnostics import DiagnosticError
+from compiler.isa.region import RegionProgram, Tensor
+from compiler.lower.emit import ClashError
+from compiler.lower.group import Groups, Part
+from compiler.lower.rule import Budget, Refusal
+from compiler.lower.storage import Storage
+from compiler.lower.task import NeedsCopyError, NeedsScratchError
+from compiler.lower.write_out import region_program
+from compiler.options import CompileOptions
+
+Judge = Callable[[RegionProgram, Sequence[Tensor]], int]
+"""Picoseconds of a region. Raises CompileError or CapacityError when there is no code for it."""
+
+STRIP_BYTES = 96 * 1024
+"""Half of an SBUF partition of NeuronCore-v2 (documented: 192 KiB); the other half is left to
+double buffering (our choice).
+"""
+
+WHOLE_STRIP_BYTES = 150 * 1024
+"""Share of an SBUF partition a region may fill with single buffers (lowering study, assumption)."""
+
+SEARCH_BYTES = 1 << 20
+"""Strip merges that keep less than this on chip are not timed: both forms end within a few DMA
+descriptors (our choice).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the optimization level and the model type mean for merges.
+
+    `timed`: phases whose merges are compared by simulated time (others only need code, `coded`).
+    `margin`: how much slower than its parts a region may be, for what it saves in HBM.
+    """
+
+    budget: Budget
+    coded: frozenset[str] = frozenset()
+    timed: frozenset[str] = frozenset()
+    margin: float = 0.0
+
+
+def policy_of(options: CompileOptions) -> Policy:
+    """-O1 takes every row region that has code, -O2 times them, -O3 times large strip regions too.
+
+    Model type `transformer` keeps scores on chip even if that costs 10 % of time, because the
+    memory is worth more in training; `unet-inference` lets a normalisation keep larger rows.
+    """
+    level, model = options.optlevel, options.model_type
+    unet = model == "unet-inference"
+    phases = {1: (), 2: ("row",), 3: ("row", "strip")}[level]
+    return Policy(
+        budget=Budget(WHOLE_STRIP_BYTES if unet else STRIP_BYTES, WHOLE_STRIP_BYTES),
+        coded=frozenset(("row", "strip") if unet else ("row",)),
+        timed=frozenset(phases),
+        margin=0.1 if model == "transformer" else 0.0,
+    )
+
+
+class Trials:
+    """Trials of the regions of one body, and why merges were undone."""
+
+    def __init__(
+        self, groups: Groups, storage: Storage, judge: Judge | None, policy: Policy
+    ) -> None:
+        self.groups = groups
+        self.storage = storage
+        self.policy = policy
+        self.refused: dict[frozenset[int], Refusal] = {}
+        self._judge = judge
+
+    def settle(self) -> None:
+        """Take apart every region that does not pay. Raises the errors that ask for another try."""
+        if self._judge is None:
+            return
+        for region, part in list(self.groups.parts.items()):
+            kept = list(self._best(part))
+            if kept != [part]:
+                self.groups.replace(region, kept)
+        self.storage.reset()
+
+    def _best(self, part: Part) -> Iterator[Part]:
+        """`part`, or what is left of it after undoing merges that do not pay."""
+        refusal = self._refusal(part) if self._is_tried(part) else None
+        if refusal is None:
+            yield part
+            return
+        self.refused[part.members] = refusal
+        for half in part.halves:
+            yield from self._best(half)
+
+    def _is_tried(self, part: Part) -> bool:
+        policy = self.policy
+        if part.phase not in policy.coded | policy.timed:
+            return False
+        return part.phase != "strip" or self._kept_bytes(part) >= SEARCH_BYTES
+
+    def _kept_bytes(self, part: Part) -> int:
+        """Bytes of values that are made and used inside only."""
+        tasks = [self.groups.body.tasks[n] for n in part.members]
+        inside = [t for t in tasks if not self.groups.is_stored(t, part.members)]
+        return sum(t.result.type.num_bytes for t in inside)
+
+    def _refusal(self, part: Part) -> Refusal | None:
+        try:
+            together = self._time(part)
+        except DiagnosticError as error:
+            return Refusal("code", error.diagnostic.message)
+        except (NeedsCopyError, NeedsScratchError, ClashError):
+            return Refusal("order", "memory could not be read or written in one pass")
+        if part.phase not in self.policy.timed:
+            return None
+        apart = sum(self._time_or_inf(p) for p in _without(part, part.phase))
+        if together <= apart * (1 + self.policy.margin):
+            return None
+        return Refusal("slower", f"slower by {together / apart - 1:.0%}")
+
+    def _time_or_inf(self, part: Part) -> float:
+        try:
+            return self._time(part)
+        except DiagnosticError:
+            return math.inf
+
+    def _time(self, part: Part) -> int:
+        assert self._judge is not None
+        program = region_program(self.groups, self.storage, part.members)
+        return self._judge(program, self.storage.tensors)
+
+
+def _without(part: Part, phase: str) -> Iterator[Part]:
+    """The parts that `part` had before `phase`."""
+    if part.phase != phase:
+        yield part
+        return
+    for half in part.halves:
+        yield from _without(half, phase)

@@ -1,0 +1,71 @@
+"""The graph of regions while they grow: who must run before whom, and what each can reach.
+
+A region is named by one of its tasks. Reachability is a bit set per region, kept up to date by
+`join`, so that the question whether a merge would close a cycle costs a few integer operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from compiler.lower.body import Body
+from compiler.lower.order import Order
+
+
+class RegionGraph:
+    """Dependencies between regions. `members` maps region -> task numbers."""
+
+    def __init__(self, body: Body, order: Order, members: Mapping[int, Collection[int]]) -> None:
+        self._members = {r: list(numbers) for r, numbers in members.items()}
+        self.region = {n: r for r, numbers in members.items() for n in numbers}
+        self._before: dict[int, set[int]] = {r: set() for r in members}
+        self._after: dict[int, set[int]] = {r: set() for r in members}
+        for task in body.tasks:
+            mine = self.region[task.number]
+            for number in order.before(task):
+                other = self.region[number]
+                if other != mine:
+                    self._before[mine].add(other)
+                    self._after[other].add(mine)
+        self._reach = self._reachable()
+
+    def _reachable(self) -> dict[int, int]:
+        """Bit set of the regions reachable from each region."""
+        waiting = {r: len(after) for r, after in self._after.items()}
+        ready = [r for r, count in waiting.items() if not count]
+        reach: dict[int, int] = {}
+        while ready:
+            region = ready.pop()
+            reach[region] = 0
+            for later in self._after[region]:
+                reach[region] |= reach[later] | 1 << later
+            for earlier in self._before[region]:
+                waiting[earlier] -= 1
+                if not waiting[earlier]:
+                    ready.append(earlier)
+        assert len(reach) == len(waiting), "regions wait for each other"
+        return reach
+
+    def acyclic(self, a: int, b: int) -> bool:
+        """True when no path leaves `a`, passes another region and enters `b`."""
+        bit = 1 << b
+        return not any(self._reach[later] & bit for later in self._after[a] if later != b)
+
+    def join(self, a: int, b: int) -> None:
+        """Make region `b` a part of region `a`, which comes before it."""
+        moved = self._members.pop(b)
+        self._members[a] += moved
+        self.region.update(dict.fromkeys(moved, a))
+        for side in (self._before, self._after):
+            opposite = self._after if side is self._before else self._before
+            for other in side.pop(b):
+                opposite[other].discard(b)
+                if other != a:
+                    side[a].add(other)
+                    opposite[other].add(a)
+            side[a].discard(b)
+        reach = (self._reach[a] | self._reach.pop(b)) & ~(1 << a | 1 << b)
+        self._reach[a] = reach
+        for other, mask in self._reach.items():
+            if other != a and mask & (1 << a | 1 << b):
+                self._reach[other] = (mask | reach | 1 << a) & ~(1 << b)

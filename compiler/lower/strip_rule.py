@@ -1,0 +1,120 @@
+"""Which tasks may be one strip region, or a contraction with the conversions and writes of its
+result.
+
+A strip region walks one set of parallel indices and keeps everything else of a row on chip. Its
+rows must be many enough for the partitions, and the values alive at a time must fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from compiler.ir.types import Value
+from compiler.lower.labels import Atom, Labels, all_leaves
+from compiler.lower.rule import Budget, Refusal, crowded
+from compiler.lower.space import RefusedError, Space, label
+from compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
+
+if TYPE_CHECKING:
+    from compiler.lower.group import Groups
+
+EPILOGUE = frozenset(("convert", COPY, WRITE))
+MIN_ROWS = 32  # fewer rows would leave most of the 128 partitions idle (our choice)
+_ROW_BYTES = 4  # values are held as fp32 on chip
+
+
+class StripRule:
+    """Growth without contractions. `alone` are tasks that share a region with nothing."""
+
+    phase = "strip"
+
+    def __init__(self, budget: Budget, alone: Collection[int] = ()) -> None:
+        self.budget = budget
+        self.alone = alone
+
+    def may_meet(self, producer: Task, consumer: Task) -> bool:
+        """Strips meet strips; a contraction meets what converts or writes its result."""
+        if not (producer.fusable and consumer.fusable) or producer.op.name == WRITE:
+            return False
+        if producer.number in self.alone or consumer.number in self.alone:
+            return False
+        if producer.kind == CONTRACT:
+            return consumer.op.name in EPILOGUE
+        return producer.kind == consumer.kind == STRIP
+
+    def refusal(self, groups: Groups, tasks: Sequence[Task]) -> Refusal | None:
+        """Why `tasks` may not be one region; None when they may."""
+        contracts = [t for t in tasks if t.kind == CONTRACT]
+        if contracts and (len(contracts) > 1 or any(t.op.name not in EPILOGUE for t in tasks[1:])):
+            return Refusal("kind", "a contraction meets more than conversions and writes")
+        if not contracts and (found := crowded(groups, tasks, self.budget)):
+            return found
+        try:
+            space = label(groups.body, tasks)
+        except RefusedError as error:
+            return Refusal(error.rule, str(error))
+        return None if contracts else self._unfit(groups, space, tasks)
+
+    def _unfit(self, groups: Groups, space: Space, tasks: Sequence[Task]) -> Refusal | None:
+        """Refuse when there are too few parallel indices, or what is not parallel does not fit."""
+        members = {t.number for t in tasks}
+        inner = {t.number for t in tasks if t.op.name == "reduce" and groups.is_used(t, members)}
+        parallel = _parallel(space, tasks, inner)
+        biggest = max((_points(labels) for labels in space.results.values()), default=1)
+        if not parallel:
+            whole = any(t.number in inner and _points(space.operand(t, 0)) > 1 for t in tasks)
+            small = biggest == 1 and not whole
+            return None if small else Refusal("rows", "no index is shared by all values")
+        if not inner:
+            return None
+        rows = math.prod(a.size for a in parallel)
+        if rows < MIN_ROWS and biggest > MIN_ROWS * rows:
+            return Refusal("rows", f"{rows} rows of {biggest // rows} elements are too few")
+        need, limit = _peak_bytes(space, tasks, parallel), self.budget.strip_bytes
+        if need <= limit:
+            return None
+        return Refusal("budget", f"a row takes {need} bytes on chip, the limit is {limit}")
+
+
+def _points(labels: Labels) -> int:
+    return math.prod(a.size for a in all_leaves(labels))
+
+
+def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> set[Atom]:
+    """Atoms every value walks, or that only reductions whose result leaves the region remove."""
+    shared: set[Atom] | None = None
+    for task in tasks:
+        span = set(all_leaves(space.results[task.result]))
+        if task.op.name == "reduce" and task.number not in inner:
+            span |= set(all_leaves(space.operand(task, 0)))
+        shared = span if shared is None else shared & span
+    return shared or set()
+
+
+def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[Atom]) -> int:
+    """Largest sum of live row bytes per partition, loads included, while the tasks run in order."""
+    last: dict[Value, int] = {}
+    need: dict[Value, int] = {}
+    for i, task in enumerate(tasks):
+        for k, value in enumerate(task.data):
+            base = space.body.base(value)[0]
+            last[base] = i
+            if base not in need and not space.body.is_free(value):
+                need[base] = _row_bytes(space.operand(task, k), parallel)
+        need[task.result] = _row_bytes(space.results[task.result], parallel)
+        last.setdefault(task.result, i)
+    live: dict[Value, int] = {}
+    peak = 0
+    for i, task in enumerate(tasks):
+        for value in (*task.data, task.result):
+            base = space.body.base(value)[0]
+            live[base] = need.get(base, 0)
+        peak = max(peak, sum(live.values()))
+        live = {v: n for v, n in live.items() if last[v] > i}
+    return peak
+
+
+def _row_bytes(labels: Labels, parallel: Collection[Atom]) -> int:
+    return _ROW_BYTES * math.prod(a.size for a in all_leaves(labels) if a not in parallel)

@@ -1,0 +1,163 @@
+"""Writing a lowered function out: regions in order with their names, then scratch offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compiler import hbm
+from compiler.ir.types import Op
+from compiler.isa.program import CollectiveCall
+from compiler.isa.region import RegionProgram, Tensor, View
+from compiler.lower.body import Body
+from compiler.lower.collective import call_of, source_value
+from compiler.lower.emit import Emitter
+from compiler.lower.group import Groups
+from compiler.lower.schedule import Slot, schedule
+from compiler.lower.space import label
+from compiler.lower.storage import Storage
+from compiler.lower.task import COLLECTIVE, ORDINAL_FILE, REGISTER, Task
+
+
+@dataclass(slots=True, kw_only=True)
+class Lowered:
+    """A function before tile generation. `inputs` and `outputs` are tensor numbers; counters are
+    registers 0, 1, ...
+    """
+
+    tensors: list[Tensor]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    parameters: tuple[int, ...]
+    num_registers: int
+    regions: list[RegionProgram]
+    collectives: list[CollectiveCall]
+    scratch_bytes: int
+
+
+def write_out(body: Body, storage: Storage, groups: Groups, num_parameters: int) -> Lowered:
+    """All regions in order, then scratch offsets."""
+    slots = schedule(body, storage.order, groups.members)
+    calls: list[CollectiveCall] = []
+    number_of: dict[int, int] = {}
+    regions: list[RegionProgram] = []
+    for slot in slots:
+        head = body.tasks[slot.region]
+        if head.kind == COLLECTIVE and not slot.wait:
+            number_of[slot.region] = len(calls)
+            calls.append(call_of(head.op, len(calls)))
+        regions.append(_region(body, storage, groups, slot, number_of))
+    tensors, scratch_bytes = _place_scratch(storage.tensors, regions)
+    return Lowered(
+        tensors=tensors,
+        inputs=tuple(storage.inputs),
+        outputs=tuple(storage.outputs),
+        parameters=tuple(range(num_parameters)),
+        num_registers=body.num_registers,
+        regions=regions,
+        collectives=calls,
+        scratch_bytes=scratch_bytes,
+    )
+
+
+def _region(
+    body: Body, storage: Storage, groups: Groups, slot: Slot, number_of: Mapping[int, int]
+) -> RegionProgram:
+    task = body.tasks[slot.region]
+    if slot.wait:
+        attrs = {"collective": number_of[slot.region]}
+        return RegionProgram(
+            "collective_wait", f"wait.{task.op.name}", attrs=attrs, loc=_ordinal(task.op)
+        )
+    if task.kind == COLLECTIVE:
+        return _start_region(storage, task, number_of[slot.region])
+    if task.op.name == REGISTER:
+        return _register_region(storage, task)
+    return region_program(groups, storage, groups.parts[slot.region].members)
+
+
+def region_program(groups: Groups, storage: Storage, members: Collection[int]) -> RegionProgram:
+    """What a compute region of these tasks does. Raises the errors that ask for another try."""
+    tasks = groups.tasks(members)
+    emitter = Emitter(label(groups.body, tasks), storage, lambda t: groups.is_stored(t, members))
+    return emitter.program(title(tasks), min(_ordinal(t.op) for t in tasks))
+
+
+def title(tasks: Sequence[Task]) -> str:
+    """Name of a region: its most telling ops."""
+    names = [t.op.name.removeprefix("lower.") for t in tasks]
+    heavy = [n for n in names if n in ("dot_general", "reduce", "gather", "scatter", "exponential")]
+    shown = list(dict.fromkeys(heavy or names[-1:]))[:3]
+    return "_".join(shown)
+
+
+def _ordinal(op: Op) -> int:
+    """The ordinal that the driver put in place of the location, -1 when there is none."""
+    return op.loc.line if op.loc.file == ORDINAL_FILE else -1
+
+
+def _start_region(storage: Storage, task: Task, number: int) -> RegionProgram:
+    attrs = {
+        "collective": number,
+        "source": storage.place(source_value(task)).tensor,
+        "target": storage.home(task.result).tensor,
+    }
+    return RegionProgram(
+        "collective_start", f"start.{task.op.name}", attrs=attrs, loc=_ordinal(task.op)
+    )
+
+
+def _register_region(storage: Storage, task: Task) -> RegionProgram:
+    place, attrs = storage.place(task.data[0]), task.op.attrs
+    view = View(place.tensor, place.layout.offset, ())
+    fields = {"register": attrs.register, "view": view, "low": attrs.low, "high": attrs.high}
+    return RegionProgram(
+        "register_load", f"register.{attrs.register}", attrs=fields, loc=_ordinal(task.op)
+    )
+
+
+def _place_scratch(
+    tensors: Sequence[Tensor], regions: Sequence[RegionProgram]
+) -> tuple[list[Tensor], int]:
+    """Scratch tensors with offsets, and the size of the zone."""
+    spans = tensor_spans(regions)
+    scratch = [i for i, t in enumerate(tensors) if t.kind == "scratch"]
+    lifetimes = []
+    for i in scratch:
+        start, end = spans.get(i, (0, 0))
+        size = tensors[i].dtype.bytes * _elements(tensors[i])
+        lifetimes.append(hbm.Lifetime(size, start, end))
+    offsets, size = hbm.plan(lifetimes)
+    problems = hbm.check(lifetimes, offsets, size)
+    assert not problems, problems
+    placed = list(tensors)
+    for i, offset in zip(scratch, offsets, strict=True):
+        placed[i] = replace(placed[i], offset_bytes=offset)
+    return placed, size
+
+
+def _elements(tensor: Tensor) -> int:
+    count = 1
+    for n in tensor.shape:
+        count *= n
+    return count
+
+
+def tensor_spans(regions: Sequence[RegionProgram]) -> dict[int, tuple[int, int]]:
+    """First and last region that touches each tensor; a collective touches its tensors until it is
+    awaited.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    flying: dict[int, tuple[int, int]] = {}
+    for at, region in enumerate(regions):
+        touched = [n.attrs["view"].tensor for n in region.nodes if "view" in n.attrs]
+        if region.kind == "register_load":
+            touched.append(region.attrs["view"].tensor)
+        elif region.kind == "collective_start":
+            flying[region.attrs["collective"]] = (region.attrs["source"], region.attrs["target"])
+            touched += flying[region.attrs["collective"]]
+        elif region.kind == "collective_wait":
+            touched += flying.pop(region.attrs["collective"])
+        for tensor in touched:
+            spans[tensor] = (min(spans.get(tensor, (at, at))[0], at), at)
+    return spans

@@ -1,0 +1,62 @@
+"""The judge of merges: tile code for a region, timed on one core of the target.
+
+Equal regions are timed once. What matters to the time is the region's structure and the types of
+its tensors, not which tensors they are or where a window starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from compiler.codegen.generate import generate
+from compiler.diagnostics import DiagnosticError
+from compiler.evaluate import region_time
+from compiler.isa.region import RegionProgram, Tensor, View
+from compiler.options import CompileOptions
+from compiler.target import Target
+
+_FIRST_REGISTER = 1 << 20  # above every register of a function
+
+
+class Trial:
+    """Simulated picoseconds of regions on `target`; a `lower.accept.Judge`."""
+
+    def __init__(self, target: Target, options: CompileOptions) -> None:
+        self.target = target
+        self.options = options
+        self._known: dict[Hashable, int | DiagnosticError] = {}
+
+    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
+        key = _structure(program, tensors)
+        if key not in self._known:
+            self._known[key] = self._measure(program, tensors)
+        found = self._known[key]
+        if isinstance(found, DiagnosticError):
+            raise found
+        return found
+
+    def _measure(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int | DiagnosticError:
+        try:
+            made = generate(program, tensors, self.target.name, _FIRST_REGISTER, self.options)
+        except DiagnosticError as error:
+            return error
+        return region_time(made.region, tensors, self.target).duration_ps
+
+
+def _structure(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
+    seen: dict[int, int] = {}
+
+    def plain(value: Any) -> Hashable:
+        if not isinstance(value, View):
+            return repr(value)
+        number = seen.setdefault(value.tensor, len(seen))
+        tensor = tensors[value.tensor]
+        return number, tensor.dtype, tensor.shape, value.strides
+
+    nodes = [
+        (n.op, n.inputs, n.atoms, n.dtype, *((k, plain(n.attrs[k])) for k in sorted(n.attrs)))
+        for n in program.nodes
+    ]
+    return program.kind, program.atoms, tuple(nodes)

@@ -1,0 +1,198 @@
+"""Row regions: contractions grow together with what stands between them, and values stay right."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from compiler.diagnostics import CapacityError
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.ir.types import Graph, Value
+from compiler.isa.region import RegionProgram
+from compiler.lower.accept import policy_of
+from compiler.lower.function import Signature, lower_function, settle
+from compiler.lower.rule import Budget
+from compiler.lower.write_out import Lowered
+from compiler.options import CompileOptions
+from tests.support.region_reference import check_lowering
+
+RNG = np.random.default_rng(1)
+HEADS, T, S, D, E = 3, 67, 71, 5, 7
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def scores(b: Builder, q: Value, k: Value, causal: bool) -> Value:
+    """[h, t, s]: scaled products, masked above the diagonal."""
+    product = b.dot(q, k, ((2,), (2,)), ((0,), (0,)))
+    shape = product.type.shape
+    x = b.multiply(product, b.full(shape, 1 / math.sqrt(D)))
+    if not causal:
+        return x
+    mask = b.compare(b.iota(shape[1:], 0), b.iota(shape[1:], 1), "GE")
+    return b.op("select", b.broadcast(mask, shape, (1, 2)), x, b.full(shape, -1e9))
+
+
+def softmax(b: Builder, x: Value) -> Value:
+    def wide(row: Value) -> Value:
+        return b.broadcast(row, x.type.shape, (0, 1))
+
+    e = b.op("exponential", b.op("subtract", x, wide(b.reduce(x, "max", (2,)))))
+    return b.op("divide", e, wide(b.reduce(e, "add", (2,))))
+
+
+def forward(causal: bool = True) -> Graph:
+    b = Builder()
+    q, k, v = b.input((HEADS, T, D)), b.input((HEADS, S, D)), b.input((HEADS, S, E))
+    p = softmax(b, scores(b, q, k, causal))
+    return b.finish(b.dot(p, v, ((2,), (1,)), ((0,), (0,))))
+
+
+def backward() -> Graph:
+    """dQ, dK, dV from dO with the probabilities made again."""
+    b = Builder()
+    q, k, v = b.input((HEADS, T, D)), b.input((HEADS, S, D)), b.input((HEADS, S, E))
+    grad = b.input((HEADS, T, E))
+    p = softmax(b, scores(b, q, k, True))
+    dv = b.dot(p, grad, ((1,), (1,)), ((0,), (0,)))
+    dp = b.dot(grad, v, ((2,), (2,)), ((0,), (0,)))
+    row = b.reduce(b.multiply(dp, p), "add", (2,))
+    ds = b.multiply(p, b.op("subtract", dp, b.broadcast(row, dp.type.shape, (0, 1))))
+    dq = b.dot(ds, k, ((2,), (1,)), ((0,), (0,)))
+    dk = b.dot(ds, q, ((1,), (1,)), ((0,), (0,)))
+    return b.finish(dq, dk, dv)
+
+
+INPUTS = [normal(HEADS, T, D), normal(HEADS, S, D), normal(HEADS, S, E)]
+
+
+def compute(lowered: Lowered) -> list[RegionProgram]:
+    return [r for r in lowered.regions if r.kind == "compute"]
+
+
+def score_tensors(lowered: Lowered) -> int:
+    return sum(math.prod(t.shape) == HEADS * T * S for t in lowered.tensors)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_forward_is_one_region(causal: bool) -> None:
+    lowered = check_lowering(forward(causal), INPUTS)
+    assert len(compute(lowered)) == 1 and lowered.scratch_bytes == 0
+    assert sum(n.op == "contract" for n in compute(lowered)[0].nodes) == 2
+
+
+def test_attention_backward_keeps_scores_on_chip() -> None:
+    lowered = check_lowering(backward(), [*INPUTS, normal(HEADS, T, E)], tolerance=1e-5)
+    assert len(compute(lowered)) == 1 and not score_tensors(lowered)
+
+
+@pytest.mark.parametrize("form", ["unfused", "fused"])
+def test_other_forms_store_scores(form: str) -> None:
+    lowered = check_lowering(forward(), INPUTS, options=CompileOptions(attention=form))
+    assert score_tensors(lowered) >= 2
+
+
+def test_grouped_keys_are_panels_of_their_group() -> None:
+    """Q of 2 groups x 2 heads reads K and V of its group; dK adds the heads of a group up."""
+    b = Builder()
+    q, k = b.input((2, 2, T, D)), b.input((2, S, D))
+    product = b.dot(q, k, ((3,), (2,)), ((0,), (0,)))
+    e = b.op("tanh", product)
+    dk = b.dot(e, q, ((1, 2), (1, 2)), ((0,), (0,)))
+    lowered = check_lowering(b.finish(dk), [normal(2, 2, T, D), normal(2, S, D)], tolerance=1e-5)
+    assert len(compute(lowered)) == 1
+
+
+def test_one_tensor_in_both_roles_keeps_two_indices() -> None:
+    """Q = K = V: rows and keys are independent although they come from one tensor."""
+    b = Builder()
+    x = b.input((HEADS, T, D))
+    p = softmax(b, scores(b, x, x, False))
+    graph = b.finish(b.dot(p, x, ((2,), (1,)), ((0,), (0,))))
+    assert len(compute(check_lowering(graph, INPUTS[:1]))) == 1
+
+
+def test_projection_of_both_sides_cannot_join() -> None:
+    """K = x W spans all keys of x, so x -> K -> scores is never one region with x -> Q."""
+    b = Builder()
+    x, wq, wk = b.input((T, D)), b.input((D, D)), b.input((D, D))
+    y = b.op("tanh", x)
+    q, k = b.dot(y, wq, ((1,), (0,))), b.dot(y, wk, ((1,), (0,)))
+    graph = b.finish(b.dot(q, k, ((1,), (1,))))
+    settled = check_lowering(graph, [normal(T, D), normal(D, D), normal(D, D)])
+    assert len(compute(settled)) > 1
+
+
+def test_few_rows_do_not_make_a_row_region() -> None:
+    b = Builder()
+    q, k = b.input((32, D)), b.input((48, D))
+    e = b.op("tanh", b.dot(q, k, ((1,), (1,))))
+    graph = b.finish(b.dot(e, k, ((1,), (0,))))
+    assert len(compute(check_lowering(graph, [normal(32, D), normal(48, D)]))) == 3
+
+
+def test_panels_that_do_not_fit_stay_contractions() -> None:
+    """A linear layer of d_model-sized weights is tiled by the contraction generator."""
+    b = Builder()
+    x, w1, w2 = b.input((4096, 4096)), b.input((4096, 11008)), b.input((11008, 4096))
+    graph = b.finish(b.dot(b.op("tanh", b.dot(x, w1, ((1,), (0,)))), w2, ((1,), (0,))))
+    names = [r.name for r in compute(lower_function(graph))]
+    assert names == ["dot_general", "tanh", "dot_general"]
+
+
+def test_scores_that_do_not_fit_are_cut_where_the_bytes_are_fewest() -> None:
+    graph = forward()
+    lowered = check_lowering(graph, INPUTS, budget=Budget(1 << 16, 400))
+    assert len(compute(lowered)) > 1
+
+
+def test_slower_regions_fall_apart_at_their_last_merge() -> None:
+    """The judge makes two contractions in one region slow: softmax joins one side at most."""
+
+    def judge(region: RegionProgram, tensors: object) -> int:
+        contracts = sum(n.op == "contract" for n in region.nodes)
+        return 100 if contracts > 1 else 10
+
+    settled = settle(forward(), judge=judge)
+    counts = [sum(n.op == "contract" for n in r.nodes) for r in compute(settled.lowered)]
+    assert max(counts) == 1
+    (refusal, *_) = settled.trials.refused.values()
+    assert refusal.rule == "slower" and refusal.detail == "slower by 233%"
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_regions_without_code_are_split_and_never_an_error(level: int) -> None:
+    def judge(region: RegionProgram, tensors: object) -> int:
+        if sum(n.op == "contract" for n in region.nodes) and len(region.nodes) > 4:
+            raise CapacityError("SW_SBUF", "tile p does not fit")
+        return 10
+
+    settled = settle(forward(), options=CompileOptions(optlevel=level), judge=judge)
+    assert len(compute(settled.lowered)) == 3
+    assert {r.rule for r in settled.trials.refused.values()} == {"code"}
+
+
+def test_levels_try_different_merges() -> None:
+    timed = [policy_of(CompileOptions(optlevel=level)).timed for level in (1, 2, 3)]
+    assert timed == [frozenset(), {"row"}, {"row", "strip"}]
+    unet = policy_of(CompileOptions(model_type="unet-inference"))
+    assert unet.budget.strip_bytes > policy_of(CompileOptions()).budget.strip_bytes
+    assert policy_of(CompileOptions(model_type="transformer")).margin > 0
+
+
+def test_result_of_a_sum_may_be_converted_and_stored_in_place() -> None:
+    b = Builder()
+    q, k, stack = b.input((T, D)), b.input((S, D)), b.input((4, S, D), DType.BF16)
+    e = b.op("tanh", b.dot(q, k, ((1,), (1,))))
+    dk = b.reshape(b.convert(b.dot(e, q, ((0,), (0,))), DType.BF16), (1, S, D))
+    zero, one = b.constant(0, DType.I32), b.constant(1, DType.I32)
+    graph = b.finish(b.dynamic_update_slice(stack, dk, (one, zero, zero)))
+    held = normal(4, S, D).astype(DType.BF16.numpy)
+    signature = Signature(aliases=((0, 2),))
+    lowered = check_lowering(graph, [normal(T, D), normal(S, D), held], signature, tolerance=5e-3)
+    assert len(compute(lowered)) == 1
