@@ -8,10 +8,13 @@ given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.polynomial import chebyshev
 
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
@@ -76,6 +79,29 @@ def _rsqrt(x: Array, out: Array | None = None) -> Array:
     result: Array = np.sqrt(x, out=out)
     np.reciprocal(result, out=result)
     return result
+
+
+ERF_ONE = 4.0  # 1 - erf(4) is below half an ulp of fp32
+_ERF_DEGREE = 26  # the series then misses erf(x) / x by less than 1e-9
+
+
+@cache
+def _erf_series() -> Array:
+    """Chebyshev coefficients of erf(x) / x over x * x in 0..16, interpolated in fp64."""
+
+    def ratio(t: Array) -> Array:
+        x = np.sqrt((t + 1) * (ERF_ONE * ERF_ONE / 2))
+        return np.array([math.erf(v) / v for v in x])
+
+    series: Array = chebyshev.chebinterpolate(ratio, _ERF_DEGREE)
+    return series
+
+
+def _erf(x: Array, out: Array | None = None) -> Array:
+    """The error function, to the last place of fp32."""
+    wide = np.clip(x, -ERF_ONE, ERF_ONE).astype(np.float64)
+    result = wide * chebyshev.chebval(wide * wide / (ERF_ONE * ERF_ONE / 2) - 1, _erf_series())
+    return np.asarray(np.clip(result, -1, 1), F32)
 
 
 def _select(pred: Array, on_true: Array, on_false: Array, out: Array | None = None) -> Array:
@@ -168,6 +194,8 @@ _FLOAT: dict[str, Function] = _COMMON | {
     "tanh": np.tanh,
     "sine": np.sin,
     "cosine": np.cos,
+    "erf": _erf,
+    "atan": np.arctan,
     "floor": np.floor,
     "ceil": np.ceil,
     "round_nearest_even": np.rint,
@@ -217,6 +245,7 @@ _REDUCE: dict[str, Any] = {
     "minimum": np.minimum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 # Long fp32 sums over outer dims are cut into pieces of this many terms, so that the rounding error
 # grows with the piece and not with the whole; one piece is what 128 partitions add up.

@@ -189,10 +189,12 @@ def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> in
     """
     value = space.values[source]
     count = math.prod(space.sizes[a] for a in missing)
+    if kind == "xor":
+        count %= 2
     if count == 1 or kind in ("max", "min", "and", "or"):
         return source
     factor: Any = float(count) if value.dtype.is_float else count
-    op = "multiply" if kind == "add" else "power"
+    op = "power" if kind == "multiply" else "multiply"
     constant = Value("constant", (), frozenset(), value.dtype, attrs={"value": factor})
     space.values.append(constant)
     space.values.append(Value(op, (source, len(space.values) - 1), value.atoms, value.dtype))

@@ -28,6 +28,8 @@ ACTIVATIONS = frozenset(
         "tanh",
         "sine",
         "cosine",
+        "erf",
+        "atan",
     )
 )
 UNARY = frozenset(

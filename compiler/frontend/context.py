@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler.diagnostics import ImportRuleError
+from compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_IN
 
 _PORTABLE_MAGIC = b"ML\xefR"
 _PORTABLE_PRODUCER = b"StableHLO_v"
@@ -24,12 +25,41 @@ def make_context() -> Any:
 
 
 def legalize_chlo(module: Any) -> None:
-    """Rewrite CHLO ops of `module` into StableHLO, in place; its context must be entered."""
-    from jaxlib.mlir import passmanager
+    """Rewrite CHLO ops of `module` into StableHLO, in place; its context must be entered.
+
+    Functions of the scalar engine stay one op, as the stand-in of the printer.
+    """
+    from jaxlib.mlir import ir, passmanager
     from jaxlib.mlir._mlir_libs import _stablehlo
 
+    found: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        if op.name.startswith("chlo.") and op.name.removeprefix("chlo.") in CHLO_OPS:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for op in found:
+        _stand_in(op)
     _stablehlo.register_stablehlo_passes()
     passmanager.PassManager.parse(_CHLO_PIPELINE).run(module.operation)
+
+
+def _stand_in(op: Any) -> None:
+    """Put the stand-in of a CHLO op in its place."""
+    from jaxlib.mlir import ir
+
+    with op.location:
+        new = ir.Operation.create(
+            STAND_IN,
+            results=[op.result.type],
+            operands=list(op.operands),
+            attributes={MEANT: ir.StringAttr.get(op.name.removeprefix("chlo."))},
+            ip=ir.InsertionPoint(op),
+        )
+    op.result.replace_all_uses_with(new.result)
+    op.erase()
 
 
 def serialize_portable(bytecode: bytes) -> bytes:

@@ -17,7 +17,16 @@ from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.ir.ops import COLLECTIVES, AxisIndexAttrs, ConstantAttrs
 from compiler.ir.ops.reduce import identity
-from compiler.ir.printer_ops import ATTRIBUTES, REDUCTION_OPS, dense_array, dense_constant, integer
+from compiler.ir.printer_ops import (
+    ATTRIBUTES,
+    CHLO_OPS,
+    MEANT,
+    REDUCTION_OPS,
+    STAND_IN,
+    dense_array,
+    dense_constant,
+    integer,
+)
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 
 
@@ -156,11 +165,20 @@ class _Printer:
         special = _SPECIAL.get(op.name)
         if special is not None:
             special(self, op)
+        elif op.name in CHLO_OPS:
+            self.chlo(op)
         else:
             attributes = ATTRIBUTES[op.name](op) if op.name in ATTRIBUTES else []
             self.statement(op, f"stablehlo.{op.name}", attributes)
         for value in op.results:
             self.constrain(value)
+
+    def chlo(self, op: Op) -> None:
+        """An op of CHLO, under the stand-in's name where ordinals say that Shardy reads it."""
+        if self.ids:
+            self.statement(op, STAND_IN, [f'{MEANT} = "{op.name}"'])
+        else:
+            self.statement(op, f"chlo.{op.name}")
 
     def statement(
         self,

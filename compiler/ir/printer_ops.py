@@ -15,6 +15,12 @@ from compiler.dtypes import DType
 from compiler.ir.ops.shape import ConstantAttrs
 from compiler.ir.types import Op
 
+# Functions of the scalar engine that StableHLO spells in CHLO. The partitioner has no rules for
+# CHLO: there `STAND_IN`, an elementwise op with rules, carries the name in the attribute `MEANT`.
+CHLO_OPS = frozenset(("atan", "erf"))
+STAND_IN = "stablehlo.tanh"
+MEANT = "shardwright.op"
+
 REDUCTION_OPS = {
     "add": "add",
     "multiply": "multiply",
@@ -22,6 +28,7 @@ REDUCTION_OPS = {
     "min": "minimum",
     "and": "and",
     "or": "or",
+    "xor": "xor",
 }
 
 

@@ -69,7 +69,7 @@ _TABLE = (
         sources=(1,),
         attrs=("op", "num_reduced", "zero_when"),
         meaning="dst = reduce of the last num_reduced dims of src by op (add maximum minimum and"
-        " or multiply); zero_when as in"
+        " or xor multiply); zero_when as in"
         " matmul decides between overwriting dst and combining with it.",
     ),
     InstrDef(

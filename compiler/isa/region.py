@@ -94,11 +94,11 @@ class Node:
     Elementwise names of the graph IR (a[, b[, c]]): add subtract multiply divide maximum minimum
         power remainder and or xor shift_left shift_right_logical shift_right_arithmetic not negate
         abs sign sqrt rsqrt exponential exponential_minus_one log log_plus_one logistic tanh sine
-        cosine floor ceil round_nearest_even is_finite select(pred, on_true, on_false)
+        cosine erf atan floor ceil round_nearest_even is_finite select(pred, on_true, on_false)
         clamp(min, x, max).
     compare (a, b), direction: EQ NE LT LE GT GE.
     convert (a,), bitcast_convert (a,): to the dtype of the node; a bitcast keeps the width.
-    reduce (a,), kind: add max min and or multiply, over: atoms: spans the other atoms of a.
+    reduce (a,), kind: add max min and or xor multiply, over: atoms: spans the other atoms of a.
     contract (lhs, rhs), over: atoms: sum over `over` of lhs * rhs, accumulated in fp32.
     store (a,), view: no value; writes the view, rounding to the tensor's type.
     store_indexed (a, index), view, stride, rows, kind, unique, order: no value; combines a with

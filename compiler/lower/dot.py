@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 
 def _make(body: Body, op: Op) -> None:
-    if not op.operands[0].type.dtype.is_float or not op.result.type.dtype.is_float:
-        hint = "cast the operands to a float type"
-        given = f"requires float operands, got {op.operands[0].type} and {op.operands[1].type}"
-        raise unsupported(op, given, hint, "NCC_EVRF035")
+    if not op.result.type.dtype.is_float:
+        hint = "let the dot make f32 and convert that"
+        raise unsupported(op, f"of floats requires a float result, got {op.result.type}", hint)
     body.add_task(op, CONTRACT, tuple(body.stored(v, op) for v in op.operands))
 
 

@@ -15,6 +15,7 @@ from compiler.lower.accept import Judge, Trials, policy_of
 from compiler.lower.body import IDENTITY, UPDATES, Body
 from compiler.lower.canonical import canonical
 from compiler.lower.emit import ClashError
+from compiler.lower.expand import expand
 from compiler.lower.group import Groups
 from compiler.lower.row_rule import RowRule
 from compiler.lower.rule import Budget
@@ -85,7 +86,7 @@ def settle(
     budget: Budget | None = None,
 ) -> Settled:
     """`lower_function` with the regions' history."""
-    graph = canonical(graph, options)
+    graph = canonical(expand(graph), options)
     _check_sizes(graph)
     attempt = _Try(graph, signature, options, budget or policy_of(options).budget, judge)
     for _ in range(MAX_TRIES):

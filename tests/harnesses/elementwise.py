@@ -23,7 +23,16 @@ def _row(
 
 
 ARITHMETIC = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
-EXACT_UNARY = ("negate", "abs", "sign", "floor", "ceil", "round_nearest_even")
+EXACT_UNARY = (
+    "negate",
+    "abs",
+    "sign",
+    "floor",
+    "ceil",
+    "round_nearest_even",
+    "round_nearest_afz",
+)
+INTEGERS = (DType.I8, DType.U8, DType.I16, DType.U16, I32, U32)
 ROUNDED_UNARY = {
     "sqrt": "positive",
     "rsqrt": "positive",
@@ -35,7 +44,12 @@ ROUNDED_UNARY = {
     "tanh": "normal",
     "sine": "normal",
     "cosine": "normal",
+    "cbrt": "normal",
+    "tan": "normal",
+    "erf": "normal",
+    "atan": "normal",
 }
+COUNTS = ("popcnt", "count_leading_zeros")
 SHIFTS = ("shift_left", "shift_right_logical", "shift_right_arithmetic")
 
 
@@ -46,6 +60,8 @@ def _arithmetic() -> list[OpCase]:
     rows += [_row("remainder", 2, d, ("bits", "bits")) for d in (I32, U32)]
     rows += [_row("remainder", 2, F32, ("normal", "nonzero")), _row("power", 2, I32)]
     rows += [_row("power", 2, F32, ("positive", "normal"), FLOAT_ULPS)]
+    rows += [_row("atan2", 2, d, (), tol) for d, tol in ((F32, FLOAT_ULPS), (BF16, BF16_ULP))]
+    rows += [_row("atan2", 2, F32, ("special", "special"), FLOAT_ULPS, "special")]
     rows += [_row("power", 2, BF16, ("positive", "normal"), BF16_ULP)]
     rows += [_row(op, 2, F32, ("special", "special"), note="special") for op in ARITHMETIC[:4]]
     return [*rows, _row("maximum", 2, PRED), _row("minimum", 2, PRED)]
@@ -68,6 +84,7 @@ def _logic() -> list[OpCase]:
     rows = [_row(op, 2, d, both) for op in ("and", "or", "xor") for d in (I32, U32, PRED)]
     rows += [_row("not", 1, d, ("bits",)) for d in (I32, PRED)]
     rows += [_row(op, 2, d, ("bits", "below:31")) for op in SHIFTS for d in (I32, U32)]
+    rows += [_row(op, 1, d, ("bits",)) for op in COUNTS for d in INTEGERS]
     return rows + [_row(op, 2, I32, both, note="too_far") for op in SHIFTS]
 
 

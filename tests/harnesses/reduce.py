@@ -23,7 +23,7 @@ CASES: tuple[OpCase, ...] = (
     _row("multiply", (1,), F32, "nonzero"),
     _row("max", (2,), F32, "special"),
     _row("min", (0, 1), F32, "special"),
-    *(_row(kind, (1, 2), d, "bits") for kind in ("and", "or") for d in (I32, PRED)),
+    *(_row(kind, (1, 2), d, "bits") for kind in ("and", "or", "xor") for d in (I32, PRED)),
     _row("add", (0,), I32, "bits"),
     _row("max", (0, 1), PRED),
     OpCase("reduce", (((3, 0), F32),), ReduceAttrs("max", (1,)), note="empty"),

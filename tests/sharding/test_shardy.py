@@ -44,6 +44,7 @@ from sharding.spec import ShardingSpec, sharded
 from sharding.strategies import INPUT, OUTPUT, Recipe
 from sharding.strategies.fsdp import fsdp
 from tests.models import flax_decoder, prime_model
+from tests.support.partitioned import run_global, run_sharded
 from tests.support.road import captured_graph
 from tests.support.whole_runs import run_whole
 
@@ -478,6 +479,20 @@ def test_sub_axes_are_refused() -> None:
         shardy.partition_here(graph, FSDP8, {(INPUT, 0): sharded(1, 0, ("dp_shard",))})
     assert caught.value.code == "SW_PARTITIONER_SUB_AXIS"
     assert "dp_shard" in str(caught.value)
+
+
+def test_functions_of_the_scalar_engine_pass_shardings_through() -> None:
+    b = Builder()
+    x = b.input((8, 6))
+    graph = b.finish(b.op("tanh", b.op("erf", b.op("atan", b.op("tan", x)))))
+    specs = {(INPUT, 0): sharded(2, 0, ("dp_shard",))}
+    slots = (Slot("params/x", "parameter"),), (Slot("metrics/y", "metric"),)
+    part = shardy.partition_here(graph, FSDP8, specs, *slots)
+    assert [op.name for op in part.graph.ops] == ["tan", "atan", "erf", "tanh"]
+    assert all(part.specs[op.result].dims[0] == ("dp_shard",) for op in part.graph.ops)
+    values = [np.linspace(-1, 1, 48, dtype=np.float32).reshape(8, 6)]
+    (want,), (have,) = run_global(graph, values), run_sharded(part, values)
+    np.testing.assert_array_equal(have, want)
 
 
 def test_an_op_without_a_rule_is_refused_with_its_line() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from compiler.frontend.rules import control, dot, elementwise, gather, reduce, shape
+from compiler.frontend.rules import bits, control, dot, elementwise, gather, reduce, shape
 from compiler.frontend.rules.registry import RULES, RefusedError, Rule, imports, refuse
 
 __all__ = [
     "RULES",
     "RefusedError",
     "Rule",
+    "bits",
     "control",
     "dot",
     "elementwise",

@@ -27,6 +27,7 @@ _KINDS = {
     "stablehlo.minimum": "min",
     "stablehlo.and": "and",
     "stablehlo.or": "or",
+    "stablehlo.xor": "xor",
 }
 
 
@@ -79,5 +80,5 @@ def _kind(site: Site, block: Any, result: Any, pair: set[Any]) -> str:
     what = producer.name if producer is not None else "an argument"
     raise RefusedError(
         "NCC_EVRF001",
-        f"reduce requires a body of add, multiply, maximum, minimum, and, or; got {what}",
+        f"reduce requires a body of add, multiply, maximum, minimum, and, or, xor; got {what}",
     )

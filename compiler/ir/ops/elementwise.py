@@ -7,6 +7,7 @@ remainder with the sign of the dividend.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,6 +138,24 @@ def _logistic(x: np.ndarray) -> np.ndarray:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
+def _round_away(x: np.ndarray) -> np.ndarray:
+    """The nearest whole number; halves go away from zero."""
+    size = np.abs(x)
+    whole = np.floor(size)
+    return np.asarray(np.copysign(whole + (size - whole >= 0.5), x))
+
+
+def _leading_zeros(x: np.ndarray) -> np.ndarray:
+    """Zero bits above the highest set bit, the width for 0."""
+    bits = x.dtype.itemsize * 8
+    value = x.view(f"u{x.dtype.itemsize}").astype(np.uint64)
+    lengths = sum((value >> np.uint64(k) != 0).astype(np.int64) for k in range(bits))
+    return np.asarray(bits - lengths)
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
 def _binary(name: str, fn: Callable[..., Any], kind: str = "number") -> None:
     define(
         OpDef(
@@ -171,6 +190,7 @@ _binary("maximum", np.maximum, "any")
 _binary("minimum", np.minimum, "any")
 _binary("power", _power)
 _binary("remainder", _remainder)
+_binary("atan2", np.arctan2, "float")
 _binary("and", np.bitwise_and, "integer or i1")
 _binary("or", np.bitwise_or, "integer or i1")
 _binary("xor", np.bitwise_xor, "integer or i1")
@@ -195,6 +215,13 @@ _unary("cosine", np.cos)
 _unary("floor", np.floor)
 _unary("ceil", np.ceil)
 _unary("round_nearest_even", np.rint)
+_unary("round_nearest_afz", _round_away)
+_unary("cbrt", np.cbrt)
+_unary("tan", np.tan)
+_unary("erf", _erf)
+_unary("atan", np.arctan)
+_unary("popcnt", lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")), "integer")
+_unary("count_leading_zeros", _leading_zeros, "integer")
 
 
 def _infer_is_finite(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:

@@ -32,6 +32,7 @@ REDUCTIONS: dict[str, np.ufunc] = {
     "min": np.minimum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 
 
@@ -41,7 +42,7 @@ ELEMENTWISE_OF = {"max": "maximum", "min": "minimum"}
 
 @dataclass(frozen=True, slots=True)
 class ReduceAttrs:
-    """`kind` is one of add multiply max min and or; `dims` disappear from the result."""
+    """`kind` is one of add multiply max min and or xor; `dims` disappear from the result."""
 
     kind: str
     dims: tuple[int, ...]
@@ -51,7 +52,7 @@ def check_reduction(name: str, kind: str, dtype: DType) -> None:
     """Refuse an unknown reduction, and bitwise reductions of floats."""
     if kind not in REDUCTIONS:
         raise mismatch(name, f"a reduction of {' '.join(REDUCTIONS)}", kind)
-    if kind in ("and", "or") and dtype.is_float:
+    if kind in ("and", "or", "xor") and dtype.is_float:
         raise mismatch(name, f"integer or i1 elements for {kind}", dtype.value)
 
 
@@ -59,7 +60,7 @@ def identity(kind: str, dtype: DType) -> np.ndarray:
     """The scalar that `kind` starts from: 0, 1, the lowest or the highest value of `dtype`."""
     if kind == "and":
         value: object = np.invert(np.zeros((), dtype.numpy))
-    elif kind in ("add", "or", "multiply"):
+    elif kind in ("add", "or", "xor", "multiply"):
         value = 1 if kind == "multiply" else 0
     elif dtype is DType.PRED:
         value = kind == "min"

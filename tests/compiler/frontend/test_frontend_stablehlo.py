@@ -416,6 +416,7 @@ IDENTITY = "func.func @main(%x: {0}) -> {0} {{ return %x : {0} }}"
         (IDENTITY.format("tensor<?xf32>"), "NCC_EMOD025"),
         (IDENTITY.format("tensor<2xf4E2M1FN>"), "NCC_ESPP004"),
         (IDENTITY.format("tensor<2xf8E4M3B11FNUZ>"), "NCC_EVRF005"),
+        (IDENTITY.format("tensor<2xcomplex<f32>>"), "NCC_EVRF004"),
         (IDENTITY.format("!stablehlo.token"), "NCC_EVRF001"),
         ("this is not MLIR", "SW_STABLEHLO_PARSE"),
         (b"neither is this", "SW_STABLEHLO_PARSE"),

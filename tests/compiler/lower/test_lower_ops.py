@@ -15,7 +15,6 @@ REFUSED = {
     "add-0x3f32-0x3f32-empty": "NCC_EVRF001",
     "constant--empty": "NCC_EVRF001",
     "dot_general-0x4f32-4x3f32-empty": "NCC_EVRF001",
-    "dot_general-7x33i32-33x19i32": "NCC_EVRF035",
     "reduce-3x0f32-empty": "NCC_EVRF001",
     "reverse-3x4x5f32": "NCC_EVRF001",
     "slice-9x11f32-(1, 1)1": "NCC_EVRF001",

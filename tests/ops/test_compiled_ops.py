@@ -1,0 +1,57 @@
+"""Every elementwise and reducing harness row as tile programs: L1 and L0 against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.dtypes import DType
+from compiler.ir.opdef import OPS, make_op
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph, Op, Value
+from tests.harnesses import elementwise, reduce
+from tests.harnesses.case import OpCase, case_inputs
+from tests.support.compiled import run_levels
+
+ROWS = [
+    case
+    for case in (*elementwise.CASES, *reduce.CASES)
+    if all(t.num_elements for t in case.types)  # the target refuses empty tensors
+]
+BY_OP = {op: [c for c in ROWS if c.op == op] for op in OPS}
+ROUNDED = 4e-6  # of the result's scale, fp32
+BF16_ROUNDED = 2.0**-7
+
+
+def _rows_in_one(rows: list[OpCase]) -> tuple[Graph, list[np.ndarray]]:
+    """All rows as one graph: one compilation instead of dozens."""
+    inputs: list[Value] = []
+    ops: list[Op] = []
+    arrays: list[np.ndarray] = []
+    for row in rows:
+        operands = [Value(t) for t in row.types]
+        inputs += operands
+        arrays += case_inputs(row)
+        ops.append(make_op(row.op, operands, row.attrs))
+    return Graph(tuple(inputs), tuple(ops), tuple(op.result for op in ops)), arrays
+
+
+def _assert_close(have: np.ndarray, want: np.ndarray, name: str) -> None:
+    assert have.dtype == want.dtype and have.shape == want.shape, name
+    if have.dtype.kind in "biu":
+        np.testing.assert_array_equal(have, want, err_msg=name)
+        return
+    rtol = BF16_ROUNDED if DType.from_numpy(want.dtype).bytes == 2 else ROUNDED
+    have, want = have.astype(np.float64), want.astype(np.float64)
+    finite = want[np.isfinite(want)]
+    scale = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+    np.testing.assert_allclose(have, want, rtol=rtol, atol=rtol * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("op", [op for op in sorted(BY_OP) if BY_OP[op]])
+def test_tile_programs_equal_the_reference(op: str) -> None:
+    graph, arrays = _rows_in_one(BY_OP[op])
+    wanted = evaluate(graph, arrays)
+    for level, found in zip(("L0", "L1"), run_levels(graph, arrays), strict=True):
+        for row, have, want in zip(BY_OP[op], found, wanted, strict=True):
+            _assert_close(have, want, f"{row.id} {level}")

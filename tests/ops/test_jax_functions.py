@@ -1,0 +1,125 @@
+"""JAX functions that lower to more than one op: values on the simulated core against JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from compiler.frontend.stablehlo import import_module
+from tests.support.compiled import graph_of, run_levels
+
+RNG = np.random.default_rng(5)
+SHAPE = (6, 20)
+NORMAL = RNG.normal(0, 1.5, SHAPE).astype(np.float32)
+POSITIVE = np.abs(NORMAL) + np.float32(0.05)
+UNIT = RNG.uniform(-0.95, 0.95, SHAPE).astype(np.float32)
+EDGES = np.resize(
+    np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1, -1, 0.5, 1.5, -2.5, 3e9], np.float32), SHAPE
+)
+SMALL = RNG.integers(-9, 10, SHAPE).astype(np.int32)
+BITS = RNG.integers(-(2**31), 2**31, SHAPE).astype(np.int32)
+TALL = RNG.integers(-(2**31), 2**31, (300, 17)).astype(np.int32)
+ULPS = 4e-6
+
+
+def _bits_of(x: Any, dtype: Any) -> jax.Array:
+    return lax.bitcast_convert_type(x, dtype)
+
+
+def _dot_of_bytes(a: Any) -> jax.Array:
+    return lax.dot(a, a.T, preferred_element_type=jnp.int32)
+
+
+FLOATS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+    "erf_inv": (lax.erf_inv, (UNIT,)),
+    "erfc": (lax.erfc, (NORMAL,)),
+    "lgamma": (lax.lgamma, (POSITIVE,)),
+    "digamma": (lax.digamma, (POSITIVE,)),
+    "sinh": (lax.sinh, (NORMAL,)),
+    "cosh": (lax.cosh, (NORMAL,)),
+    "asin": (lax.asin, (UNIT,)),
+    "acos": (lax.acos, (UNIT,)),
+    "atan": (lax.atan, (NORMAL,)),
+    "asinh": (lax.asinh, (NORMAL,)),
+    "acosh": (lax.acosh, (POSITIVE + 1,)),
+    "atanh": (lax.atanh, (UNIT,)),
+    "exp2": (lax.exp2, (NORMAL,)),
+    "gelu": (lambda x: jax.nn.gelu(x, approximate=False), (NORMAL,)),
+    "gelu_grad": (
+        jax.grad(lambda x: jnp.sum(jax.nn.gelu(x, approximate=False) ** 2)),
+        (NORMAL,),
+    ),
+    "float_floordiv": (lambda a, b: a // b, (NORMAL, POSITIVE)),
+    "float_mod": (lambda a, b: a % b, (NORMAL, POSITIVE)),
+    "nan_to_num": (jnp.nan_to_num, (EDGES,)),
+    "trunc": (jnp.trunc, (EDGES,)),
+    "round_away": (lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO), (EDGES,)),
+    "erf_edges": (lax.erf, (EDGES,)),
+    "cbrt_edges": (lax.cbrt, (EDGES,)),
+    "reduce_precision_f16": (lambda x: lax.reduce_precision(x, 5, 10), (EDGES * 3e4,)),
+    "reduce_precision_e4m3": (lambda x: lax.reduce_precision(x, 4, 3), (NORMAL,)),
+    "reduce_precision_bf16": (lambda x: lax.reduce_precision(x, 8, 7), (NORMAL,)),
+    "select_by_scalar": (lambda a, b: lax.select(jnp.sum(a) > 0, a, b), (NORMAL, UNIT)),
+    "clamp_by_scalars": (lambda x: lax.clamp(np.float32(-1), x, np.float32(1)), (NORMAL,)),
+}
+INTEGERS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+    "isinf": (jnp.isinf, (EDGES,)),
+    "isnan": (jnp.isnan, (EDGES,)),
+    "floordiv": (lambda a, b: a // b, (BITS, SMALL + 20)),
+    "mod": (lambda a, b: a % b, (BITS, SMALL + 20)),
+    "cube": (lambda a: a**3, (BITS,)),
+    "dot": (lambda a: a @ a.T, (SMALL,)),
+    "dot_of_bytes": (_dot_of_bytes, (SMALL.astype("i1"),)),
+    "sum_all": (jnp.sum, (TALL,)),
+    "prod_rows": (lambda a: jnp.prod(a, axis=0), (TALL,)),
+    "max_all": (jnp.max, (TALL.astype(np.uint32),)),
+    "xor_rows": (lambda a: lax.reduce_xor(a, axes=(0,)), (TALL,)),
+    "or_all": (lambda a: lax.reduce_or(a, axes=(0, 1)), (TALL,)),
+    "any": (lambda a: jnp.any(a > 2**30, axis=0), (TALL,)),
+    "xor_of_equal": (
+        lambda a: lax.reduce_xor(jnp.broadcast_to(a[:, None], (6, 5, 20)), axes=(1,)),
+        (BITS,),
+    ),
+    "apart": (lambda x: _bits_of(x, jnp.uint8), (NORMAL,)),
+    "together": (lambda x: _bits_of(x.reshape(6, 10, 2), jnp.int32), (BITS.astype(np.uint16),)),
+    "through_bytes": (lambda x: _bits_of(_bits_of(x, jnp.uint16), jnp.int32), (NORMAL,)),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_float_functions(name: str) -> None:
+    fn, args = FLOATS[name]
+    want = np.asarray(jax.jit(fn)(*args), np.float64)
+    finite = want[np.isfinite(want)]
+    scale = float(np.sqrt(np.mean(finite**2)))
+    for (have,) in run_levels(graph_of(fn, *args), args):
+        np.testing.assert_allclose(have, want, rtol=ULPS, atol=ULPS * scale)
+
+
+@pytest.mark.filterwarnings("ignore:.*integer dot")
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integer_functions_are_exact(name: str) -> None:
+    fn, args = INTEGERS[name]
+    want = np.asarray(jax.jit(fn)(*args))
+    for (have,) in run_levels(graph_of(fn, *args), args):
+        assert have.dtype == want.dtype
+        np.testing.assert_array_equal(have, want)
+
+
+def test_erf_stays_one_operation() -> None:
+    graph = graph_of(lax.erf, NORMAL)
+    assert [op.name for op in graph.ops] == ["erf"]
+    graph = graph_of(lax.erf, NORMAL.astype(jnp.bfloat16))
+    assert "erf" in [op.name for op in graph.ops]
+
+
+def test_integer_dot_warns_with_the_line() -> None:
+    with pytest.warns(UserWarning, match=r"test_jax_functions\.py:\d+.*2\*\*24"):
+        module = jax.jit(lambda a: a @ a.T).lower(SMALL).compiler_ir("stablehlo")
+        import_module(module.operation.get_asm(enable_debug_info=True))
