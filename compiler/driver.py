@@ -16,7 +16,7 @@ from compiler.lower.function import lower_function
 from compiler.lower.task import ORDINAL_FILE
 from compiler.lower.write_out import Lowered
 from compiler.options import DEFAULTS, CompileOptions
-from compiler.outline import outline_programs
+from compiler.outline import Outlined, outline_programs
 from compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
 from compiler.passes.pipeline import run, unit_passes
 from compiler.program import StepProgram
@@ -60,13 +60,36 @@ def generate_function(
     )
 
 
-def compile_graph(program: StepProgram, target: str, options: CompileOptions = DEFAULTS) -> Program:
+class Observer:
+    """Sees the stages of `compile_graph`; may raise to stop it."""
+
+    def outlined(self, outlined: Outlined) -> None:
+        """Functions are cut and memory is planned."""
+
+    def compiled(self, unit: Unit, function: Function) -> None:
+        """One function is compiled; errors raised here may name ops by ordinal."""
+
+
+def compile_graph(
+    program: StepProgram,
+    target: str,
+    options: CompileOptions = DEFAULTS,
+    observer: Observer | None = None,
+) -> Program:
     """One program compiled and linked in this process. Raises the DiagnosticError of the stage that
-    refuses.
+    refuses, or of the observer.
     """
+    watch = observer or Observer()
     outlined = outline_programs((program,))
-    compiled = {unit.key: compile_unit(unit, target, options) for unit in outlined.functions}
+    watch.outlined(outlined)
     units = {unit.key: unit for unit in outlined.functions}
+    compiled: dict[str, Function] = {}
+    for key, unit in units.items():
+        compiled[key] = compile_unit(unit, target, options)
+        try:
+            watch.compiled(unit, compiled[key])
+        except DiagnosticError as error:
+            raise located(error, unit.graph) from error
     return link_program(outlined.programs[0], units, compiled, target)
 
 

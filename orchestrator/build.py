@@ -83,6 +83,12 @@ def layout_of(job: JobConfig) -> Layout:
             f"cluster.lnc on {target.name} requires one of {target.allowed_lnc}, got"
             f" {job.cluster.lnc}",
         )
+    if job.cluster.lnc != 1:
+        raise UsageError(
+            "SW_LNC",
+            f"cluster.lnc requires 1 for now, got {job.cluster.lnc}: regions are not split over two"
+            " physical cores yet",
+        )
     cores = target.cores * job.cluster.instances
     axes = {name: getattr(job.mesh, name) for name in ("dp_replicate", "dp_shard")}
     given = {n: "auto" if s == AUTO else s for n, s in axes.items() if s}

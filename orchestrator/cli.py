@@ -19,6 +19,7 @@ from typing import Any
 
 from compiler.diagnostics import DiagnosticError, UsageError
 from orchestrator import config
+from orchestrator.compile_flags import split_verb
 
 _FLAGS = {
     "strategy": ("strategy.name", "distribution strategy"),
@@ -41,7 +42,9 @@ _FLAGS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    args = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    verb, rest = split_verb(words, ("compile",))
+    args = argparse.Namespace(verb=_compile, words=rest) if verb else _parser().parse_args(words)
     # Simulated cores run on threads of ours; BLAS threads inside them only fight for the CPUs. Read
     # when NumPy is loaded, which no verb has done yet.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -76,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Shard, compile and simulate a Trainium training step without the hardware.",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs.add_parser("compile", help="compile HLO or StableHLO files with neuronx-cc's own flags")
     run = verbs.add_parser("run", help="partition, compile, run values, time and report a job")
     run.add_argument("job", type=Path, help="job.toml")
     _job_flags(run)
@@ -179,6 +183,12 @@ def _mesh_flag(mesh: str | None) -> dict[str, str]:
     if bad:
         raise UsageError("SW_USAGE", f"--mesh requires axis=size,..., got {mesh!r}")
     return {f"mesh.{axis.strip()}": size.strip() for axis, _, size in pairs}
+
+
+def _compile(args: argparse.Namespace) -> int:
+    from orchestrator import compile_command
+
+    return compile_command.main(args.words)
 
 
 def _run(args: argparse.Namespace) -> int:

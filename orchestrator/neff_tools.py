@@ -16,13 +16,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from compiler.budget import memory_of
 from compiler.diagnostics import UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import load_bundle, read_program
 from compiler.neff.manifest import CoreBinding, Manifest
 from compiler.neff.reader import Container
-from compiler.target import PS_PER_S, load_target
-from orchestrator.neff_files import open_program, programs_of
+from compiler.target import PS_PER_S, Target, load_target
+from orchestrator.neff_files import ProgramFile, open_program, programs_of
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
     with outputs.open("wb") as file:
         np.savez(file, **arrays)
     if options.timed:
-        _print_time(program)
+        _print_time(opened)
     return 0
 
 
@@ -156,9 +157,23 @@ def _rounding(seed: int | None) -> AbstractContextManager[None]:
     return nullcontext() if seed is None else rounding.stochastic(seed)
 
 
-def _print_time(program: Program) -> None:
+def _print_time(opened: ProgramFile) -> None:
     from sim_cluster.macro import Stretch, program_macros
 
-    target = load_target(program.target)
+    program, target = opened.program, load_target(opened.program.target)
     total = sum(op.full_ps for op in program_macros(program, target) if isinstance(op, Stretch))
-    print(f"simulated time {total / PS_PER_S:.9f} s on one core of {target.name}", file=sys.stderr)
+    loading = _constants_ps(opened, target)
+    note = f", {loading / PS_PER_S:.9f} s of them loading constants" if loading else ""
+    seconds = f"{(total + loading) / PS_PER_S:.9f}"
+    print(f"simulated time {seconds} s on one core of {target.name}{note}", file=sys.stderr)
+
+
+def _constants_ps(opened: ProgramFile, target: Target) -> int:
+    """What the start of an execution spends on constants: with fast context switch they come then,
+    at best at the full rate of the core's DMA engines (the rate of the host link is not published
+    for trn1), else at model load.
+    """
+    if not opened.meta.get("options", {}).get("enable_fast_context_switch"):
+        return 0
+    rate = target.core.dma_engines * target.core.dma_engine_bytes_per_s
+    return round(memory_of(opened.program).constants / rate * PS_PER_S)

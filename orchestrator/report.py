@@ -12,9 +12,10 @@ from importlib import metadata
 from typing import Any
 
 from collectives.costs import PROFILES as COLLECTIVE_PROFILES
+from compiler.budget import count_instructions
 from compiler.diagnostics import CapacityError, Diagnostic
 from compiler.ir.analysis import count_ops, flops
-from compiler.isa.program import Call, Instr, Loop, Program, Repeat
+from compiler.isa.program import Call, Program, Repeat
 from compiler.target import PS_PER_S
 from orchestrator.build import Built, Stages
 from orchestrator.bundling import compiled_footprint, compiler_version
@@ -95,17 +96,7 @@ def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, 
 
 
 def _static(regions: Sequence[Any]) -> int:
-    return sum(_count(region.body, loops=False) for region in regions)
-
-
-def _count(body: Sequence[Instr | Loop], loops: bool) -> int:
-    total = 0
-    for item in body:
-        if isinstance(item, Loop):
-            total += _count(item.body, loops) * (item.trip if loops else 1)
-        else:
-            total += 1
-    return total
+    return sum(count_instructions(region.body, unrolled=False) for region in regions)
 
 
 def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:
@@ -115,7 +106,7 @@ def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:
             total += step.trip * _dynamic(program, step.steps)
         else:
             regions = program.functions[step.function].regions
-            total += sum(_count(region.body, loops=True) for region in regions)
+            total += sum(count_instructions(region.body, unrolled=True) for region in regions)
     return total
 
 

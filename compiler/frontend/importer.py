@@ -37,6 +37,10 @@ class ImportHooks:
     on_block: Callable[[Any, Sequence[Value]], None] | None = None
 
 
+Check = Callable[["Site"], None]
+"""Looks at an op before its rule does: refuses it, or changes the operands of the site."""
+
+
 @dataclass(slots=True)
 class Capture:
     """A value a region reads from the enclosing scope: the value there, and its carry inside."""
@@ -138,8 +142,10 @@ class Importer:
         rules: Mapping[str, Rule],
         locations: LocationReader,
         hooks: ImportHooks,
+        checks: Mapping[str, Check],
     ) -> None:
         self.rules = rules
+        self.checks = checks
         self.locations = locations
         self.hooks = hooks
         self._observed = hooks.on_op is not None or hooks.on_block is not None
@@ -264,7 +270,10 @@ class Importer:
         operands = tuple([self.lookup(scope, v) for v in op.operands])
         try:
             rule = self.rules.get(op.name, _refuse_unknown)
-            values = rule(Site(self, scope, op, operands, loc))
+            site = Site(self, scope, op, operands, loc)
+            if op.name in self.checks:
+                self.checks[op.name](site)
+            values = rule(site)
             self._bind(scope, op, values)
         except RefusedError as error:
             raise ImportRuleError(error.code, str(error), loc, error.hint) from error

@@ -13,24 +13,31 @@ from contextlib import contextmanager
 from typing import Any
 
 from compiler.frontend.context import legalize_chlo, make_context, parse_module
-from compiler.frontend.importer import Importer, ImportHooks
+from compiler.frontend.importer import Check, Importer, ImportHooks
 from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules import RULES, Rule
 from compiler.ir.types import Graph
 
+__all__ = ["Check", "import_module", "import_parsed"]
 
-def import_module(source: bytes | str, *, base_dir: str | None = None) -> Graph:
+
+def import_module(
+    source: bytes | str,
+    *,
+    base_dir: str | None = None,
+    checks: Mapping[str, Check] | None = None,
+) -> Graph:
     """Import a portable artifact, MLIR bytecode or MLIR text; graph inputs and outputs are those of
     `main`.
 
     `base_dir` (default: the working directory) is the job's folder: locations below it become
-    relative.
+    relative. `checks` see every op of their name before its rule and may refuse it.
     Raises: ImportRuleError with code, file and line for what the IR does not have.
     """
     with make_context():
         module = parse_module(source)
         legalize_chlo(module)
-        return import_parsed(module, base_dir=base_dir)
+        return import_parsed(module, base_dir=base_dir, checks=checks)
 
 
 def import_parsed(
@@ -39,16 +46,18 @@ def import_parsed(
     base_dir: str | None = None,
     extra_rules: Mapping[str, Rule] | None = None,
     hooks: ImportHooks | None = None,
+    checks: Mapping[str, Check] | None = None,
 ) -> Graph:
     """Import an MLIR module that is parsed and free of CHLO; its context must be entered.
 
     `extra_rules` are added to the table (`sdy.*` ops of Shardy's output) and win over it; `hooks`
-    see every op and block.
+    see every op and block; `checks` as in `import_module`.
     Raises: ImportRuleError, as `import_module`.
     """
     rules = {**RULES, **(extra_rules or {})}
     with _collector_paused():
-        return Importer(module, rules, LocationReader(base_dir), hooks or ImportHooks()).main()
+        locations = LocationReader(base_dir)
+        return Importer(module, rules, locations, hooks or ImportHooks(), checks or {}).main()
 
 
 @contextmanager

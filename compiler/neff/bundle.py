@@ -29,11 +29,10 @@ class Bundle:
     programs: Mapping[str, Program]
 
 
-def program_bytes(program: Program, meta: Mapping[str, Any]) -> bytes:
+def program_bytes(program: Program, meta: Mapping[str, Any], compress: bool = True) -> bytes:
     """The NEFF of one program; `meta` says which compiler, options and graph made it."""
-    return pack(
-        "program", {"name": program.name, "target": program.target, **meta}, encode_program(program)
-    )
+    meta = {"name": program.name, "target": program.target, **meta}
+    return pack("program", meta, encode_program(program), compress)
 
 
 def read_program(container: Container) -> Program:

@@ -25,16 +25,18 @@ COMPRESS_FROM_BYTES = 512
 _LEVEL = 3
 
 
-def pack(kind: str, meta: Mapping[str, Any], sections: Mapping[str, Any]) -> bytes:
+def pack(
+    kind: str, meta: Mapping[str, Any], sections: Mapping[str, Any], compress: bool = True
+) -> bytes:
     """Container bytes of `kind` with msgpack-able `meta` and named sections (bytes or NumPy
-    columns)."""
+    columns). Without `compress` the sections can be mapped as they are."""
     assert kind in KINDS, kind
     out = bytearray(HEADER_BYTES)
     rows: list[list[Any]] = []
     features = 0
     for name, content in sections.items():
         dtype, shape, raw = _content(content)
-        codec, stored = _stored(raw)
+        codec, stored = _stored(raw) if compress else ("raw", raw)
         features |= FEATURE_ZSTD if codec == "zstd" else 0
         out += b"\0" * (-len(out) % ALIGNMENT)
         crc = zlib.crc32(stored)

@@ -36,7 +36,7 @@ def reduce(site: Site) -> Sequence[Value]:
     """One `reduce` per operand."""
     count = len(site.operands) // 2
     dims = site.ints("dimensions")
-    kinds = _kinds(site, count)
+    kinds = reduction_kinds(site, count)
     return [
         _reduce_one(site, site.operands[i], site.operands[count + i], kinds[i], dims)
         for i in range(count)
@@ -56,7 +56,7 @@ def _reduce_one(site: Site, operand: Value, init: Value, kind: str, dims: tuple[
     return site.emit(ELEMENTWISE_OF.get(kind, kind), (result, init)).result
 
 
-def _kinds(site: Site, count: int) -> list[str]:
+def reduction_kinds(site: Site, count: int) -> list[str]:
     """The reduction of each operand, read off the body."""
     block = site.op.regions[0].blocks[0]
     arguments = list(block.arguments)

@@ -1,0 +1,210 @@
+"""What one program may cost a core: HBM by category and instructions, refused in stages with the
+documented codes.
+
+The checks come as early as the answer is certain: on the graph (one op alone does not fit), on the
+memory plan, on each function's code, on the whole program. Instructions are counted as the vendor's
+compiler lays them out: at optlevel 2 and 3 tile loops are unrolled, at 1 they stay loops (inferred
+from the documented cure of "too many instructions after unroll": -O1); calls of a repeated layer
+count once. Our own code keeps its loops either way; the count models the documented limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from compiler.diagnostics import CapacityError, CompileError, Loc
+from compiler.ir.types import Graph, Op
+from compiler.isa.program import Function, Instr, Loop, Program
+from compiler.lower.task import ORDINAL_FILE
+
+OPERATOR_LIMIT = 300_000
+"""Instructions of one fused operator: the larger of the two figures in public logs of EXTP003 and
+EXTP004 (150,000 and 300,000)."""
+
+MATMUL_FLOPS = 2 * 128 * 128 * 512
+"""Most arithmetic one tensor-engine instruction does (documented tile limits of NeuronCore-v2)."""
+
+_MEMORY_HELP = "use a smaller batch or sequence, recomputation, or shard over more cores"
+_CODE_HELP = "compile with -O1 (tile loops stay loops), split the model, or shard over more cores"
+_GB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """HBM of one program on one core, in bytes; the categories of the vendor's message."""
+
+    constants: int
+    io: int
+    intermediates: int
+    scratch: int
+
+    @property
+    def total(self) -> int:
+        """Peak bytes."""
+        return self.constants + self.io + self.intermediates + self.scratch
+
+    def as_dict(self) -> dict[str, int]:
+        """Plain data for a file's meta."""
+        return {
+            "constants": self.constants,
+            "io": self.io,
+            "intermediates": self.intermediates,
+            "scratch": self.scratch,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"model constants {_size(self.constants)}, I/O tensors {_size(self.io)}, intermediate"
+            f" tensors {_size(self.intermediates)}, scratchpad {_size(self.scratch)}"
+        )
+
+
+def memory_of(program: Program) -> Memory:
+    """The split of a linked program."""
+    return Memory(
+        constants=sum(
+            len(t.data) for f in program.functions for t in f.tensors if t.kind == "constant"
+        ),
+        io=sum(_bytes(b.shape) * b.dtype.bytes for b in program.buffers if b.kind == "named"),
+        intermediates=program.arena_bytes,
+        scratch=program.scratch_bytes,
+    )
+
+
+def _bytes(shape: Sequence[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def check_graph_memory(graph: Graph, limit_bytes: int) -> None:
+    """Refuse what cannot fit whatever the plan.
+
+    Raises: CapacityError NCC_EOOM002 when inputs and outputs alone exceed the limit, NCC_EVRF009 at
+    the op whose operands and results do.
+    """
+    io = sum(v.type.num_bytes for v in {*graph.inputs, *graph.outputs})
+    if io > limit_bytes:
+        memory = Memory(constants=0, io=io, intermediates=0, scratch=0)
+        raise _over("NCC_EOOM002", "inputs and outputs alone", io, limit_bytes, memory)
+    for op in _compute_ops(graph):
+        need = sum(v.type.num_bytes for v in {*op.operands, *op.results})
+        if need > limit_bytes:
+            raise CapacityError(
+                "NCC_EVRF009",
+                f"operator {op.name} requires {_size(need)} of HBM for its operands and results,"
+                f" the limit is {_size(limit_bytes)} per core",
+                op.loc,
+                _MEMORY_HELP,
+            )
+
+
+def _compute_ops(graph: Graph) -> Iterable[Op]:
+    """Ops whose operands and results exist in memory: constants, views and splats may not."""
+    return (op for op in graph.ops if op.name in ("dot_general", "reduce", "scatter", "loop"))
+
+
+def check_activations(arena_bytes: int, scratch_bytes: int, limit_bytes: int) -> None:
+    """Refuse intermediate tensors (between functions and inside of one) that do not fit alone.
+
+    Raises: CapacityError NCC_EXSP001.
+    """
+    need = arena_bytes + scratch_bytes
+    if need > limit_bytes:
+        memory = Memory(constants=0, io=0, intermediates=arena_bytes, scratch=scratch_bytes)
+        raise _over("NCC_EXSP001", "activation tensors alone", need, limit_bytes, memory)
+
+
+def check_program_memory(program: Program, limit_bytes: int) -> Memory:
+    """The split of `program`. Raises: CapacityError NCC_EOOM001 when the sum exceeds the limit."""
+    memory = memory_of(program)
+    if memory.total > limit_bytes:
+        raise _over("NCC_EOOM001", f"program {program.name}", memory.total, limit_bytes, memory)
+    return memory
+
+
+def _over(code: str, what: str, need: int, limit: int, memory: Memory) -> CapacityError:
+    return CapacityError(
+        code,
+        f"{what}: peak HBM usage is {_size(need)}, the limit is {_size(limit)} per core: {memory}",
+        hint=_MEMORY_HELP,
+    )
+
+
+def _size(number: int) -> str:
+    return f"{number / _GB:.2f} GiB" if number >= _GB // 100 else f"{number} bytes"
+
+
+def count_instructions(body: Sequence[Instr | Loop], unrolled: bool) -> int:
+    """Instructions of a body, loops once or unrolled."""
+    total = 0
+    for item in body:
+        if isinstance(item, Loop):
+            total += count_instructions(item.body, unrolled) * (item.trip if unrolled else 1)
+        else:
+            total += 1
+    return total
+
+
+def check_graph_instructions(graph: Graph, limit: int, optlevel: int) -> None:
+    """Refuse a graph whose contractions alone need more instructions than a module may have.
+
+    Raises: CompileError NCC_EVRF007.
+    """
+    if optlevel == 1:
+        return
+    least = sum(_least_instructions(op) for op in _all_ops(graph))
+    if least > limit:
+        raise _too_many("NCC_EVRF007", "the module requires at least", least, limit, None)
+
+
+def _all_ops(graph: Graph) -> Iterable[Op]:
+    """Ops of the graph and of loop bodies, each body once."""
+    for op in graph.ops:
+        yield op
+        for region in op.regions:
+            yield from _all_ops(region)
+
+
+def _least_instructions(op: Op) -> int:
+    if op.name != "dot_general":
+        return 0
+    lhs, result = op.operands[0].type, op.results[0].type
+    summed = 1
+    for dim in op.attrs.lhs_contract:
+        summed *= lhs.shape[dim]
+    return 2 * result.num_elements * summed // MATMUL_FLOPS
+
+
+def check_function_instructions(function: Function, optlevel: int) -> int:
+    """Instructions of a function. Raises: CompileError NCC_EXTP004 at a region over its limit."""
+    total = 0
+    for region in function.regions:
+        count = count_instructions(region.body, unrolled=optlevel > 1)
+        if count > OPERATOR_LIMIT:
+            loc = _location(region.program.loc)
+            what = f"operator {region.program.name} requires"
+            raise _too_many("NCC_EXTP004", what, count, OPERATOR_LIMIT, loc)
+        total += count
+    return total
+
+
+def check_module_instructions(count: int, limit: int) -> None:
+    """Raises: CompileError NCC_EBVF030 when a module has more instructions than `limit`."""
+    if count > limit:
+        raise _too_many("NCC_EBVF030", "the module requires", count, limit, None)
+
+
+def _location(ordinal: int) -> Loc | None:
+    return Loc(ORDINAL_FILE, ordinal) if ordinal >= 0 else None
+
+
+def _too_many(code: str, what: str, count: int, limit: int, loc: Loc | None) -> CompileError:
+    return CompileError(
+        code,
+        f"too many instructions after unroll: {what} {count}, the limit is {limit}",
+        loc,
+        _CODE_HELP,
+    )

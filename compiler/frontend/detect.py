@@ -1,0 +1,114 @@
+"""One model file of unknown form -> StableHLO that the importer reads; the form is found by
+content.
+
+Known forms: HLO module proto (also inside of an `HloProto`), HLO text, StableHLO text, MLIR
+bytecode, portable StableHLO artifact, and what `jax.export` serialises. File names do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.diagnostics import ImportRuleError
+from compiler.frontend.hlo import hlo_to_stablehlo
+from compiler.frontend.stablehlo import Check, import_module
+from compiler.ir.types import Graph
+
+_BYTECODE = b"ML\xefR"
+_PORTABLE = b"StableHLO_v"
+_NESTED_MESSAGE = 0x0A  # the first field of an HloProto is a message, of an HloModuleProto a name
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A model file: the form that was found, and StableHLO as text, bytecode or artifact."""
+
+    form: str
+    stablehlo: bytes | str
+
+
+def read_module(data: bytes) -> Module:
+    """The module of a file's content.
+
+    Raises: ImportRuleError (SW_MODEL_FORM, SW_HLO_PARSE) when it is none of the known forms.
+    """
+    if data.startswith(_BYTECODE):
+        portable = _PORTABLE in data[:64]
+        return Module("stablehlo artifact" if portable else "mlir bytecode", data)
+    exported = _exported_artifact(data)
+    if exported is not None:
+        return Module("jax.export", exported)
+    text = _text(data)
+    if text is None:
+        return Module("hlo proto", hlo_to_stablehlo(_module_proto(data)))
+    if _starts_with(text, "HloModule"):
+        return Module("hlo text", hlo_to_stablehlo(text))
+    if "module" in text or "func.func" in text:
+        return Module("stablehlo text", text)
+    raise _unknown(data)
+
+
+def import_file(
+    data: bytes, base_dir: str | None = None, checks: Mapping[str, Check] | None = None
+) -> tuple[Graph, Module]:
+    """The graph of a model file, and what was in the file.
+
+    Raises: ImportRuleError, as `read_module` and `import_module`.
+    """
+    module = read_module(data)
+    return import_module(module.stablehlo, base_dir=base_dir, checks=checks), module
+
+
+def _text(data: bytes) -> str | None:
+    """The content as text; None for binary content."""
+    if not data.strip():
+        raise _unknown(data)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    printable = all(c.isprintable() or c.isspace() for c in text[:4096])
+    return text if printable and "\0" not in text else None
+
+
+def _starts_with(text: str, word: str) -> bool:
+    """Whether the first line that is no comment starts with `word`."""
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("//")), "")
+    return first.startswith(word)
+
+
+def _exported_artifact(data: bytes) -> bytes | None:
+    """The portable artifact inside of a serialised `jax.export.Exported`; None for another form.
+
+    The file is a flatbuffer that holds the artifact as a vector: its length, then its bytes.
+    """
+    at = data.find(_BYTECODE)
+    if at < 4 or _PORTABLE not in data[at : at + 64]:
+        return None
+    size = int.from_bytes(data[at - 4 : at], "little")
+    return data[at : at + size] if at + size <= len(data) else None
+
+
+def _module_proto(data: bytes) -> bytes:
+    """The module of an `HloProto` (which wraps it); an `HloModuleProto` as it is."""
+    if data[:1] != b"\n":
+        raise _unknown(data)
+    size, at, shift = 0, 1, 0
+    while at < len(data) and shift <= 28:
+        size |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80:
+            break
+    inner = data[at : at + size]
+    return inner if inner[:1] == bytes([_NESTED_MESSAGE]) else data
+
+
+def _unknown(data: bytes) -> ImportRuleError:
+    return ImportRuleError(
+        "SW_MODEL_FORM",
+        f"a model file requires HLO, StableHLO or jax.export content, got {len(data)} bytes that"
+        f" begin with {data[:16]!r}",
+        hint="dump the module with --xla_dump_to, or save jax.export(...).serialize()",
+    )

@@ -1,0 +1,151 @@
+"""What a release of neuronx-cc refuses or does differently at import, enforced with the user's
+location.
+
+Each check looks at one op before its import rule does. Without a named release there are no checks:
+this compiler then takes all it can. Sources are those of `surface/releases.py` and
+`surface/operators.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.diagnostics import CompileError
+from compiler.frontend.importer import Check, Site
+from compiler.frontend.rules.reduce import reduction_kinds
+from compiler.frontend.rules.registry import refuse
+from compiler.ir.ops import ConstantAttrs
+from compiler.ir.types import Graph, Value
+from compiler.surface.operators import Operator, added_later
+from compiler.surface.releases import FACTS, Profile
+
+_PASS_THROUGH = ("broadcast_in_dim", "convert", "reshape")
+_TABLE_REDUCTIONS = ("add", "multiply", "max", "min")
+OUTPUT_LIMIT_BYTES = 4 * 10**9
+"""documented: error page EVRF024, 4 GB per output tensor."""
+
+
+def checks_for(profile: Profile) -> dict[str, Check]:
+    """MLIR op name -> check, for a release; empty for the own profile."""
+    if profile.is_own:
+        return {}
+    found: dict[str, Check] = {
+        "stablehlo.gather": _gather,
+        "stablehlo.reduce": lambda site: _reduce(site, profile),
+    }
+    if not profile.has("pow_any_exponent"):
+        found["stablehlo.power"] = _power
+    if not profile.has("dynamic_update_index"):
+        found["stablehlo.dynamic_update_slice"] = _dynamic_update
+    if not profile.has("rng_seed_used"):
+        found["stablehlo.rng_bit_generator"] = _ignore_seed
+    later = {f"stablehlo.{name}": row for name, row in added_later(profile).items()}
+    return found | {name: _not_yet(row, profile) for name, row in later.items()}
+
+
+def check_outputs(graph: Graph, profile: Profile) -> None:
+    """Refuse output tensors over 4 GB where the release did. Raises CompileError NCC_EVRF024."""
+    if profile.is_own or not profile.has("output_over_4gb_refused"):
+        return
+    for number, value in enumerate(graph.outputs):
+        if value.type.num_bytes > OUTPUT_LIMIT_BYTES:
+            made = graph.producers().get(value)
+            raise CompileError(
+                "NCC_EVRF024",
+                f"output {number} requires at most {OUTPUT_LIMIT_BYTES} bytes, got"
+                f" {value.type.num_bytes} of {value.type}",
+                made.loc if made else None,
+                "split the output, or name another --compiler-version-profile",
+            )
+
+
+def _not_yet(row: Operator, profile: Profile) -> Check:
+    def check(site: Site) -> None:
+        refuse(
+            "NCC_EVRF001",
+            f"operator {row.name} requires release {row.since}, the profile is {profile}",
+            "`shardwright list-operators` prints those of a release",
+        )
+
+    return check
+
+
+def _power(site: Site) -> None:
+    """Exponents: integers known at compile time."""
+    exponent = _constant(site, site.operands[1])
+    if exponent is None or not np.all(exponent == np.round(exponent)):
+        got = "a computed value" if exponent is None else f"{exponent.flat[0]}"
+        refuse(
+            "NCC_EVRF001",
+            f"Pow requires a constant integer exponent before {FACTS['pow_any_exponent'].since},"
+            f" got {got}",
+            "write it with exp and log, or name a newer release",
+        )
+
+
+def _dynamic_update(site: Site) -> None:
+    """Indices: constants."""
+    if any(_constant(site, value) is None for value in site.operands[2:]):
+        refuse(
+            "NCC_EVRF001",
+            "DynamicUpdateSlice requires constant indices before"
+            f" {FACTS['dynamic_update_index'].since}, got a computed one",
+            "use jnp.where with an iota mask, or name a newer release",
+        )
+
+
+def _gather(site: Site) -> None:
+    """Indexed dims and window dims: disjoint, so every indexed dim is collapsed or batching."""
+    from jaxlib.mlir.dialects import stablehlo
+
+    numbers = stablehlo.GatherDimensionNumbers(site.op.attributes["dimension_numbers"])
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    window = {d for d in range(site.operands[0].type.rank) if d not in gone}
+    both = sorted(window & set(numbers.start_index_map))
+    if both:
+        refuse(
+            "NCC_EVRF001",
+            "Gather requires start_index_map and remapped offset dims to be disjoint, got"
+            f" {both} in both",
+            "index whole rows, or use dynamic_slice",
+        )
+
+
+def _reduce(site: Site, profile: Profile) -> None:
+    """Kinds: min, max, add, multiply; boolean `or` from the release that maps it to add."""
+    count = len(site.operands) // 2
+    allowed = (*_TABLE_REDUCTIONS, *(("or",) if profile.has("bool_add_is_or") else ()))
+    wrong = [kind for kind in reduction_kinds(site, count) if kind not in allowed]
+    if wrong:
+        refuse(
+            "NCC_EVRF001",
+            f"Reduce requires one of {', '.join(allowed)}, got {wrong[0]}",
+            "convert to a number and use max or min",
+        )
+    if any(_constant(site, value) is None for value in site.operands[count:]):
+        refuse(
+            "NCC_EVRF001",
+            "Reduce requires a constant init value, got a computed one",
+            "combine the init value after the reduction",
+        )
+
+
+def _ignore_seed(site: Site) -> None:
+    """The seed is accepted and not used: the state becomes zeros."""
+    (state,) = site.operands
+    zeros = ConstantAttrs(bytes(state.type.dtype.bytes), state.type)
+    site.operands = (site.emit("constant", (), zeros).result,)
+
+
+def _constant(site: Site, value: Value) -> np.ndarray | None:
+    """The number a value always has, also behind a broadcast or a conversion."""
+    found = site.constant(value)
+    if found is not None:
+        return found
+    for op in reversed(site.scope.ops):
+        if op.results and op.results[0] is value:
+            if op.name == "constant":
+                array: np.ndarray = op.attrs.array()
+                return array
+            return _constant(site, op.operands[0]) if op.name in _PASS_THROUGH else None
+    return None

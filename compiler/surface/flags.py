@@ -1,0 +1,391 @@
+"""Every flag of `compile`, declared once: spellings, values, defaults per release, what it does.
+
+The command line, `NEURON_CC_FLAGS` and the documentation read this table; `resolve.py` turns what a
+user gave into options. A flag either sets a field of `CompileOptions`, steers the command, stands
+for another flag, or is accepted without effect: recorded in the file, or belonging to the caching
+wrapper and dropped with a notice. Sources: the command reference and release notes of neuronx-cc;
+"(use)" marks flags seen in public scripts only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.options import CompileOptions
+from compiler.surface.releases import Profile
+
+
+class Kind(enum.Enum):
+    """The form of a flag's value."""
+
+    CHOICE = "choice"  # one of `values`, any case
+    SWITCH = "switch"  # no value: giving it means `constant`
+    INTEGER = "integer"
+    TEXT = "text"
+    NAMES = "names"  # a comma list of `values`
+    WORDS = "words"  # following words that are among `values`
+
+
+class Effect(enum.Enum):
+    """What becomes of a flag."""
+
+    OPTION = "sets a compile option"
+    COMMAND = "steers the command"
+    REPLACED = "deprecated, stands for another flag"
+    RECORDED = "accepted and recorded in the file, no effect here"
+    WRAPPER = "read by the caching wrapper, ignored here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag. `defaults` are (since release, value), the last that applies counts.
+
+    `field` names the option or command setting it sets; `replaces` is the (flag, value) a
+    deprecated flag stands for; `old_values` are (old spelling, what it means now), which warn;
+    `since` is the first release with the flag.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    kind: Kind = Kind.TEXT
+    effect: Effect = Effect.COMMAND
+    values: tuple[str, ...] = ()
+    constant: Any = True
+    defaults: tuple[tuple[str, Any], ...] = ()
+    field: str = ""
+    replaces: tuple[str, str] = ("", "")
+    old_values: tuple[tuple[str, str], ...] = ()
+    since: str = ""
+    deprecated_since: str = ""
+    help: str
+    source: str
+
+    def default(self, profile: Profile) -> Any:
+        """The value when the flag is absent; None when there is none."""
+        fitting = [value for since, value in self.defaults if profile.at_least(since)]
+        return fitting[-1] if fitting else None
+
+
+_CLI = "command reference"
+_RN = "release notes"
+_USE = "public scripts (use)"
+
+TARGETS = {
+    "trn1": "trn1.32xlarge",
+    "trn1n": "trn1n.32xlarge",
+    "inf2": "inf2.48xlarge",
+    "trn2": "trn2.48xlarge",
+    "trn3": "trn3.48xlarge",
+}
+"""Instance family -> the machine file whose core is compiled for."""
+
+STRATEGIES = ("generic", "llm-training", "fsdp")
+DOWNCASTS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+def _option(name: str, field: str, kind: Kind, **rest: Any) -> Flag:
+    return Flag(name=name, field=field, kind=kind, effect=Effect.OPTION, **rest)
+
+
+def _recorded(name: str, kind: Kind, help: str, source: str = _USE, **rest: Any) -> Flag:
+    return Flag(name=name, kind=kind, effect=Effect.RECORDED, help=help, source=source, **rest)
+
+
+def _wrapper(name: str, kind: Kind) -> Flag:
+    return Flag(
+        name=name,
+        kind=kind,
+        effect=Effect.WRAPPER,
+        help="belongs to the caching wrapper",
+        source="persistent cache page",
+    )
+
+
+_NEURONX: tuple[Flag, ...] = (
+    Flag(
+        name="framework",
+        kind=Kind.CHOICE,
+        values=("xla",),
+        defaults=(("", "xla"),),
+        field="framework",
+        help="form of the model; XLA is the only one",
+        source=_CLI,
+    ),
+    Flag(
+        name="target",
+        kind=Kind.TEXT,
+        field="target",
+        help=f"instance family ({', '.join(TARGETS)}) or instance type",
+        source=f"{_CLI}; trn3 {_USE}",
+    ),
+    Flag(
+        name="output",
+        aliases=("-o",),
+        defaults=(("", "file.neff"),),
+        field="output",
+        help="the NEFF to write; a directory when several models are given",
+        source=_CLI,
+    ),
+    Flag(
+        name="compiler-version-profile",
+        defaults=(("", "own"),),
+        field="profile",
+        help="take defaults and operator restrictions of this neuronx-cc release",
+        source="ours",
+    ),
+    _option(
+        "model-type",
+        "model_type",
+        Kind.CHOICE,
+        values=("generic", "transformer", "unet-inference"),
+        old_values=(("transformer-inference", "transformer"), ("cnn-training", "generic")),
+        defaults=(("", "generic"),),
+        help="family of the model",
+        source=f"{_CLI}; transformer-inference, cnn-training {_USE}",
+    ),
+    _option(
+        "auto-cast",
+        "auto_cast",
+        Kind.CHOICE,
+        values=("none", "matmult", "all"),
+        old_values=(("matmul", "matmult"),),
+        defaults=(("", "matmult"), ("2.22.12471", "none")),
+        help="which fp32 operations are cast",
+        source=f"{_CLI}; {_RN} 2.20.9961 and 2.22.12471",
+    ),
+    _option(
+        "auto-cast-type",
+        "auto_cast_type",
+        Kind.CHOICE,
+        values=("bf16", "fp16", "tf32", "fp8_e4m3"),
+        defaults=(("", "bf16"),),
+        help="the type they are cast to",
+        source=_CLI,
+    ),
+    _option(
+        "native-int64",
+        "native_int64",
+        Kind.CHOICE,
+        values=("default", "enabled", "disabled"),
+        defaults=(("", "default"),),
+        since="2.27.5334",
+        help="64-bit integers as such (trn2 and later)",
+        source=_CLI,
+    ),
+    _option(
+        "implicit-integer-downcast",
+        "implicit_integer_downcast",
+        Kind.NAMES,
+        values=("default", "all", "none", *DOWNCASTS),
+        defaults=(("", "default"),),
+        since="2.27.5334",
+        help="operations on integers that may be computed in fp32 or int32",
+        source=_CLI,
+    ),
+    Flag(
+        name="distribution-strategy",
+        kind=Kind.CHOICE,
+        values=STRATEGIES,
+        old_values=(("nemo", "llm-training"),),
+        defaults=(("", "generic"),),
+        field="strategy",
+        since="2.6.0.19",
+        help="strategy of the whole model; recorded, one core's program does not depend on it",
+        source=f"{_CLI}; {_RN} 2.8.0.25 and 2.11.0.34",
+    ),
+    Flag(
+        name="logical-nc-config",
+        aliases=("--lnc", "-lnc"),
+        kind=Kind.INTEGER,
+        values=("1", "2"),
+        field="lnc",
+        since="2.16.345",
+        help="physical cores per logical NeuronCore; default 2 on trn2 and trn3",
+        source=f"{_CLI}; error page EARG001",
+    ),
+    _option(
+        "optlevel",
+        "optlevel",
+        Kind.INTEGER,
+        aliases=("-O", "--O"),
+        values=("1", "2", "3"),
+        defaults=(("", 2),),
+        since="2.10.0.34",
+        help="1 quick compile, 2 balanced, 3 whole-model search",
+        source=f"{_CLI}; {_RN} 2.10.0.34",
+    ),
+    Flag(
+        name="enable-experimental-o1",
+        kind=Kind.SWITCH,
+        effect=Effect.REPLACED,
+        replaces=("optlevel", "1"),
+        since="2.4.0.21",
+        deprecated_since="2.10.0.34",
+        help="--optlevel 1",
+        source=_RN,
+    ),
+    _recorded(
+        "num-parallel-jobs",
+        Kind.INTEGER,
+        "processes of the vendor's parallel passes; units run on the executor here",
+        _RN,
+        since="2.4.0.21",
+        defaults=(("", 8),),
+    ),
+    _option(
+        "enable-mixed-precision-accumulation",
+        "mixed_precision_accumulation",
+        Kind.SWITCH,
+        defaults=(("", False), ("2.22.12471", True)),
+        since="2.13.66",
+        help="keep intermediates of reductions of short types in fp32",
+        source=f"{_RN} 2.13.66 and 2.22.12471",
+    ),
+    _option(
+        "disable-mixed-precision-accumulation",
+        "mixed_precision_accumulation",
+        Kind.SWITCH,
+        constant=False,
+        since="2.22.12471",
+        help="round intermediates to the declared type",
+        source=f"{_RN} 2.22.12471",
+    ),
+    _option(
+        "enable-saturate-infinity",
+        "saturate_infinity",
+        Kind.SWITCH,
+        defaults=(("", False),),
+        since="2.7.0.40",
+        help="clamp infinities in front of transposes done by the tensor engine (trn1)",
+        source=f"{_CLI}; {_RN} 2.7.0.40, 2.13.66, 2.17.194",
+    ),
+    Flag(
+        name="enable-fast-context-switch",
+        kind=Kind.SWITCH,
+        defaults=(("", False),),
+        field="fast_context_switch",
+        help="load constants at the start of an execution instead of at model load",
+        source=_CLI,
+    ),
+    Flag(
+        name="enable-fast-loading-neuron-binaries",
+        kind=Kind.SWITCH,
+        defaults=(("", False),),
+        field="fast_loading",
+        help="do not compress the file: larger, loads faster",
+        source=_CLI,
+    ),
+    _recorded(
+        "disable-dge",
+        Kind.SWITCH,
+        "descriptors are made at load instead of by the descriptor generation engine",
+        _RN,
+        since="2.15.128",
+    ),
+    Flag(
+        name="hbm-scratchpad-page-size",
+        kind=Kind.INTEGER,
+        field="scratchpad_page_mb",
+        help="MB, a multiple of 512 below 4096; must equal the runtime's page size",
+        source="device memory page",
+    ),
+    _option(
+        "experimental-unsafe-fp8e4m3fn-as-fp8e4m3",
+        "experimental_unsafe_fp8e4m3fn_as_fp8e4m3",
+        Kind.SWITCH,
+        defaults=(("", False),),
+        help="take F8E4M3FN tensors as F8E4M3",
+        source="error page EVRF051",
+    ),
+    Flag(
+        name="instruction-limit",
+        kind=Kind.INTEGER,
+        defaults=(("", 5_000_000),),
+        field="instruction_limit",
+        help="instructions a module may have (docs/compile.md)",
+        source="messages of EVRF007 in public logs: 5,000,000 per module",
+    ),
+    Flag(
+        name="logfile",
+        defaults=(("", "log-neuron-cc.txt"),),
+        field="logfile",
+        help="where every message goes",
+        source=_CLI,
+    ),
+    Flag(
+        name="verbose",
+        aliases=("-v",),
+        field="verbose",
+        defaults=(("", "warning"),),
+        help=f"{', '.join(LEVELS)}, or a number (35)",
+        source=_CLI,
+    ),
+    Flag(
+        name="pipeline",
+        kind=Kind.WORDS,
+        values=("compile", "savetemps"),
+        field="pipeline",
+        help="`compile SaveTemps` keeps the intermediates",
+        source=_USE,
+    ),
+    _recorded("neuroncore-pipeline-cores", Kind.INTEGER, "removed in 2.4.0.21", _RN),
+    _recorded("tensorizer-options", Kind.TEXT, "options of a vendor stage"),
+    _recorded("internal-hlo2tensorizer-options", Kind.TEXT, "options of a vendor stage"),
+    _recorded("internal-backend-options", Kind.TEXT, "options of a vendor stage"),
+    _recorded("cc-pipeline-tiling-factor", Kind.INTEGER, "tiling of the vendor's collectives"),
+    _recorded("execute-repetition", Kind.INTEGER, "added by a wrapper"),
+    _wrapper("cache_dir", Kind.TEXT),
+    _wrapper("no_cache", Kind.SWITCH),
+    _wrapper("retry_failed_compilation", Kind.SWITCH),
+    _wrapper("log_level", Kind.TEXT),
+)
+
+
+def _own(field: dataclasses.Field[Any]) -> Flag:
+    """The flag of a compile option that neuronx-cc does not have."""
+    kinds = {"bool": Kind.SWITCH, "int": Kind.INTEGER, "str": Kind.TEXT}
+    choices = field.metadata.get("choices", ())
+    return _option(
+        field.name.replace("_", "-"),
+        field.name,
+        Kind.CHOICE if choices else kinds[str(field.type)],
+        values=tuple(map(str, choices)),
+        constant=not field.default,
+        defaults=(("", field.default),),
+        help="option of this compiler only",
+        source="compiler/options.py",
+    )
+
+
+FLAGS: tuple[Flag, ...] = (
+    *_NEURONX,
+    *(
+        _own(field)
+        for field in dataclasses.fields(CompileOptions)
+        if field.name not in {flag.field for flag in _NEURONX}
+    ),
+)
+
+
+def canonical_name(spelling: str) -> str:
+    """A long spelling in the table's form: `--Auto_Cast` is `auto-cast`."""
+    return spelling.lstrip("-").replace("_", "-").lower()
+
+
+BY_SPELLING: dict[str, Flag] = {canonical_name(f.name): f for f in FLAGS} | {
+    alias: f for f in FLAGS for alias in f.aliases
+}
+"""Canonical long names, and aliases as they are written."""
+
+
+def find(spelling: str) -> Flag | None:
+    """The flag of a spelling with its dashes; None for an unknown one."""
+    found = BY_SPELLING.get(spelling)
+    if found is None and spelling.startswith("--"):
+        found = BY_SPELLING.get(canonical_name(spelling))
+        found = BY_SPELLING.get(f"--{canonical_name(spelling)}", found)
+    return found

@@ -1,0 +1,127 @@
+"""The operators of XLA by their builder names: neuronx-cc's published table, and what it takes
+beyond the table.
+
+`hlo` are the StableHLO names an operator arrives as; `since` is the release that added the row (the
+empty text: the first); `note` is the restriction the table prints. What this compiler does with a
+row is not written here: it follows from the import rules (`frontend/coverage.py`).
+Source: release notes 2.6.0.19 and 2.13.68 (62 equal rows), rows by release from the history of that
+page; extras from error pages, later release notes and the JAX notes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.surface.releases import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of XLA."""
+
+    name: str
+    hlo: tuple[str, ...]
+    since: str = ""
+    note: str = ""
+    documented: bool = True
+    error: str = ""  # the code of a documented refusal or restriction
+
+
+def _rows(names: str) -> tuple[Operator, ...]:
+    """Rows without restriction: `Name=hlo_name`, or the name alone where it is the same."""
+    pairs = (item.partition("=") for item in names.split())
+    return tuple(Operator(name, (hlo or name.lower(),)) for name, _, hlo in pairs)
+
+
+_PLAIN = _rows(
+    "Abs Add Allgather=all_gather Allreduce=all_reduce Batchnorm=batch_norm_training"
+    " Batchnormgrad=batch_norm_grad Batchnorminference=batch_norm_inference Broadcast"
+    " BroadcastInDim=broadcast_in_dim Ceil Clamp Compare Concatenate Constant"
+    " ConstantLiteral=constant ConvertElementType=convert Cos=cosine Customcall=custom_call"
+    " Div=divide Dot DotGeneral=dot_general Eq=compare Exp=exponential Floor Ge=compare"
+    " GetTupleElement=get_tuple_element Gt=compare Iota Le=compare Log LogicalAnd=and Lt=compare"
+    " Max=maximum Min=minimum Mul=multiply Ne=compare Neg=negate Pad Reshape RngUniform=rng Rsqrt"
+    " Scatter Select ShiftRightLogical=shift_right_logical Sign Sin=sine Slice Sqrt Sub=subtract"
+    " Tanh Transpose Tuple"
+)
+_ADDED = (
+    Operator("Atan2", ("atan2",), "2.2.0.73"),
+    Operator("LogicalNot", ("not",), "2.2.0.73"),
+    Operator("DynamicUpdateSlice", ("dynamic_update_slice",), "2.2.0.73", "constant index only"),
+    Operator("Rev", ("reverse",), "2.3.0.4"),
+    Operator("SelectAndScatter", ("select_and_scatter",), "2.4.0.21"),
+    Operator("BitcastConvertType", ("bitcast_convert",), "2.6.0.19"),
+)
+_RESTRICTED = (
+    Operator(
+        "Gather",
+        ("gather",),
+        note="start_index_map and remapped offset dims must be disjoint",
+        error="NCC_EVRF056",
+    ),
+    Operator("Pow", ("power",), note="exponent a compile-time integer constant (to 2.3.0.4)"),
+    Operator("Reduce", ("reduce",), note="only min, max, add, mul with a constant init value"),
+    Operator(
+        "RngBitGenerator",
+        ("rng_bit_generator",),
+        note="ignores the user's seed (to 2.9.0.16)",
+        error="NCC_EVRF006",
+    ),
+)
+
+
+def _extra(name: str, *hlo: str, note: str = "", error: str = "") -> Operator:
+    return Operator(name, hlo, note=note, documented=False, error=error)
+
+
+_EXTRAS = (
+    _extra("Conv", "convolution", note="not both dilations", error="NCC_EVRF010"),
+    _extra("ReduceWindow", "reduce_window", note="dilations must be 1", error="NCC_EVRF017"),
+    _extra("ReduceScatter", "reduce_scatter"),
+    _extra("AllToAll", "all_to_all"),
+    _extra("CollectivePermute", "collective_permute"),
+    _extra("PartitionId", "partition_id"),
+    _extra("ReplicaId", "replica_id"),
+    _extra("ShiftLeft", "shift_left"),
+    _extra(
+        "ShiftRightArithmetic",
+        "shift_right_arithmetic",
+        note="first operand of 32 bits",
+        error="NCC_EVRF022",
+    ),
+    _extra("Sort", "sort", note="comparators LE, GE, LT, GT"),
+    _extra("TopK", "top_k", note="float only", error="NCC_EVRF013"),
+    _extra("While", "while", note="static trip count"),
+    _extra("Conditional", "case", "if", note="not supported (JAX notes)", error="NCC_EVRF001"),
+    _extra("DynamicSlice", "dynamic_slice"),
+    _extra("OptimizationBarrier", "optimization_barrier"),
+    _extra("Composite", "composite", note="taken as its decomposition"),
+    _extra("ReducePrecision", "reduce_precision"),
+    _extra("LogicalOr", "or"),
+    _extra("LogicalXor", "xor"),
+    _extra("Rem", "remainder"),
+    _extra("Expm1", "exponential_minus_one"),
+    _extra("Log1p", "log_plus_one"),
+    _extra("Logistic", "logistic"),
+    _extra("Cbrt", "cbrt"),
+    _extra("Tan", "tan"),
+    _extra("IsFinite", "is_finite"),
+    _extra("RoundNearestEven", "round_nearest_even"),
+    _extra("RoundNearestAfz", "round_nearest_afz"),
+    _extra("PopulationCount", "popcnt"),
+    _extra("Clz", "count_leading_zeros"),
+    _extra("Complex", "complex", "real", "imag", note="complex types", error="NCC_EVRF004"),
+    _extra("Fft", "fft", note="not supported", error="NCC_EVRF001"),
+    _extra("Cholesky", "cholesky", note="not supported", error="NCC_EVRF001"),
+    _extra("TriangularSolve", "triangular_solve", note="not supported", error="NCC_EUOC002"),
+)
+
+OPERATORS: tuple[Operator, ...] = tuple(
+    sorted((*_PLAIN, *_ADDED, *_RESTRICTED, *_EXTRAS), key=lambda row: row.name.lower())
+)
+DOCUMENTED = tuple(row for row in OPERATORS if row.documented)
+
+
+def added_later(profile: Profile) -> dict[str, Operator]:
+    """StableHLO name -> row, for rows that the release of `profile` does not have yet."""
+    return {name: row for row in DOCUMENTED if not profile.at_least(row.since) for name in row.hlo}

@@ -1,0 +1,158 @@
+"""The releases of neuronx-cc and what changed with them: the time line behind
+`--compiler-version-profile`.
+
+A profile answers two questions: is a fact of the time line true for this release, and does the
+release's operator table apply. Without a profile the defaults are those of the newest release and
+no operator is refused that this compiler can do.
+Source of every row: neuronx-cc release notes (2022-10 to 2026-08) and the history of its command
+reference, unless the row says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from compiler.diagnostics import UsageError
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One published release; `date` and `sdk` are empty where the notes do not give them."""
+
+    version: str
+    date: str
+    sdk: str = ""
+
+
+RELEASES: tuple[Release, ...] = (
+    Release("2.1.76", "2022-10-05"),
+    Release("2.2.0.73", "2022-10-27"),
+    Release("2.3.0.4", "2022-12-09"),
+    Release("2.4.0.21", "2023-02-08"),
+    Release("2.5.0.28", "2023-03-28"),
+    Release("2.6.0.19", "2023-05-01"),
+    Release("2.7.0.40", "2023-06-14"),
+    Release("2.8.0.25", "2023-07-19"),
+    Release("2.9.0.16", "2023-08-28"),
+    Release("2.10.0.34", "2023-09-15"),
+    Release("2.10.0.35", "2023-09-26"),
+    Release("2.11.0.34", "2023-10-26", "2.15"),
+    Release("2.11.0.35", "2023-11-17"),
+    Release("2.12.54", "2023-12-21"),
+    Release("2.12.68", "2024-01-18"),
+    Release("2.13.66", "2024-04-01"),
+    Release("2.13.68", "2024-04-10"),
+    Release("2.13.72", "2024-04-25"),
+    Release("2.14.213", "2024-07-03"),
+    Release("2.15.128", "2024-09-16"),
+    Release("2.16.345", "", "2.21"),
+    Release("2.17.194", "2025-04-03"),
+    Release("2.18.121", ""),
+    Release("2.19.8089", "2025-06-24"),
+    Release("2.20.9961", "2025-07-31", "2.25"),
+    Release("2.21.18209", "", "2.26"),
+    Release("2.22.12471", "2025-12-19", "2.27"),
+    Release("2.24.5133", "2026-04-09", "2.29"),
+    Release("2.27.5334", "2026-08-17", "2.32"),
+)
+OLDEST, LATEST = RELEASES[0].version, RELEASES[-1].version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A behaviour that holds from `since` up to, not including, `until` (empty: still holds)."""
+
+    since: str
+    until: str = ""
+    text: str
+
+
+FACTS: dict[str, Fact] = {
+    "pow_any_exponent": Fact(since="2.3.0.4", text="Pow takes any integer or float exponent"),
+    "rng_seed_used": Fact(since="2.9.0.16", text="RngBitGenerator honours its seed, 32 bits of it"),
+    "dynamic_update_index": Fact(
+        since="2.14.213",
+        text="DynamicUpdateSlice takes a computed index (inferred: the note 'constant index only'"
+        " is last repeated by the release notes of 04/2024)",
+    ),
+    "fsdp_spelling": Fact(
+        since="2.6.0.19", until="2.7.0.40", text="--distribution-strategy FSDP is documented"
+    ),
+    "output_over_4gb_refused": Fact(
+        since="2.22.12471",
+        until="2.24.5133",
+        text="EVRF024, an output tensor over 4 GB, is documented (withdrawn 04/11/2026)",
+    ),
+    "bool_add_is_or": Fact(since="2.27.5334", text="boolean add is OR (SDK 2.30)"),
+}
+
+
+def parse_version(text: str) -> Version:
+    """`2.13.68.0` as numbers. Raises UsageError (SW_USAGE) for anything else."""
+    if not re.fullmatch(r"\d+(\.\d+){1,4}", text):
+        raise UsageError(
+            "SW_USAGE",
+            f"--compiler-version-profile requires a version like {LATEST}, got {text!r}",
+            hint=f"releases run from {OLDEST} to {LATEST}",
+        )
+    return tuple(int(part) for part in text.split("."))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A release whose defaults and operator table apply; an empty version is this compiler's own
+    profile.
+    """
+
+    version: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """No release was named."""
+        return not self.version
+
+    def at_least(self, since: str) -> bool:
+        """Whether the release is `since` or newer; the own profile is newer than all."""
+        if self.is_own or not since:
+            return True
+        return _padded(parse_version(self.version)) >= _padded(parse_version(since))
+
+    def within(self, since: str, until: str) -> bool:
+        """Whether the release is in [since, until)."""
+        return self.at_least(since) and not (until and self.at_least(until))
+
+    def has(self, fact: str) -> bool:
+        """Whether a row of `FACTS` holds."""
+        row = FACTS[fact]
+        return self.within(row.since, row.until)
+
+    def __str__(self) -> str:
+        return self.version or "own"
+
+
+OWN = Profile()
+
+
+def profile(text: str) -> Profile:
+    """The profile named `text`: a version, `latest`, or `own`.
+
+    Raises UsageError (SW_USAGE) for a version older than the first release or newer than the last.
+    """
+    name = text.strip().lower()
+    if name in ("", "own"):
+        return OWN
+    found = Profile(LATEST if name == "latest" else name)
+    if not found.at_least(OLDEST) or parse_version(found.version)[:3] > parse_version(LATEST):
+        raise UsageError(
+            "SW_USAGE",
+            f"--compiler-version-profile requires a release from {OLDEST} to {LATEST}, got {text}",
+            hint="`own` is this compiler without the restrictions of a release",
+        )
+    return found
+
+
+def _padded(version: Version) -> Version:
+    return (*version, *(0,) * 5)[:5]

@@ -1,0 +1,251 @@
+"""From flags as given to options that compile: defaults of the release, right-most wins, notices.
+
+Everything a user should know about what they typed becomes a notice (a diagnostic of severity
+warning or info); what cannot be done is a UsageError. The order of flags does not matter except
+that the last of several competing ones counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from compiler.diagnostics import Diagnostic, UsageError
+from compiler.options import CompileOptions
+from compiler.surface import releases
+from compiler.surface.flags import DOWNCASTS, FLAGS, LEVELS, TARGETS, Effect, Flag, Kind, find
+from compiler.surface.releases import Profile
+from compiler.target import Target, load_target, target_names
+
+PAGE_STEP_MB, PAGE_END_MB = 512, 4096
+"""documented: page sizes are multiples of 512 MB below 4096 (runtime's device memory page)."""
+
+_LEVEL_NUMBERS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One flag as the user gave it; `value` is its text, empty for a switch."""
+
+    flag: Flag
+    value: str
+    spelling: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What the command does around compilation."""
+
+    target: Target
+    lnc: int
+    profile: Profile
+    output: str
+    logfile: str
+    verbose: int
+    strategy: str
+    save_temps: bool
+    fast_loading: bool
+    fast_context_switch: bool
+    scratchpad_page_mb: int
+    instruction_limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Options, the command's settings, flags that are only recorded, and what to tell the user."""
+
+    options: CompileOptions
+    command: Command
+    recorded: dict[str, str] = field(default_factory=dict)
+    notices: tuple[Diagnostic, ...] = ()
+
+
+def resolve(given: Sequence[Given]) -> Resolved:
+    """What the flags mean.
+
+    Raises: UsageError with SW_USAGE for a value, flag or combination that is not understood,
+    NCC_EARG001 for a target or a logical core size the target does not have.
+    """
+    profile = releases.profile(_last(given, "compiler-version-profile") or "own")
+    notices: list[Diagnostic] = []
+    effective = [_effective(item, profile, notices) for item in given]
+    settings: dict[str, Any] = {}
+    for flag in FLAGS:
+        if flag.field and flag.default(profile) is not None:
+            settings.setdefault(flag.field, flag.default(profile))
+    recorded: dict[str, str] = {}
+    for item in effective:
+        if item.flag.effect is Effect.RECORDED:
+            recorded[item.flag.name] = item.value or "on"
+        elif item.flag.field:
+            settings[item.flag.field] = _value(item, notices)
+    names = set(CompileOptions.__dataclass_fields__)
+    options = CompileOptions(**{k: v for k, v in settings.items() if k in names})
+    command = _command(settings, profile)
+    notices += _ineffective(effective, options, command)
+    return Resolved(options=options, command=command, recorded=recorded, notices=tuple(notices))
+
+
+def _last(given: Sequence[Given], name: str) -> str:
+    values = [item.value for item in given if item.flag.name == name]
+    return values[-1] if values else ""
+
+
+def _effective(item: Given, profile: Profile, notices: list[Diagnostic]) -> Given:
+    """The flag that counts in place of a deprecated one; refuses what the release does not have."""
+    flag = item.flag
+    if not profile.at_least(flag.since):
+        raise UsageError(
+            "SW_USAGE",
+            f"{item.spelling} requires release {flag.since} or newer, the profile is {profile}",
+            hint="drop the flag or name a newer --compiler-version-profile",
+        )
+    if flag.effect is Effect.WRAPPER:
+        notices.append(_notice("info", f"{item.spelling} is {flag.effect.value}"))
+    if flag.effect is Effect.RECORDED:
+        notices.append(_notice("info", f"{item.spelling}: {flag.effect.value} ({flag.help})"))
+    if flag.effect is not Effect.REPLACED:
+        return item
+    name, value = flag.replaces
+    if profile.at_least(flag.deprecated_since):
+        text = f"{item.spelling} is deprecated and will be removed, use --{name} {value}"
+        notices.append(_notice("warning", text))
+    target = find(f"--{name}")
+    assert target is not None, name
+    return replace(item, flag=target, value=value)
+
+
+def _notice(severity: str, message: str) -> Diagnostic:
+    return Diagnostic("SW_FLAG", message, severity=severity)
+
+
+def _value(item: Given, notices: list[Diagnostic]) -> Any:
+    """The value of a flag, checked and in canonical form."""
+    flag, text = item.flag, item.value.strip()
+    match flag.kind:
+        case Kind.SWITCH:
+            return flag.constant
+        case Kind.CHOICE:
+            return _choice(item, text, notices)
+        case Kind.INTEGER:
+            return _integer(item, text)
+        case Kind.NAMES:
+            return _names(item, text)
+        case _:
+            return text
+
+
+def _choice(item: Given, text: str, notices: list[Diagnostic]) -> str:
+    word, old = text.lower(), dict(item.flag.old_values)
+    candidates = {v.replace("_", "-"): v for v in (*item.flag.values, *old)}
+    found = candidates.get(word.replace("_", "-"))
+    if found is None:
+        raise _refused(item, f"one of {', '.join(item.flag.values)}")
+    if found in old:
+        text = f"{item.spelling} {found} is deprecated, it means {old[found]}"
+        notices.append(_notice("warning", text))
+    return old.get(found, found)
+
+
+def _integer(item: Given, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise _refused(item, "a whole number")
+    if item.flag.values and str(int(text)) not in item.flag.values:
+        raise _refused(item, f"one of {', '.join(item.flag.values)}")
+    return int(text)
+
+
+def _names(item: Given, text: str) -> str:
+    names = [n.strip().lower().replace("-", "_") for n in text.split(",") if n.strip()]
+    alone = {"default", "all", "none"} & set(names)
+    if not names or not set(names) <= set(item.flag.values) or (alone and len(names) > 1):
+        allowed = f"default, all, none or a comma list of {', '.join(DOWNCASTS)}"
+        raise _refused(item, allowed)
+    return ",".join(n for n in item.flag.values if n in names)
+
+
+def _refused(item: Given, required: str) -> UsageError:
+    return UsageError("SW_USAGE", f"{item.spelling} requires {required}, got {item.value!r}")
+
+
+def _command(settings: dict[str, Any], profile: Profile) -> Command:
+    target = find_target(settings.get("target", ""))
+    page = settings.get("scratchpad_page_mb", 0)
+    if page % PAGE_STEP_MB or not 0 <= page < PAGE_END_MB:
+        raise UsageError(
+            "SW_USAGE",
+            f"--hbm-scratchpad-page-size requires a multiple of {PAGE_STEP_MB} below {PAGE_END_MB},"
+            f" got {page}",
+        )
+    lnc = settings.get("lnc", max(target.allowed_lnc))
+    if lnc not in target.allowed_lnc:
+        allowed = " or ".join(map(str, target.allowed_lnc))
+        raise UsageError(
+            "NCC_EARG001",
+            f"--logical-nc-config on {target.name} requires {allowed}, got {lnc}",
+            hint="use --logical-nc-config 1, or a target of the trn2 or trn3 family",
+        )
+    return Command(
+        target=target,
+        lnc=lnc,
+        profile=profile,
+        output=settings["output"],
+        logfile=settings["logfile"],
+        verbose=_level(settings["verbose"]),
+        strategy=settings["strategy"],
+        save_temps="savetemps" in settings.get("pipeline", "").lower(),
+        fast_loading=settings["fast_loading"],
+        fast_context_switch=settings["fast_context_switch"],
+        scratchpad_page_mb=page,
+        instruction_limit=settings["instruction_limit"],
+    )
+
+
+def find_target(text: str) -> Target:
+    """The machine of an instance family (`trn1`) or type (`trn1n.32xlarge`), in any case.
+
+    Raises UsageError: SW_USAGE when none is given, NCC_EARG001 for an unknown one.
+    """
+    name = text.strip().lower()
+    if not name:
+        known = ", ".join(TARGETS)
+        raise UsageError("SW_USAGE", f"compile requires --target, one of {known}")
+    machine = TARGETS.get(name, name)
+    if machine not in target_names():
+        known = ", ".join(f for f, m in TARGETS.items() if m in target_names())
+        raise UsageError("NCC_EARG001", f"--target requires one of {known}, got {text!r}")
+    return load_target(machine)
+
+
+def _level(text: str) -> int:
+    word = text.lower()
+    if word in _LEVEL_NUMBERS:
+        return _LEVEL_NUMBERS[word]
+    if word.isascii() and word.isdigit():
+        return int(word)
+    allowed = f"one of {', '.join(LEVELS)} or a number"
+    raise UsageError("SW_USAGE", f"--verbose requires {allowed}, got {text!r}")
+
+
+def _ineffective(
+    given: Sequence[Given], options: CompileOptions, command: Command
+) -> list[Diagnostic]:
+    """Warnings for flags that change nothing in this combination."""
+    names = {item.flag.name for item in given}
+    generation = command.target.core.generation
+    found = []
+    if "auto-cast-type" in names and options.auto_cast == "none":
+        text = "--auto-cast-type has no effect while --auto-cast is none (the default since"
+        found.append(f"{text} 2.22.12471); add --auto-cast matmult")
+    if options.native_int64 == "enabled" and generation == "v2":
+        found.append(f"--native-int64 enabled has no effect on {command.target.name}")
+    if options.saturate_infinity and generation != "v2":
+        found.append(f"--enable-saturate-infinity has no effect on {command.target.name}")
+    if command.strategy == "fsdp" and not command.profile.has("fsdp_spelling"):
+        found.append("--distribution-strategy fsdp is documented by release 2.6.0.19 only")
+    if command.lnc > 1:
+        found.append(
+            f"the program uses one of the {command.lnc} physical cores of a logical NeuronCore"
+        )
+    return [_notice("warning", text) for text in found]

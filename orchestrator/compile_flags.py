@@ -1,0 +1,127 @@
+"""Command-line text of `compile` -> flags as given: spellings made equal, then argparse.
+
+Global flags may stand before the verb; a value may follow its flag or an equals sign, and may begin
+with a dash; `-` and `_` are one, long names have no case. What the flags mean is decided in
+`compiler/surface/resolve.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from compiler.diagnostics import UsageError
+from compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name, find
+from compiler.surface.resolve import Given
+
+
+class FlagParser(argparse.ArgumentParser):
+    """An argparse parser whose mistakes are usage errors with a code."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError (SW_USAGE) in place of leaving the process."""
+        raise UsageError("SW_USAGE", f"{self.prog}: {message}", hint=f"{self.prog} --help")
+
+
+class _Keep(argparse.Action):
+    """Append (flag, value) to the list of what was given, in order."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        flag = find(option_string or "")
+        assert flag is not None
+        given = [*(getattr(namespace, "given", None) or [])]
+        given.append(Given(flag, values if isinstance(values, str) else "", option_string or ""))
+        namespace.given = given
+
+
+def parser(prog: str) -> FlagParser:
+    """The parser of `compile`: one or several files, and every flag of the table."""
+    made = FlagParser(
+        prog=prog,
+        allow_abbrev=False,
+        description="Compile HLO or StableHLO for one NeuronCore. Takes neuronx-cc's flags.",
+    )
+    made.add_argument("files", nargs="+", metavar="FILE", help="HLO, StableHLO or jax.export file")
+    made.set_defaults(given=[])
+    for flag in FLAGS:
+        _add(made, flag)
+    return made
+
+
+def _add(made: argparse.ArgumentParser, flag: Flag) -> None:
+    names = [*flag.aliases, f"--{canonical_name(flag.name)}"]
+    nargs = {"nargs": 0} if flag.kind is Kind.SWITCH else {"metavar": "VALUE"}
+    shown = flag.effect in (Effect.OPTION, Effect.COMMAND)
+    made.add_argument(
+        *names,
+        action=_Keep,
+        dest="given",
+        help=_help(flag) if shown else argparse.SUPPRESS,
+        **nargs,
+    )
+
+
+def _help(flag: Flag) -> str:
+    values = f" [{', '.join(flag.values)}]" if flag.values else ""
+    default = f" (default {flag.defaults[-1][1]})" if flag.defaults else ""
+    return (flag.help + values + default).replace("%", "%%")
+
+
+def parse(arguments: Sequence[str], prog: str) -> tuple[list[str], list[Given]]:
+    """(files, flags in order) of the text after the verb. Raises UsageError."""
+    found = parser(prog).parse_args(joined(arguments))
+    return found.files, found.given
+
+
+def joined(arguments: Sequence[str]) -> list[str]:
+    """The arguments with canonical names, every value behind the equals sign of its flag."""
+    made: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        flag, value = _read(word)
+        made.append(word if flag is None else _joined(flag, value, rest))
+    return made
+
+
+def _read(word: str) -> tuple[Flag | None, str | None]:
+    """(flag, value inside the same word) of a word; `-O1` and `-lnc=2` count as such."""
+    if not word.startswith("-"):
+        return None, None
+    spelling, equals, value = word.partition("=")
+    flag = find(spelling)
+    if flag is None and word[-1:].isdigit():  # glued: -O1
+        flag = find(word[:-1])
+        return (flag, word[-1]) if flag and flag.kind is Kind.INTEGER else (None, None)
+    return flag, value if equals else None
+
+
+def _joined(flag: Flag, value: str | None, rest: list[str]) -> str:
+    """One word for a flag; takes the value off `rest` when it is not there yet."""
+    name = f"--{canonical_name(flag.name)}"
+    if value is None and flag.kind is Kind.WORDS:
+        words = []
+        while rest and rest[0].lower() in flag.values:
+            words.append(rest.pop(0))
+        value = ",".join(words)
+    if value is None and flag.kind is not Kind.SWITCH and rest:
+        value = rest.pop(0)
+    return name if value is None else f"{name}={value}"
+
+
+def split_verb(arguments: Sequence[str], verbs: Sequence[str]) -> tuple[str, list[str]]:
+    """(verb, the other arguments) when one of `verbs` is the first word that is neither a flag of
+    the table nor a flag's value; else ("", arguments).
+    """
+    words = list(arguments)
+    at = 0
+    while at < len(words):
+        flag, value = _read(words[at])
+        if flag is None:
+            verb = words[at] if words[at] in verbs else ""
+            return verb, words[:at] + words[at + 1 :] if verb else words
+        at += 1 if value is not None or flag.kind is Kind.SWITCH else 2
+    return "", words

@@ -1,0 +1,152 @@
+"""Capacity and instruction limits of `compile`, each refused at its stage with the split users act
+on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compiler import budget
+from compiler.diagnostics import CapacityError
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.ir.types import Graph
+from tests.support.model_files import compile_line, write_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+WIDE = """
+func.func public @main(%a: tensor<{n}x1xf32>, %b: tensor<1x{n}xf32>) -> tensor<f32> {{
+  %d = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+      : (tensor<{n}x1xf32>, tensor<1x{n}xf32>) -> tensor<{n}x{n}xf32> loc("big.py":7:1)
+  %e = stablehlo.dot_general %d, %d, contracting_dims = [1] x [0]
+      : (tensor<{n}x{n}xf32>, tensor<{n}x{n}xf32>) -> tensor<{n}x{n}xf32> loc("big.py":8:1)
+  %z = stablehlo.constant dense<0.0> : tensor<f32>
+  %r = stablehlo.reduce(%e init: %z) applies stablehlo.add across dimensions = [0, 1]
+      : (tensor<{n}x{n}xf32>, tensor<f32>) -> tensor<f32>
+  return %r : tensor<f32>
+}}
+"""
+
+
+def test_one_operator_over_hbm_is_evrf009_at_the_users_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "m.mlir").write_text(WIDE.format(n=65536))
+    assert compile_line("shardwright compile m.mlir --target trn1 -O1") == 70
+    err = " ".join(capsys.readouterr().err.split())
+    assert "[NCC_EVRF009] operator dot_general requires" in err and "location: big.py:7" in err
+    assert "limit is 15.85 GiB per core" in err
+
+
+def test_intermediates_over_hbm_are_exsp001(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = "\n".join(
+        f"%d{k} = stablehlo.dot_general %a, %b{k}, contracting_dims = [1] x [0]"
+        ": (tensor<16384x1xf32>, tensor<1x16384xf32>) -> tensor<16384x16384xf32>"
+        for k in range(18)
+    )
+    arguments = ", ".join(f"%b{k}: tensor<1x16384xf32>" for k in range(18))
+    # All products are alive until the last matmul has run: they are multiplied backwards.
+    chain = "\n".join(
+        f"%s{k} = stablehlo.dot_general %s{k + 1 if k < 17 else 'x'}, %d{k}, contracting_dims ="
+        " [1] x [0] : (tensor<16384x16384xf32>, tensor<16384x16384xf32>)"
+        " -> tensor<16384x16384xf32>"
+        for k in reversed(range(18))
+    ).replace("%sx", "%d17")
+    zero = "%z = stablehlo.constant dense<0.0> : tensor<f32>"
+    total = (
+        "%r = stablehlo.reduce(%s0 init: %z) applies stablehlo.add across dimensions = [0, 1]"
+        " : (tensor<16384x16384xf32>, tensor<f32>) -> tensor<f32>"
+    )
+    head = f"func.func public @main(%a: tensor<16384x1xf32>, {arguments}) -> tensor<f32> {{"
+    text = "\n".join((head, layers, chain, zero, total, "return %r : tensor<f32>", "}"))
+    (folder / "m.mlir").write_text(text)
+    code = compile_line("shardwright compile m.mlir --target trn1 -O1")
+    err = capsys.readouterr().err
+    assert code == 70 and "[NCC_EXSP001] activation tensors alone" in err, err
+
+
+def test_inputs_and_outputs_over_hbm_are_eoom002_with_the_split(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    n = 4 * 10**9
+    (folder / "m.mlir").write_text(
+        f"func.func public @main(%a: tensor<{n}xf32>) -> tensor<{n}xf32> {{\n"
+        f"  %r = stablehlo.add %a, %a : tensor<{n}xf32>\n  return %r : tensor<{n}xf32>\n}}\n"
+    )
+    assert compile_line("shardwright compile m.mlir --target trn1") == 70
+    err = " ".join(capsys.readouterr().err.split())
+    assert "[NCC_EOOM002] inputs and outputs alone: peak HBM usage is 29.80 GiB" in err
+    for part in ("model constants", "I/O tensors 29.80 GiB", "intermediate tensors", "scratchpad"):
+        assert part in err
+    # The same on a logical core of two physical ones: 24 GB, still too small; half of it fits.
+    assert compile_line("shardwright compile m.mlir --target trn2") == 70
+
+
+def graph_of(n: int) -> Graph:
+    b = Builder()
+    x = b.input((n, n), DType.F32)
+    return b.finish(b.dot(x, x, dtype=DType.F32))
+
+
+def test_stages_add_up_categories() -> None:
+    graph = graph_of(1024)
+    budget.check_graph_memory(graph, 12 * 2**20)
+    with pytest.raises(CapacityError, match="NCC_EOOM002"):
+        budget.check_graph_memory(graph, 8 * 2**20 - 1)
+    budget.check_activations(60, 40, 100)
+    with pytest.raises(CapacityError, match="NCC_EXSP001"):
+        budget.check_activations(61, 40, 100)
+
+
+def test_the_sum_of_all_categories_is_eoom001(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    x = np.zeros((8, 64), np.float32)
+    write_model(folder / "m.hlo.pb", lambda x: jnp.tanh(x @ w).sum(), [x])
+    need = 64 * 64 * 4 + 2 * 8 * 64 * 4 + 4  # weights, input and the product, result
+    monkeypatch.setattr("compiler.target.Target.limit_bytes", need - 1)
+    assert compile_line("shardwright compile m.hlo.pb --target trn1") == 70
+    err = capsys.readouterr().err
+    assert "[NCC_EOOM001] program m:" in err and "model constants 16384 bytes" in err
+    monkeypatch.setattr("compiler.target.Target.limit_bytes", need)
+    assert compile_line("shardwright compile m.hlo.pb --target trn1") == 0
+
+
+def test_too_many_instructions_is_cured_by_o1(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.zeros((1024, 1024), np.float32)
+    write_model(folder / "m.hlo.pb", lambda x: jnp.tanh(x @ x.T) @ x, [x])
+    line = "shardwright compile m.hlo.pb --target trn1"
+    assert compile_line(f"{line} --instruction-limit 300") == 70
+    err = capsys.readouterr().err
+    assert "[NCC_EBVF030] too many instructions after unroll: the module requires" in err
+    assert compile_line(f"{line} --instruction-limit 300 -O1") == 0
+    assert compile_line(f"{line} --instruction-limit 100") == 70
+    assert "[NCC_EVRF007]" in capsys.readouterr().err
+    assert compile_line(line) == 0
+
+
+def test_one_operator_over_its_own_limit_is_extp004_at_the_users_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "OPERATOR_LIMIT", 150)
+    x = np.zeros((1024, 1024), np.float32)
+    write_model(folder / "m.mlir", lambda x: jnp.tanh(x @ x.T), [x])
+    assert compile_line("shardwright compile m.mlir --target trn1") == 70
+    err = " ".join(capsys.readouterr().err.split())
+    assert "[NCC_EXTP004] too many instructions after unroll: operator" in err
+    assert f"location: {Path(__file__)}" in err
+    assert compile_line("shardwright compile m.mlir --target trn1 -O1") == 0
