@@ -20,6 +20,7 @@ from compiler.diagnostics import UsageError
 
 _DIRECTORY = Path(__file__).parent / "targets"
 PS_PER_S = 10**12
+FIRST_TARGET = "trn1n.32xlarge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,14 @@ def load_target(name: str) -> Target:
     core_data, core_digest = _read(data["neuroncore"])
     digest = hashlib.sha256((digest + core_digest).encode()).hexdigest()
     return _target(name, _core(core_data), _values(data), digest)
+
+
+@cache
+def nominal_machine(name: str) -> Target:
+    """The machine whose figures weigh tile choices for `name`: the target itself, or the first
+    target for names (a generation, a machine without data files) that only have limits.
+    """
+    return load_target(name if name in target_names() else FIRST_TARGET)
 
 
 def _read(name: str) -> tuple[dict[str, Any], str]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from compiler.codegen import rates
+from compiler.codegen.rates import MIN_CYCLES
+from compiler.codegen.search import Room
 from compiler.codegen.space import (
     Space,
     Split,
@@ -26,8 +27,7 @@ from compiler.codegen.space import (
 )
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
-from compiler.isa.limits import Limits
-from compiler.isa.region import Tensor
+from compiler.isa.program import Engine
 
 # Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
 _CHUNK_BYTES = 16384
@@ -121,20 +121,15 @@ def plan_contraction(
     space: Space,
     number: int,
     sinks: Iterable[int],
-    limits: Limits,
-    tensors: Sequence[Tensor],
-    budget: int,
-) -> ContractPlan:
-    """The cheaper of the two orientations of contraction `number`, within about `budget` SBUF bytes
-    per partition.
-    """
+    room: Room,
+) -> list[ContractPlan]:
+    """Tilings of contraction `number` in both orientations."""
     _require_floats(space, number)
-    plans = [
+    return [
         plan
         for order in ((0, 1), (1, 0))
-        for plan in _Planner(space, number, tuple(sinks), order, limits, tensors, budget).plans()
+        for plan in _Planner(space, number, tuple(sinks), order, room).plans()
     ]
-    return min(plans, key=lambda p: p.cost)
 
 
 def _require_floats(space: Space, number: int) -> None:
@@ -170,12 +165,10 @@ class _Planner:
         number: int,
         sinks: tuple[int, ...],
         order: tuple[int, int],
-        limits: Limits,
-        tensors: Sequence[Tensor],
-        budget: int,
+        room: Room,
     ) -> None:
         self.space, self.number, self.sinks = space, number, sinks
-        self.limits, self.tensors, self.budget = limits, tensors, budget
+        self.room, self.limits, self.budget = room, room.limits, room.budget
         contract = space.values[number]
         self.sides = tuple(contract.inputs[i] for i in order)
         atoms = [space.values[n].atoms for n in self.sides]
@@ -259,7 +252,7 @@ class _Planner:
             cost=0.0,
             **tiles,
         )
-        return replace(plan, cost=_cost(plan, self.placed, self.out, self.tensors))
+        return replace(plan, cost=_cost(plan, self.placed, self.out, self.room))
 
     def _loops(self, atoms: Iterable[int]) -> tuple[int, ...]:
         """Atoms that become loops of single points, major first in the result."""
@@ -426,12 +419,10 @@ def _tile_count(space: Space, made: Split) -> int:
     return space.sizes.get(made.major, 1) + (1 if made.tail else 0)
 
 
-def _cost(
-    plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, tensors: Sequence[Tensor]
-) -> float:
+def _cost(plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, room: Room) -> float:
     """Estimated nanoseconds: the largest of tensor engine, DMA and copies out of PSUM, and a part
     of the rest."""
-    size = plan.space.sizes
+    size, tensors, rates = plan.space.sizes, room.tensors, room.rates
     blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
     row_blocks = blocks * math.prod(size[a] for a in plan.outer)
     panels = math.prod(size[a] for a in plan.across)
@@ -458,16 +449,15 @@ def _cost(
         total = row_blocks * rows * panels * width * item
         moved += rates.transfer_ns(total, run, height)
     passes = _FP32_PASSES if plan.panel_type is DType.F32 else 1
-    issued = max(width, rates.MIN_CYCLES)
+    issued = max(width, MIN_CYCLES)
     evicted = row_blocks * plan.block * panels * issued
-    products = (evicted * depth_tiles + turned) * passes / rates.TENSOR_COLUMNS_PER_NS
+    products = rates.engine_ns(Engine.TENSOR, (evicted * depth_tiles + turned) * passes)
     # The queue of the tensor engine waits for copies of what it transposes: half on each engine.
-    products += turned / (plan.turning_slots * rates.VECTOR_ELEMENTS_PER_NS)
+    products += rates.engine_ns(Engine.VECTOR, turned / plan.turning_slots)
     if plan.accumulator_slots == 1:  # and for accumulators that are all in use
-        products += evicted / rates.VECTOR_ELEMENTS_PER_NS
-    copied = (evicted * (plan.sums if plan.staged else 1) + turned / 2) / (
-        rates.VECTOR_ELEMENTS_PER_NS
-    )
+        products += rates.engine_ns(Engine.VECTOR, evicted)
+    copies = evicted * (plan.sums if plan.staged else 1) + turned / 2
+    copied = rates.engine_ns(Engine.VECTOR, copies)
     shown = (products, moved, copied)
     return max(shown) + _OVERLAP * (sum(shown) - max(shown))
 

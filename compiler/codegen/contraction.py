@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
 from compiler.codegen.contract_plan import (
@@ -19,6 +20,7 @@ from compiler.codegen.contract_plan import (
     plan_contraction,
 )
 from compiler.codegen.panels import Panels
+from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import SPLATS, Space
 from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
 from compiler.dtypes import DType
@@ -30,11 +32,16 @@ Collect = Callable[[Scope, AccessPattern, Affine], None]
 _FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert"}
 
 
-def emit_contraction(builder: Builder, space: Space, sinks: list[int], budget: int) -> None:
-    """Append the code of the contraction all `sinks` depend on, with its epilogue."""
+def contraction_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
+    """Tilings of the contraction all `sinks` depend on, with its epilogue."""
     (number,) = (n for n in space.slice(sinks) if space.values[n].op == "contract")
-    plan = plan_contraction(space, number, sinks, builder.limits, builder.tensors, budget)
-    _Nest(builder, plan, needed_by_epilogue(plan.space, number, sinks)).emit()
+    epilogue = needed_by_epilogue(space, number, sinks)
+
+    def emit(plan: ContractPlan, builder: Builder) -> None:
+        _Nest(builder, plan, epilogue).emit()
+
+    plans = plan_contraction(space, number, sinks, room)
+    return [Candidate(plan.cost, partial(emit, plan)) for plan in plans]
 
 
 class _Nest:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compiler.codegen.builder import Box, Builder, Scope, merge_dims, pieces
+from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import Space
 from compiler.isa.program import Engine
 from compiler.isa.region import Affine, Tensor
@@ -54,9 +55,14 @@ def _run_bytes(space: Space, sink: int, tensors: Sequence[Tensor]) -> int:
     return run * item
 
 
-def emit_copy(builder: Builder, space: Space, sinks: list[int], budget: int) -> None:
-    """Append the DMAs of one copy; dims beyond what a pattern holds become loops."""
+def copy_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
+    """There is one way to copy."""
     (sink,) = sinks
+    return (Candidate(0.0, lambda builder: emit_copy(builder, space, sink)),)
+
+
+def emit_copy(builder: Builder, space: Space, sink: int) -> None:
+    """Append the DMAs of one copy; dims beyond what a pattern holds become loops."""
     store = space.values[sink]
     source, target = space.values[store.inputs[0]].walk, store.walk
     assert source is not None and target is not None

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from compiler.codegen import rates
+from compiler.codegen.rates import MIN_CYCLES, Rates
 from compiler.codegen.space import SPLATS, Space, Value
 from compiler.codegen.values import ACTIVATIONS
 from compiler.dtypes import DType
@@ -148,18 +148,20 @@ def _is_product(value: Value) -> bool:
     return _is_identity(value) and value.attrs["bias"] == 0.0
 
 
-def fuse(space: Space, wanted: Sequence[int], points: Points) -> tuple[Space, tuple[int, ...]]:
+def fuse(
+    space: Space, wanted: Sequence[int], points: Points, rates: Rates
+) -> tuple[Space, tuple[int, ...]]:
     """(space, values to compute) with chains fused and placed on engines.
 
     `points(value)` are the elements per partition of a tile.
     """
     fused, number = _Fuser(space, wanted, points).run()
     sinks = [number[n] for n in wanted if space.values[n].op.startswith("store")]
-    _balance(fused, fused.slice(sinks), points)
+    _balance(fused, fused.slice(sinks), points, rates)
     return fused, tuple(fused.slice(sinks))
 
 
-def _balance(space: Space, values: Sequence[int], points: Points) -> None:
+def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) -> None:
     """Give every `scaled` identity to the engine that has less to do; large ones choose first."""
     busy = {Engine.SCALAR: 0.0, Engine.VECTOR: 0.0}
     free: list[tuple[float, int]] = []
@@ -169,21 +171,15 @@ def _balance(space: Space, values: Sequence[int], points: Points) -> None:
         if value.op == SCALED and value.attrs["func"] == "identity":
             free.append((work, n))
         else:
-            busy[engine_of(value)] += work / RATES[engine_of(value)]
+            busy[engine_of(value)] += rates.engine_ns(engine_of(value), work)
     ends = _ends(space, values) if _leads(space, values) else set()
     for work, n in sorted(free, reverse=True):
-        engine = min(busy, key=lambda e: busy[e] + work / RATES[e])
+        engine = min(busy, key=lambda e: busy[e] + rates.engine_ns(e, work))
         if n in ends:
             engine = Engine.VECTOR
-        busy[engine] += work / RATES[engine]
+        busy[engine] += rates.engine_ns(engine, work)
         value = space.values[n]
         space.values[n] = replace(value, attrs={**value.attrs, "engine": engine.value})
-
-
-RATES = {
-    Engine.SCALAR: rates.SCALAR_ELEMENTS_PER_NS,
-    Engine.VECTOR: rates.VECTOR_ELEMENTS_PER_NS,
-}
 
 
 def _leads(space: Space, values: Sequence[int]) -> bool:
@@ -216,4 +212,4 @@ def cycles(space: Space, value: Value, points: Points) -> float:
     most = max([points(value), *(points(space.values[i]) for i in value.inputs)])
     wide = sum(1 for i in value.inputs if points(space.values[i]) > 1)
     factor = 2.0 if value.op == "select" or (wide > 1 and value.op != SCALED) else 1.0
-    return max(rates.MIN_CYCLES, most * (_DIVIDE_CYCLES if value.op == "divide" else factor))
+    return max(MIN_CYCLES, most * (_DIVIDE_CYCLES if value.op == "divide" else factor))

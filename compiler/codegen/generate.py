@@ -2,8 +2,8 @@
 tiles, order engines.
 
 Stores that need no contraction become one strip nest, stores that need the same contraction one
-contraction nest, plain copies a DMA of their own. The result is checked against the limits of the
-target before anybody else sees it.
+contraction nest, plain copies a DMA of their own. Planners offer tilings and `search.py` picks.
+The result is checked against the limits of the target before anybody else sees it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from dataclasses import dataclass
 
 from compiler.allocate import allocate
 from compiler.codegen.builder import Builder
-from compiler.codegen.contraction import emit_contraction
-from compiler.codegen.copies import emit_copy, is_copy
+from compiler.codegen.contraction import contraction_candidates
+from compiler.codegen.copies import copy_candidates, is_copy
 from compiler.codegen.in_place import refuse_stale_reads
+from compiler.codegen.rates import Rates
+from compiler.codegen.search import EFFORTS, Candidate, Room, choose, worth_trying
 from compiler.codegen.space import Space, normalise
-from compiler.codegen.strip_plan import plan_strips
-from compiler.codegen.strips import emit_strips
+from compiler.codegen.strip_plan import strip_candidates
 from compiler.diagnostics import CapacityError, CompileError
 from compiler.engine_order import order_engines
+from compiler.evaluate import region_time
 from compiler.isa.limits import Limits, check_region, limits_for
 from compiler.isa.program import Region
 from compiler.isa.region import RegionProgram, Tensor
 from compiler.options import DEFAULTS, CompileOptions
+from compiler.target import nominal_machine
 
 # Share of SBUF the planners may fill, tried in turn: their estimates leave out what allocation
 # rounds up.
@@ -52,39 +55,50 @@ def generate(
 
     Raises: CompileError for what the engines cannot do, CapacityError when no tiling fits.
     """
-    region = Region(program)
     if program.kind != "compute":
-        return Generated(region, first_register)
+        return Generated(Region(program), first_register)
     limits = limits_for(target)
+    machine = nominal_machine(target if isinstance(target, str) else target.generation)
     space = normalise(program)
-    groups = _groups(space, tensors)
+    nests = _nests(space, tensors)
+    effort = EFFORTS[options.optlevel]
+
+    def build(chosen: Sequence[Candidate]) -> Generated:
+        builder = Builder(limits, tensors, first_register)
+        for candidate in chosen:
+            candidate.emit(builder)
+        region = Region(program, builder.tiles, [*builder.prefix, *builder.body])
+        allocate(region, limits)
+        order_engines(region, tensors, limits)
+        return Generated(region, builder.next_register)
+
+    def time(made: Generated) -> int:
+        return region_time(made.region, tensors, machine).duration_ps
+
     failure: CapacityError | None = None
     for share in _BUDGETS:
-        builder = Builder(limits, tensors, first_register)
-        for emit, sinks in groups:
-            emit(builder, space, sinks, int(share * limits.sbuf_bytes))
-        region = Region(program, builder.tiles, [*builder.prefix, *builder.body])
+        room = Room(limits, Rates(machine.core), tensors, int(share * limits.sbuf_bytes))
+        tried = [worth_trying(plan(space, sinks, room), effort) for plan, sinks in nests]
         try:
-            allocate(region, limits)
+            made = choose(tried, build, time)
         except CapacityError as error:
             failure = error
             continue
-        order_engines(region, tensors, limits)
-        _verify(region, limits)
-        return Generated(region, builder.next_register)
+        _verify(made.region, limits)
+        return made
     assert failure is not None
     raise failure
 
 
-Emit = Callable[[Builder, Space, list[int], int], None]
+Plan = Callable[[Space, list[int], Room], Sequence[Candidate]]
 
 
-def _groups(space: Space, tensors: Sequence[Tensor]) -> list[tuple[Emit, list[int]]]:
+def _nests(space: Space, tensors: Sequence[Tensor]) -> list[tuple[Plan, list[int]]]:
     """Stores that share a nest, in the order of their first store.
 
     Raises CompileError when a nest would read what an earlier one of the region has overwritten.
     """
-    found: dict[object, tuple[Emit, list[int]]] = {}
+    found: dict[object, tuple[Plan, list[int]]] = {}
     for sink in space.sinks:
         contracts = [n for n in space.slice([sink]) if space.values[n].op == "contract"]
         if len(contracts) > 1:
@@ -95,15 +109,12 @@ def _groups(space: Space, tensors: Sequence[Tensor]) -> list[tuple[Emit, list[in
                 hint="lower each contraction to a region of its own",
             )
         key: object = ("copy", sink) if is_copy(space, sink, tensors) else tuple(contracts)
-        emit = emit_contraction if contracts else _strips
-        found.setdefault(key, (emit_copy if key == ("copy", sink) else emit, []))[1].append(sink)
-    groups = list(found.values())
-    refuse_stale_reads(space, tensors, [sinks for _, sinks in groups])
-    return groups
-
-
-def _strips(builder: Builder, space: Space, sinks: list[int], budget: int) -> None:
-    emit_strips(builder, plan_strips(space, sinks, builder.limits, builder.tensors, budget))
+        plan = contraction_candidates if contracts else strip_candidates
+        plan = copy_candidates if key == ("copy", sink) else plan
+        found.setdefault(key, (plan, []))[1].append(sink)
+    nests = list(found.values())
+    refuse_stale_reads(space, tensors, [sinks for _, sinks in nests])
+    return nests
 
 
 def _verify(region: Region, limits: Limits) -> None:

@@ -1,37 +1,36 @@
-"""Nominal figures that tile choices weigh against each other: DMA descriptors, engine clocks.
+"""What tile choices weigh against each other, from the nominal figures of a machine.
 
-Only ratios matter here; what an instruction really costs is `compiler/isa/costs.py` over a target.
-The numbers are those of NeuronCore-v2 and are part of the compiler, so a change of a run profile
-changes no code.
+Planners estimate whole nests by these few rates; what an instruction really costs is
+`compiler/isa/costs.py` over the same machine. A run profile changes neither.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-# inferred: hardware.json dma_model, max(2400, bytes + 140) fits the published efficiency chart
-# within 5 percent
-DESCRIPTOR_MIN_BYTES = 2400
-DESCRIPTOR_EXTRA_BYTES = 140
-# documented: nki/deep-dives/nki-dma-bandwidth-guide.rst, sustained rate of one of the engines
-DMA_ENGINE_BYTES_PER_NS = 17.0
-# documented: nki/get-started/about/nki-dma-overview.rst
-DMA_ENGINES = 16
-# documented: nki/get-started/about/nki-dma-overview.rst, one engine moves 8 partitions
-DMA_PARTITIONS_PER_ENGINE = 8
-# documented: trainium_inferentia2_arch.rst, vector clock; one element per lane and cycle
-VECTOR_ELEMENTS_PER_NS = 1.12
-# documented: trainium_inferentia2_arch.rst, scalar clock; one element per lane and cycle
-SCALAR_ELEMENTS_PER_NS = 1.4
-# documented: trainium_inferentia2_arch.rst, tensor clock
-TENSOR_COLUMNS_PER_NS = 2.8
+from compiler.isa.program import Engine
+from compiler.target import CoreModel
+
 # documented: instruction costs of nki/api/nki/isa/__init__.py, shortest interval of an instruction
 MIN_CYCLES = 64
+_PER_NS = 1e9
 
 
-def transfer_ns(total_bytes: float, run_bytes: int, rows: int) -> float:
-    """Time of a DMA of `total_bytes` in runs of `run_bytes` to or from `rows` partitions."""
-    engines = min(DMA_ENGINES, math.ceil(rows / DMA_PARTITIONS_PER_ENGINE))
-    descriptors = math.ceil(total_bytes / run_bytes / engines)
-    each = max(DESCRIPTOR_MIN_BYTES, run_bytes + DESCRIPTOR_EXTRA_BYTES)
-    return descriptors * each / DMA_ENGINE_BYTES_PER_NS
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Nanoseconds of transfers and of engine cycles on one core."""
+
+    core: CoreModel
+
+    def engine_ns(self, engine: Engine, cycles: float) -> float:
+        """Time of `cycles` of an engine's clock; one element per lane and cycle at best."""
+        return cycles * _PER_NS / self.core.clock_hz[engine.value]
+
+    def transfer_ns(self, total_bytes: float, run_bytes: float, rows: int) -> float:
+        """Time of a DMA of `total_bytes` in runs of `run_bytes` to or from `rows` partitions."""
+        core = self.core
+        engines = min(core.dma_engines, math.ceil(rows / core.dma_partitions_per_engine))
+        descriptors = math.ceil(total_bytes / run_bytes / engines)
+        each = max(core.dma_descriptor_min_bytes, run_bytes + core.dma_descriptor_extra_bytes)
+        return descriptors * each * _PER_NS / core.dma_engine_bytes_per_s

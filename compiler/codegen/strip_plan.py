@@ -11,9 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
-from compiler.codegen import fusion, rates
-from compiler.codegen.builder import pieces
+from compiler.codegen import fusion
+from compiler.codegen.builder import Builder, pieces
+from compiler.codegen.rates import MIN_CYCLES
+from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import (
     SINKS,
     SPLATS,
@@ -24,11 +27,10 @@ from compiler.codegen.space import (
     near_divisor,
     split,
 )
-from compiler.codegen.strips import StripPlan, depths
+from compiler.codegen.strips import StripPlan, depths, emit_strips
 from compiler.diagnostics import CompileError
 from compiler.isa.limits import Limits
 from compiler.isa.program import Engine
-from compiler.isa.region import Tensor
 
 # A row of this many bytes reaches the plateau of the DMA curve (hardware.json
 # efficiency_by_bytes_per_partition: 4096 bytes reach 0.97); longer rows only delay the first
@@ -43,18 +45,26 @@ _SPLIT_RUNS = (512, 2048)  # elements of a row when a single large atom is cut
 _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reduction
 
 
-def plan_strips(
-    space: Space, sinks: Iterable[int], limits: Limits, tensors: Sequence[Tensor], budget: int
-) -> StripPlan:
-    """The tiling of everything `sinks` need, with at most about `budget` SBUF bytes per partition.
+def strip_candidates(space: Space, sinks: Iterable[int], room: Room) -> list[Candidate]:
+    """Tilings of everything `sinks` need. Raises CompileError when there is none."""
+
+    def emit(plan: StripPlan, builder: Builder) -> None:
+        emit_strips(builder, plan)
+
+    plans = plan_strips(space, sinks, room)
+    return [Candidate(plan.cost, partial(emit, plan)) for plan in plans]
+
+
+def plan_strips(space: Space, sinks: Iterable[int], room: Room) -> list[StripPlan]:
+    """Tilings of everything `sinks` need, with at most about the room's SBUF bytes.
 
     Raises CompileError when no partition atom and loop order can compute it.
     """
     plans = []
-    for candidate, partition in _candidates(space, sinks, limits):
+    for candidate, partition in _candidates(space, sinks, room.limits):
         values = tuple(candidate.slice(sinks))
         for slots in _SLOTS:
-            planner = _Planner(candidate, values, partition, limits, tensors, budget, slots)
+            planner = _Planner(candidate, values, partition, room, slots)
             plan = planner.plan()
             if plan is not None:
                 plans.append(plan)
@@ -65,7 +75,7 @@ def plan_strips(
             " reductions nest, found none",
             hint="split the region at one of its reductions",
         )
-    return min(plans, key=lambda p: p.cost)
+    return plans
 
 
 def _candidates(
@@ -108,9 +118,7 @@ class _Planner:
         space: Space,
         values: tuple[int, ...],
         partition: int | None,
-        limits: Limits,
-        tensors: Sequence[Tensor],
-        budget: int,
+        room: Room,
         slots: tuple[int, int],
     ) -> None:
         self.space = space
@@ -118,9 +126,7 @@ class _Planner:
         self.values = values
         self.nodes = [space.values[n] for n in values]
         self.partition = partition
-        self.limits = limits
-        self.tensors = tensors
-        self.budget = budget
+        self.room, self.limits, self.budget = room, room.limits, room.budget
         self.stored = {i for v in self.nodes if v.op == "store" for i in v.inputs}
         self.sizes = {a: space.sizes[a] for v in self.nodes for a in (*v.atoms, *v.over)}
 
@@ -153,7 +159,7 @@ class _Planner:
         def points(value: Value) -> int:
             return math.prod(extents[a] for a in value.atoms if a != self.partition)
 
-        self.space, self.values = fusion.fuse(self.space, self.values, points)
+        self.space, self.values = fusion.fuse(self.space, self.values, points, self.room.rates)
         self.nodes = [self.space.values[n] for n in self.values]
         self.stored = {i for v in self.nodes if v.op == "store" for i in v.inputs}
 
@@ -330,20 +336,20 @@ class _Planner:
         runs: int,
     ) -> float:
         spanned = [a for a in axes if walk.stride(a)]
-        item = self.tensors[walk.tensor].dtype.bytes
+        item = self.room.tensors[walk.tensor].dtype.bytes
         run = contiguous_run(self.space, walk, spanned, extents) * item
         elements = math.prod(extents[a] for a in spanned)
         # Values that do not span the partition atom are loaded onto every partition, but stored
         # once.
         is_store = value.op == "store" and not walk.stride(self.partition)
         rows = 1 if is_store or self.partition is None else extents[self.partition]
-        return runs * rates.transfer_ns(elements * rows * item, run, rows)
+        return runs * self.room.rates.transfer_ns(elements * rows * item, run, rows)
 
     def _compute_ns(self, value: Value, extents: Mapping[int, int], engine: Engine) -> float:
         def points(of: Value) -> int:
             return math.prod(extents[a] for a in of.atoms if a != self.partition)
 
-        cycles = max(rates.MIN_CYCLES, fusion.cycles(self.space, value, points))
+        cycles = max(MIN_CYCLES, fusion.cycles(self.space, value, points))
         if self.partition in value.over:
             cycles *= 4
-        return cycles / fusion.RATES[engine]
+        return self.room.rates.engine_ns(engine, cycles)

@@ -18,7 +18,7 @@ from compiler.isa.region import Affine, RegionProgram, Tensor
 from sim_cluster import l0
 from tests.compiler.codegen.region_harness import F32, Maker, arrays, check
 from tests.compiler.codegen.test_contractions import matmul
-from tests.compiler.codegen.test_indexed import scatter_add
+from tests.compiler.codegen.test_indexed import scatter
 from tests.compiler.codegen.test_strips import rms_norm_backward, softmax
 
 LIMITS = limits_for("trn1n.32xlarge")
@@ -82,7 +82,7 @@ CASES = {
     "softmax": lambda: softmax(300, 131, over=0),
     "backward": lambda: rms_norm_backward(300, 200),
     "matmul": lambda: matmul(200, 131, 520, turn=(0, 1, 0)),
-    "scatter": lambda: scatter_add(300, 13, 67),
+    "scatter": lambda: scatter(300, 13, 67),
 }
 
 

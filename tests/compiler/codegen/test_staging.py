@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from region_harness import BF16, F32, TARGET, Maker, arrays, check, distance
 
-from compiler.codegen import contract_plan, contraction
-from compiler.codegen.contract_plan import ContractPlan
+from compiler.codegen import contraction
+from compiler.codegen.contract_plan import ContractPlan, plan_contraction
+from compiler.codegen.rates import Rates
+from compiler.codegen.search import Room
 from compiler.codegen.space import normalise
 from compiler.diagnostics import CapacityError
 from compiler.isa.limits import limits_for, walk
 from compiler.isa.program import Engine
+from compiler.target import nominal_machine
 from sim_cluster import l0, regions
 
 LIMITS = limits_for(TARGET)
@@ -47,13 +50,9 @@ def test_a_held_operand_spans_atoms_that_continue_its_runs(natural: bool, dtype)
 def plans(m: Maker) -> list[ContractPlan]:
     space = normalise(m.program())
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
-    return [
-        plan
-        for order in ((0, 1), (1, 0))
-        for plan in contract_plan._Planner(
-            space, number, tuple(space.sinks), order, LIMITS, m.tensors, LIMITS.sbuf_bytes // 2
-        ).plans()
-    ]
+    machine = nominal_machine(TARGET)
+    room = Room(LIMITS, Rates(machine.core), m.tensors, LIMITS.sbuf_bytes // 2)
+    return plan_contraction(space, number, tuple(space.sinks), room)
 
 
 def kinds(found: list[ContractPlan]) -> dict[tuple[object, ...], ContractPlan]:
@@ -76,7 +75,7 @@ def test_every_kind_of_plan_computes_the_product(
     regions.run_region(m.program(), want, {})
     ran = 0
     for plan in chosen.values():
-        monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: plan)
+        monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: [plan])
         try:
             region = m.region()
         except CapacityError:  # PSUM of this plan does not fit: the planner's estimate was low

@@ -1,0 +1,89 @@
+"""Trying tilings: the planners estimate, the evaluator decides where estimates are close.
+
+A nest of a region offers candidates, cheapest estimate first. Level 1 takes the first that fits;
+the other levels generate the best few of each nest in turn and keep the code with the shortest
+simulated time on the nominal machine. Nothing here knows what a candidate is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from compiler.codegen.builder import Builder
+from compiler.codegen.rates import Rates
+from compiler.diagnostics import CapacityError
+from compiler.isa.limits import Limits
+from compiler.isa.region import Tensor
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a planner knows of the machine: limits, rates, and about how many SBUF bytes per
+    partition it may fill.
+    """
+
+    limits: Limits
+    rates: Rates
+    tensors: Sequence[Tensor]
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to tile a nest: estimated nanoseconds, and what appends its code."""
+
+    cost: float
+    emit: Callable[[Builder], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How many candidates of a nest are tried, and up to how many times the best estimate."""
+
+    tries: int
+    spread: float
+
+
+# Our choice, by `benchmarks/optlevels.py`: more tries than these change nothing there.
+EFFORTS = {1: Effort(1, 1.0), 2: Effort(4, 1.5), 3: Effort(32, 4.0)}
+
+
+def worth_trying(candidates: Sequence[Candidate], effort: Effort) -> Sequence[Candidate]:
+    """The candidates a level tries, cheapest estimate first."""
+    ranked = sorted(candidates, key=lambda c: c.cost)[: effort.tries]
+    return [c for c in ranked if c.cost <= effort.spread * ranked[0].cost]
+
+
+def choose(
+    nests: Sequence[Sequence[Candidate]],
+    build: Callable[[Sequence[Candidate]], Made],
+    time: Callable[[Made], int],
+) -> Made:
+    """The best code found by changing one nest at a time, from the cheapest estimates on.
+
+    Raises CapacityError (the first) when nothing that was tried fits on chip.
+    """
+    chosen = [nest[0] for nest in nests]
+    best: Made | None = None
+    shortest, failure = 0, None
+    for number, nest in enumerate(nests):
+        for candidate in nest:
+            if best is not None and candidate is chosen[number]:
+                continue
+            trial = [*chosen[:number], candidate, *chosen[number + 1 :]]
+            try:
+                made = build(trial)
+            except CapacityError as error:
+                failure = failure or error
+                continue
+            taken = time(made) if sum(map(len, nests)) > len(nests) else 0
+            if best is None or taken < shortest:
+                best, shortest, chosen = made, taken, trial
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best

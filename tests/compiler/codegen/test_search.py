@@ -1,0 +1,75 @@
+"""Levels of search: which candidates are tried, and that more tries never make slower code."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.codegen import generate
+from compiler.codegen.search import EFFORTS, Candidate, Effort, choose, worth_trying
+from compiler.diagnostics import CapacityError
+from compiler.evaluate import region_time
+from compiler.options import CompileOptions
+from compiler.target import load_target
+from tests.compiler.codegen.region_harness import BF16, TARGET, Maker
+
+
+def candidates(*costs: float) -> list[Candidate]:
+    return [Candidate(cost, lambda builder: None) for cost in costs]
+
+
+def test_a_level_tries_the_cheapest_estimates_within_its_spread() -> None:
+    found = candidates(9.0, 1.0, 1.4, 1.6, 1.2)
+    assert [c.cost for c in worth_trying(found, Effort(4, 1.5))] == [1.0, 1.2, 1.4]
+    assert [c.cost for c in worth_trying(found, Effort(2, 9.0))] == [1.0, 1.2]
+    assert [c.cost for c in worth_trying(found, EFFORTS[1])] == [1.0]
+
+
+def test_the_shortest_time_wins_one_nest_at_a_time() -> None:
+    first, second = candidates(1.0, 2.0, 3.0), candidates(1.0, 2.0)
+    times = {(1.0, 1.0): 50, (2.0, 1.0): 40, (3.0, 1.0): 45, (2.0, 2.0): 30}
+    built: list[tuple[float, ...]] = []
+
+    def build(chosen: list[Candidate]) -> tuple[float, ...]:
+        built.append(tuple(c.cost for c in chosen))
+        return built[-1]
+
+    assert choose([first, second], build, times.__getitem__) == (2.0, 2.0)
+    assert len(built) == len(set(built)) == 4
+
+
+def test_what_does_not_fit_is_passed_over_and_the_first_reason_is_kept() -> None:
+    def build(chosen: list[Candidate]) -> float:
+        if chosen[0].cost < 3:
+            raise CapacityError("SW_SBUF_CAPACITY", f"tile {chosen[0].cost}")
+        return chosen[0].cost
+
+    assert choose([candidates(1.0, 2.0, 3.0)], build, int) == 3.0
+    with pytest.raises(CapacityError, match=r"tile 1\.0"):
+        choose([candidates(1.0, 2.0)], build, int)
+
+
+def products() -> Maker:
+    """A product whose operands both have k innermost, as in x @ w.T."""
+    m = Maker((1021, 768, 2048), "products")
+    a, b = m.load((0, 2), BF16), m.load((1, 2), BF16)
+    m.store(m.contract(a, b, over=(2,)), (0, 1))
+    return m
+
+
+def softmax() -> Maker:
+    m = Maker((600, 3000), "softmax")
+    x = m.load((0, 1))
+    e = m.node("exponential", m.node("subtract", x, m.reduce(x, (1,), "max")))
+    m.store(m.node("divide", e, m.reduce(e, (1,))), (0, 1))
+    return m
+
+
+@pytest.mark.parametrize("make", [products, softmax])
+def test_a_higher_level_is_never_slower(make) -> None:
+    m, machine = make(), load_target(TARGET)
+    times = []
+    for level in (1, 2, 3):
+        options = CompileOptions(optlevel=level)
+        region = generate(m.program(), m.tensors, TARGET, 0, options).region
+        times.append(region_time(region, m.tensors, machine).duration_ps)
+    assert times[0] >= times[1] >= times[2] > 0
