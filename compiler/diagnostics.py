@@ -118,6 +118,22 @@ class CapacityError(DiagnosticError, ValueError):
     exit_code = 71
 
 
+class InternalError(DiagnosticError):
+    """A defect of ours: something was raised that nobody meant to raise."""
+
+    @classmethod
+    def of(cls, error: BaseException, trace: str) -> InternalError:
+        """The error to show for an unexpected exception; `trace` is kept for the log."""
+        made = cls(
+            "SW_INTERNAL",
+            f"{type(error).__name__}: {str(error)[:300]}",
+            None,
+            "this is a defect of the compiler: report it with the log file and the model",
+        )
+        made.add_note(trace)
+        return made
+
+
 class LoadError(DiagnosticError):
     """A file is damaged, foreign or of another version."""
 

@@ -11,13 +11,14 @@ import hashlib
 import os
 import platform
 import shlex
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from compiler import budget
-from compiler.diagnostics import DiagnosticError, UsageError
+from compiler.diagnostics import DiagnosticError, InternalError, UsageError
 from compiler.driver import Observer, compile_graph, with_ordinals
 from compiler.ir.analysis import count_ops, flops
 from compiler.ir.serialize import dump
@@ -51,6 +52,10 @@ def main(arguments: Sequence[str]) -> int:
         except DiagnosticError as error:
             log.failed(error, _facts(arguments, resolved, outputs))
             return USAGE if isinstance(error, UsageError) else COMPILE_FAILURE
+        except Exception as error:
+            trace = traceback.format_exc()
+            log.failed(InternalError.of(error, trace), _facts(arguments, resolved, outputs))
+            return COMPILE_FAILURE
         log.passed()
     return 0
 
@@ -134,12 +139,11 @@ def _import(
     data: bytes, file: Path, command: Command, temps: Path | None, log: CompileLog
 ) -> tuple[Graph, str]:
     """The graph of a file after the whole-module passes, and the form the file had."""
-    from compiler.frontend.detect import import_file
-    from compiler.frontend.restrictions import check_outputs, checks_for
+    from compiler.frontend.isolated import Reader
+    from compiler.frontend.restrictions import check_outputs
 
-    with log.stage("import"):
-        checks = checks_for(command.profile)
-        graph, module = import_file(data, os.getcwd(), checks)
+    with log.stage("import"), Reader() as reader:
+        graph, module = reader.read(data, os.getcwd(), command.profile)
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
         check_outputs(graph, command.profile)
     if temps is not None:

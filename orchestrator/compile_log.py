@@ -51,6 +51,10 @@ class CompileLog:
             stream = sys.stdout if number < NUMBERS["warning"] else sys.stderr
             print(f"{level.upper()}: {text}", file=stream, flush=True)
 
+    def note(self, text: str) -> None:
+        """Something for the log file alone."""
+        print(text, file=self._file, flush=True)
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Announce a stage and how long it took."""
@@ -82,6 +86,8 @@ class CompileLog:
             *facts,
             ("Log file", str(self.path)),
         ]
+        for note in getattr(error, "__notes__", []):
+            self.note(note)
         lines = [_RULE, f" {d.severity}[{d.code}]: the compilation failed", _RULE]
         lines += [f"{name + ':':<20} {text}" for name, text in rows]
         print("\n".join(lines), file=sys.stderr, flush=True)

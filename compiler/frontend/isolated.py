@@ -1,0 +1,205 @@
+"""Reading a model file in a child process, so that no file can end this one.
+
+XLA and MLIR are native code: a damaged HLO proto can crash them, and a malicious one keep them busy
+for ever. The child imports one file after another and answers with serialised graphs; when it dies
+or takes too long, the file is refused with a code, the next one gets a new child. This process
+never loads jaxlib.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import msgpack
+
+from compiler import diagnostics
+from compiler.diagnostics import DiagnosticError, ImportRuleError, InternalError, Loc
+from compiler.frontend.detect import Module
+from compiler.ir.serialize import dump, load
+from compiler.ir.types import Graph
+from compiler.surface.releases import Profile
+
+TIMEOUT_S = 1800.0
+_LENGTH = struct.Struct("<Q")
+_STDERR_TAIL = 2000
+_CHUNK = 1 << 20
+
+
+class Reader:
+    """A child that imports model files. Use as a context manager."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._noise: IO[bytes] | None = None
+        self._files = ExitStack()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def read(self, data: bytes, base_dir: str, profile: Profile) -> tuple[Graph, Module]:
+        """The graph of a file's content under the rules of a release, and what the file held.
+
+        Raises: the error of the import, at the user's line; ImportRuleError SW_READER_CRASH or
+        SW_READER_TIMEOUT when native code did not answer.
+        """
+        child = self._start()
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            answer = self._exchange(child, [data, base_dir, profile.version], deadline)
+        except TimeoutError:
+            self._stop()
+            raise ImportRuleError(
+                "SW_READER_TIMEOUT",
+                f"reading the module requires at most {self._timeout_s:g} s, got no answer",
+                hint="simplify the module, or report it with the file",
+            ) from None
+        except (BrokenPipeError, EOFError):
+            raise self._crashed(child) from None
+        if "error" in answer:
+            raise _error_of(answer["error"])
+        return load(answer["graph"]), Module(answer["form"], answer["stablehlo"])
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._child is None:
+            root = str(Path(__file__).resolve().parents[2])
+            path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+            self._noise = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "compiler.frontend.isolated"],
+                env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._noise,
+            )
+        return self._child
+
+    def _stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            assert child.stdin and child.stdout
+            child.kill()
+            child.wait()
+            with suppress(BrokenPipeError):  # what it never read
+                child.stdin.close()
+            child.stdout.close()
+        self._files.close()
+
+    def _exchange(
+        self, child: subprocess.Popen[bytes], request: Any, deadline: float
+    ) -> dict[str, Any]:
+        """Send one request and wait for its answer. Raises TimeoutError, EOFError,
+        BrokenPipeError.
+        """
+        assert child.stdin and child.stdout
+        _send(child.stdin, request)
+        (size,) = _LENGTH.unpack(_receive(child.stdout, _LENGTH.size, deadline))
+        answer: dict[str, Any] = msgpack.unpackb(
+            _receive(child.stdout, size, deadline), use_list=False
+        )
+        return answer
+
+    def _crashed(self, child: subprocess.Popen[bytes]) -> ImportRuleError:
+        """What to tell about a child that ended."""
+        status = child.wait()
+        assert self._noise is not None
+        self._noise.seek(0)
+        lines = self._noise.read()[-_STDERR_TAIL:].decode(errors="replace").strip().splitlines()
+        self._stop()
+        how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+        advice = "the module is damaged or made by another release: dump it again"
+        if status == -signal.SIGKILL:
+            advice = "the host ran out of memory or somebody killed the reader: try again"
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return ImportRuleError(
+            "SW_READER_CRASH",
+            f"XLA ended with {how} while it read the module" + (f": {last}" if last else ""),
+            hint=advice,
+        )
+
+
+def _error_of(row: tuple[Any, ...]) -> DiagnosticError:
+    kind, code, message, loc, hint = row
+    error: DiagnosticError = getattr(diagnostics, kind)(
+        code, message, Loc(*loc) if loc else None, hint
+    )
+    return error
+
+
+def _send(pipe: IO[bytes], body: Any) -> None:
+    data = msgpack.packb(body)
+    pipe.write(_LENGTH.pack(len(data)) + data)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes], size: int, deadline: float) -> bytes:
+    """`size` bytes of an unbuffered or empty-buffered pipe. Raises TimeoutError, EOFError."""
+    parts, missing = [], size
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while missing:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            part = os.read(pipe.fileno(), min(missing, _CHUNK))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            missing -= len(part)
+    return b"".join(parts)
+
+
+def _serve() -> None:
+    """The child: answer requests until the parent closes the pipe."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # native code prints; answers stay clean
+    requests = sys.stdin.buffer
+    while head := requests.read(_LENGTH.size):
+        request = msgpack.unpackb(requests.read(_LENGTH.unpack(head)[0]))
+        _send(answers, _answer(*request))
+
+
+def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
+    from compiler.frontend.detect import import_file
+    from compiler.frontend.restrictions import checks_for
+
+    try:
+        graph, module = import_file(data, base_dir, checks_for(Profile(version)))
+        return {
+            "graph": dump(graph, with_locs=True),
+            "form": module.form,
+            "stablehlo": module.stablehlo,
+        }
+    except DiagnosticError as error:
+        return {"error": _row_of(error)}
+    except Exception as error:
+        return {"error": _row_of(InternalError.of(error, traceback.format_exc()))}
+
+
+def _row_of(error: DiagnosticError) -> tuple[Any, ...]:
+    d = error.diagnostic
+    loc = (d.loc.file, d.loc.line, d.loc.scope) if d.loc else None
+    return type(error).__name__, d.code, d.message, loc, d.hint
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,61 @@
+"""A model file cannot end the process that reads it: crashes and hangs have codes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compiler.diagnostics import DiagnosticError, ImportRuleError
+from compiler.frontend.isolated import Reader
+from compiler.ir.reference import evaluate
+from compiler.surface.releases import Profile
+
+OWN = Profile()
+LOWERED = jax.jit(lambda x: jnp.tanh(x) @ x.T).lower(jnp.ones((3, 4)))
+TEXT = LOWERED.as_text().encode()
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Reader]:
+    with Reader() as made:
+        yield made
+
+
+def test_one_child_reads_every_form(reader: Reader) -> None:
+    proto = LOWERED.compiler_ir("hlo").as_serialized_hlo_module_proto()
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for data, form in ((TEXT, "stablehlo text"), (proto, "hlo proto")):
+        graph, module = reader.read(data, ".", OWN)
+        assert module.form == form
+        assert np.allclose(evaluate(graph, [x])[0], np.tanh(x) @ x.T)
+
+
+def test_refusals_keep_code_and_class(reader: Reader) -> None:
+    with pytest.raises(ImportRuleError) as caught:
+        reader.read(b"no model at all \0\1\2", ".", OWN)
+    assert caught.value.code == "SW_MODEL_FORM"
+    bad = b"func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> }"
+    with pytest.raises(DiagnosticError) as located:
+        reader.read(bad, ".", OWN)
+    assert located.value.code == "NCC_EMOD025"
+
+
+def test_a_crash_is_refused_and_the_next_file_is_read(reader: Reader) -> None:
+    child = reader._start()
+    child.send_signal(signal.SIGSEGV)
+    child.wait()
+    with pytest.raises(ImportRuleError, match=r"SW_READER_CRASH.*SIGSEGV"):
+        reader.read(TEXT, ".", OWN)
+    assert reader.read(TEXT, ".", OWN)[1].form == "stablehlo text"
+
+
+def test_a_hang_is_refused(reader: Reader) -> None:
+    with Reader(timeout_s=0.2) as hasty:
+        hasty._start().send_signal(signal.SIGSTOP)
+        with pytest.raises(ImportRuleError, match="SW_READER_TIMEOUT"):
+            hasty.read(TEXT, ".", OWN)
