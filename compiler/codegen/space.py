@@ -109,22 +109,30 @@ def normalise(program: RegionProgram) -> Space:
     space = Space(program.name, sizes, [])
     number: dict[int, int] = {}
     for n, node in enumerate(program.nodes):
-        _require_type(node, program)
         number[n] = _append(space, node, tuple(number[i] for i in node.inputs))
     space.values = _fold_converts(space)
     _drop_dead(space)
+    _require_types(space)
     _merge(space)
     return space
 
 
-def _require_type(node: Node, program: RegionProgram) -> None:
-    if node.dtype in (DType.F64, DType.I64, DType.U64) and node.op not in SINKS:
-        raise CompileError(
-            "SW_CODEGEN_DTYPE",
-            f"region {program.name} requires element types up to 32 bits, got {node.op} of"
-            f" {node.dtype.value}",
-            hint="compute in f32 or i32",
-        )
+_WIDE_INTEGERS = (DType.I64, DType.U64)
+
+
+def _require_types(space: Space) -> None:
+    """Refuse fp64, and arithmetic on 64-bit integers; a DMA moves those and converts them."""
+    users = space.users(range(len(space.values)))
+    for number, value in enumerate(space.values):
+        moved = value.op == "load" and _only_stored(space, users.get(number, ()))
+        wide = value.dtype in _WIDE_INTEGERS and not moved
+        if (wide or value.dtype is DType.F64) and value.op not in SINKS:
+            raise CompileError(
+                "SW_CODEGEN_DTYPE",
+                f"region {space.name} requires element types up to 32 bits, got {value.op} of"
+                f" {value.dtype.value}",
+                hint="compute in f32 or i32",
+            )
 
 
 def _append(space: Space, node: Node, inputs: tuple[int, ...]) -> int:
@@ -213,6 +221,7 @@ def _fold_converts(space: Space) -> list[Value]:
             continue
         source = values[value.inputs[0]]
         free = _widens(source, value) and not _minds(space, users.get(n, ()))
+        free = free or _is_extended(space, value, source, users.get(n, ()))
         if free or source.dtype is value.dtype:
             alias[n] = value.inputs[0]
         elif (
@@ -220,9 +229,20 @@ def _fold_converts(space: Space) -> list[Value]:
             and len(users[value.inputs[0]]) == 1
             and source.dtype.is_float
             and value.dtype.is_float
-        ):
+        ) or (source.op == "load" and source.dtype in _WIDE_INTEGERS):
             values[n] = replace(source, dtype=value.dtype)
     return values
+
+
+def _is_extended(space: Space, value: Value, source: Value, readers: Iterable[int]) -> bool:
+    """Whether only stores want the high bits of an integer: their DMA extends it."""
+    exact = value.dtype in _WIDE_INTEGERS and source.dtype.is_integer
+    return exact and _only_stored(space, readers)
+
+
+def _only_stored(space: Space, readers: Iterable[int]) -> bool:
+    """Whether every reader writes the value to memory."""
+    return all(space.values[n].op == "store" for n in readers)
 
 
 def _widens(source: Value, value: Value) -> bool:

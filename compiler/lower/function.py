@@ -17,6 +17,7 @@ from compiler.lower.canonical import canonical
 from compiler.lower.emit import ClashError
 from compiler.lower.expand import expand
 from compiler.lower.group import Groups
+from compiler.lower.narrow import narrow
 from compiler.lower.row_rule import RowRule
 from compiler.lower.rule import Budget
 from compiler.lower.scalars import parameter
@@ -86,7 +87,7 @@ def settle(
     budget: Budget | None = None,
 ) -> Settled:
     """`lower_function` with the regions' history."""
-    graph = canonical(expand(graph), options)
+    graph = canonical(expand(narrow(graph)), options)
     _check_sizes(graph)
     attempt = _Try(graph, signature, options, budget or policy_of(options).budget, judge)
     for _ in range(MAX_TRIES):
