@@ -103,6 +103,27 @@ def _dot_general(op: Op) -> list[Factor]:
     return found + [((lhs, i), (rhs, j)) for i, j in contract]
 
 
+def _convolution(op: Op) -> list[Factor]:
+    """Batch, input and output features; groups split them, so that only what no group splits is
+    linked.
+    """
+    (lhs, rhs), y, a = op.operands, op.result, op.attrs
+    found: list[Factor] = []
+    if a.batch_groups == 1:
+        found.append(((lhs, a.lhs[0]), (y, a.out[0])))
+    if a.feature_groups == 1:
+        found.append(((lhs, a.lhs[1]), (rhs, a.rhs[1])))
+    return [*found, ((rhs, a.rhs[0]), (y, a.out[1]))]
+
+
+def _windowed(op: Op) -> list[Factor]:
+    """Dims that no window spans."""
+    a, values = op.attrs, (*op.operands, op.result)
+    rows = zip(a.sizes, a.strides, a.low, a.high, strict=True)
+    whole = [d for d, row in enumerate(rows) if row == (1, 1, 0, 0)]
+    return [tuple((v, d) for v in values) for d in whole]
+
+
 def _same_size(x: Value, y: Value) -> list[Factor]:
     """Dims of equal rank that keep their size."""
     sizes = zip(x.type.shape, y.type.shape, strict=True)
@@ -189,6 +210,7 @@ def _windows(
 FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
+    "convolution": _convolution,
     "dot_general": _dot_general,
     "dynamic_slice": _slice,
     "dynamic_update_slice": _dynamic_update_slice,
@@ -197,9 +219,11 @@ FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
     "optimization_barrier": _positional,
     "pad": _pad,
     "reduce": _reduce,
+    "reduce_window": _windowed,
     "reshape": _reshape,
     "reverse": _reverse,
     "scatter": _scatter,
+    "select_and_scatter": _windowed,
     "slice": _slice,
     "transpose": _transpose,
 }

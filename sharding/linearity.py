@@ -379,6 +379,41 @@ def _dot(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     return _contracted(kept, True)
 
 
+@_transfers("convolution")
+def _convolution(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
+    """Batch and features are kept, input features and taps are summed; samples that windows or
+    groups split are mixed.
+    """
+    lhs, rhs = operands
+    if Kind.SAMPLE not in (lhs.kind, rhs.kind):
+        return _multiply_kinds(lhs, rhs)
+    a, shape = op.attrs, op.result.type.shape
+    left, right = (_dims(x, v.type.shape) for x, v in zip(operands, op.operands, strict=True))
+    mixed = [left[d] for d in a.lhs[2:]] + [right[d] for d in a.rhs[2:]]
+    mixed += [left[a.lhs[0]]] if a.batch_groups > 1 else []
+    mixed += [left[a.lhs[1]]] if a.feature_groups > 1 else []
+    if any(counts_samples(dim) for dim in mixed):
+        return MIXED
+    kept: list[FactoredDim] = [((n, False),) for n in shape]
+    kept[a.out[0]], kept[a.out[1]] = left[a.lhs[0]], right[a.rhs[0]]
+    return _contracted(_fit(kept, shape), True)
+
+
+@_transfers("reduce_window", "select_and_scatter")
+def _windowed(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
+    """Per sample unless a window spans samples; a window of sums is linear in its last operand."""
+    attrs = op.attrs
+    if Kind.SAMPLE not in [label.kind for label in operands]:
+        linear = op.name == "select_and_scatter" or attrs.kind == "add"
+        if linear and not any(label.on_batch for label in operands[:-1]):
+            return operands[-1]
+        return MIXED if any(label.on_batch for label in operands) else FREE
+    label = _merge(operands, op.operands[0].type.shape)
+    rows = list(zip(attrs.sizes, attrs.strides, attrs.low, attrs.high, strict=True))
+    spanned = [dim for dim, row in zip(label.dims, rows, strict=True) if row != (1, 1, 0, 0)]
+    return MIXED if any(counts_samples(dim) for dim in spanned) else label
+
+
 def _multiply_kinds(lhs: Label, rhs: Label) -> Label:
     """A product of values without sample dims."""
     kinds = {lhs.kind, rhs.kind}

@@ -20,7 +20,7 @@ from sharding.spec import ShardingSpec, replicated
 
 NARROWING = ("broadcast_in_dim", "convert", "reshape", "transpose")
 CARRYING = ("loop", "optimization_barrier")
-REDUCING = ("dot_general", "reduce", "scatter")
+REDUCING = ("convolution", "dot_general", "reduce", "scatter")
 CUTTING = (
     "concatenate",
     "dynamic_slice",

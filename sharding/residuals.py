@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 
-_EXPENSIVE = frozenset(("dot_general", "loop", "scatter"))
+_EXPENSIVE = frozenset(
+    ("convolution", "dot_general", "loop", "reduce_window", "scatter", "select_and_scatter")
+)
 _LOOK_BACK = 6  # ops; longer chains of cheap ops are stored somewhere in between
 _COLLECTIVES = frozenset(("all_reduce", "all_to_all", "reduce_scatter"))
 _MOVES_DATA = frozenset(

@@ -290,7 +290,7 @@ def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
 def _partial_kind(source: Op | None, made: Mapping[Value, Op]) -> str | None:
     """How partial results of `source` are completed; None when no reduction does it."""
     match source.name if source is not None else "":
-        case "dot_general" | "gather":
+        case "convolution" | "dot_general" | "gather":
             return "add"
         case "reduce":
             assert source is not None

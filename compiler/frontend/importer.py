@@ -121,10 +121,11 @@ class Site:
     def constant(self, value: Value) -> np.ndarray | None:
         """The scalar a value always has, when it is a splat constant."""
         op = self.importer.scalars.get(value)
-        if op is None or op.name != "constant":
+        while op is not None and op.name == "broadcast_in_dim":
+            op = self.importer.scalars.get(op.operands[0])
+        if op is None or op.name != "constant" or not op.attrs.is_splat:
             return None
-        array: np.ndarray = op.attrs.array()
-        return array
+        return np.asarray(op.attrs.array().flat[0])
 
     def block_producer(self, block: Any, value: Any) -> Any:
         """The MLIR op of `block` that makes the MLIR value `value`; None for a block argument."""

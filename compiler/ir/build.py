@@ -29,11 +29,14 @@ from compiler.ir.ops import (
     DynamicSliceAttrs,
     IotaAttrs,
     LoopAttrs,
+    PadAttrs,
     ReduceAttrs,
     ReduceScatterAttrs,
     ReshapeAttrs,
+    ReverseAttrs,
     SliceAttrs,
     TransposeAttrs,
+    UnfoldAttrs,
 )
 from compiler.ir.types import Graph, Op, Value, tensor_type
 
@@ -124,6 +127,35 @@ class Builder:
         """A static slice, step 1 unless given."""
         steps = tuple(stride) if stride is not None else (1,) * len(start)
         return self.op("slice", a, attrs=SliceAttrs(tuple(start), tuple(limit), steps))
+
+    def reverse(self, a: Value, dims: Dims) -> Value:
+        """`a` with the order of `dims` turned around."""
+        return self.op("reverse", a, attrs=ReverseAttrs(tuple(dims)))
+
+    def pad(
+        self, a: Value, value: Value, low: Dims, high: Dims, interior: Dims | None = None
+    ) -> Value:
+        """Scalar `value` around `a` and between its elements."""
+        inner = tuple(interior) if interior is not None else (0,) * len(low)
+        return self.op("pad", a, value, attrs=PadAttrs(tuple(low), tuple(high), inner))
+
+    def unfold(
+        self,
+        a: Value,
+        dims: Dims,
+        *,
+        counts: Dims,
+        sizes: Dims,
+        starts: Dims | None = None,
+        strides: Dims | None = None,
+        dilations: Dims | None = None,
+    ) -> Value:
+        """Windows along `dims`; starts are 0, strides and dilations 1 unless given."""
+        ones = (1,) * len(dims)
+        begin = tuple(starts) if starts is not None else (0,) * len(dims)
+        steps, gaps = (tuple(v) if v is not None else ones for v in (strides, dilations))
+        attrs = UnfoldAttrs(tuple(dims), begin, tuple(counts), steps, tuple(sizes), gaps)
+        return self.op("unfold", a, attrs=attrs)
 
     def concatenate(self, values: Sequence[Value], dim: int) -> Value:
         """`values` after each other along `dim`."""

@@ -26,6 +26,7 @@ from compiler.ir.printer_ops import (
     dense_array,
     dense_constant,
     integer,
+    window,
 )
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 
@@ -240,6 +241,19 @@ class _Printer:
         entry = f"value = {dense_constant(ConstantAttrs(data, type))}"
         return self.line("stablehlo.constant", [], [], type, [entry])
 
+    def selector(self, direction: str, dtype: DType) -> Callable[[], None]:
+        """A region that compares two scalars."""
+
+        def body() -> None:
+            scalar, pred = tensor_type((), dtype), tensor_type((), DType.PRED)
+            pair = [self.fresh(), self.fresh()]
+            self.block([(name, scalar) for name in pair])
+            entry = f"comparison_direction = #stablehlo<comparison_direction {direction}>"
+            kept = self.line("stablehlo.compare", pair, [scalar, scalar], pred, [entry])
+            self.leave([kept], [pred])
+
+        return body
+
     def combiner(self, kind: str, dtype: DType) -> Callable[[], None]:
         """A region that combines two scalars; `replace` returns the second."""
 
@@ -272,6 +286,22 @@ def _print_reduce(p: _Printer, op: Op) -> None:
     entries = [f"dimensions = {dense_array(attrs.dims)}"]
     body = p.combiner(attrs.kind, dtype)
     p.statement(op, "stablehlo.reduce", entries, [body], [(start, scalar)])
+
+
+def _print_reduce_window(p: _Printer, op: Op) -> None:
+    kind, dtype = op.attrs.kind, op.result.type.dtype
+    scalar = tensor_type((), dtype)
+    start = p.constant(identity(kind, dtype)[()], scalar)
+    body = p.combiner(kind, dtype)
+    p.statement(op, "stablehlo.reduce_window", window(op), [body], [(start, scalar)])
+
+
+def _print_select_and_scatter(p: _Printer, op: Op) -> None:
+    dtype = op.result.type.dtype
+    scalar = tensor_type((), dtype)
+    start = p.constant(0, scalar)
+    bodies = [p.selector(op.attrs.select, dtype), p.combiner("add", dtype)]
+    p.statement(op, "stablehlo.select_and_scatter", window(op), bodies, [(start, scalar)])
 
 
 def _print_scatter(p: _Printer, op: Op) -> None:
@@ -385,6 +415,8 @@ _SPECIAL: dict[str, Callable[[_Printer, Op], None]] = {
     "axis_index": _print_axis_index,
     "loop": _print_loop,
     "reduce": _print_reduce,
+    "reduce_window": _print_reduce_window,
     "scatter": _print_scatter,
+    "select_and_scatter": _print_select_and_scatter,
     "sharding_constraint": _print_constraint,
 }

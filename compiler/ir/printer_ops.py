@@ -69,6 +69,45 @@ def _dot(op: Op) -> list[str]:
     return [f"dot_dimension_numbers = #stablehlo.dot<{numbers}>"]
 
 
+def _convolution(op: Op) -> list[str]:
+    a = op.attrs
+    parts = ((a.lhs, "bf"), (a.rhs, "oi"), (a.out, "bf"))
+    lhs, rhs, out = (_conv_dims(dims, names) for dims, names in parts)
+    return [
+        f"dimension_numbers = #stablehlo.conv<{lhs}x{rhs}->{out}>",
+        f"feature_group_count = {integer(a.feature_groups)}",
+        f"batch_group_count = {integer(a.batch_groups)}",
+        f"window_strides = {dense_array(a.strides)}",
+        f"lhs_dilation = {dense_array(a.lhs_dilation)}",
+        f"rhs_dilation = {dense_array(a.rhs_dilation)}",
+        f"padding = {paddings(a.low, a.high)}",
+    ]
+
+
+def _conv_dims(dims: Sequence[int], names: str) -> str:
+    """Which dim is what: the two letters, then spatial dims by number."""
+    shown = [*names, *map(str, range(len(dims) - 2))]
+    return f"[{', '.join(shown[dims.index(d)] for d in range(len(dims)))}]"
+
+
+def paddings(low: Sequence[int], high: Sequence[int]) -> str:
+    """A dense [[low, high], ...] attribute."""
+    if not low:
+        return "dense<> : tensor<0x2xi64>"
+    pairs = ", ".join(_numbers(pair) for pair in zip(low, high, strict=True))
+    return f"dense<[{pairs}]> : tensor<{len(low)}x2xi64>"
+
+
+def window(op: Op) -> list[str]:
+    """Sizes, strides and paddings of a windowed op."""
+    a = op.attrs
+    return [
+        f"window_dimensions = {dense_array(a.sizes)}",
+        f"window_strides = {dense_array(a.strides)}",
+        f"padding = {paddings(a.low, a.high)}",
+    ]
+
+
 def _gather(op: Op) -> list[str]:
     a = op.attrs
     lists = (
@@ -137,6 +176,7 @@ ATTRIBUTES: dict[str, Callable[[Op], list[str]]] = {
     "compare": _one("comparison_direction", _direction),
     "concatenate": _one("dimension", lambda a: integer(a.dim)),
     "constant": _one("value", dense_constant),
+    "convolution": _convolution,
     "dot_general": _dot,
     "dynamic_slice": _one("slice_sizes", lambda a: dense_array(a.sizes)),
     "gather": _gather,

@@ -33,7 +33,7 @@ from compiler.lower.task import (
 IDENTITY = frozenset(("optimization_barrier", "sharding_constraint"))
 INVERTIBLE = frozenset(("reshape", "transpose")) | IDENTITY
 LABEL_VIEWS = INVERTIBLE | {"broadcast_in_dim"}
-VIEWS = LABEL_VIEWS | {"slice", "dynamic_slice"}
+VIEWS = LABEL_VIEWS | {"slice", "dynamic_slice", "reverse", "unfold"}
 UPDATES = frozenset(("dynamic_update_slice", "scatter"))
 
 
@@ -98,7 +98,7 @@ class Body:
             return True
         if op.name == "constant":
             return bool(op.attrs.is_splat)
-        if not (OPS[op.name].elementwise or op.name in VIEWS):
+        if not (OPS[op.name].elementwise or op.name in VIEWS) or op.name == "unfold":
             return False
         if op.name == "dynamic_slice" and any(v not in self.known for v in op.operands[1:]):
             return False
@@ -107,7 +107,9 @@ class Body:
     def _add_view(self, op: Op) -> None:
         """Note where each result looks; a slice at a start that is data gets memory to look at."""
         source = op.operands[0]
-        if op.name == "slice":
+        if op.name == "unfold":
+            source = self.stored(source, op)
+        elif op.name == "slice":
             starts = tuple(Affine(s) for s in op.attrs.start)
             self.windows[op.result] = Window(starts, op.result.type.shape, op.attrs.stride)
         elif op.name == "dynamic_slice":

@@ -122,6 +122,16 @@ def _slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
     return _remake(emitter, op.operands[0], labels, shifted)
 
 
+def _reverse(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+    """From the last position backwards."""
+    shape = op.result.type.shape
+    turned = [
+        (begin * -1 + (shape[d] - 1), -step) if d in op.attrs.dims else (begin, step)
+        for d, (begin, step) in enumerate(origin)
+    ]
+    return _remake(emitter, op.operands[0], labels, tuple(turned))
+
+
 def _dynamic_slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
     source, *starts = op.operands
     at = emitter.body.starts(op, source, op.attrs.sizes, starts)
@@ -138,5 +148,6 @@ _THROUGH = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "slice": _slice,
+    "reverse": _reverse,
     "dynamic_slice": _dynamic_slice,
 }

@@ -25,6 +25,7 @@ from compiler.lower.storage import Storage
 from compiler.lower.strip_rule import StripRule
 from compiler.lower.task import NeedsCopyError, NeedsScratchError, unsupported
 from compiler.lower.write_out import Lowered, write_out
+from compiler.lower.windows import expand_windows, narrow_operands
 from compiler.options import DEFAULTS, CompileOptions
 
 MAX_TRIES = 1000
@@ -87,9 +88,10 @@ def settle(
     budget: Budget | None = None,
 ) -> Settled:
     """`lower_function` with the regions' history."""
-    graph = canonical(expand(narrow(graph)), options)
+    graph = canonical(expand(narrow(expand_windows(graph))), options)
     _check_sizes(graph)
     attempt = _Try(graph, signature, options, budget or policy_of(options).budget, judge)
+    attempt.forced |= narrow_operands(graph)
     for _ in range(MAX_TRIES):
         try:
             return _attempt(attempt)

@@ -253,6 +253,10 @@ def _through(body: Body, view: Value, layout: Layout) -> Layout | None:
         return views.reshape(layout, op.attrs.shape)
     if op.name == "broadcast_in_dim":
         return views.broadcast(layout, op.attrs.dims, op.attrs.shape)
+    if op.name == "reverse":
+        return views.reverse(layout, op.attrs.dims)
+    if op.name == "unfold":
+        return views.unfold(layout, op.attrs)
     if view in body.windows:
         w = body.windows[view]
         return views.window(layout, w.starts, w.sizes, w.steps)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compiler.ir.ops import UnfoldAttrs
 from compiler.isa.region import Affine
 from compiler.lower.labels import Atom, Label, find, leaves
 
@@ -140,6 +141,30 @@ def _cut_major(pieces: Pieces, start: Affine, size: int) -> tuple[Affine, Pieces
         return None
     cut = _cut(pieces[1:], Affine(start.const % block), size, 1)
     return (cut[0] + start.const // block * pieces[0][1], cut[1]) if cut else None
+
+
+def reverse(layout: Layout, dims: Sequence[int]) -> Layout:
+    """The order of `dims` turned around: from the last element, by negative strides."""
+    offset, turned = layout.offset, list(layout.dims)
+    for d in dims:
+        offset = offset + sum((size - 1) * stride for size, stride in layout.dims[d])
+        turned[d] = tuple((size, -stride) for size, stride in layout.dims[d])
+    return Layout(offset, tuple(turned))
+
+
+def unfold(layout: Layout, attrs: UnfoldAttrs) -> Layout | None:
+    """Windows and their elements as dims of their own, which move over the same memory."""
+    offset, dims, inner = layout.offset, list(layout.dims), []
+    rows = zip(attrs.starts, attrs.counts, attrs.strides, attrs.sizes, attrs.dilations, strict=True)
+    for d, (start, count, step, size, gap) in zip(attrs.dims, rows, strict=True):
+        outer = _cut(layout.dims[d], Affine(start), count, step)
+        element = _cut(layout.dims[d], Affine(), size, gap)
+        if outer is None or element is None or (len(layout.dims[d]) > 1 and 1 not in (count, size)):
+            return None
+        offset = offset + outer[0]
+        dims[d] = outer[1]
+        inner.append(element[1])
+    return Layout(offset, (*dims, *inner))
 
 
 def _size(pieces: Pieces) -> int:

@@ -81,6 +81,8 @@ def _fold_level(graph: Graph, known: dict[Value, ConstantAttrs]) -> Graph:
 
 def _fold_op(level: _Fold, op: Op) -> Value | None:
     """The value that `op` can be replaced by, if any."""
+    if _is_empty(op):
+        return level.make_constant(ConstantAttrs(b"", op.result.type), op.loc)
     if op.name in _RULES:
         value = _RULES[op.name](level, op)
         if value is not None:
@@ -88,6 +90,12 @@ def _fold_op(level: _Fold, op: Op) -> Value | None:
     if op.name in _SPLAT_KEEPERS:
         return _keep_splat(level, op)
     return _compute(level, op)
+
+
+def _is_empty(op: Op) -> bool:
+    """True when a pure op makes one value without elements, which needs no operands."""
+    single = len(op.results) == 1 and op.name != "constant" and OPS[op.name].pure
+    return single and not op.result.type.num_elements
 
 
 def _fold_loop(level: _Fold, op: Op) -> None:
@@ -216,8 +224,12 @@ def _slice(level: _Fold, op: Op) -> Value | None:
 
 
 def _pad(level: _Fold, op: Op) -> Value | None:
-    """No padding, or a splat padded with its own element."""
+    """No padding, nothing but padding, or a splat padded with its own element."""
     attrs, operand = op.attrs, op.operands[0]
+    if not operand.type.num_elements:
+        spread = BroadcastInDimAttrs((), op.result.type.shape)
+        made = make_op("broadcast_in_dim", op.operands[1:], spread, loc=op.loc)
+        return level.emit(made).result
     if not any(attrs.low + attrs.high + attrs.interior):
         return operand
     constant, value = level.constant(operand), level.constant(op.operands[1])
@@ -227,9 +239,12 @@ def _pad(level: _Fold, op: Op) -> Value | None:
 
 
 def _concatenate(level: _Fold, op: Op) -> Value | None:
-    """One operand, or equal splats."""
-    if len(op.operands) == 1:
-        return op.operands[0]
+    """One operand, or equal splats; operands without elements do not count."""
+    operands = tuple(v for v in op.operands if v.type.num_elements)
+    if len(operands) == 1:
+        return operands[0]
+    if len(operands) < len(op.operands):
+        return level.emit(make_op(op.name, operands, op.attrs, loc=op.loc)).result
     constants = [level.constant(v) for v in op.operands]
     data = {c.data if c is not None and c.is_splat else None for c in constants}
     only = data.pop()
@@ -280,7 +295,16 @@ def _iota(level: _Fold, op: Op) -> Value | None:
 
 
 _SPLAT_KEEPERS = frozenset(
-    ("broadcast_in_dim", "dynamic_slice", "gather", "reshape", "reverse", "slice", "transpose")
+    (
+        "broadcast_in_dim",
+        "dynamic_slice",
+        "gather",
+        "reshape",
+        "reverse",
+        "slice",
+        "transpose",
+        "unfold",
+    )
 )
 _RULES: dict[str, Rule] = {
     "add": _identity_element(0, True),

@@ -13,12 +13,32 @@ from dataclasses import dataclass
 
 from compiler.ir.types import Graph, Value
 from sharding.localize.context import Localizer
-from sharding.localize.rules import collective, control, dot, elementwise, gather, reduce, shape
+from sharding.localize.rules import (
+    collective,
+    control,
+    convolution,
+    dot,
+    elementwise,
+    gather,
+    reduce,
+    shape,
+    window,
+)
 from sharding.partitioned import PartitionedGraph
 
 __all__ = ["Localized", "localize"]
 
-RULE_FILES = (collective, control, dot, elementwise, gather, reduce, shape)
+RULE_FILES = (
+    collective,
+    control,
+    convolution,
+    dot,
+    elementwise,
+    gather,
+    reduce,
+    shape,
+    window,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.harnesses import control, dot, elementwise, gather, reduce, shape
+from tests.harnesses import (
+    control,
+    convolution,
+    dot,
+    elementwise,
+    gather,
+    reduce,
+    shape,
+    window,
+)
 from tests.harnesses.case import OpCase
 
 CASES: tuple[OpCase, ...] = (
@@ -12,5 +21,7 @@ CASES: tuple[OpCase, ...] = (
     *shape.CASES,
     *gather.CASES,
     *control.CASES,
+    *convolution.CASES,
+    *window.CASES,
 )
-GAPS: dict[str, str] = control.GAPS
+GAPS: dict[str, str] = control.GAPS | window.GAPS

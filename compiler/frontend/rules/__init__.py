@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from compiler.frontend.rules import bits, control, dot, elementwise, gather, reduce, shape
+from compiler.frontend.rules import (
+    batch_norm,
+    bits,
+    control,
+    convolution,
+    dot,
+    elementwise,
+    gather,
+    reduce,
+    shape,
+    window,
+)
 from compiler.frontend.rules.registry import RULES, RefusedError, Rule, imports, refuse
 
 __all__ = [
     "RULES",
     "RefusedError",
     "Rule",
+    "batch_norm",
     "bits",
     "control",
+    "convolution",
     "dot",
     "elementwise",
     "gather",
@@ -18,4 +31,5 @@ __all__ = [
     "reduce",
     "refuse",
     "shape",
+    "window",
 ]

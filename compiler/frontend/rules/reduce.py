@@ -49,11 +49,23 @@ def _reduce_one(site: Site, operand: Value, init: Value, kind: str, dims: tuple[
     start = site.constant(init)
     if start is not None and np.array_equal(start, identity(kind, operand.type.dtype)):
         return result
+    return combine(site, kind, result, init)
+
+
+def combine(site: Site, kind: str, result: Value, init: Value) -> Value:
+    """Apply the scalar `init` to every element of `result` by the reduction `kind`."""
     if result.type.rank:
         init = site.emit(
             "broadcast_in_dim", (init,), BroadcastInDimAttrs((), result.type.shape)
         ).result
     return site.emit(ELEMENTWISE_OF.get(kind, kind), (result, init)).result
+
+
+def body_kind(site: Site, region: int = 0) -> str:
+    """The reduction of a body of two scalars."""
+    block = site.op.regions[region].blocks[0]
+    (result,) = list(block.operations)[-1].operands
+    return _kind(site, block, result, set(block.arguments))
 
 
 def reduction_kinds(site: Site, count: int) -> list[str]:
@@ -80,5 +92,6 @@ def _kind(site: Site, block: Any, result: Any, pair: set[Any]) -> str:
     what = producer.name if producer is not None else "an argument"
     raise RefusedError(
         "NCC_EVRF001",
-        f"reduce requires a body of add, multiply, maximum, minimum, and, or, xor; got {what}",
+        f"{site.name.removeprefix('stablehlo.')} requires a body of add, multiply, maximum,"
+        f" minimum, and, or, xor; got {what}",
     )

@@ -14,6 +14,7 @@ from compiler.ir.ops.collective import (
     ReduceScatterAttrs,
 )
 from compiler.ir.ops.control import LoopAttrs, ShardingConstraintAttrs
+from compiler.ir.ops.convolution import ConvolutionAttrs
 from compiler.ir.ops.dot import DotGeneralAttrs
 from compiler.ir.ops.elementwise import BitcastConvertAttrs, CompareAttrs, ConvertAttrs
 from compiler.ir.ops.gather import GatherAttrs, ScatterAttrs
@@ -30,6 +31,7 @@ from compiler.ir.ops.shape import (
     SliceAttrs,
     TransposeAttrs,
 )
+from compiler.ir.ops.window import ReduceWindowAttrs, SelectAndScatterAttrs, UnfoldAttrs
 
 __all__ = [
     "COLLECTIVES",
@@ -44,6 +46,7 @@ __all__ = [
     "ConcatenateAttrs",
     "ConstantAttrs",
     "ConvertAttrs",
+    "ConvolutionAttrs",
     "DotGeneralAttrs",
     "DynamicSliceAttrs",
     "GatherAttrs",
@@ -52,10 +55,13 @@ __all__ = [
     "PadAttrs",
     "ReduceAttrs",
     "ReduceScatterAttrs",
+    "ReduceWindowAttrs",
     "ReshapeAttrs",
     "ReverseAttrs",
     "ScatterAttrs",
+    "SelectAndScatterAttrs",
     "ShardingConstraintAttrs",
     "SliceAttrs",
     "TransposeAttrs",
+    "UnfoldAttrs",
 ]

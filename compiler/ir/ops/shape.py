@@ -213,20 +213,29 @@ def _infer_pad(types: Types, attrs: Any, regions: Regions) -> Types1:
 
 
 def _pad_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    (x, value), attrs, shape = args, op.attrs, op.result.type.shape
+    attrs = op.attrs
+    return (pad_array(args[0], args[1], attrs.low, attrs.high, attrs.interior),)
+
+
+def pad_array(
+    x: np.ndarray, value: Any, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
+) -> np.ndarray:
+    """`x` with `value` around it and between its elements; a negative padding crops."""
+    rows = zip(x.shape, low, high, interior, strict=True)
+    shape = [n + max(n - 1, 0) * inner + before + after for n, before, after, inner in rows]
     out = np.full(shape, value, dtype=x.dtype)
     target, source = [], []
     for d, n in enumerate(x.shape):
-        step, low = attrs.interior[d] + 1, attrs.low[d]
-        first = max(0, -(low // step)) if low < 0 else 0
-        last = min(n, -((low - shape[d]) // step))
-        begin = low + first * step
+        step = interior[d] + 1
+        first = max(0, -(low[d] // step)) if low[d] < 0 else 0
+        last = min(n, -((low[d] - shape[d]) // step))
+        begin = low[d] + first * step
         target.append(slice(begin, begin + (last - first) * step, step))
         source.append(slice(first, last))
         if last <= first:
-            return (out,)
+            return out
     out[tuple(target)] = x[tuple(source)]
-    return (out,)
+    return out
 
 
 def _infer_reverse(types: Types, attrs: Any, regions: Regions) -> Types1:

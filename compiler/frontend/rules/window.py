@@ -1,0 +1,103 @@
+"""`reduce_window` and `select_and_scatter`: bodies become kinds, start values become identities.
+
+A start value that is not the identity counts once per window, in an op of its own; as in XLA,
+padding takes no part whatever the start value is. Dilated windows are refused as neuronx-cc does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compiler.frontend.rules.convolution import ints_or_ones, paddings
+from compiler.frontend.rules.reduce import body_kind, combine
+from compiler.frontend.rules.registry import imports, refuse
+from compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
+from compiler.ir.ops.reduce import identity
+from compiler.ir.ops.window import SELECTIONS
+from compiler.ir.types import Value
+
+if TYPE_CHECKING:
+    from compiler.frontend.importer import Site
+
+
+@imports("stablehlo.reduce_window")
+def reduce_window(site: Site) -> Sequence[Value]:
+    """One operand and its start value."""
+    if len(site.operands) != 2:
+        refuse(
+            "NCC_EVRF019",
+            f"reduce_window requires one operand and one start value, got {len(site.operands)}"
+            " operands",
+            "reduce every operand on its own",
+        )
+    (operand, init), rank = site.operands, site.operands[0].type.rank
+    for name, code in (("base_dilations", "NCC_EVRF017"), ("window_dilations", "NCC_EVRF018")):
+        given = ints_or_ones(site, name, rank)
+        if max(given, default=1) > 1:
+            refuse(
+                code,
+                f"reduce_window requires {name} of 1, got {given}",
+                "pad with interior padding, or take a strided slice, before the window",
+            )
+    kind, (low, high) = body_kind(site), paddings(site, rank)
+    start = site.constant(init)
+    neutral = start is not None and np.array_equal(start, identity(kind, operand.type.dtype))
+    attrs = ReduceWindowAttrs(
+        kind,
+        sizes=site.ints("window_dimensions"),
+        strides=ints_or_ones(site, "window_strides", rank),
+        low=low,
+        high=high,
+    )
+    result = site.emit("reduce_window", (operand,), attrs).result
+    return [result if neutral else combine(site, kind, result, init)]
+
+
+@imports("stablehlo.select_and_scatter")
+def select_and_scatter(site: Site) -> Sequence[Value]:
+    """Selection by a comparison, sources added up."""
+    operand, source, init = site.operands
+    rank = operand.type.rank
+    low, high = paddings(site, rank)
+    if body_kind(site, region=1) != "add":
+        refuse(
+            "NCC_EVRF001", f"select_and_scatter requires sources to add up, got {body_kind(site)}"
+        )
+    attrs = SelectAndScatterAttrs(
+        _selection(site),
+        sizes=ints_or_ones(site, "window_dimensions", rank),
+        strides=ints_or_ones(site, "window_strides", rank),
+        low=low,
+        high=high,
+    )
+    result = site.emit("select_and_scatter", (operand, source), attrs).result
+    start = site.constant(init)
+    neutral = start is not None and not start.any()
+    return [result if neutral else combine(site, "add", result, init)]
+
+
+def _selection(site: Site) -> str:
+    """The direction of the comparison that keeps the selected element."""
+    found, what = _direction(site)
+    if found not in SELECTIONS:
+        refuse(
+            "NCC_EVRF001",
+            f"select_and_scatter requires compare(selected, current) by {' '.join(SELECTIONS)},"
+            f" got {what} {found}".rstrip(),
+        )
+    return found
+
+
+def _direction(site: Site) -> tuple[str, str]:
+    """(direction, op name) of the selection body; no direction when it compares something else."""
+    block = site.op.regions[0].blocks[0]
+    (kept,) = list(block.operations)[-1].operands
+    producer = site.block_producer(block, kept)
+    if producer is not None and producer.name == "stablehlo.compare":
+        words = str(producer.attributes["comparison_direction"]).strip("<>").split()
+        in_order = list(producer.operands) == list(block.arguments)
+        return (words[-1] if in_order else ""), producer.name
+    return "", producer.name if producer is not None else "an argument"

@@ -1,0 +1,156 @@
+"""`convolution`: windows of lhs slide over its spatial dims and are contracted with rhs.
+
+Any dimension numbers, strides, paddings (negative ones crop), dilations of either side, and groups
+of features or of the batch, as in StableHLO; a reversed window is a reversed rhs. Narrow floats
+multiply exactly and accumulate in fp32; `dtype` is the element type the sum is rounded to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ir.opdef import OpDef, define
+from compiler.ir.ops.rules import (
+    Regions,
+    Types,
+    check_arity,
+    check_attrs,
+    check_dims,
+    mismatch,
+    widen,
+)
+from compiler.ir.ops.shape import pad_array
+from compiler.ir.ops.window import window_array, window_count
+from compiler.ir.types import Op, TensorType, tensor_type
+
+_NAME = "convolution"
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionAttrs:
+    """Dimension numbers, then one entry per spatial dim, then groups and the result element type.
+
+    `lhs` is (batch, feature, spatial...), `rhs` (output feature, input feature, spatial...), `out`
+    (batch, feature, spatial...): which dim of the tensor plays each part. `low` and `high` pad the
+    dilated lhs.
+    """
+
+    lhs: tuple[int, ...]
+    rhs: tuple[int, ...]
+    out: tuple[int, ...]
+    strides: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    lhs_dilation: tuple[int, ...]
+    rhs_dilation: tuple[int, ...]
+    feature_groups: int
+    batch_groups: int
+    dtype: DType
+
+
+def dilated(size: int, dilation: int) -> int:
+    """Positions that `size` elements take with `dilation - 1` holes between neighbours."""
+    return (size - 1) * dilation + 1 if size else 0
+
+
+def _infer(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_attrs(_NAME, attrs, ConvolutionAttrs)
+    check_arity(_NAME, types, 2)
+    lhs, rhs = types
+    _check_form(lhs, rhs, attrs)
+    batch, feature, *space = (lhs.shape[d] for d in attrs.lhs)
+    outputs, inputs, *taps = (rhs.shape[d] for d in attrs.rhs)
+    _check_groups(batch, feature, outputs, inputs, attrs)
+    sizes = [batch // attrs.batch_groups, outputs]
+    for i, (length, size) in enumerate(zip(space, taps, strict=True)):
+        padded = dilated(length, attrs.lhs_dilation[i]) + attrs.low[i] + attrs.high[i]
+        sizes.append(window_count(padded, size, attrs.strides[i], attrs.rhs_dilation[i]))
+    shape = [0] * len(sizes)
+    for dim, size in zip(attrs.out, sizes, strict=True):
+        shape[dim] = size
+    return (tensor_type(tuple(shape), attrs.dtype),)
+
+
+def _check_form(lhs: TensorType, rhs: TensorType, attrs: ConvolutionAttrs) -> None:
+    """Refuse ranks and attribute lengths that do not match."""
+    rank = len(attrs.lhs)
+    if rank < 2 or not lhs.rank == rhs.rank == rank == len(attrs.rhs) == len(attrs.out):
+        raise mismatch(_NAME, f"operands of rank {rank}", f"{lhs} and {rhs}")
+    for what, dims in (("lhs", attrs.lhs), ("rhs", attrs.rhs), ("out", attrs.out)):
+        check_dims(_NAME, f"{what} dims", dims, rank)
+    per_dim = (attrs.strides, attrs.low, attrs.high, attrs.lhs_dilation, attrs.rhs_dilation)
+    if any(len(given) != rank - 2 for given in per_dim):
+        raise mismatch(_NAME, f"{rank - 2} spatial dims", per_dim)
+    if min((*attrs.strides, *attrs.lhs_dilation, *attrs.rhs_dilation), default=1) < 1:
+        raise mismatch(_NAME, "strides and dilations of 1 or more", per_dim)
+    if lhs.dtype is not rhs.dtype:
+        got = f"{lhs.dtype.value} and {rhs.dtype.value}"
+        raise mismatch(_NAME, "operands of one element type", got)
+
+
+def _check_groups(
+    batch: int, feature: int, outputs: int, inputs: int, attrs: ConvolutionAttrs
+) -> None:
+    """Refuse features and batches that groups do not divide."""
+    groups, batches = attrs.feature_groups, attrs.batch_groups
+    if min(groups, batches) != 1:
+        raise mismatch(_NAME, "groups of features or of the batch", (groups, batches))
+    if feature != inputs * groups:
+        need = f"{inputs * groups} input features ({groups} groups of {inputs})"
+        raise mismatch(_NAME, need, feature)
+    if outputs % (groups * batches) or batch % batches:
+        need = f"output features and batch divisible by {groups * batches} groups"
+        raise mismatch(_NAME, need, (outputs, batch))
+
+
+def _flops(op: Op) -> int:
+    """Products with elements of lhs; those with the zeros between them are not counted."""
+    rhs = op.operands[1].type
+    depth = math.prod(rhs.shape[d] for d in op.attrs.rhs[1:])
+    products = 2 * op.result.type.num_elements * depth
+    return int(products // math.prod(op.attrs.lhs_dilation))
+
+
+def _reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    attrs, out = op.attrs, op.result.type
+    lhs, rhs = (widen(x).transpose(d) for x, d in zip(args, (attrs.lhs, attrs.rhs), strict=True))
+    wide = np.float32 if out.dtype in (DType.BF16, DType.F16) else out.dtype.numpy
+    none = (0, 0)
+    interior = tuple(d - 1 for d in attrs.lhs_dilation)
+    lhs = pad_array(lhs, 0, none + attrs.low, none + attrs.high, none + interior)
+    dims = tuple(range(2, lhs.ndim))
+    count = tuple(out.shape[d] for d in attrs.out[2:])
+    starts = (0,) * len(dims)
+    windows = window_array(
+        lhs, dims, starts, count, attrs.strides, rhs.shape[2:], attrs.rhs_dilation
+    )
+    parts = attrs.feature_groups * attrs.batch_groups
+    split_dim = 1 if attrs.feature_groups > 1 else 0
+    groups = zip(
+        np.split(windows.astype(wide, copy=False), parts, axis=split_dim),
+        np.split(rhs.astype(wide, copy=False), parts, axis=0),
+        strict=True,
+    )
+    taps = [1, *range(2 + len(dims), 2 + 2 * len(dims))]
+    with np.errstate(all="ignore"):
+        products = [np.tensordot(w, r, (taps, [1, *dims])) for w, r in groups]
+    joined = np.moveaxis(np.concatenate(products, axis=-1), -1, 1)
+    back = tuple(attrs.out.index(d) for d in range(joined.ndim))
+    return (joined.transpose(back).astype(out.dtype.numpy, copy=False),)
+
+
+define(
+    OpDef(
+        name=_NAME,
+        attrs=ConvolutionAttrs,
+        infer=_infer,
+        flops=_flops,
+        reference=_reference,
+    )
+)

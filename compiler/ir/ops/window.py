@@ -1,0 +1,240 @@
+"""Sliding windows: `unfold` (windows as dims of their own), `reduce_window`, `select_and_scatter`.
+
+`unfold` is what the compiler makes of the others: a view that reads elements as often as windows
+hold them; no front end writes it. As for `reduce`, the start value is the identity of the
+reduction, and what pads a `reduce_window` is that identity too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ir.opdef import OpDef, define
+from compiler.ir.ops.reduce import check_reduction, identity, reduce_array
+from compiler.ir.ops.rules import (
+    Regions,
+    Types,
+    check_arity,
+    check_attrs,
+    check_dims,
+    mismatch,
+    no_flops,
+    widen,
+)
+from compiler.ir.ops.shape import pad_array
+from compiler.ir.types import Op, TensorType, tensor_type
+
+Dims = tuple[int, ...]
+
+SELECTIONS = {"GE": "max", "GT": "max", "LE": "min", "LT": "min"}
+"""Reduction whose result a window's selected element equals, per comparison (selected, current)."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfoldAttrs:
+    """Windows along `dims`, one entry of every field per dim.
+
+    Dim `dims[i]` becomes `counts[i]` windows, and a new dim at the end holds the `sizes[i]`
+    elements of each: element k of window o is operand element starts + o * strides + k * dilations.
+    """
+
+    dims: Dims
+    starts: Dims
+    counts: Dims
+    strides: Dims
+    sizes: Dims
+    dilations: Dims
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceWindowAttrs:
+    """`kind` as in `ReduceAttrs`; per dim of the operand: window size, stride and padding."""
+
+    kind: str
+    sizes: Dims
+    strides: Dims
+    low: Dims
+    high: Dims
+
+
+@dataclass(frozen=True, slots=True)
+class SelectAndScatterAttrs:
+    """Per window of the first operand, the element that `select` keeps gets the window's source.
+
+    `select` is the direction of compare(selected, current) that keeps the selected element: GE
+    takes the first maximum, GT the last, LE and LT the same of minima. Sources add up. Padding is
+    never selected.
+    """
+
+    select: str
+    sizes: Dims
+    strides: Dims
+    low: Dims
+    high: Dims
+
+
+def window_count(length: int, size: int, stride: int, dilation: int = 1) -> int:
+    """Windows of `size` elements that fit in `length`."""
+    span = (size - 1) * dilation + 1
+    return max(0, (length - span) // stride + 1) if size else 0
+
+
+def window_array(
+    x: np.ndarray,
+    dims: Dims,
+    starts: Dims,
+    counts: Dims,
+    strides: Dims,
+    sizes: Dims,
+    dilations: Dims,
+) -> np.ndarray:
+    """The windows of `x` as `UnfoldAttrs` describes them, a read-only view."""
+    shape, step = list(x.shape), list(x.strides)
+    begin = [0] * x.ndim
+    for d, start, count, stride in zip(dims, starts, counts, strides, strict=True):
+        shape[d], step[d], begin[d] = count, x.strides[d] * stride, start
+    inner = tuple(x.strides[d] * k for d, k in zip(dims, dilations, strict=True))
+    first = x[tuple(slice(b, None) for b in begin)]
+    return np.lib.stride_tricks.as_strided(
+        first, (*shape, *sizes), (*step, *inner), writeable=False
+    )
+
+
+def _infer_unfold(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_attrs("unfold", attrs, UnfoldAttrs)
+    check_arity("unfold", types, 1)
+    (operand,) = types
+    check_dims("unfold", "dims", attrs.dims, operand.rank)
+    shape = list(operand.shape)
+    rows = zip(attrs.starts, attrs.counts, attrs.strides, attrs.sizes, attrs.dilations, strict=True)
+    for d, (start, count, stride, size, dilation) in zip(attrs.dims, rows, strict=True):
+        last = start + (count - 1) * stride + (size - 1) * dilation
+        if min(start, count - 1, size - 1, stride - 1, dilation - 1) < 0 or last >= shape[d]:
+            raise mismatch("unfold", f"windows inside of {shape[d]}", (start, count, size))
+        shape[d] = count
+    return (tensor_type((*shape, *attrs.sizes), operand.dtype),)
+
+
+def _unfold_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    a = op.attrs
+    return (
+        np.array(
+            window_array(args[0], a.dims, a.starts, a.counts, a.strides, a.sizes, a.dilations)
+        ),
+    )
+
+
+def _windowed(name: str, operand: TensorType, attrs: Any) -> tuple[int, ...]:
+    """Windows per dim. Refuses attributes that do not fit the operand."""
+    per_dim = (attrs.sizes, attrs.strides, attrs.low, attrs.high)
+    if any(len(given) != operand.rank for given in per_dim):
+        raise mismatch(name, f"{operand.rank} window sizes, strides and paddings", per_dim)
+    if min((*attrs.sizes, *attrs.strides), default=1) < 1:
+        raise mismatch(name, "window sizes and strides of 1 or more", per_dim)
+    rows = zip(operand.shape, *per_dim, strict=True)
+    return tuple(window_count(n + low + high, size, step) for n, size, step, low, high in rows)
+
+
+def _infer_reduce(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_attrs("reduce_window", attrs, ReduceWindowAttrs)
+    check_arity("reduce_window", types, 1)
+    check_reduction("reduce_window", attrs.kind, types[0].dtype)
+    return (tensor_type(_windowed("reduce_window", types[0], attrs), types[0].dtype),)
+
+
+def _padded_windows(x: np.ndarray, value: Any, attrs: Any, counts: Dims) -> np.ndarray:
+    """All windows of the padded array: [*counts, *sizes]."""
+    none = (0,) * x.ndim
+    padded = pad_array(x, value, attrs.low, attrs.high, none)
+    ones = (1,) * x.ndim
+    dims = tuple(range(x.ndim))
+    return window_array(padded, dims, none, counts, attrs.strides, attrs.sizes, ones)
+
+
+def _reduce_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    attrs, x = op.attrs, widen(args[0])
+    start = identity(attrs.kind, DType.from_numpy(x.dtype))[()]
+    windows = _padded_windows(x, start, attrs, op.result.type.shape)
+    folded = reduce_array(attrs.kind, windows, tuple(range(x.ndim, 2 * x.ndim)))
+    return (folded.astype(args[0].dtype, copy=False),)
+
+
+def _infer_scatter(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    check_attrs("select_and_scatter", attrs, SelectAndScatterAttrs)
+    check_arity("select_and_scatter", types, 2)
+    operand, source = types
+    if attrs.select not in SELECTIONS:
+        raise mismatch("select_and_scatter", f"a selection of {' '.join(SELECTIONS)}", attrs.select)
+    expected = tensor_type(_windowed("select_and_scatter", operand, attrs), operand.dtype)
+    if source != expected:
+        raise mismatch("select_and_scatter", f"a source of {expected}", source)
+    return (operand,)
+
+
+def _scatter_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    attrs, x, source = op.attrs, widen(args[0]), widen(args[1])
+    kind = SELECTIONS[attrs.select]
+    worst = identity(kind, DType.from_numpy(x.dtype))[()]
+    windows = _padded_windows(x, worst, attrs, source.shape)
+    inside = _padded_windows(np.ones(x.shape, bool), False, attrs, source.shape)
+    dims = tuple(range(x.ndim, 2 * x.ndim))
+    best = reduce_array(kind, windows, dims).reshape(*source.shape, *(1,) * x.ndim)
+    hit = ((windows == best) & inside).reshape(*source.shape, -1)
+    if "E" not in attrs.select:
+        hit = hit[..., ::-1]
+    first = np.argmax(hit, axis=-1)
+    if "E" not in attrs.select:
+        first = hit.shape[-1] - 1 - first
+    before = tuple(max(low, 0) for low in attrs.low)
+    room = zip(x.shape, before, attrs.high, strict=True)
+    out = np.zeros([n + low + max(high, 0) for n, low, high in room], x.dtype)
+    crop = tuple(min(low, 0) for low in attrs.low)
+    for at in product(*map(range, source.shape)):
+        offset = np.unravel_index(first[at], attrs.sizes)
+        steps = zip(at, attrs.strides, offset, crop, strict=True)
+        if hit[at].any():
+            out[tuple(o * s + int(k) - c for o, s, k, c in steps)] += source[at]
+    kept = tuple(slice(low, low + n) for n, low in zip(x.shape, before, strict=True))
+    return (out[kept].astype(args[0].dtype, copy=False),)
+
+
+def _flops(op: Op) -> int:
+    """Elements of all windows."""
+    windows = op.operands[-1] if op.name == "select_and_scatter" else op.result
+    return int(windows.type.num_elements * math.prod(op.attrs.sizes))
+
+
+define(
+    OpDef(
+        name="unfold",
+        attrs=UnfoldAttrs,
+        infer=_infer_unfold,
+        flops=no_flops,
+        reference=_unfold_reference,
+    )
+)
+define(
+    OpDef(
+        name="reduce_window",
+        attrs=ReduceWindowAttrs,
+        infer=_infer_reduce,
+        flops=_flops,
+        reference=_reduce_reference,
+    )
+)
+define(
+    OpDef(
+        name="select_and_scatter",
+        attrs=SelectAndScatterAttrs,
+        infer=_infer_scatter,
+        flops=_flops,
+        reference=_scatter_reference,
+    )
+)

@@ -1,0 +1,240 @@
+"""Rewrites of windowed ops into views of windows and ops that exist, before lowering.
+
+`unfold` is a view whose elements are read by every window that holds them: a pooling is a reduction
+of it, a convolution a contraction (`convolution.py`). Long running windows are folded by doubling.
+What is better stored densely before a contraction is named by `narrow_operands`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
+from compiler.ir.ops.reduce import identity
+from compiler.ir.ops.window import SELECTIONS
+from compiler.ir.types import Graph, Op, Value
+from compiler.lower import convolution
+from compiler.lower.convolution import padded
+from compiler.passes.cse import cse
+from compiler.passes.rewrite import Level
+
+MIN_DEPTH = 32
+"""Summed elements below which a matmul leaves most rows of the tensor engine idle, so that windows
+are copied until taps and features are one index (our choice: a quarter of the 128 rows).
+"""
+
+_Windowed = ReduceWindowAttrs | SelectAndScatterAttrs
+_COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"} | {
+    k: k for k in ("and", "or")
+}
+
+
+def expand_windows(graph: Graph) -> Graph:
+    """`graph` (loop-free) without convolutions and windowed ops. Raises CompileError."""
+    if not any(op.name in _RULES for op in graph.ops):
+        return graph
+    level = Level()
+    for op in map(level.update, graph.ops):
+        rule = _RULES.get(op.name)
+        if rule is None:
+            level.ops.append(op)
+            continue
+        b = Builder(loc=op.loc)
+        made = rule(b, op)
+        level.ops += b.ops
+        level.replace(op.results, (made,))
+    return cse(level.finish(graph))
+
+
+def _reduce_window(b: Builder, op: Op) -> Value:
+    """Long running windows by doubling, the others by a reduction of their elements."""
+    a, (value,), shape = op.attrs, op.operands, op.result.type.shape
+    dtype = value.type.dtype
+    wide = DType.F32 if dtype in (DType.BF16, DType.F16) else dtype
+    value = padded(b, value, identity(a.kind, dtype), a.low, a.high)
+    value = b.convert(value, wide) if wide is not dtype else value
+    dims = [d for d, row in enumerate(zip(a.sizes, a.strides, strict=True)) if row != (1, 1)]
+    running = [d for d in dims if _is_running(value.type.shape[d], shape[d], a.sizes[d])]
+    for d in running:
+        value = _doubled(b, value, d, a.sizes[d], a.strides[d], _COMBINE[a.kind])
+    rest = [d for d in dims if d not in running]
+    if rest:
+        windows = _unfolded(b, value, rest, a, shape)
+        value = b.reduce(windows, a.kind, _inner(windows, rest))
+    elif value.type.shape != shape:
+        value = b.slice(value, (0,) * len(shape), shape)
+    return b.convert(value, dtype) if wide is not dtype else value
+
+
+def _unfolded(
+    b: Builder, value: Value, dims: Sequence[int], attrs: _Windowed, shape: Sequence[int]
+) -> Value:
+    """The windows of `value` along `dims`."""
+    counts, strides, sizes = (
+        [given[d] for d in dims] for given in (shape, attrs.strides, attrs.sizes)
+    )
+    return b.unfold(value, dims, counts=counts, strides=strides, sizes=sizes)
+
+
+def _inner(windows: Value, dims: Sequence[int]) -> list[int]:
+    """The dims that hold the elements of windows."""
+    return list(range(windows.type.rank - len(dims), windows.type.rank))
+
+
+def _is_running(length: int, count: int, size: int) -> bool:
+    """True when doubling touches fewer elements than reading every window whole."""
+    return count * size > 4 * length * max(1, size.bit_length())
+
+
+def _doubled(b: Builder, value: Value, dim: int, size: int, stride: int, combine: str) -> Value:
+    """Folds of `size` neighbours: two windows side by side make one of twice the size."""
+    power, made, covered = 1, None, 0
+    while True:
+        if size & power:
+            made = value if made is None else _joined(b, made, value, dim, covered, combine)
+            covered += power
+        if covered == size:
+            break
+        value = _joined(b, value, value, dim, power, combine)
+        power *= 2
+    assert made is not None
+    if stride == 1:
+        return made
+    shape = made.type.shape
+    steps = [stride if d == dim else 1 for d in range(len(shape))]
+    return b.slice(made, (0,) * len(shape), shape, steps)
+
+
+def _joined(
+    b: Builder, first: Value, second: Value, dim: int, distance: int, combine: str
+) -> Value:
+    """first[i] combined with second[i + distance], as far as both reach."""
+    length = min(first.type.shape[dim], second.type.shape[dim] - distance)
+    parts = []
+    for value, start in ((first, 0), (second, distance)):
+        limit = [start + length if d == dim else n for d, n in enumerate(value.type.shape)]
+        begin = [start if d == dim else 0 for d in range(len(limit))]
+        parts.append(b.slice(value, begin, limit))
+    return b.op(combine, *parts)
+
+
+def _select_and_scatter(b: Builder, op: Op) -> Value:
+    """The position every window selects, then per element the sources of the windows that selected
+    it.
+    """
+    a, (value, source) = op.attrs, op.operands
+    dims = [d for d, row in enumerate(zip(a.sizes, a.strides, strict=True)) if row != (1, 1)]
+    dims = dims or [0]
+    chosen = _chosen(b, value, a, dims, source.type.shape)
+    wide = b.convert(source, DType.F32) if source.type.dtype is not DType.F32 else source
+    picked, moved = (_spread(b, v, fill, op, dims) for v, fill in ((chosen, -1), (wide, 0)))
+    inner = _inner(picked, dims)
+    place = _position(b, picked.type.shape, inner, [a.sizes[d] for d in dims], reverse=True)
+    hit = b.compare(picked, place, "EQ")
+    kept = b.op("select", hit, moved, b.full(moved.type.shape, 0))
+    total = b.reduce(kept, "add", inner)
+    return b.convert(total, value.type.dtype) if total.type.dtype is not value.type.dtype else total
+
+
+def _chosen(
+    b: Builder, value: Value, a: SelectAndScatterAttrs, dims: Sequence[int], shape: Sequence[int]
+) -> Value:
+    """Per window, the number of the selected element, row-major within the window."""
+    kind = SELECTIONS[a.select]
+    fill = identity(kind, value.type.dtype)
+    windows = _unfolded(b, padded(b, value, fill, a.low, a.high), dims, a, shape)
+    inner, whole = _inner(windows, dims), windows.type.shape
+    best = b.broadcast(b.reduce(windows, kind, inner), whole, range(len(shape)))
+    hit = b.compare(windows, best, "EQ")
+    if any((*a.low, *a.high)):
+        hit = b.op("and", hit, _inside(b, value, a, dims, whole))
+    sizes = [a.sizes[d] for d in dims]
+    place = _position(b, whole, inner, sizes)
+    first = a.select.endswith("E")
+    never = b.full(whole, math.prod(sizes) if first else -1, DType.I32)
+    return b.reduce(b.op("select", hit, place, never), "min" if first else "max", inner)
+
+
+def _position(
+    b: Builder,
+    shape: Sequence[int],
+    inner: Sequence[int],
+    sizes: Sequence[int],
+    reverse: bool = False,
+) -> Value:
+    """Row-major number of an element in its window; `reverse` counts every dim from its end."""
+    total, step = b.full(shape, 0, DType.I32), 1
+    for d, size in zip(reversed(inner), reversed(sizes), strict=True):
+        count = b.iota(shape, d)
+        if reverse:
+            count = b.op("subtract", b.full(shape, size - 1, DType.I32), count)
+        total = b.add(total, b.multiply(count, b.full(shape, step, DType.I32)))
+        step *= size
+    return total
+
+
+def _inside(
+    b: Builder, value: Value, a: SelectAndScatterAttrs, dims: Sequence[int], shape: Sequence[int]
+) -> Value:
+    """True where a window's element is not padding."""
+    result = b.full(shape, True, DType.PRED)
+    for d, k in zip(dims, range(value.type.rank, len(shape)), strict=True):
+        stride = b.full(shape, a.strides[d], DType.I32)
+        at = b.add(b.multiply(b.iota(shape, d), stride), b.iota(shape, k))
+        low = b.full(shape, a.low[d], DType.I32)
+        high = b.full(shape, a.low[d] + value.type.shape[d], DType.I32)
+        result = b.op("and", result, b.compare(at, low, "GE"))
+        result = b.op("and", result, b.compare(at, high, "LT"))
+    return result
+
+
+def _spread(b: Builder, value: Value, fill: float, op: Op, dims: Sequence[int]) -> Value:
+    """Per element of the operand, what `value` is at the windows that hold it; `fill` elsewhere.
+
+    The windows of element i, counted from the last one backwards, are the window at i of `value`
+    with stride - 1 holes between its elements.
+    """
+    a, length = op.attrs, op.result.type.shape
+    rank = len(length)
+    low, high = [0] * rank, [0] * rank
+    for d in dims:
+        low[d] = a.sizes[d] - 1 - a.low[d]
+        span = (value.type.shape[d] - 1) * a.strides[d] + 1
+        high[d] = length[d] + a.sizes[d] - 1 - low[d] - span
+    inner = [a.strides[d] - 1 if d in dims else 0 for d in range(rank)]
+    spread = b.pad(value, b.constant(fill, value.type.dtype), low, high, inner)
+    sizes, counts = [a.sizes[d] for d in dims], [length[d] for d in dims]
+    return b.unfold(spread, dims, counts=counts, sizes=sizes)
+
+
+def narrow_operands(graph: Graph) -> set[Value]:
+    """Operands of contractions made of windows whose summed dims are all short: stored densely,
+    taps and features are one long index.
+    """
+    made = graph.producers()
+    found: set[Value] = set()
+    for op in graph.ops:
+        if op.name != "dot_general":
+            continue
+        depth = [op.operands[0].type.shape[d] for d in op.attrs.lhs_contract]
+        if max(depth, default=1) < min(MIN_DEPTH, math.prod(depth)):
+            found.update(v for v in op.operands if _is_unfolded(v, made))
+    return found
+
+
+def _is_unfolded(value: Value, made: Mapping[Value, Op]) -> bool:
+    """True for windows, seen through other views."""
+    op = made.get(value)
+    while op is not None and op.name in ("transpose", "reshape", "slice"):
+        op = made.get(op.operands[0])
+    return op is not None and op.name == "unfold"
+
+
+_RULES: Mapping[str, Callable[[Builder, Op], Value]] = {
+    "convolution": convolution.expand,
+    "reduce_window": _reduce_window,
+    "select_and_scatter": _select_and_scatter,
+}
