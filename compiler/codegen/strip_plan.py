@@ -75,7 +75,18 @@ def plan_strips(space: Space, sinks: Iterable[int], room: Room) -> list[StripPla
             " reductions nest, found none",
             hint="split the region at one of its reductions",
         )
-    return plans
+    exact = [p for p in plans if not _turns_extremes(p)]
+    return exact if any(p.partition is not None for p in exact) else plans
+
+
+def _turns_extremes(plan: StripPlan) -> bool:
+    """True when a maximum or minimum crosses the partitions: the tensor engine turns it around by
+    products with 0 and 1, and an infinity times 0 is NaN.
+    """
+    nodes = (plan.space.values[n] for n in plan.values)
+    return any(
+        v.op == "reduce" and plan.partition in v.over and v.attrs["kind"] != "add" for v in nodes
+    )
 
 
 def _candidates(

@@ -24,8 +24,8 @@ from compiler.lower.scalars import parameter
 from compiler.lower.storage import Storage
 from compiler.lower.strip_rule import StripRule
 from compiler.lower.task import NeedsCopyError, NeedsScratchError, unsupported
-from compiler.lower.write_out import Lowered, write_out
 from compiler.lower.windows import expand_windows, narrow_operands
+from compiler.lower.write_out import Lowered, write_out
 from compiler.options import DEFAULTS, CompileOptions
 
 MAX_TRIES = 1000

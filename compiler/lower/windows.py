@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
-from compiler.ir.ops.reduce import identity
+from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from compiler.ir.ops.window import SELECTIONS
 from compiler.ir.types import Graph, Op, Value
 from compiler.lower import convolution
@@ -27,9 +27,6 @@ are copied until taps and features are one index (our choice: a quarter of the 1
 """
 
 _Windowed = ReduceWindowAttrs | SelectAndScatterAttrs
-_COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"} | {
-    k: k for k in ("and", "or")
-}
 
 
 def expand_windows(graph: Graph) -> Graph:
@@ -59,7 +56,7 @@ def _reduce_window(b: Builder, op: Op) -> Value:
     dims = [d for d, row in enumerate(zip(a.sizes, a.strides, strict=True)) if row != (1, 1)]
     running = [d for d in dims if _is_running(value.type.shape[d], shape[d], a.sizes[d])]
     for d in running:
-        value = _doubled(b, value, d, a.sizes[d], a.strides[d], _COMBINE[a.kind])
+        value = _doubled(b, value, d, a.sizes[d], a.strides[d], ELEMENTWISE_OF.get(a.kind, a.kind))
     rest = [d for d in dims if d not in running]
     if rest:
         windows = _unfolded(b, value, rest, a, shape)

@@ -1,4 +1,4 @@
-"""Image operators over reference ranks: split over the batch, refused over space and over groups."""
+"""Image operators over reference ranks: split over the batch, refused over space and groups."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from compiler.ir.types import Graph
 from compiler.ir.verify import verify
 from compiler.passes.pipeline import run
 from tests.support import xla
-from tests.support.l0_function import run_in_l0
+from tests.support.compiled import run_levels
 from tests.support.region_reference import distance
 
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -40,7 +40,7 @@ def check(function: Callable[..., Any], *shapes: tuple[int, ...], bound: float =
     args = [rng.standard_normal(s).astype(np.float32) for s in shapes]
     graph = of_function(function, *args)
     wanted = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*args))]
-    code = run_in_l0(graph, args)
+    (code,) = run_levels(graph, args, ("L0",))
     for want, meant, made in zip(wanted, evaluate(graph, args), code, strict=True):
         assert want.shape == meant.shape == made.shape and want.dtype == meant.dtype == made.dtype
         assert distance(want, meant) <= bound
@@ -117,7 +117,7 @@ def test_the_first_of_equal_maxima_gets_the_gradient() -> None:
     gradient = jax.grad(lambda x: jnp.sum(pool("max", 2, 2, "VALID")(x)))
     x = np.ones((1, 4, 4, 1), np.float32)
     graph = of_function(gradient, x)
-    (have,) = run_in_l0(graph, [x])
+    ((have,),) = run_levels(graph, [x], ("L0",))
     np.testing.assert_array_equal(have, np.asarray(gradient(x)))
     assert have[0, 0, 0, 0] == 1 and have[0, 0, 1, 0] == 0
 
@@ -142,6 +142,14 @@ CUMULATIVE = {
 @pytest.mark.parametrize("name", CUMULATIVE)
 def test_cumulative_folds(name: str) -> None:
     check(CUMULATIVE[name], (5, 37))
+
+
+def test_infinities_survive_a_maximum_that_could_cross_the_partitions() -> None:
+    """Wide windows over few rows: the short index goes to the partitions all the same."""
+    x = np.full((3, 40), -np.inf, np.float32)
+    x[:, 7] = 1.5
+    ((have,),) = run_levels(of_function(lambda y: lax.cummax(y, axis=1), x), [x], ("L0",))
+    np.testing.assert_array_equal(have, np.maximum.accumulate(x, 1))
 
 
 def test_the_gradient_of_a_cumulative_sum() -> None:
@@ -215,9 +223,8 @@ def test_batch_norm_family(shape: tuple[int, ...], dim: int) -> None:
     inputs = [rng.standard_normal(s).astype(np.float32) for s in sizes]
     graph = run(import_module(text))
     wanted = xla.run(text, inputs)
-    for want, meant, made in zip(
-        wanted, evaluate(graph, inputs), run_in_l0(graph, inputs), strict=True
-    ):
+    (code,) = run_levels(graph, inputs, ("L0",))
+    for want, meant, made in zip(wanted, evaluate(graph, inputs), code, strict=True):
         assert distance(want, meant) <= 1e-5 and distance(want, made) <= 1e-5
 
 

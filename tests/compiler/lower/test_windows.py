@@ -19,7 +19,7 @@ from compiler.lower.function import lower_function
 from compiler.lower.windows import expand_windows
 from tests.harnesses import convolution, shape, window
 from tests.harnesses.case import OpCase, build_graph, case_inputs
-from tests.support.l0_function import run_in_l0
+from tests.support.compiled import run_levels
 from tests.support.region_reference import check_lowering, distance
 
 MOVING = tuple(c for c in shape.CASES if c.op in ("pad", "reverse", "concatenate"))
@@ -35,7 +35,8 @@ def test_regions_mean_the_op(case: OpCase) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_generated_code_means_the_op(case: OpCase) -> None:
     graph, inputs = build_graph(case), case_inputs(case)
-    for want, have in zip(evaluate(graph, inputs), run_in_l0(graph, inputs), strict=True):
+    (made,) = run_levels(graph, inputs, ("L0",))
+    for want, have in zip(evaluate(graph, inputs), made, strict=True):
         assert distance(want, have) <= max(4 * case.rtol, 2e-6)
 
 
