@@ -73,11 +73,21 @@ def _print_error(error: DiagnosticError, as_json: bool) -> None:
         print(error.diagnostic.render(), file=sys.stderr)
 
 
+class _Version(argparse.Action):
+    def __call__(self, parser: Any, *_: Any, **__: Any) -> None:
+        """Print the versions of everything that shapes a compiled file, and leave."""
+        from orchestrator.compile_command import version_text
+
+        print(version_text())
+        parser.exit(0)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="shardwright",
         description="Shard, compile and simulate a Trainium training step without the hardware.",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="versions that matter")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verbs.add_parser("compile", help="compile HLO or StableHLO files with neuronx-cc's own flags")
     run = verbs.add_parser("run", help="partition, compile, run values, time and report a job")
@@ -93,10 +103,22 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("--rows", default="", help="comma-separated ids; default: supported rows")
     validate.add_argument("--json", action="store_true", help="print JSON on stdout")
     validate.set_defaults(verb=_validate)
-    operators = verbs.add_parser("list-operators", help="StableHLO operators a step may contain")
-    operators.set_defaults(verb=_list_operators)
+    _table_parsers(verbs)
     _neff_parsers(verbs)
     return parser
+
+
+def _table_parsers(verbs: Any) -> None:
+    operators = verbs.add_parser("list-operators", help="operators a model may contain")
+    operators.add_argument("--framework", type=str.lower, choices=("xla",), default="xla")
+    operators.add_argument(
+        "--compiler-version-profile", default="own", help="those of a neuronx-cc release"
+    )
+    operators.set_defaults(verb=_list_operators)
+    errors = verbs.add_parser("errors", help="what an error code means and what to do")
+    errors.add_argument("code", nargs="?", default="", help="for example NCC_EVRF035")
+    errors.add_argument("--json", action="store_true", help="print JSON on stdout")
+    errors.set_defaults(verb=_errors)
 
 
 def _job_flags(parser: argparse.ArgumentParser) -> None:
@@ -220,12 +242,18 @@ def _validate(args: argparse.Namespace) -> int:
     return validate.run(args.training, [r for r in args.rows.split(",") if r], args.json)
 
 
-def _list_operators(_args: argparse.Namespace) -> int:
-    from compiler.frontend.rules import RULES
+def _list_operators(args: argparse.Namespace) -> int:
+    from compiler.frontend.coverage import operator_names
+    from compiler.surface.releases import profile
 
-    names = sorted(name.partition(".")[2] for name in RULES if name.startswith("stablehlo."))
-    print("\n".join(names))
+    print("\n".join(operator_names(profile(args.compiler_version_profile))))
     return 0
+
+
+def _errors(args: argparse.Namespace) -> int:
+    from orchestrator import errors_command
+
+    return errors_command.run(args.code, args.json)
 
 
 def _neff_info(args: argparse.Namespace) -> int:

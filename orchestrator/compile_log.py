@@ -81,7 +81,7 @@ class CompileLog:
         rows = [
             ("Error message", f"[{d.code}] {d.message}"),
             ("Error class", type(error).__name__),
-            ("Error location", str(d.loc) if d.loc else "Unknown"),
+            ("Error location", str(d.loc) if d.loc and d.loc.file else "Unknown"),
             *([("What to do", d.hint)] if d.hint else []),
             *facts,
             ("Log file", str(self.path)),

@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from compiler.diagnostics import ImportRuleError
+from compiler.frontend.locations import LocationReader
 from compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_IN
 
 _PORTABLE_MAGIC = b"ML\xefR"
 _PORTABLE_PRODUCER = b"StableHLO_v"
+_UNNAMED = "-"  # the file MLIR gives to text and bytes without a name
+_VERIFIER_WORDS = ("inferred", "must match", "incompatible", "requires compatible")
 _CHLO_PIPELINE = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
 
 
@@ -92,9 +95,36 @@ def parse_module(source: bytes | str) -> Any:
     try:
         return ir.Module.parse(source)
     except ir.MLIRError as error:
-        raise ImportRuleError(
+        raise _parse_error(error) from error
+
+
+def _parse_error(error: Any) -> ImportRuleError:
+    """What MLIR found: an instruction that contradicts itself (at the user's line, where the module
+    has locations), or text and bytes it cannot read.
+    """
+    from jaxlib.mlir import ir
+
+    first = next(iter(error.error_diagnostics), None)
+    if first is None or not _is_inconsistent(first):
+        return ImportRuleError(
             "SW_STABLEHLO_PARSE", f"the module requires valid StableHLO, got: {str(error)[:500]}"
-        ) from error
+        )
+    loc = LocationReader().read(ir.Location.from_attr(first.location.attr))
+    return ImportRuleError(
+        "NCC_EVRF064",
+        f"shapes and types of an instruction require to agree: {first.message}",
+        None if loc.file in ("", _UNNAMED) else loc,
+        "fix the graph, or match the versions of what wrote it and this compiler",
+    )
+
+
+def _is_inconsistent(diagnostic: Any) -> bool:
+    """Whether a finding is the verifier's: it shows the operation, speaks of types, or has a
+    location of the user's instead of a place in the text.
+    """
+    shown = any("see current operation" in note.message for note in diagnostic.notes)
+    spoken = any(word in diagnostic.message for word in _VERIFIER_WORDS)
+    return shown or spoken or f'"{_UNNAMED}"' not in str(diagnostic.location)
 
 
 def _is_portable(source: bytes) -> bool:

@@ -20,6 +20,7 @@ from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules.registry import RefusedError, Rule, refuse
 from compiler.ir.opdef import make_op
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from compiler.surface.operators import refusal_code
 
 _DTYPES = {d.value: d for d in DType}
 
@@ -384,9 +385,10 @@ def _refuse_unknown(site: Site) -> NoReturn:
     """The rule of an op without a rule; a type we do not have says more than the op."""
     for result in site.op.results:
         site.importer.type_of(result.type)
+    name = site.name.removeprefix("stablehlo.")
     refuse(
-        "NCC_EVRF001",
-        f"operator {site.name.removeprefix('stablehlo.')} is not supported",
+        refusal_code(name),
+        f"operator {name} is not supported",
         "`shardwright list-operators` prints the supported ones",
     )
 

@@ -39,10 +39,10 @@ _PLAIN = _rows(
     " BroadcastInDim=broadcast_in_dim Ceil Clamp Compare Concatenate Constant"
     " ConstantLiteral=constant ConvertElementType=convert Cos=cosine Customcall=custom_call"
     " Div=divide Dot DotGeneral=dot_general Eq=compare Exp=exponential Floor Ge=compare"
-    " GetTupleElement=get_tuple_element Gt=compare Iota Le=compare Log LogicalAnd=and Lt=compare"
+    " Gt=compare Iota Le=compare Log LogicalAnd=and Lt=compare"
     " Max=maximum Min=minimum Mul=multiply Ne=compare Neg=negate Pad Reshape RngUniform=rng Rsqrt"
     " Scatter Select ShiftRightLogical=shift_right_logical Sign Sin=sine Slice Sqrt Sub=subtract"
-    " Tanh Transpose Tuple"
+    " Tanh Transpose"
 )
 _ADDED = (
     Operator("Atan2", ("atan2",), "2.2.0.73"),
@@ -51,6 +51,10 @@ _ADDED = (
     Operator("Rev", ("reverse",), "2.3.0.4"),
     Operator("SelectAndScatter", ("select_and_scatter",), "2.4.0.21"),
     Operator("BitcastConvertType", ("bitcast_convert",), "2.6.0.19"),
+)
+_TUPLES = (
+    Operator("Tuple", (), note="taken apart by the conversion to StableHLO"),
+    Operator("GetTupleElement", (), note="taken apart by the conversion to StableHLO"),
 )
 _RESTRICTED = (
     Operator(
@@ -68,6 +72,9 @@ _RESTRICTED = (
         error="NCC_EVRF006",
     ),
 )
+
+
+_NEVER = "not supported"  # by the documentation
 
 
 def _extra(name: str, *hlo: str, note: str = "", error: str = "") -> Operator:
@@ -92,7 +99,7 @@ _EXTRAS = (
     _extra("Sort", "sort", note="comparators LE, GE, LT, GT"),
     _extra("TopK", "top_k", note="float only", error="NCC_EVRF013"),
     _extra("While", "while", note="static trip count"),
-    _extra("Conditional", "case", "if", note="not supported (JAX notes)", error="NCC_EVRF001"),
+    _extra("Conditional", "case", "if", note="not supported (JAX notes)"),
     _extra("DynamicSlice", "dynamic_slice"),
     _extra("OptimizationBarrier", "optimization_barrier"),
     _extra("Composite", "composite", note="taken as its decomposition"),
@@ -111,13 +118,13 @@ _EXTRAS = (
     _extra("PopulationCount", "popcnt"),
     _extra("Clz", "count_leading_zeros"),
     _extra("Complex", "complex", "real", "imag", note="complex types", error="NCC_EVRF004"),
-    _extra("Fft", "fft", note="not supported", error="NCC_EVRF001"),
-    _extra("Cholesky", "cholesky", note="not supported", error="NCC_EVRF001"),
-    _extra("TriangularSolve", "triangular_solve", note="not supported", error="NCC_EUOC002"),
+    _extra("Fft", "fft", note=_NEVER),
+    _extra("Cholesky", "cholesky", note=_NEVER),
+    _extra("TriangularSolve", "triangular_solve", note=_NEVER, error="NCC_EUOC002"),
 )
 
 OPERATORS: tuple[Operator, ...] = tuple(
-    sorted((*_PLAIN, *_ADDED, *_RESTRICTED, *_EXTRAS), key=lambda row: row.name.lower())
+    sorted((*_PLAIN, *_ADDED, *_TUPLES, *_RESTRICTED, *_EXTRAS), key=lambda row: row.name.lower())
 )
 DOCUMENTED = tuple(row for row in OPERATORS if row.documented)
 
@@ -125,3 +132,9 @@ DOCUMENTED = tuple(row for row in OPERATORS if row.documented)
 def added_later(profile: Profile) -> dict[str, Operator]:
     """StableHLO name -> row, for rows that the release of `profile` does not have yet."""
     return {name: row for row in DOCUMENTED if not profile.at_least(row.since) for name in row.hlo}
+
+
+def refusal_code(hlo: str) -> str:
+    """The code for a StableHLO operator without an import rule."""
+    codes = [row.error for row in OPERATORS if row.note == _NEVER and hlo in row.hlo and row.error]
+    return codes[0] if codes else "NCC_EVRF001"

@@ -104,8 +104,8 @@ def test_an_unsupported_operator_names_the_users_line(
 def test_the_help_of_an_unsupported_operator_works(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = command(capsys, "list-operators")
     assert code == 0
-    assert "dot_general" in out.split()
-    assert "sort" not in out.split()
+    assert "DotGeneral" in out.split()
+    assert "TriangularSolve" not in out.split()
 
 
 @pytest.mark.parametrize(

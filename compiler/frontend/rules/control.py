@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.frontend.rules.registry import imports, refuse
+from compiler.frontend.rules.registry import imports, refuse, refuses
 from compiler.frontend.rules.trip_count import Counter, WhileParts, find_counter
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConstantAttrs, LoopAttrs, ShardingConstraintAttrs
@@ -141,7 +141,7 @@ def _constraint(attribute: Any) -> ShardingConstraintAttrs:
     return ShardingConstraintAttrs(spec, tuple(i for i, d in enumerate(dims) if not d.is_closed))
 
 
-@imports("stablehlo.custom_call")
+@refuses("stablehlo.custom_call")
 def custom_call(site: Site) -> Sequence[Value]:
     """No library is there to call."""
     target = site.op.attributes["call_target_name"].value
@@ -151,7 +151,7 @@ def custom_call(site: Site) -> Sequence[Value]:
     refuse("NCC_EHCA005", f"custom call {target} is not supported", hint)
 
 
-@imports("stablehlo.case", "stablehlo.if")
+@refuses("stablehlo.case", "stablehlo.if")
 def case(site: Site) -> Sequence[Value]:
     """There is no branch on data."""
     refuse(

@@ -14,8 +14,11 @@ from compiler.ir.types import Value
 if TYPE_CHECKING:
     from compiler.frontend.importer import Site
 
+_SHIFT = "shift_right_arithmetic"
 _PLAIN = tuple(
-    name for name, d in OPS.items() if d.elementwise and d.attrs is None and name not in CHLO_OPS
+    name
+    for name, d in OPS.items()
+    if d.elementwise and d.attrs is None and name not in (*CHLO_OPS, _SHIFT)
 )
 
 
@@ -25,6 +28,19 @@ def plain(site: Site) -> Sequence[Value]:
     meant = site.optional(MEANT)
     name = site.name.partition(".")[2] if meant is None else meant.value
     return site.emit(name, site.operands).results
+
+
+@imports(f"stablehlo.{_SHIFT}")
+def shift_right_arithmetic(site: Site) -> Sequence[Value]:
+    """The machine shifts signs in at 32 bits only."""
+    shifted = site.operands[0].type.dtype
+    if shifted.bytes != 4:
+        refuse(
+            "NCC_EVRF022",
+            f"shift_right_arithmetic requires a first operand of 32 bits, got {shifted.value}",
+            "convert to int32 before the shift",
+        )
+    return plain(site)
 
 
 @imports("stablehlo.compare")

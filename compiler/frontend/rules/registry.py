@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Rule = Callable[["Site"], "Sequence[Value]"]
 
 RULES: dict[str, Rule] = {}
+REFUSALS: set[str] = set()
+"""Names whose rule always refuses: it is there to say more than "not supported"."""
 
 
 class RefusedError(Exception):
@@ -31,6 +33,12 @@ class RefusedError(Exception):
 def refuse(code: str, message: str, hint: str = "") -> NoReturn:
     """Refuse the op being imported."""
     raise RefusedError(code, message, hint)
+
+
+def refuses(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule that always refuses. Raises ValueError, as `imports`."""
+    REFUSALS.update(names)
+    return imports(*names)
 
 
 def imports(*names: str) -> Callable[[Rule], Rule]:

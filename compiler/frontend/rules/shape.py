@@ -82,6 +82,14 @@ def broadcast_in_dim(site: Site) -> Sequence[Value]:
     return site.emit("broadcast_in_dim", site.operands, attrs).results
 
 
+@imports("stablehlo.broadcast")
+def broadcast(site: Site) -> Sequence[Value]:
+    """The old form: new dims in front."""
+    shape = site.result_type().shape
+    dims = tuple(range(len(shape) - site.operands[0].type.rank, len(shape)))
+    return site.emit("broadcast_in_dim", site.operands, BroadcastInDimAttrs(dims, shape)).results
+
+
 @imports("stablehlo.reshape")
 def reshape(site: Site) -> Sequence[Value]:
     """Reshape to the result's shape."""

@@ -1,0 +1,62 @@
+"""The error catalogue: what every code means and what to do about it.
+
+The rows are `error_catalogue.toml`, grouped by the stage that raises them; every code in the source
+is there, which a test enforces. Meanings of NCC_ codes follow the published error pages.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from compiler.diagnostics import UsageError
+
+_FILE = Path(__file__).with_suffix(".toml")
+
+RAISED, OFFERED_LATER, NOT_OURS, OWN = "R", "P", "N", "O"
+WHO = {
+    RAISED: "a code of neuronx-cc, raised on its real trigger",
+    OFFERED_LATER: "a code of neuronx-cc, of a feature that is not offered yet",
+    NOT_OURS: "a code of neuronx-cc that this compiler cannot meet",
+    OWN: "a code of Shardwright",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One code."""
+
+    code: str
+    stage: str
+    who: str
+    meaning: str
+    advice: str
+
+
+@cache
+def catalogue() -> dict[str, Entry]:
+    """Code -> entry, in the order of the stages."""
+    stages = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return {
+        code: Entry(code, stage, *row)
+        for stage, rows in stages.items()
+        for code, row in rows.items()
+    }
+
+
+def find(text: str) -> Entry:
+    """The entry of a code as a user types it: any case, with or without its prefix.
+
+    Raises: UsageError (SW_USAGE) with the nearest codes.
+    """
+    entries = catalogue()
+    word = text.strip().strip("[]").upper()
+    for code in (word, f"NCC_{word}", f"SW_{word}"):
+        if code in entries:
+            return entries[code]
+    near = difflib.get_close_matches(word, entries, 3, 0.5)
+    hint = f"nearest: {', '.join(near)}" if near else "`shardwright errors` lists all codes"
+    raise UsageError("SW_USAGE", f"no error has the code {text!r}", hint=hint)

@@ -1,0 +1,29 @@
+"""Which operators of XLA this compiler takes, read off the tables it works with.
+
+An operator is taken when every StableHLO name it arrives as has an import rule that does not always
+refuse. Nothing is declared twice: a new rule shows here, in `list-operators` and in
+`docs/op-coverage.md`.
+"""
+
+from __future__ import annotations
+
+from compiler.frontend.rules import RULES
+from compiler.frontend.rules.registry import REFUSALS
+from compiler.surface.operators import DOCUMENTED, OPERATORS, Operator
+from compiler.surface.releases import Profile
+
+
+def is_supported(operator: Operator) -> bool:
+    """Whether every form of the operator is imported."""
+    return all(_imported(name) for name in operator.hlo)
+
+
+def _imported(hlo: str) -> bool:
+    names = {f"stablehlo.{hlo}", f"chlo.{hlo}"}
+    return bool(names & (RULES.keys() - REFUSALS))
+
+
+def operator_names(profile: Profile) -> list[str]:
+    """Builder names of the supported operators: all of ours, or those of a release's table."""
+    rows = OPERATORS if profile.is_own else DOCUMENTED
+    return [row.name for row in rows if profile.at_least(row.since) and is_supported(row)]

@@ -1,0 +1,128 @@
+"""Models that the real compiler refuses with a documented code, through the command: the code, the
+user's line, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from tests.support.model_files import compile_line, run_neff, write_model
+
+SOLVE = """
+func.func @main(%a: tensor<4x4xf32>, %b: tensor<4x2xf32>) -> tensor<4x2xf32> {
+  %0 = "stablehlo.triangular_solve"(%a, %b) {left_side = true, lower = true,
+    unit_diagonal = false, transpose_a = #stablehlo<transpose NO_TRANSPOSE>}
+    : (tensor<4x4xf32>, tensor<4x2xf32>) -> tensor<4x2xf32> loc("solver.py":12:3)
+  return %0 : tensor<4x2xf32>
+}
+"""
+UNEQUAL = """
+func.func @main(%a: tensor<4x5xf32>) -> tensor<4x4xf32> {
+  %0 = stablehlo.dot_general %a, %a, contracting_dims = [1] x [0]
+    : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<4x4xf32> loc("layer.py":3:4)
+  return %0 : tensor<4x4xf32>
+}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refusal(capsys: pytest.CaptureFixture[str], name: str) -> str:
+    """What the command prints when it refuses the model file `name`."""
+    capsys.readouterr()
+    assert compile_line(f"neuronx-cc compile {name} --target trn1") == 70
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "place", "named"),
+    [
+        (SOLVE, "NCC_EUOC002", "solver.py:12", "operator triangular_solve is not supported"),
+        (UNEQUAL, "NCC_EVRF064", "layer.py:3", "contracting dimension sizes must match"),
+        (UNEQUAL.replace("loc(", "// "), "NCC_EVRF064", "", "sizes must match"),
+    ],
+)
+def test_stablehlo_text(
+    text: str, code: str, place: str, named: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "m.mlir").write_text(text)
+    err = refusal(capsys, "m.mlir")
+    assert f"[{code}]" in err and named in err
+    assert f"Error location: {place or 'Unknown'}" in err
+
+
+def test_an_hlo_proto_whose_shapes_disagree_is_evrf064(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.zeros((4, 5), np.float32)
+    model = write_model(folder / "m.hlo.pb", lambda x, y: -(x @ y), [x, np.zeros((5, 6), "f")])
+    data = model.read_bytes()
+    result = bytes([0x1A, 2, 4, 6])  # packed dims [4, 6] of a shape
+    assert result in data
+    model.write_bytes(data.replace(result, bytes([0x1A, 2, 4, 7]), 1))
+    assert "[NCC_EVRF064]" in refusal(capsys, "m.hlo.pb")
+
+
+def test_a_dynamic_dimension_is_emod025_with_instruction_and_shape(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (batch,) = export.symbolic_shape("batch")
+    shape = jax.ShapeDtypeStruct((batch, 4), jnp.float32)
+    (folder / "m.export").write_bytes(export.export(jax.jit(jnp.tanh))(shape).serialize())
+    err = refusal(capsys, "m.export")
+    assert "[NCC_EMOD025]" in err and "tensor<?x4xf32>" in err and "pad or bucket" in err
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_arithmetic_shifts_of_short_integers_are_evrf022(
+    dtype: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.array([-64, 32, 5], dtype)
+    write_model(folder / "m.mlir", lambda x: x >> 2, [x])
+    err = refusal(capsys, "m.mlir")
+    assert "[NCC_EVRF022]" in err and f"location: {Path(__file__)}" in err
+    write_model(folder / "m.mlir", lambda x: x.astype("int32") >> 2, [x])
+    assert compile_line("neuronx-cc compile m.mlir --target trn1") == 0
+    np.testing.assert_array_equal(run_neff(folder / "file.neff", [x])[0], [-16, 8, 1])
+
+
+TUPLES = """HloModule m
+ENTRY e {
+  x = f32[4,3] parameter(0)
+  t = (f32[4,3], f32[4,3]) tuple(x, x)
+  g = f32[4,3] get-tuple-element(t), index=1
+  n = f32[4,3] negate(g)
+  b = f32[2,4,3] broadcast(n), dimensions={1,2}
+  ROOT r = ((f32[4,3], f32[4,3]), f32[2,4,3]) tuple(t, b)
+}
+"""
+
+
+def test_tuples_of_hlo_become_separate_outputs(folder: Path) -> None:
+    (folder / "m.hlo").write_text(TUPLES)
+    assert compile_line("neuronx-cc compile m.hlo --target trn1") == 0
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    first, second, broadcast = run_neff(folder / "file.neff", [x])
+    np.testing.assert_array_equal(first, x)
+    np.testing.assert_array_equal(second, x)
+    np.testing.assert_array_equal(broadcast, np.stack([-x, -x]))
+
+
+def test_the_old_broadcast_operator_adds_dims_in_front(folder: Path) -> None:
+    (folder / "m.mlir").write_text(
+        "func.func @main(%a: tensor<3xf32>) -> tensor<2x3xf32> {\n"
+        '  %0 = "stablehlo.broadcast"(%a) {broadcast_sizes = array<i64: 2>}'
+        " : (tensor<3xf32>) -> tensor<2x3xf32>\n  return %0 : tensor<2x3xf32>\n}\n"
+    )
+    assert compile_line("neuronx-cc compile m.mlir --target trn1") == 0
+    x = np.array([1, 2, 3], np.float32)
+    np.testing.assert_array_equal(run_neff(folder / "file.neff", [x])[0], [x, x])
