@@ -54,17 +54,18 @@ class Policy:
 
 
 def policy_of(options: CompileOptions) -> Policy:
-    """-O1 takes every row region that has code, -O2 times them, -O3 times large strip regions too.
+    """-O1 takes every region with contractions that has code, -O2 times them, -O3 times large strip
+    regions too.
 
     Model type `transformer` keeps scores on chip even if that costs 10 % of time, because the
     memory is worth more in training; `unet-inference` lets a normalisation keep larger rows.
     """
     level, model = options.optlevel, options.model_type
     unet = model == "unet-inference"
-    phases = {1: (), 2: ("row",), 3: ("row", "strip")}[level]
+    phases = {1: (), 2: ("row", "epilogue"), 3: ("row", "epilogue", "strip")}[level]
     return Policy(
         budget=Budget(WHOLE_STRIP_BYTES if unet else STRIP_BYTES, WHOLE_STRIP_BYTES),
-        coded=frozenset(("row", "strip") if unet else ("row",)),
+        coded=frozenset(("row", "epilogue", "strip") if unet else ("row", "epilogue")),
         timed=frozenset(phases),
         margin=0.1 if model == "transformer" else 0.0,
     )

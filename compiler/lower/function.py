@@ -15,11 +15,12 @@ from compiler.lower.accept import Judge, Trials, policy_of
 from compiler.lower.body import IDENTITY, UPDATES, Body
 from compiler.lower.canonical import canonical
 from compiler.lower.emit import ClashError
+from compiler.lower.epilogue_rule import EpilogueRule
 from compiler.lower.expand import expand
 from compiler.lower.group import Groups
 from compiler.lower.narrow import narrow
 from compiler.lower.row_rule import RowRule
-from compiler.lower.rule import Budget
+from compiler.lower.rule import Budget, Rule
 from compiler.lower.scalars import parameter
 from compiler.lower.storage import Storage
 from compiler.lower.strip_rule import StripRule
@@ -136,11 +137,17 @@ def _attempt(given: _Try) -> Settled:
             storage.reset()
 
 
+def rules_of(options: CompileOptions, budget: Budget | None = None) -> tuple[Rule, ...]:
+    """The phases of growth, in order."""
+    budget = budget or policy_of(options).budget
+    rows: tuple[Rule, ...] = (RowRule(budget),) if options.attention == "flash" else ()
+    return (StripRule(budget), EpilogueRule(budget), *rows)
+
+
 def _form(given: _Try, groups: Groups, storage: Storage) -> Trials:
     """Grow the regions of a body, phase by phase, and take apart what does not pay."""
-    groups.grow(StripRule(given.budget))
-    if given.options.attention == "flash":
-        groups.grow(RowRule(given.budget))
+    for rule in rules_of(given.options, given.budget):
+        groups.grow(rule)
     trials = Trials(groups, storage, given.judge, policy_of(given.options))
     trials.settle()
     return trials

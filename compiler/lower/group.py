@@ -74,9 +74,13 @@ class Groups:
 
     def is_stored(self, task: Task, members: Collection[int]) -> bool:
         """True when the result of `task` is needed outside of the region `members`."""
-        if task.result in self._outside or task.target is not None:
+        if self.is_kept(task):
             return True
         return any(user not in members for user in self._users.get(task.result, ()))
+
+    def is_kept(self, task: Task) -> bool:
+        """True when the result of `task` is stored whoever reads it."""
+        return task.result in self._outside or task.target is not None
 
     def users(self, task: Task) -> Collection[int]:
         """Numbers of the tasks that read the result of `task`, or a view of it."""
@@ -124,14 +128,16 @@ class Groups:
                 a, b = graph.region[producer], graph.region[consumer]
                 if a == b or not graph.acyclic(a, b):
                     continue
-                union = self.parts[a].members | self.parts[b].members
+                first, second = self.parts[a], self.parts[b]
+                union = first.members | second.members
                 if union in refused:
                     continue
-                if self.kept_apart(union) or rule.refusal(self, self.tasks(union)):
+                if self.kept_apart(union) or rule.refusal(self, first, second):
                     refused.add(union)
                     continue
                 graph.join(a, b)
-                self.parts[a] = Part(a, union, rule.phase, (self.parts[a], self.parts.pop(b)))
+                del self.parts[b]
+                self.parts[a] = Part(a, union, rule.phase, (first, second))
                 changed = True
 
     def replace(self, region: int, parts: Collection[Part]) -> None:

@@ -13,15 +13,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from compiler.ir.opdef import OPS
 from compiler.ir.types import Value
 from compiler.lower.labels import Atom, all_leaves
-from compiler.lower.rule import Budget, Refusal, crowded
+from compiler.lower.rule import Budget, Refusal, crowded, traffic
 from compiler.lower.space import RefusedError, Space, label
 from compiler.lower.strip_rule import EPILOGUE
 from compiler.lower.task import CONTRACT, STRIP, WRITE, Task
 
 if TYPE_CHECKING:
-    from compiler.lower.group import Groups
+    from compiler.lower.group import Groups, Part
 
 MIN_ROWS = 64  # with fewer rows the stationary side of the tensor engine is half idle (our choice)
 PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore
@@ -59,11 +60,12 @@ class RowRule:
             return False
         return {producer.kind, consumer.kind} <= {STRIP, CONTRACT}
 
-    def refusal(self, groups: Groups, tasks: Sequence[Task]) -> Refusal | None:
-        """Why `tasks` may not be one region; None when they may."""
+    def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """Why two regions may not be one; None when they may."""
+        tasks = groups.tasks(a.members | b.members)
         if not any(t.kind == CONTRACT for t in tasks):
             return Refusal("kind", "no contraction among them")
-        if found := crowded(groups, tasks, self.budget):
+        if found := crowded(groups, tasks, self.budget) or self._too_intense(groups, a, b):
             return found
         try:
             space = label(groups.body, tasks)
@@ -77,6 +79,20 @@ class RowRule:
                 return None
             first = first or why
         return first or Refusal("rows", f"no index of at least {MIN_ROWS} rows is contracted")
+
+    def _too_intense(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """Refuse when the contractions that would give up tiles of their own compute so much per
+        byte kept on chip that the transfers hide behind them anyway.
+        """
+        saved = _saved(groups, a, b)
+        if saved <= 0:
+            return Refusal("traffic", "no byte less would move")
+        flops = sum(_flops(groups.body.tasks[n]) for p in (a, b) if p.phase != self.phase
+                    for n in p.members)  # fmt: skip
+        ratio, limit = flops / saved, self.budget.intensity
+        if ratio <= limit:
+            return None
+        return Refusal("intensity", f"{ratio:.0f} flop per byte kept on chip, limit {limit}")
 
     def _with_rows(
         self, groups: Groups, space: Space, spans: Sequence[Spans], rows: Atom
@@ -97,6 +113,26 @@ class RowRule:
             return None
         limit = self.budget.row_bytes
         return Refusal("budget", f"{rows.size} rows take {need} bytes on chip, limit {limit}")
+
+
+def _saved(groups: Groups, a: Part, b: Part) -> float:
+    """HBM bytes that one region moves less than two. The write of a value that still has readers
+    elsewhere counts by the share of readers that are now inside: the others may follow.
+    """
+    union = a.members | b.members
+    saved: float = traffic(groups, a.members) + traffic(groups, b.members)
+    saved -= traffic(groups, union)
+    for number in a.members:
+        task = groups.body.tasks[number]
+        users = groups.users(task)
+        if groups.is_stored(task, union) and not groups.is_kept(task):
+            inside = sum(u in b.members for u in users)
+            saved += task.result.type.num_bytes * inside / len(users)
+    return saved
+
+
+def _flops(task: Task) -> int:
+    return OPS[task.op.name].flops(task.op) if task.kind == CONTRACT else 0
 
 
 def _spans(space: Space, task: Task) -> Spans:

@@ -5,15 +5,15 @@ A refusal names the first rule that failed; `explain.py` shows it to the user.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from compiler.ir.types import Value
-from compiler.lower.task import Task
+from compiler.lower.task import WRITE, Task
 
 if TYPE_CHECKING:
-    from compiler.lower.group import Groups
+    from compiler.lower.group import Groups, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Refusal:
     """Why tasks may not be one region.
 
     `rule` is one of: cycle, kind, label, duplicated atom, rows, order, budget, streams, size,
-    code, slower.
+    traffic, intensity, code, slower.
     """
 
     rule: str
@@ -38,8 +38,8 @@ class Rule(Protocol):
     def may_meet(self, producer: Task, consumer: Task) -> bool:
         """Whether an edge between these tasks may become internal, whatever else is there."""
 
-    def refusal(self, groups: Groups, tasks: Sequence[Task]) -> Refusal | None:
-        """Why `tasks` (dependency order) may not be one region; None when they may."""
+    def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """Why two regions may not be one; None when they may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +52,50 @@ class Budget:
 
     strip_bytes: int
     row_bytes: int
+    intensity: int = 192
+    """Flop of a contraction per HBM byte saved above which it keeps tiles of its own: below the
+    balance of a core (hardware.json: 91.75 TFLOP/s of bf16 against 410 GB/s is 224; our choice).
+    """
     max_tasks: int = 200
     max_streams: int = 32
     """Loads and stores; keeps the DMA queues of a tile loop in proportion (assumption)."""
-
-
-def count_streams(groups: Groups, tasks: Sequence[Task]) -> int:
-    """Tensors read and written by a region."""
-    numbers = {t.number for t in tasks}
-    stores = sum(groups.is_stored(t, numbers) for t in tasks)
-    return len(loaded_bases(groups, tasks)) + stores
-
-
-def loaded_bases(groups: Groups, tasks: Sequence[Task]) -> set[Value]:
-    """Values in memory that a region reads."""
-    body, inside = groups.body, {t.result for t in tasks}
-    return {body.base(v)[0] for t in tasks for v in t.data if not body.is_free(v)} - inside
 
 
 def crowded(groups: Groups, tasks: Sequence[Task], budget: Budget) -> Refusal | None:
     """The refusal of a region with too many tasks or streams."""
     if len(tasks) > budget.max_tasks:
         return Refusal("size", f"{len(tasks)} operations, the limit is {budget.max_tasks}")
-    streams = count_streams(groups, tasks)
+    members = {t.number for t in tasks}
+    streams = len(loads(groups, members)) + len(stores(groups, members))
     if streams > budget.max_streams:
         return Refusal("streams", f"{streams} tensors, the limit is {budget.max_streams}")
     return None
+
+
+def loads(groups: Groups, members: Collection[int]) -> dict[Value, int]:
+    """Values in memory that a region reads, with the bytes it needs of them."""
+    body, tasks = groups.body, [groups.body.tasks[n] for n in members]
+    inside = {t.result for t in tasks}
+    found: dict[Value, int] = {}
+    for task in tasks:
+        for value in task.data:
+            base = body.base(value)[0]
+            if not body.is_free(value) and base not in inside:
+                part = min(base.type.num_bytes, value.type.num_bytes)
+                found[base] = max(part, found.get(base, 0))
+    return found
+
+
+def stores(groups: Groups, members: Collection[int]) -> dict[Value, int]:
+    """Values that a region writes to memory, with their bytes."""
+    tasks = [groups.body.tasks[n] for n in members]
+    return {
+        t.result: (t.data[0] if t.op.name == WRITE else t.result).type.num_bytes
+        for t in tasks
+        if groups.is_stored(t, members)
+    }
+
+
+def traffic(groups: Groups, members: Collection[int]) -> int:
+    """HBM bytes of a region that reads each input once and writes each output once."""
+    return sum(loads(groups, members).values()) + sum(stores(groups, members).values())

@@ -18,7 +18,7 @@ from compiler.lower.space import RefusedError, Space, label
 from compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
 
 if TYPE_CHECKING:
-    from compiler.lower.group import Groups
+    from compiler.lower.group import Groups, Part
 
 EPILOGUE = frozenset(("convert", COPY, WRITE))
 MIN_ROWS = 32  # fewer rows would leave most of the 128 partitions idle (our choice)
@@ -44,8 +44,9 @@ class StripRule:
             return consumer.op.name in EPILOGUE
         return producer.kind == consumer.kind == STRIP
 
-    def refusal(self, groups: Groups, tasks: Sequence[Task]) -> Refusal | None:
-        """Why `tasks` may not be one region; None when they may."""
+    def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """Why two regions may not be one; None when they may."""
+        tasks = groups.tasks(a.members | b.members)
         contracts = [t for t in tasks if t.kind == CONTRACT]
         if contracts and (len(contracts) > 1 or any(t.op.name not in EPILOGUE for t in tasks[1:])):
             return Refusal("kind", "a contraction meets more than conversions and writes")

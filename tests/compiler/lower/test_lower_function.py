@@ -8,7 +8,7 @@ import pytest
 from compiler.diagnostics import CompileError, Loc
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
-from compiler.ir.ops import GatherAttrs, PadAttrs, ReverseAttrs, ScatterAttrs
+from compiler.ir.ops import AllSliceAttrs, GatherAttrs, PadAttrs, ScatterAttrs
 from compiler.lower.function import Signature, lower_function
 from compiler.lower.rule import Budget
 from compiler.lower.write_out import Lowered
@@ -224,7 +224,7 @@ def test_collectives_start_early_and_are_awaited_late() -> None:
     z = b.dot(b.dot(y, x), whole, ((1,), (1,)))
     lowered = lower_function(b.finish(b.reduce_scatter(z, 0, ("dp_shard",), group_size=2)))
     order = kinds(lowered)
-    assert order[0] == "collective_start" and order.index("collective_wait") == 4
+    assert order[0] == "collective_start" and order.index("collective_wait") == 3
     assert order[-2:] == ["collective_start", "collective_wait"]
     assert [c.kind for c in lowered.collectives] == ["all_gather", "reduce_scatter"]
     assert lowered.collectives[0].source_shape == (1, 3, 6)
@@ -243,8 +243,8 @@ def test_collectives_start_early_and_are_awaited_late() -> None:
 
 def test_refusals_name_the_line() -> None:
     b = Builder(loc=Loc("model.py", 41))
-    graph = b.finish(b.op("reverse", b.input((4, 3)), attrs=ReverseAttrs((0,))))
-    with pytest.raises(CompileError, match=r"model.py:41: error\[NCC_EVRF001\].*reverse"):
+    graph = b.finish(b.op("all_slice", b.input((4, 3)), attrs=AllSliceAttrs(0, ("tp",))))
+    with pytest.raises(CompileError, match=r"model.py:41: error\[NCC_EVRF001\].*all_slice"):
         lower_function(graph)
 
 

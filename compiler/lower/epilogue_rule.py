@@ -1,0 +1,63 @@
+"""A contraction with the elementwise work on its result: still one contraction for the generator.
+
+The elementwise ops walk the index space of the result, tile by tile, while it is in PSUM, and may
+load and store other tensors of that space (a bias, a gate, an optimizer's moments). Sums over the
+result would need whole rows, so they are left to row regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from compiler.lower.labels import all_leaves
+from compiler.lower.rule import Budget, Refusal, crowded, traffic
+from compiler.lower.space import RefusedError, label
+from compiler.lower.task import CONTRACT, STRIP, WRITE, Task
+
+if TYPE_CHECKING:
+    from compiler.lower.group import Groups, Part
+
+
+class EpilogueRule:
+    """Growth of one contraction by elementwise ops behind it."""
+
+    phase = "epilogue"
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+
+    def may_meet(self, producer: Task, consumer: Task) -> bool:
+        """A contraction meets readers of its result that are no sums."""
+        if not (producer.fusable and consumer.fusable) or producer.op.name == WRITE:
+            return False
+        return producer.kind == CONTRACT and consumer.kind == STRIP
+
+    def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
+        """Why two regions may not be one; None when they may."""
+        union = a.members | b.members
+        tasks = groups.tasks(union)
+        contracts = [t for t in tasks if t.kind == CONTRACT]
+        if len(contracts) != 1 or contracts[0].number not in a.members:
+            return Refusal("kind", "an epilogue follows one contraction")
+        if any(t.op.name == "reduce" for t in tasks):
+            return Refusal("kind", "a sum over the result needs whole rows")
+        if found := crowded(groups, tasks, self.budget):
+            return found
+        if traffic(groups, union) >= traffic(groups, a.members) + traffic(groups, b.members):
+            return Refusal("traffic", "no byte less would move")
+        return _unlike(groups, contracts[0], tasks)
+
+
+def _unlike(groups: Groups, contract: Task, tasks: Sequence[Task]) -> Refusal | None:
+    """Refuse when something does not walk the index space of the contraction's result."""
+    try:
+        space = label(groups.body, tasks)
+    except RefusedError as error:
+        return Refusal(error.rule, str(error))
+    if any(space.is_inside(v) for v in contract.data if not groups.body.is_free(v)):
+        return Refusal("kind", "an operand of the contraction would be made in its region")
+    walked = set(all_leaves(space.results[contract.result]))
+    if any(set(all_leaves(space.results[t.result])) != walked for t in tasks):
+        return Refusal("label", "a value walks other indices than the contraction's result")
+    return None

@@ -1,0 +1,109 @@
+"""Why regions are what they are: bytes moved and avoided, and the first rule that refused a merge.
+
+The refusals are asked again for the finished regions, so that lowering itself keeps no record of
+the thousands of merges it tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from compiler.diagnostics import Loc
+from compiler.ir.types import Graph
+from compiler.lower.accept import Judge
+from compiler.lower.function import Settled, Signature, rules_of, settle
+from compiler.lower.group import Groups, Part
+from compiler.lower.rule import Refusal, Rule, traffic
+from compiler.lower.task import COLLECTIVE, Task
+from compiler.lower.write_out import title
+from compiler.options import DEFAULTS, CompileOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedMerge:
+    """A region that reads `num_bytes` of this one's result through HBM, and why it is not merged
+    with it.
+    """
+
+    reader: str
+    num_bytes: int
+    refusal: Refusal
+
+
+@dataclass(slots=True)
+class RegionStory:
+    """A compute region: name, the user's line, HBM bytes moved (every input read once, every output
+    written once) and avoided against an operator at a time.
+    """
+
+    name: str
+    loc: Loc
+    operators: int
+    moved_bytes: int
+    avoided_bytes: int
+    refused: list[RefusedMerge] = field(default_factory=list)
+
+
+def explain_fusion(
+    graph: Graph,
+    signature: Signature,
+    options: CompileOptions = DEFAULTS,
+    judge: Judge | None = None,
+) -> list[RegionStory]:
+    """The regions of a function in program order. Raises what `lower_function` raises."""
+    settled = settle(graph, signature, options, judge)
+    groups = settled.groups
+    stories = {
+        region: _story(groups, part)
+        for region, part in sorted(groups.parts.items(), key=lambda item: min(item[1].members))
+        if groups.body.tasks[region].kind != COLLECTIVE
+    }
+    for producer, consumer, num_bytes in _borders(groups):
+        if producer in stories and consumer in stories:
+            refusal = _first_refusal(settled, rules_of(options), producer, consumer)
+            merge = RefusedMerge(stories[consumer].name, num_bytes, refusal)
+            stories[producer].refused.append(merge)
+    return list(stories.values())
+
+
+def _story(groups: Groups, part: Part) -> RegionStory:
+    tasks = groups.tasks(part.members)
+    apart = sum(traffic(groups, (t.number,)) for t in tasks)
+    moved = traffic(groups, part.members)
+    return RegionStory(title(tasks), _loc(tasks), len(tasks), moved, apart - moved)
+
+
+def _loc(tasks: Sequence[Task]) -> Loc:
+    """The line of the most expensive-looking op: the first contraction, else the last op."""
+    named = [t for t in tasks if t.op.loc != Loc()] or tasks
+    return next((t.op.loc for t in named if t.op.name == "dot_general"), named[-1].op.loc)
+
+
+def _borders(groups: Groups) -> list[tuple[int, int, int]]:
+    """(producing region, reading region, bytes of the largest value) per pair of regions."""
+    region = {n: r for r, part in groups.parts.items() for n in part.members}
+    found: dict[tuple[int, int], int] = {}
+    for producer, consumer, value in groups.edges():
+        pair = (region[producer], region[consumer])
+        if pair[0] != pair[1]:
+            found[pair] = max(found.get(pair, 0), value.type.num_bytes)
+    return [(a, b, n) for (a, b), n in found.items()]
+
+
+def _first_refusal(settled: Settled, rules: Sequence[Rule], a: int, b: int) -> Refusal:
+    """What the last phase says about a merge, or the trial that undid it."""
+    groups = settled.groups
+    first, second = groups.parts[a], groups.parts[b]
+    union = first.members | second.members
+    for members, refusal in settled.trials.refused.items():
+        if union <= members:
+            return refusal
+    if not groups.graph().acyclic(a, b):
+        return Refusal("cycle", "another region stands between them")
+    if groups.kept_apart(union):
+        return Refusal("order", "one overwrites what the other still reads")
+    for rule in reversed(rules):
+        if found := rule.refusal(groups, first, second):
+            return found
+    return Refusal("order", "merged with something else first")
