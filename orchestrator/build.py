@@ -139,9 +139,10 @@ def build_task(
         captured = capture(task, layout.captured_batch)
     with stages.timed("import"):
         from compiler.frontend.stablehlo import import_module
-        from compiler.passes.pipeline import STEP_PASSES, run
+        from compiler.passes.pipeline import run, step_passes
 
-        graph = run(import_module(captured.artifact, base_dir=job.base), STEP_PASSES)
+        imported = import_module(captured.artifact, base_dir=job.base)
+        graph = run(imported, step_passes(job.compiler))
     inputs = [Slot(a.name, a.role, a.batch_dim) for a in captured.inputs]
     outputs = [Slot(a.name, a.role) for a in captured.outputs]
     plan = _partition(job, layout, graph, inputs, outputs, service, stages)

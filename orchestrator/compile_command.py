@@ -28,9 +28,9 @@ from compiler.neff.bundle import program_bytes
 from compiler.neff.writer import write_atomic
 from compiler.outline import Outlined
 from compiler.outline.unit import Unit
-from compiler.passes.pipeline import STEP_PASSES, run, unit_passes
+from compiler.passes.pipeline import run, step_passes, unit_passes
 from compiler.program import StepProgram
-from compiler.surface.resolve import Command, Resolved, resolve
+from compiler.surface.resolve import Resolved, resolve
 from orchestrator.bundling import compiler_version
 from orchestrator.compile_flags import parse
 from orchestrator.compile_log import CompileLog
@@ -109,7 +109,7 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
         raise UsageError("SW_USAGE", f"cannot read {file}: {error.strerror}") from error
     log.dot()
     command, temps = resolved.command, _temps(output) if resolved.command.save_temps else None
-    graph, form = _import(data, file, command, temps, log)
+    graph, form = _import(data, file, resolved, temps, log)
     watch = _Watch(resolved, temps, log)
     with log.stage("compile"):
         budget.check_graph_memory(graph, watch.limit_bytes)
@@ -136,23 +136,23 @@ def _write(output: Path, content: bytes) -> None:
 
 
 def _import(
-    data: bytes, file: Path, command: Command, temps: Path | None, log: CompileLog
+    data: bytes, file: Path, resolved: Resolved, temps: Path | None, log: CompileLog
 ) -> tuple[Graph, str]:
     """The graph of a file after the whole-module passes, and the form the file had."""
     from compiler.frontend.isolated import Reader
     from compiler.frontend.restrictions import check_outputs
 
     with log.stage("import"), Reader() as reader:
-        graph, module = reader.read(data, os.getcwd(), command.profile)
+        graph, module = reader.read(data, os.getcwd(), resolved.command.profile)
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
-        check_outputs(graph, command.profile)
+        check_outputs(graph, resolved.command.profile)
     if temps is not None:
         content = module.stablehlo
         write_atomic(
             temps / "module.stablehlo", content.encode() if isinstance(content, str) else content
         )
     with log.stage("passes"):
-        graph = run(graph, STEP_PASSES, temps and temps / "module")
+        graph = run(graph, step_passes(resolved.options), temps and temps / "module")
     log.dot()
     return graph, module.form
 

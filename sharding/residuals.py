@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
+from compiler.passes.placement import place_late
 
 _EXPENSIVE = frozenset(
     ("convolution", "dot_general", "loop", "reduce_window", "scatter", "select_and_scatter")
@@ -124,32 +125,3 @@ def _beside_forward(graph: Graph, forward: set[Op]) -> set[Op]:
     """Every op up to the last of `forward`: repeated ops, and derivatives written beside them."""
     last = max((i for i, op in enumerate(graph.ops) if op in forward), default=-1)
     return set(graph.ops[: last + 1])
-
-
-def place_late(ops: Sequence[Op], movable: set[Op]) -> list[Op]:
-    """`ops` with those of `movable` right before their first reader, or last without one.
-
-    The others keep their order; no movable op may read what another op makes.
-    """
-    waiting = {v: op for op in ops if op in movable for v in op.results}
-    placed: list[Op] = []
-    for op in ops:
-        if op not in movable:
-            _place(op, waiting, placed)
-    while waiting:
-        _place(next(iter(waiting.values())), waiting, placed)
-    return placed
-
-
-def _place(op: Op, waiting: dict[Value, Op], placed: list[Op]) -> None:
-    """Append `op` after the waiting ops it reads, directly or not."""
-    todo = [op]
-    while todo:
-        missing = [waiting[v] for v in todo[-1].operands if v in waiting]
-        if missing:
-            todo.append(missing[0])
-            continue
-        ready = todo.pop()
-        placed.append(ready)
-        for value in ready.results:
-            waiting.pop(value, None)

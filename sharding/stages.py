@@ -20,13 +20,14 @@ from compiler.dtypes import DType
 from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import ConstantAttrs, ConvertAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from compiler.passes.placement import place_late
 from compiler.program import BufferInfo, StepPlan, StepProgram
 from sharding.coordinates import coordinate_name, hoist_coordinates
 from sharding.gradients import CutRefused, StepView, depends_on, find_cut
 from sharding.linearity import Kind, label_values
 from sharding.localize import Localized
 from sharding.partitioned import Slot
-from sharding.residuals import choose_residuals, place_late
+from sharding.residuals import choose_residuals
 
 STATE_ROLES = frozenset(("parameter", "optimizer", "rng"))
 

@@ -328,10 +328,6 @@ class _PieceBuilder:
 
     def add(self, op: Op) -> None:
         """Append a clone of `op` with everything cheap it needs."""
-        if op.name in IDENTITY:
-            for operand, result in zip(op.operands, op.results, strict=True):
-                self.now[result] = self.value(operand)
-            return
         operands = tuple(self.value(v) for v in op.operands)
         results = tuple(Value(r.type) for r in op.results)
         self.ops.append(Op(op.name, operands, results, op.attrs, op.regions, op.loc))
@@ -352,8 +348,19 @@ class _PieceBuilder:
         op = cutter.producers.get(value)
         if op is None or (op not in cutter.cheap and value not in cutter.free):
             return self._input(value)
+        if op.name in IDENTITY:
+            return self._behind(op, value)
         self.add(op)
         return self.now[value]
+
+    def _behind(self, op: Op, value: Value) -> Value:
+        """What an identity passes on. A barrier stays one, so that CSE does not undo what is
+        computed again behind it.
+        """
+        source = self.value(op.operands[op.results.index(value)])
+        if op.name != "optimization_barrier" or value in self.cutter.free:
+            return source
+        return self._append(make_op("optimization_barrier", (source,), loc=op.loc))
 
     def _same_bytes(self, value: Value, source: Value) -> Value:
         made = self.value(source)

@@ -13,7 +13,7 @@ from pathlib import Path
 from compiler.ir.text import to_text
 from compiler.ir.types import Graph
 from compiler.ir.verify import verify
-from compiler.options import CompileOptions
+from compiler.options import DEFAULTS, CompileOptions
 from compiler.passes.accumulate import accumulate_in_fp32
 from compiler.passes.auto_cast import auto_cast
 from compiler.passes.barriers import drop_barriers
@@ -23,7 +23,9 @@ from compiler.passes.fold import fold
 from compiler.passes.formats import check_formats
 from compiler.passes.integers import check_integers
 from compiler.passes.orient import orient
+from compiler.passes.remat import rematerialise
 from compiler.passes.saturate import saturate_infinity
+from compiler.passes.unroll import unroll
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,15 @@ PASSES: tuple[Pass, ...] = (Pass("fold", fold), Pass("cse", cse), Pass("dce", dc
 
 # For the whole step, before partitioning: later, collectives stand between a contraction and its
 # transpose.
-STEP_PASSES: tuple[Pass, ...] = (PASSES[0], Pass("orient", orient), *PASSES[1:])
+STEP_PASSES: tuple[Pass, ...] = (
+    Pass("unroll", unroll),
+    PASSES[0],
+    Pass("orient", orient),
+    *PASSES[1:],
+)
+
+# CSE first, so that one value has one name; then what is not read any more goes.
+REMAKE_PASSES: tuple[Pass, ...] = (Pass("rematerialise", rematerialise), *PASSES[1:])
 
 # For the graph a function is compiled from; barriers go last, because CSE must not run after that.
 LOCAL_PASSES: tuple[Pass, ...] = (*PASSES, Pass("drop_barriers", drop_barriers))
@@ -58,7 +68,14 @@ def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, 
         precision.append(Pass("accumulate", accumulate_in_fp32))
     if options.saturate_infinity and generation == "v2":
         precision.append(Pass("saturate", saturate_infinity))
-    return (*precision, *PASSES)
+    return (*precision, *LOCAL_PASSES)
+
+
+def step_passes(options: CompileOptions = DEFAULTS) -> tuple[Pass, ...]:
+    """The passes of a whole step. With attention `flash`, quadratic values are made again for far
+    readers, so that no score tensor waits for the backward pass.
+    """
+    return STEP_PASSES + (REMAKE_PASSES if options.attention == "flash" else ())
 
 
 def run(

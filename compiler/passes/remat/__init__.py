@@ -1,0 +1,25 @@
+"""Quadratic rematerialisation: large values that follow from small ones are made again where they
+are read, instead of being kept.
+
+`recipes.py` says how a value is made again and whether that pays, `groups.py` which readers are too
+far away to share it, `level.py` gives those readers a copy of their own, `loops.py` does the same
+between a loop that stacks a value and the loops that read the stack. Nothing here knows what
+attention is.
+"""
+
+from __future__ import annotations
+
+from compiler.ir.types import Graph
+from compiler.passes.remat.level import remake_at_level
+from compiler.passes.remat.loops import remake_across_loops
+from compiler.passes.rewrite import with_regions
+
+
+def rematerialise(graph: Graph) -> Graph:
+    """`graph` with quadratic values made again for far readers, loop bodies included.
+
+    What is not read any more (stacks, originals) is left to `dce`.
+    """
+    graph = remake_across_loops(graph)
+    ops = tuple(with_regions(op, tuple(rematerialise(r) for r in op.regions)) for op in graph.ops)
+    return remake_at_level(Graph(graph.inputs, ops, graph.outputs, graph.name))

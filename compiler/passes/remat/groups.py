@@ -1,0 +1,107 @@
+"""Which readers of a value can share it, and which are so far away that it would have to wait in
+memory.
+
+A reader is far from an earlier one when it depends on it through a contraction whose result is
+small beside the value: the backward pass of attention depends on its output, the next layer on this
+one. Such readers can never be in one strip region, so each such group is better off with a copy of
+its own. Dependences are bit sets, one bit per (value, reader).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.ir.types import Graph, Op, Value
+from compiler.passes.remat.recipes import RATIO, contracts, is_cheap
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One read: `reader` reads `value`."""
+
+    value: Value
+    reader: Op
+
+
+class Readers:
+    """Who reads the values of one level, and how far apart."""
+
+    def __init__(self, graph: Graph, values: Sequence[Value]) -> None:
+        users = graph.uses()
+        self.users = users
+        chosen = [v for v in values if len(users.get(v, ())) > 1]
+        chosen.sort(key=lambda v: v.type.num_bytes)
+        self._values = chosen
+        self._sizes = [v.type.num_bytes for v in chosen for _ in users[v]]
+        edges = [Edge(v, op) for v in chosen for op in users[v]]
+        self._bit = {edge: 1 << i for i, edge in enumerate(edges)}
+        self._far: dict[Op, int] = {}
+        self._spread(graph, edges)
+
+    def _spread(self, graph: Graph, edges: Sequence[Edge]) -> None:
+        """Carry bits from operands to results; at a contraction those of much larger values become
+        far.
+        """
+        own: dict[Op, int] = {}
+        for edge in edges:
+            own[edge.reader] = own.get(edge.reader, 0) | self._bit[edge]
+        near: dict[Value, int] = {}
+        far: dict[Value, int] = {}
+        for op in graph.ops:
+            close, distant = own.get(op, 0), 0
+            for v in op.operands:
+                close |= near.get(v, 0)
+                distant |= far.get(v, 0)
+            self._far[op] = distant
+            if not close | distant:
+                continue
+            shrinks = contracts(op)
+            for result in op.results:
+                moved = close & self._at_least(result.type.num_bytes * RATIO) if shrinks else 0
+                near[result], far[result] = close & ~moved, distant | moved
+
+    def _at_least(self, size: int) -> int:
+        """Bits of the edges of values of `size` bytes or more."""
+        smaller = bisect_right(self._sizes, size - 1)
+        return (1 << len(self._sizes)) - (1 << smaller)
+
+    def is_far(self, edge: Edge, op: Op) -> bool:
+        """True when `op` depends on the reader of `edge` through a contraction that is small beside
+        the value.
+        """
+        return bool(self._far[op] & self._bit[edge])
+
+    def groups(self, value: Value) -> list[list[Op]]:
+        """Readers of `value` in program order, split where they are far from one another."""
+        found: list[list[Op]] = []
+        for op in self.users.get(value, ()):
+            if found and not any(self.is_far(Edge(value, u), op) for u in found[-1]):
+                found[-1].append(op)
+            else:
+                found.append([op])
+        return found
+
+    def values(self) -> list[Value]:
+        """The values with several readers, smallest first."""
+        return self._values
+
+
+def lasting(graph: Graph) -> set[Value]:
+    """Values that reach an output through cheap ops alone: something of their size is stored
+    anyway.
+    """
+    found = set(graph.outputs)
+    for op in reversed(graph.ops):
+        if not (is_cheap(op) or op.name == "dynamic_update_slice"):
+            continue
+        for result in op.results:
+            if result in found:
+                found.update(v for v in op.operands if not shrinks(v, result))
+    return found
+
+
+def shrinks(value: Value, result: Value) -> bool:
+    """True when `result` takes at most a quarter of the bytes of `value`."""
+    return result.type.num_bytes * RATIO <= value.type.num_bytes

@@ -1,0 +1,135 @@
+"""Copies for far readers within one graph level: unrolled layers, and what a checkpoint computes
+again.
+
+The first group of readers keeps the original. Every other group reads a copy made from small values
+behind a barrier, which keeps CSE from joining it with the original; groups that are near to each
+other (probabilities and exponentials in the backward pass) share one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from compiler.diagnostics import UNKNOWN_LOC
+from compiler.ir.opdef import make_op
+from compiler.ir.types import Graph, Op, Value
+from compiler.passes.placement import place_late
+from compiler.passes.remat.groups import Edge, Readers, lasting, shrinks
+from compiler.passes.remat.recipes import Recipe, Recipes, is_cheap, may_repeat, repeat
+from compiler.passes.rewrite import with_operands
+
+
+def remake_at_level(graph: Graph) -> Graph:
+    """`graph` in which far readers of quadratic values have copies of their own; loop bodies are
+    left as they are.
+    """
+    return _Remaker(graph).run()
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where copies are read: the reads served so far, and what values are called there."""
+
+    edges: list[Edge] = field(default_factory=list)
+    now: dict[Value, Value] = field(default_factory=dict)
+
+
+class _Remaker:
+    """One level while copies are added."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.recipes = Recipes(graph)
+        self.readers = Readers(graph, [v for op in graph.ops for v in self._remakeable(op)])
+        self.lasting = lasting(graph)
+        self.places: dict[Value, list[_Place]] = {}
+        self.copies: list[Op] = []
+        self.reads: dict[Op, dict[Value, Value]] = {}
+
+    def _remakeable(self, op: Op) -> Sequence[Value]:
+        """Results of `op` that a recipe could end in."""
+        if not may_repeat(op) or op.name == "loop":
+            return ()
+        return [v for v in op.results if v not in self.recipes.free]
+
+    def run(self) -> Graph:
+        """The level with copies placed in front of their readers."""
+        stored = set(self.graph.outputs)
+        for value in self.readers.values():
+            if value in stored:
+                continue
+            for group in self.readers.groups(value)[1:]:
+                self._serve(value, [op for op in group if op.name != "loop"])
+        if not self.copies:
+            return self.graph
+        ops = [
+            with_operands(op, tuple(self.reads[op].get(v, v) for v in op.operands))
+            if op in self.reads
+            else op
+            for op in self.graph.ops
+        ]
+        movable = set(self.copies)
+        placed = place_late([*self.copies, *ops], movable)
+        return Graph(self.graph.inputs, tuple(placed), self.graph.outputs, self.graph.name)
+
+    def _serve(self, value: Value, group: Sequence[Op]) -> None:
+        """Give `group` a copy of `value`, if one pays and the group does not store it anyway."""
+        if not group or any(self._keeps(op, value) for op in group):
+            return
+        first = Edge(value, self.readers.users[value][0])
+        recipe = self.recipes.find(value, lambda _: True, lambda x: self._read_far(x, first))
+        if recipe is None:
+            return
+        place = self._place(recipe, value, group)
+        for leaf in recipe.leaves:
+            self._enter(place, leaf)
+        self.copies += repeat(recipe.ops, place.now)
+        for op in group:
+            self.reads.setdefault(op, {})[value] = place.now[value]
+
+    def _keeps(self, op: Op, value: Value) -> bool:
+        """True when what `op` makes of `value` is stored at about its size."""
+        return is_cheap(op) and any(r in self.lasting and not shrinks(value, r) for r in op.results)
+
+    def _read_far(self, value: Value, edge: Edge) -> bool:
+        """True when something far from `edge` reads `value`, directly or through cheap ops."""
+        for op in self.readers.users.get(value, ()):
+            if self.readers.is_far(edge, op):
+                return True
+            if is_cheap(op) and any(self._read_far(r, edge) for r in op.results):
+                return True
+        return False
+
+    def _place(self, recipe: Recipe, value: Value, group: Sequence[Op]) -> _Place:
+        """The place near `group` that has most leaves of `recipe`, or a new one."""
+        edges = [Edge(value, op) for op in group]
+        near = dict.fromkeys(
+            place
+            for leaf in recipe.leaves
+            for place in self.places.get(leaf, ())
+            if not self._apart(place.edges, edges)
+        )
+        known = [(sum(leaf in place.now for leaf in recipe.leaves), place) for place in near]
+        place = max(known, key=lambda pair: pair[0], default=(0, _Place()))[1]
+        place.edges += edges
+        return place
+
+    def _apart(self, some: Sequence[Edge], others: Sequence[Edge]) -> bool:
+        """True when a reader of one side is far from a reader of the other."""
+        return any(
+            self.readers.is_far(a, b.reader) or self.readers.is_far(b, a.reader)
+            for a in some
+            for b in others
+        )
+
+    def _enter(self, place: _Place, leaf: Value) -> None:
+        """Make `leaf` known at `place`, behind a barrier."""
+        if leaf in place.now:
+            return
+        maker = self.recipes.producers.get(leaf)
+        loc = UNKNOWN_LOC if maker is None else maker.loc
+        barrier = make_op("optimization_barrier", (leaf,), loc=loc)
+        place.now[leaf] = barrier.result
+        self.copies.append(barrier)
+        self.places.setdefault(leaf, []).append(place)

@@ -1,0 +1,211 @@
+"""Remaking across loops: a loop that stacks a quadratic value, and loops that read it row by row.
+
+The readers make the value again from what the first loop stacks anyway, from loop invariants, and
+from small values that are stacked instead (row maxima and sums). Nothing reads the old stack then,
+so that `dce` drops it from both loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compiler.ir.analysis import invariant_carries
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import ConstantAttrs, ConvertAttrs, DynamicSliceAttrs, ReshapeAttrs
+from compiler.ir.types import Graph, Op, Value, tensor_type
+from compiler.passes.placement import place_late
+from compiler.passes.remat.recipes import Recipe, Recipes, repeat
+from compiler.passes.remat.stacks import RowRead, Stack, row_reads, stacks
+
+
+def remake_across_loops(graph: Graph) -> Graph:
+    """`graph` in which no loop of this level reads a quadratic stack it could make again."""
+    for loop in [op for op in graph.ops if op.name == "loop"]:
+        graph = _remake_stacks(graph, loop)
+    return graph
+
+
+def _remake_stacks(graph: Graph, written: Op) -> Graph:
+    """Serve the readers of the stacks of the loop whose results are those of `written`."""
+    loop = graph.producers()[written.results[0]]
+    found = stacks(loop)
+    reads = {s.carry: row_reads(graph, loop.results[s.carry], s.dim) for s in found}
+    if not any(reads.values()):
+        return graph
+    writer = _Writer(loop)
+    readers: dict[Op, _Reader] = {}
+    for stack in found:
+        recipe = writer.recipe(stack) if reads[stack.carry] else None
+        if recipe is None:
+            writer.keep(stack)
+            continue
+        for leaf in recipe.leaves:
+            writer.store(leaf)
+        for read in reads[stack.carry] or ():
+            reader = readers.setdefault(read.loop, _Reader(read.loop, writer))
+            reader.remake(read, stack, recipe)
+    return _rebuilt(graph, writer, readers)
+
+
+class _Writer:
+    """The loop that writes the stacks, and the stacks it gets in addition."""
+
+    def __init__(self, loop: Op) -> None:
+        self.loop = loop
+        self.body = loop.regions[0]
+        self.counter = self.body.inputs[loop.attrs.induction]
+        self.recipes = Recipes(self.body)
+        self.rows: dict[Value, tuple[Value, int]] = {}
+        """Value of an iteration -> (stack outside, dim) that keeps it."""
+        self._invariant = {self.body.inputs[i]: i for i in invariant_carries(loop)}
+        self.added: list[tuple[Value, Value]] = []  # (value of an iteration, its new stack)
+
+    def recipe(self, stack: Stack) -> Recipe | None:
+        """How a reader makes the rows of `stack` again; None when it should read them."""
+        if stack.value in self.recipes.inputs or stack.value in self.rows:
+            return None
+        return self.recipes.find(stack.value, self._is_outside, self.rows.__contains__)
+
+    def _is_outside(self, value: Value) -> bool:
+        """True for what is the same in every iteration, and for the counter."""
+        return value in self._invariant or value is self.counter
+
+    def keep(self, stack: Stack) -> None:
+        """Note that readers may use the rows of `stack`."""
+        self.rows.setdefault(stack.value, (self.loop.results[stack.carry], stack.dim))
+
+    def store(self, leaf: Value) -> None:
+        """See to it that readers can have `leaf`."""
+        if self._is_outside(leaf) or leaf in self.rows:
+            return
+        trip = self.loop.attrs.trip
+        result = Value(tensor_type((trip, *leaf.type.shape), leaf.type.dtype))
+        self.added.append((leaf, result))
+        self.rows[leaf] = (result, 0)
+
+    def outside(self, value: Value) -> Value | None:
+        """What an invariant is outside of the loop."""
+        return self.loop.operands[self._invariant[value]] if value in self._invariant else None
+
+    def rebuilt(self) -> list[Op]:
+        """First values of the new stacks, then the loop that fills them."""
+        if not self.added:
+            return [self.loop]
+        zeros = [_zeros(result) for _, result in self.added]
+        inputs = [Value(result.type) for _, result in self.added]
+        ops: list[Op] = list(self.body.ops)
+        outputs: list[Value] = []
+        for (leaf, _), stack in zip(self.added, inputs, strict=True):
+            written = _write_row(stack, leaf, self.counter)
+            ops += written
+            outputs.append(written[-1].result)
+        body = Graph(
+            (*self.body.inputs, *inputs),
+            tuple(ops),
+            (*self.body.outputs, *outputs),
+            self.body.name,
+        )
+        loop = _extended(self.loop, [op.result for op in zeros], [r for _, r in self.added], body)
+        return [*zeros, loop]
+
+
+def _zeros(like: Value) -> Op:
+    data = np.zeros((), like.type.dtype.numpy).tobytes()
+    return make_op("constant", (), ConstantAttrs(data, like.type))
+
+
+def _write_row(stack: Value, leaf: Value, counter: Value) -> list[Op]:
+    """Ops that write `leaf` into row `counter` of `stack`; the last one makes the new stack."""
+    zero = _zeros(counter)
+    row = make_op("reshape", (leaf,), ReshapeAttrs((1, *leaf.type.shape)))
+    starts = (counter, *[zero.result] * leaf.type.rank)
+    return [zero, row, make_op("dynamic_update_slice", (stack, row.result, *starts))]
+
+
+def _extended(loop: Op, operands: Iterable[Value], results: Iterable[Value], body: Graph) -> Op:
+    """`loop` with more carries at the end."""
+    return Op(
+        "loop",
+        (*loop.operands, *operands),
+        (*loop.results, *results),
+        loop.attrs,
+        (body,),
+        loop.loc,
+    )
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A loop that reads rows, with the invariants and copies it gets."""
+
+    loop: Op
+    writer: _Writer
+    copies: list[Op] = field(default_factory=list)
+    replaced: set[Op] = field(default_factory=set)
+    inputs: dict[Value, Value] = field(default_factory=dict)  # outside -> in the body, in addition
+    now: dict[Value, dict[Value, Value]] = field(default_factory=dict)  # per row start
+
+    def remake(self, read: RowRead, stack: Stack, recipe: Recipe) -> None:
+        """Make the row of `read` again instead of slicing it."""
+        now = self.now.setdefault(read.row, {})
+        for leaf in recipe.leaves:
+            if leaf not in now:
+                now[leaf] = self._leaf(leaf, read.row)
+        self.copies += repeat(recipe.ops, now)
+        shape = ReshapeAttrs(read.op.result.type.shape)
+        made = now[stack.value]
+        self.copies.append(Op("reshape", (made,), read.op.results, shape, (), read.op.loc))
+        self.replaced.add(read.op)
+
+    def _leaf(self, leaf: Value, row: Value) -> Value:
+        """What `leaf` of iteration `row` is in this body."""
+        if leaf is self.writer.counter:
+            return self._add(make_op("convert", (row,), ConvertAttrs(leaf.type.dtype)))
+        outside = self.writer.outside(leaf)
+        if outside is not None:
+            return self._inside(outside)
+        stack, dim = self.writer.rows[leaf]
+        zero = self._add(_zeros(row))
+        sizes = tuple(1 if d == dim else n for d, n in enumerate(stack.type.shape))
+        starts = tuple(row if d == dim else zero for d in range(stack.type.rank))
+        operands = (self._inside(stack), *starts)
+        sliced = self._add(make_op("dynamic_slice", operands, DynamicSliceAttrs(sizes)))
+        return self._add(make_op("reshape", (sliced,), ReshapeAttrs(leaf.type.shape)))
+
+    def _add(self, op: Op) -> Value:
+        self.copies.append(op)
+        return op.result
+
+    def _inside(self, outside: Value) -> Value:
+        """The invariant carry that holds `outside`."""
+        body = self.loop.regions[0]
+        for i in invariant_carries(self.loop):
+            if self.loop.operands[i] is outside and i != self.loop.attrs.induction:
+                return body.inputs[i]
+        return self.inputs.setdefault(outside, Value(outside.type))
+
+    def rebuilt(self) -> Op:
+        """The loop that makes rows again."""
+        body = self.loop.regions[0]
+        ops = [op for op in body.ops if op not in self.replaced]
+        placed = place_late([*self.copies, *ops], set(self.copies))
+        inside = tuple(self.inputs.values())
+        region = Graph((*body.inputs, *inside), tuple(placed), (*body.outputs, *inside), body.name)
+        results = [Value(v.type) for v in inside]
+        return _extended(self.loop, self.inputs, results, region)
+
+
+def _rebuilt(graph: Graph, writer: _Writer, readers: dict[Op, _Reader]) -> Graph:
+    """`graph` with the loops that changed."""
+    ops: list[Op] = []
+    for op in graph.ops:
+        if op is writer.loop:
+            ops += writer.rebuilt()
+        elif op in readers:
+            ops.append(readers[op].rebuilt())
+        else:
+            ops.append(op)
+    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)

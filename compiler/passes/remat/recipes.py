@@ -1,0 +1,226 @@
+"""How a value is made again: the ops back to values at least four times smaller, and when that is
+worth it.
+
+A recipe ends at small values (row maxima and sums, queries, keys), at values that are in memory
+anyway, and at ops that are not repeated. What is made of constants and counts alone is always
+repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Graph, Op, Value
+from compiler.lower.body import VIEWS
+
+RATIO = 4
+"""A value is quadratic when all it follows from takes a quarter of its bytes (our choice: storing
+those instead must pay for reading them).
+"""
+
+MAX_CONTRACTIONS = 2
+
+MAX_FLOPS_PER_BYTE = 256
+"""Contractions repeated per byte not stored. inferred: NeuronCore-v2, 92 TFLOP/s bf16 against 410
+GB/s of HBM per core, is 224; scores of head width 128 cost 64 in fp32 and 128 in bf16, an MLP of
+width 1024 costs 512 and 1024 and is kept.
+"""
+
+_CHEAP_OPS = 12  # of a chain that leads from a small value to one that is in memory anyway
+
+IDENTITIES = frozenset(("optimization_barrier", "sharding_constraint"))
+MOVES = frozenset(
+    (
+        "broadcast_in_dim",
+        "concatenate",
+        "constant",
+        "dynamic_slice",
+        "iota",
+        "pad",
+        "reshape",
+        "reverse",
+        "slice",
+        "transpose",
+    )
+)
+_REPEATED = MOVES | IDENTITIES | {"dot_general", "loop", "reduce"}
+
+Question = Callable[[Value], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`ops` in program order make a value from `leaves`."""
+
+    ops: tuple[Op, ...]
+    leaves: tuple[Value, ...]
+
+
+def contracts(op: Op) -> bool:
+    """True for ops that contract, in a loop body or themselves."""
+    if op.name == "loop":
+        return any(inner.name in _CONTRACTIONS for inner in op.regions[0].walk())
+    return op.name in _CONTRACTIONS
+
+
+_CONTRACTIONS = frozenset(("dot_general", "convolution"))
+
+
+def is_cheap(op: Op) -> bool:
+    """Ops that only move data or work element by element."""
+    return op.name in MOVES or op.name in IDENTITIES or OPS[op.name].elementwise
+
+
+def may_repeat(op: Op) -> bool:
+    """Ops a recipe may hold. A loop qualifies when it only counts, shifts and adds (generators of
+    random bits).
+    """
+    if op.name == "loop":
+        return all(is_cheap(inner) for inner in op.regions[0].ops)
+    return op.name in _REPEATED or OPS[op.name].elementwise
+
+
+class Recipes:
+    """Recipes for the values of one graph level."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.inputs = set(graph.inputs)
+        self.producers = graph.producers()
+        self.position = {op: i for i, op in enumerate(graph.ops)}
+        self.free = free_values(graph)
+
+    def find(self, value: Value, resident: Question, available: Question) -> Recipe | None:
+        """How to make `value` again, if that pays.
+
+        `resident` are level inputs that stay in memory as they are, `available` values that the
+        place of the recipe has for other reasons.
+        """
+        first = self._search(value, lambda x: self._is_small(x, value))
+        if first is None:
+            return None
+        recipe = self._with_cheap_leaves(first, resident, available)
+        return recipe if self._pays(value, recipe, resident, available) else None
+
+    def _is_small(self, x: Value, value: Value) -> bool:
+        return x.type.num_bytes * RATIO <= value.type.num_bytes
+
+    def _search(
+        self,
+        value: Value,
+        stop: Question,
+        may: Callable[[Op], bool] = may_repeat,
+        most: int | None = None,
+    ) -> Recipe | None:
+        """The ops behind `value` up to leaves: what `stop` accepts, inputs, ops that `may` refuses.
+
+        None when there is nothing to repeat, or more than `most` ops.
+        """
+        ops: set[Op] = set()
+        leaves: dict[Value, None] = {}
+        seen: set[Value] = set()
+        todo = [value]
+        while todo and (most is None or len(ops) <= most):
+            x = todo.pop()
+            if x in seen:
+                continue
+            seen.add(x)
+            op = self.producers.get(x)
+            stops = x is not value and x not in self.free and stop(x)
+            if op is None or stops or not may(op):
+                leaves[x] = None
+                continue
+            ops.add(op)
+            todo += operands_of(op, x)
+        if value in leaves or todo:
+            return None
+        return Recipe(tuple(sorted(ops, key=self.position.__getitem__)), tuple(leaves))
+
+    def _with_cheap_leaves(self, recipe: Recipe, resident: Question, available: Question) -> Recipe:
+        """`recipe` with leaves replaced by cheap ops on values that are there anyway."""
+
+        def there(x: Value) -> bool:
+            return (x in self.inputs and resident(x)) or available(x)
+
+        ops, leaves = set(recipe.ops), dict.fromkeys(recipe.leaves)
+        for leaf in recipe.leaves:
+            longer = None if there(leaf) else self._search(leaf, there, is_cheap, _CHEAP_OPS)
+            if longer is None or not _all_there(leaf, longer, there):
+                continue
+            del leaves[leaf]
+            ops.update(longer.ops)
+            leaves.update(dict.fromkeys(longer.leaves))
+        return Recipe(tuple(sorted(ops, key=self.position.__getitem__)), tuple(leaves))
+
+    def _pays(self, value: Value, recipe: Recipe, resident: Question, available: Question) -> bool:
+        """Small leaves, few contractions, and less arithmetic than the memory traffic is worth."""
+        if all(op.name in VIEWS for op in recipe.ops):
+            return False  # nothing is stored for another look at a small value
+        dots = [op for op in recipe.ops if op.name == "dot_general"]
+        flops = sum(OPS[op.name].flops(op) for op in dots)
+        size = value.type.num_bytes
+        if len(dots) > MAX_CONTRACTIONS or flops > MAX_FLOPS_PER_BYTE * size:
+            return False
+        kept = [x for x in recipe.leaves if x in self.inputs and resident(x)]
+        made = [x for x in recipe.leaves if x not in kept]
+        if not all(self._is_small(x, value) for x in made):
+            return False
+        stored = sum(x.type.num_bytes for x in made if not available(x))
+        read = sum(x.type.num_bytes for x in kept)
+        return stored * RATIO <= size and read * (1 if dots else RATIO) <= size
+
+
+def _all_there(leaf: Value, recipe: Recipe, there: Question) -> bool:
+    """True when `recipe` makes `leaf` from what is there, without reading much more than it."""
+    size = sum(x.type.num_bytes for x in recipe.leaves)
+    return all(there(x) for x in recipe.leaves) and size <= 2 * leaf.type.num_bytes
+
+
+def operands_of(op: Op, result: Value) -> tuple[Value, ...]:
+    """What `result` of `op` depends on."""
+    if op.name in IDENTITIES:
+        return (op.operands[op.results.index(result)],)
+    return op.operands
+
+
+def free_values(graph: Graph) -> set[Value]:
+    """Values made of constants and counts alone."""
+    free: set[Value] = set()
+    for op in graph.ops:
+        made = op.name in MOVES or (OPS[op.name].elementwise and op.name not in IDENTITIES)
+        if made and all(v in free for v in op.operands):
+            free.update(op.results)
+    return free
+
+
+def repeat(ops: Iterable[Op], now: MutableMapping[Value, Value]) -> list[Op]:
+    """Copies of `ops` that read what `now` holds; their results are added to `now`."""
+    made: list[Op] = []
+    for op in ops:
+        if op.name in IDENTITIES:
+            for operand, result in zip(op.operands, op.results, strict=True):
+                if operand in now:
+                    now.setdefault(result, now[operand])
+        elif any(result not in now for result in op.results):
+            results = tuple(Value(v.type) for v in op.results)
+            operands = tuple(now[v] for v in op.operands)
+            regions = tuple(copied(region) for region in op.regions)
+            made.append(Op(op.name, operands, results, op.attrs, regions, op.loc))
+            for old, new in zip(op.results, results, strict=True):
+                now.setdefault(old, new)
+    return made
+
+
+def copied(graph: Graph) -> Graph:
+    """The same graph with values of its own."""
+    now = {v: Value(v.type) for v in graph.inputs}
+    ops: list[Op] = []
+    for op in graph.ops:
+        results = tuple(Value(v.type) for v in op.results)
+        operands = tuple(now[v] for v in op.operands)
+        regions = tuple(copied(region) for region in op.regions)
+        ops.append(Op(op.name, operands, results, op.attrs, regions, op.loc))
+        now.update(zip(op.results, results, strict=True))
+    inputs, outputs = tuple(now[v] for v in graph.inputs), tuple(now[v] for v in graph.outputs)
+    return Graph(inputs, tuple(ops), outputs, graph.name)

@@ -1,0 +1,138 @@
+"""Stacks: carries that a loop writes row by row with its counter, and the loops that read the rows
+back.
+
+A stack whose every row is written holds, in row `i`, what iteration `i` made. A reader that slices
+row `j` therefore wants a value of iteration `j`, and whatever else it needs of that iteration can
+be had from other stacks at the same row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.ir.analysis import invariant_carries
+from compiler.ir.types import Graph, Op, Value
+from compiler.lower.scalars import Known, known_scalars, parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Carry `carry` of a loop, filled along `dim`; `value` is what an iteration writes, without
+    dims of size one.
+    """
+
+    carry: int
+    dim: int
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class RowRead:
+    """`op` slices one row of carry `carry` of `loop`; `row` is the start along the stacked dim."""
+
+    loop: Op
+    carry: int
+    op: Op
+    row: Value
+
+
+def stacks(loop: Op) -> list[Stack]:
+    """The carries of `loop` whose rows are all written, in the order of the values' ops."""
+    body = loop.regions[0]
+    known = counted(loop)
+    producers = body.producers()
+    uses = body.uses()
+    position = {v: i for i, op in enumerate(body.ops) for v in op.results}
+    found = []
+    for carry, (before, after) in enumerate(zip(body.inputs, body.outputs, strict=True)):
+        op = producers.get(after)
+        if op is None or op.name != "dynamic_update_slice" or op.operands[0] is not before:
+            continue
+        if uses[before] != [op] or after in uses or body.outputs.count(after) > 1:
+            continue
+        window, starts = op.operands[1].type.shape, op.operands[2:]
+        dim = row_dim(before.type.shape, window, [known.get(v) for v in starts])
+        if dim is None or not _counts(known[starts[dim]], loop):
+            continue
+        if before.type.shape[dim] == loop.attrs.trip:
+            found.append(Stack(carry, dim, _behind_reshapes(op.operands[1], producers)))
+    return sorted(found, key=lambda s: position.get(s.value, -1))
+
+
+def counted(loop: Op) -> dict[Value, Known]:
+    """The scalars of the body of `loop` that are affine in its counter, which is register 0."""
+    body = loop.regions[0]
+    counter = body.inputs[loop.attrs.induction]
+    return known_scalars(body, {counter: parameter(0, 0, max(0, loop.attrs.trip - 1))})
+
+
+def _counts(known: Known, loop: Op) -> bool:
+    """True for the counter itself."""
+    return known == parameter(0, 0, loop.attrs.trip - 1)
+
+
+def row_dim(
+    shape: Sequence[int], window: Sequence[int], starts: Sequence[Known | None]
+) -> int | None:
+    """The one dim along which `window` is a row of `shape` at a known start that never clamps; the
+    others are whole.
+    """
+    rows = [d for d, (n, w) in enumerate(zip(shape, window, strict=True)) if n != w]
+    if len(rows) > 1 or (not rows and 1 not in shape):
+        return None
+    dim = rows[0] if rows else list(shape).index(1)
+    start = starts[dim]
+    if window[dim] != 1 or start is None or not 0 <= start.low <= start.high < shape[dim]:
+        return None
+    return dim
+
+
+def _behind_reshapes(value: Value, producers: Mapping[Value, Op]) -> Value:
+    """What `value` is before dims of size one were added."""
+    while (op := producers.get(value)) is not None and _adds_units(op):
+        value = op.operands[0]
+    return value
+
+
+def _adds_units(op: Op) -> bool:
+    if op.name not in ("broadcast_in_dim", "reshape"):
+        return False
+    before, after = op.operands[0].type.shape, op.result.type.shape
+    in_order = op.name == "reshape" or list(op.attrs.dims) == sorted(op.attrs.dims)
+    return in_order and [n for n in before if n != 1] == [n for n in after if n != 1]
+
+
+def row_reads(graph: Graph, value: Value, dim: int) -> list[RowRead] | None:
+    """Every read of the stack `value`, when all of them slice rows inside of loops; else None."""
+    if value in graph.outputs:
+        return None
+    reads: list[RowRead] = []
+    for loop in graph.uses().get(value, ()):
+        found = _reads_in(loop, value, dim) if loop.name == "loop" else None
+        if found is None:
+            return None
+        reads += found
+    return reads
+
+
+def _reads_in(loop: Op, value: Value, dim: int) -> list[RowRead] | None:
+    """Row reads of an invariant carry, None when the body does something else with it."""
+    body = loop.regions[0]
+    known = counted(loop)
+    uses = body.uses()
+    reads: list[RowRead] = []
+    for carry, operand in enumerate(loop.operands):
+        if operand is not value:
+            continue
+        inner = body.inputs[carry]
+        if carry not in invariant_carries(loop):
+            return None
+        for op in uses.get(inner, ()):
+            if op.name != "dynamic_slice" or inner in op.operands[1:]:
+                return None
+            starts = [known.get(v) for v in op.operands[1:]]
+            if row_dim(inner.type.shape, op.result.type.shape, starts) != dim:
+                return None
+            reads.append(RowRead(loop, carry, op, op.operands[1 + dim]))
+    return reads

@@ -1,0 +1,56 @@
+"""Short loops that only work element by element become straight-line code.
+
+Between iterations, carries pass through memory; the rounds of a random-bit generator are a handful
+of integer operations on values as large as a dropout mask. Written out, they are one chain that
+needs no memory, and their counters and keys fold away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Graph, Op, Value
+from compiler.passes.rewrite import Level, with_regions
+
+MAX_OPS = 1024
+"""Ops a loop may become: threefry takes 5 iterations of about 60 (our choice)."""
+
+_LIGHT = frozenset(("broadcast_in_dim", "constant", "iota", "reshape", "slice", "transpose"))
+
+
+def unroll(graph: Graph) -> Graph:
+    """`graph` with short elementwise loops written out, innermost first."""
+    level = Level()
+    for op in graph.ops:
+        op = level.update(with_regions(op, tuple(unroll(region) for region in op.regions)))
+        if op.name == "loop" and _is_short(op):
+            level.replace(op.results, _written_out(level, op))
+        else:
+            level.ops.append(op)
+    return level.finish(graph)
+
+
+def _is_short(loop: Op) -> bool:
+    """True for a body of light ops that stays short when written out."""
+    body = loop.regions[0].ops
+    light = all(op.name in _LIGHT or OPS[op.name].elementwise for op in body)
+    return light and loop.attrs.trip * len(body) <= MAX_OPS
+
+
+def _written_out(level: Level, loop: Op) -> tuple[Value, ...]:
+    """The values of the carries after the last iteration."""
+    body, carries = loop.regions[0], list(loop.operands)
+    for _ in range(loop.attrs.trip):
+        now = dict(zip(body.inputs, carries, strict=True))
+        for op in body.ops:
+            made = _again(op, now)
+            level.ops.append(made)
+            now.update(zip(op.results, made.results, strict=True))
+        carries = [now[v] for v in body.outputs]
+    return tuple(carries)
+
+
+def _again(op: Op, now: Mapping[Value, Value]) -> Op:
+    results = tuple(Value(v.type) for v in op.results)
+    return Op(op.name, tuple(now[v] for v in op.operands), results, op.attrs, (), op.loc)

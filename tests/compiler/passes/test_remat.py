@@ -1,0 +1,193 @@
+"""Quadratic values are made again for far readers: within a level, across loops, behind
+checkpoints; nothing else is.
+
+Graphs are traced from JAX code. Values after the pass must be equal bit by bit, because only the
+user's own arithmetic is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compiler.ir.analysis import count_ops
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph
+from compiler.lower.body import VIEWS
+from compiler.options import CompileOptions
+from compiler.outline import outline_programs
+from compiler.passes.pipeline import REMAKE_PASSES, STEP_PASSES, run, step_passes, unit_passes
+from compiler.passes.remat.recipes import free_values
+from compiler.program import StepProgram
+from tests.support.compiled import graph_of
+
+LAYERS, T, HEADS, D = 3, 96, 2, 4  # no two sizes equal: nothing can lean on them
+WIDTH = HEADS * D
+SCORES = T * T * HEADS
+
+
+def attention(x: jax.Array, w: dict[str, jax.Array], key: jax.Array | None = None) -> jax.Array:
+    """Causal self-attention with a residual connection; dropout when a key is given."""
+    q, k, v = (jnp.tanh(x @ w[n]).reshape(T, HEADS, D) for n in "qkv")
+    scores = jnp.einsum("thd,shd->hts", q, k) / D**0.5
+    p = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones((T, T), bool)), scores, -1e9))
+    if key is not None:
+        p = jnp.where(jax.random.bernoulli(key, 0.75, p.shape), p / 0.75, 0.0)
+    return x + jnp.einsum("hts,shd->thd", p, v).reshape(T, WIDTH) @ w["o"]
+
+
+def weights(seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shape = (LAYERS, WIDTH, WIDTH)
+    return {n: rng.normal(size=shape).astype(np.float32) / WIDTH**0.5 for n in "qkvo"}
+
+
+def scanned(w: dict[str, jax.Array], x: jax.Array, layer: Callable = attention) -> jax.Array:
+    h, _ = jax.lax.scan(lambda h, w: (layer(h, w), None), x, w)
+    return jnp.sum(h * h)
+
+
+def unrolled(w: dict[str, jax.Array], x: jax.Array, layer: Callable = attention) -> jax.Array:
+    for i in range(LAYERS):
+        x = layer(x, {n: a[i] for n, a in w.items()})
+    return jnp.sum(x * x)
+
+
+def dropped(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    keys = jax.random.key_data(jax.random.split(jax.random.key(7), LAYERS))
+
+    def layer(h: jax.Array, wk: tuple) -> tuple[jax.Array, None]:
+        return attention(h, wk[0], jax.random.wrap_key_data(wk[1])), None
+
+    h, _ = jax.lax.scan(layer, x, (w, keys))
+    return jnp.sum(h * h)
+
+
+def example() -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(T, WIDTH)).astype(np.float32)
+
+
+def before_and_after(loss: Callable, *arguments: object) -> tuple[Graph, Graph]:
+    """The gradient graph after the step passes, without and with rematerialisation."""
+    graph = run(graph_of(jax.value_and_grad(loss), *arguments), STEP_PASSES)
+    return graph, run(graph, REMAKE_PASSES)
+
+
+def equal(before: Graph, after: Graph, *arguments: object) -> None:
+    arrays = [np.asarray(a) for a in jax.tree.leaves(arguments)]
+    for a, b in zip(evaluate(before, arrays), evaluate(after, arrays), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def waiting(graph: Graph) -> int:
+    """Elements of the largest non-boolean value that crosses a loop border."""
+    carried = [v.type for op in graph.walk() if op.name == "loop" for v in op.results]
+    return max((t.num_elements for t in carried if t.dtype.value != "i1"), default=0)
+
+
+@pytest.mark.parametrize("loss", [scanned, dropped], ids=["plain", "dropout"])
+def test_no_score_is_stacked_across_a_layer_loop(loss: Callable) -> None:
+    before, after = before_and_after(loss, weights(), example())
+    assert waiting(before) == LAYERS * SCORES
+    assert waiting(after) < SCORES
+    assert not any(
+        v.type.num_elements >= LAYERS * SCORES for op in after.walk() for v in op.results
+    ), "a mask is stacked"
+    assert count_ops(after)["dot_general"] == count_ops(before)["dot_general"] + 1
+    equal(before, after, weights(), example())
+
+
+def far_reads(graph: Graph) -> int:
+    """Score-size values that wait for a reader far behind: longer than a quarter of the graph."""
+    position = {op: i for i, op in enumerate(graph.ops)}
+    users, free = graph.uses(), free_values(graph)
+    last = {v: max(position[u] for u in ops) for v, ops in users.items()}
+    computed = (op for op in graph.ops if op.name not in VIEWS)
+    return sum(
+        last.get(v, 0) - position[op] > len(graph.ops) // 4
+        for op in computed
+        for v in op.results
+        if v.type.num_elements >= SCORES and v not in free
+    )
+
+
+def test_unrolled_layers_get_a_copy_each_and_cse_leaves_it() -> None:
+    before, after = before_and_after(unrolled, weights(), example())
+    assert far_reads(before) > 0 and far_reads(after) == 0
+    contractions = count_ops(before)["dot_general"]
+    assert count_ops(after)["dot_general"] == contractions + LAYERS
+    again = run(after, REMAKE_PASSES)
+    assert count_ops(again)["dot_general"] == contractions + LAYERS, "the pass is not stable"
+    equal(before, after, weights(), example())
+
+
+def test_a_checkpointed_layer_makes_scores_again_for_its_backward_part() -> None:
+    loss = lambda w, x: scanned(w, x, jax.checkpoint(wide_attention))  # noqa: E731
+    before, after = before_and_after(loss, weights(), example())
+    assert waiting(before) == waiting(after) == LAYERS * T * WIDTH, "only the input is stored"
+    assert count_ops(after)["dot_general"] == count_ops(before)["dot_general"] + 1
+    equal(before, after, weights(), example())
+
+
+def wide_attention(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+    """Attention and something nonlinear behind it, so that its output is computed again too."""
+    return jnp.tanh(attention(x, w) @ w["o"])
+
+
+def test_a_copy_survives_into_the_compile_unit() -> None:
+    _, graph = before_and_after(unrolled, weights(), example())
+    arguments = tuple(f"arg{i}" for i in range(len(graph.inputs)))
+    results = tuple(f"out{i}" for i in range(len(graph.outputs)))
+    step = StepProgram(name="step", graph=graph, inputs=arguments, outputs=results)
+    units = outline_programs((step,)).functions
+    made = [run(unit.graph, unit_passes(CompileOptions())) for unit in units]
+    assert sum(count_ops(g).get("dot_general", 0) for g in made) == _distinct_dots(units)
+    assert not any("optimization_barrier" in count_ops(g) for g in made)
+
+
+def _distinct_dots(units: object) -> int:
+    return sum(count_ops(unit.graph).get("dot_general", 0) for unit in units)
+
+
+def test_other_attention_forms_leave_the_graph_alone() -> None:
+    for form in ("unfused", "fused"):
+        assert step_passes(CompileOptions(attention=form)) == STEP_PASSES
+
+
+def wide_mlp(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Its hidden values are larger than its input, but dear to make again."""
+    return jnp.sum((jax.nn.gelu(x @ w) @ w.T) ** 2)
+
+
+def clipped(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A gradient larger than what it is made of, scaled by its own norm, is kept as it is."""
+    g = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+    return g / jnp.sqrt(jnp.vdot(g, g))
+
+
+def cross_entropy(w: jax.Array, x: jax.Array) -> jax.Array:
+    return -jnp.mean(jax.nn.log_softmax(jnp.tanh(x @ w))[:, 0])
+
+
+def graph_after(fn: Callable, *shapes: tuple[int, ...]) -> tuple[Graph, Graph]:
+    arguments = [np.zeros(s, np.float32) for s in shapes]
+    graph = run(graph_of(fn, *arguments), STEP_PASSES)
+    return graph, run(graph, REMAKE_PASSES)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (jax.grad(wide_mlp), ((1024, 8192), (64, 1024))),
+        (clipped, ((256, 288), (8, 256))),
+        (jax.grad(cross_entropy), ((8, 512), (T, 8))),
+    ],
+    ids=["wide mlp", "clipped gradient", "cross-entropy"],
+)
+def test_what_does_not_pay_is_left_alone(fn: Callable, shapes: tuple[tuple[int, ...], ...]) -> None:
+    before, after = graph_after(fn, *shapes)
+    assert count_ops(after) == count_ops(before)
