@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from compiler.driver import generate_function, with_ordinals
+from compiler.driver import compile_unit
 from compiler.dtypes import DType
 from compiler.evaluate import function_segments
 from compiler.frontend.capture import artifact_of
@@ -29,9 +29,9 @@ from compiler.ir.analysis import flops
 from compiler.ir.types import Graph
 from compiler.isa.limits import walk
 from compiler.isa.program import Function
-from compiler.lower.function import lower_function
+from compiler.lower.function import Signature
 from compiler.options import CompileOptions
-from compiler.passes.pipeline import run
+from compiler.outline.unit import Unit
 from compiler.target import PS_PER_S, Target, load_target
 
 HEADER = (
@@ -118,9 +118,7 @@ def graph_of(kernel: Kernel) -> Graph:
 
 
 def compiled(graph: Graph, target: Target, options: CompileOptions) -> Function:
-    return generate_function(
-        lower_function(run(with_ordinals(graph)), options=options), target.name, options
-    )
+    return compile_unit(Unit("kernel", graph, Signature()), target.name, options)
 
 
 def bound_s(graph: Graph, target: Target) -> tuple[float, float]:

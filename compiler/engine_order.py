@@ -53,7 +53,7 @@ def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> 
     Raises CompileError SW_SEMAPHORES when the region needs more semaphores than the core has.
     """
     tokens: list[int] = []
-    memory = _Memory(region, tensors)
+    memory = Memory(region, tensors)
     _order_body(region.body, None, memory, tokens)
     if len(tokens) > limits.semaphores:
         raise CompileError(
@@ -65,7 +65,7 @@ def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> 
     region.tokens = tuple(tokens)
 
 
-class _Memory:
+class Memory:
     """Which memories can hold the same bytes, and how far apart iterations that reuse them are."""
 
     def __init__(self, region: Region, tensors: Sequence[Tensor]) -> None:
@@ -141,7 +141,8 @@ def _is_injective(view: View, atoms: Sequence[int]) -> bool:
 def _sharing(tiles: Sequence[Tile]) -> dict[int, tuple[Key, ...]]:
     """For tiles that share bytes with another: one key per pair."""
     found: dict[int, list[Key]] = {}
-    for a, b in combinations(range(len(tiles)), 2):
+    placed = [n for n, tile in enumerate(tiles) if tile.address >= 0]
+    for a, b in combinations(placed, 2):
         if share_bytes(tiles[a], tiles[b]):
             key = ("pair", a * len(tiles) + b)
             found.setdefault(a, []).append(key)
@@ -149,12 +150,12 @@ def _sharing(tiles: Sequence[Tile]) -> dict[int, tuple[Key, ...]]:
     return {n: tuple(keys) for n, keys in found.items()}
 
 
-def _touched(item: Instr | Loop, memory: _Memory) -> Touched:
+def touched(item: Instr | Loop, memory: Memory) -> Touched:
     """What an element of a body touches, instructions of inner loops included."""
     result: Touched = {}
     if isinstance(item, Loop):
         for inner in item.body:
-            for key, engines in _touched(inner, memory).items():
+            for key, engines in touched(inner, memory).items():
                 mine = result.setdefault(key, {})
                 for engine, writes in engines.items():
                     mine[engine] = mine.get(engine, False) or writes
@@ -170,23 +171,23 @@ def _touched(item: Instr | Loop, memory: _Memory) -> Touched:
 
 
 def _order_body(
-    body: list[Instr | Loop], loop: Loop | None, memory: _Memory, tokens: list[int]
+    body: list[Instr | Loop], loop: Loop | None, memory: Memory, tokens: list[int]
 ) -> None:
     """Order the elements of one body, inner bodies first."""
-    touched = [_touched(item, memory) for item in body]
+    uses = [touched(item, memory) for item in body]
     for item in body:
         if isinstance(item, Loop):
             _order_body(item.body, item, memory, tokens)
-    edges = _edges(body, touched, loop, memory)
+    edges = _edges(body, uses, loop, memory)
     _insert(body, _reduce(edges, len(body), loop is not None), tokens)
 
 
 def _edges(
-    body: Sequence[Instr | Loop], touched: Sequence[Touched], loop: Loop | None, memory: _Memory
+    body: Sequence[Instr | Loop], uses: Sequence[Touched], loop: Loop | None, memory: Memory
 ) -> set[Edge]:
     """All orders the memory asks for between elements of a body, forward and around the loop."""
     users: dict[Key, list[tuple[int, Engine, bool]]] = {}
-    for at, keys in enumerate(touched):
+    for at, keys in enumerate(uses):
         for key, engines in keys.items():
             users.setdefault(key, []).extend((at, e, w) for e, w in engines.items())
     edges: set[tuple[int, Engine, int, Engine, int]] = set()
@@ -198,18 +199,18 @@ def _edges(
             if loop is not None:
                 edges.add((b, y, a, x, memory.back(key, loop.register)))
     if loop is not None:
-        edges |= _draining(body, touched, memory)
+        edges |= _draining(body, uses, memory)
     return {Edge(a, x, b, y, back) for a, x, b, y, back in edges}
 
 
 def _draining(
-    body: Sequence[Instr | Loop], touched: Sequence[Touched], memory: _Memory
+    body: Sequence[Instr | Loop], uses: Sequence[Touched], memory: Memory
 ) -> set[tuple[int, Engine, int, Engine, int]]:
     """Edges from one run of an inner loop to its next run, for tiles that do not come round
     evenly.
     """
     edges = set()
-    for at, (item, keys) in enumerate(zip(body, touched, strict=True)):
+    for at, (item, keys) in enumerate(zip(body, uses, strict=True)):
         if not isinstance(item, Loop):
             continue
         for key, engines in keys.items():

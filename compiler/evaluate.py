@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compiler.isa.costs import instr_interval_ps
 from compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
@@ -265,6 +265,15 @@ def _hbm_bytes(instr: Instr, tensors: Sequence[Tensor]) -> int:
                 elements *= size
             moved += elements * tensors[pattern.buffer].dtype.bytes
     return moved
+
+
+def instr_cost(
+    instr: Instr, region: Region, tensors: Sequence[Tensor], target: Target
+) -> tuple[int, int]:
+    """(initiation interval, latency after it) of one instruction that signals; ps."""
+    rates = _Rates(target.core, target.hbm_bytes_per_s_per_core, 1.0)
+    timed = rates.timed(replace(instr, signals=(0,)), region, tensors)
+    return timed.interval_ps, timed.latency_ps
 
 
 def region_time(

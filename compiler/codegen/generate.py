@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from compiler.allocate import allocate
 from compiler.codegen.builder import Builder
 from compiler.codegen.contraction import contraction_candidates
 from compiler.codegen.copies import copy_candidates, is_copy
 from compiler.codegen.in_place import refuse_stale_reads
+from compiler.codegen.overlap import overlap
 from compiler.codegen.rates import Rates
 from compiler.codegen.search import EFFORTS, Candidate, Room, choose, worth_trying
 from compiler.codegen.space import Space, normalise
 from compiler.codegen.strip_plan import strip_candidates
 from compiler.diagnostics import CapacityError, CompileError
 from compiler.engine_order import order_engines
-from compiler.evaluate import region_time
+from compiler.evaluate import instr_cost, region_time
 from compiler.isa.limits import Limits, check_region, limits_for
 from compiler.isa.program import Region
 from compiler.isa.region import RegionProgram, Tensor
@@ -63,11 +65,14 @@ def generate(
     nests = _nests(space, tensors)
     effort = EFFORTS[options.optlevel]
 
-    def build(chosen: Sequence[Candidate]) -> Generated:
+    def build(chosen: Sequence[Any]) -> Generated:
+        *candidates, ways = chosen
         builder = Builder(limits, tensors, first_register)
-        for candidate in chosen:
+        for candidate in candidates:
             candidate.emit(builder)
         region = Region(program, builder.tiles, [*builder.prefix, *builder.body])
+        if ways > 1:
+            overlap(region, tensors, ways, lambda i: instr_cost(i, region, tensors, machine))
         allocate(region, limits)
         order_engines(region, tensors, limits)
         return Generated(region, builder.next_register)
@@ -80,7 +85,7 @@ def generate(
         room = Room(limits, Rates(machine.core), tensors, int(share * limits.sbuf_bytes))
         tried = [worth_trying(plan(space, sinks, room), effort) for plan, sinks in nests]
         try:
-            made = choose(tried, build, time)
+            made = choose([*tried, effort.ways], build, time)
         except CapacityError as error:
             failure = error
             continue

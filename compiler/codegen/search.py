@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from compiler.codegen.builder import Builder
 from compiler.codegen.rates import Rates
@@ -42,14 +42,17 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many candidates of a nest are tried, and up to how many times the best estimate."""
+    """How many candidates of a nest are tried, up to how many times the best estimate, and how many
+    iterations of an innermost loop lie side by side (tried with the best of them).
+    """
 
     tries: int
     spread: float
+    ways: tuple[int, ...]
 
 
-# Our choice, by `benchmarks/optlevels.py`: more tries than these change nothing there.
-EFFORTS = {1: Effort(1, 1.0), 2: Effort(4, 1.5), 3: Effort(32, 4.0)}
+# Our choice, by `benchmarks/optlevels.py`: more tries than these change next to nothing there.
+EFFORTS = {1: Effort(1, 1.0, (1,)), 2: Effort(4, 1.5, (1, 2, 4)), 3: Effort(32, 4.0, (1, 2, 4, 8))}
 
 
 def worth_trying(candidates: Sequence[Candidate], effort: Effort) -> Sequence[Candidate]:
@@ -59,28 +62,29 @@ def worth_trying(candidates: Sequence[Candidate], effort: Effort) -> Sequence[Ca
 
 
 def choose(
-    nests: Sequence[Sequence[Candidate]],
-    build: Callable[[Sequence[Candidate]], Made],
+    choices: Sequence[Sequence[Any]],
+    build: Callable[[Sequence[Any]], Made],
     time: Callable[[Made], int],
 ) -> Made:
-    """The best code found by changing one nest at a time, from the cheapest estimates on.
+    """The best code found by changing one choice at a time, from the first of each on.
 
     Raises CapacityError (the first) when nothing that was tried fits on chip.
     """
-    chosen = [nest[0] for nest in nests]
+    chosen = [options[0] for options in choices]
     best: Made | None = None
     shortest, failure = 0, None
-    for number, nest in enumerate(nests):
-        for candidate in nest:
-            if best is not None and candidate is chosen[number]:
+    alone = all(len(options) == 1 for options in choices)
+    for number, options in enumerate(choices):
+        for option in options:
+            if best is not None and option is chosen[number]:
                 continue
-            trial = [*chosen[:number], candidate, *chosen[number + 1 :]]
+            trial = [*chosen[:number], option, *chosen[number + 1 :]]
             try:
                 made = build(trial)
             except CapacityError as error:
                 failure = failure or error
                 continue
-            taken = time(made) if sum(map(len, nests)) > len(nests) else 0
+            taken = 0 if alone else time(made)
             if best is None or taken < shortest:
                 best, shortest, chosen = made, taken, trial
     if best is None:

@@ -19,8 +19,8 @@ def candidates(*costs: float) -> list[Candidate]:
 
 def test_a_level_tries_the_cheapest_estimates_within_its_spread() -> None:
     found = candidates(9.0, 1.0, 1.4, 1.6, 1.2)
-    assert [c.cost for c in worth_trying(found, Effort(4, 1.5))] == [1.0, 1.2, 1.4]
-    assert [c.cost for c in worth_trying(found, Effort(2, 9.0))] == [1.0, 1.2]
+    assert [c.cost for c in worth_trying(found, Effort(4, 1.5, (1,)))] == [1.0, 1.2, 1.4]
+    assert [c.cost for c in worth_trying(found, Effort(2, 9.0, (1,)))] == [1.0, 1.2]
     assert [c.cost for c in worth_trying(found, EFFORTS[1])] == [1.0]
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.codegen import generate
+from compiler.codegen.search import EFFORTS
 from compiler.diagnostics import CompileError
 from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from sim_cluster import l0, regions
@@ -268,7 +269,8 @@ def test_strip_code_computes_its_region(name: str) -> None:
 
 def test_code_stays_rolled() -> None:
     small, large = rms_norm(128 * 8, 512).region(), rms_norm(128 * 8000, 512).region()
-    assert count(large) == count(small) <= 12
+    side_by_side = max(EFFORTS[2].ways)
+    assert count(large) == count(small) <= 12 * side_by_side
 
 
 def shifted(n: int, shift: int, gap: int = 1) -> Maker:

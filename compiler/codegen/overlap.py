@@ -1,0 +1,145 @@
+"""Independent iterations side by side: innermost loops unrolled a few ways and put in an order in
+which the engines overlap.
+
+Engines are in-order queues, so a queue that waits for another inside an iteration could have begun
+the next one. Each of the `ways` copies gets tiles of its own (together they take the memory of the
+slots that rotated before), and a list schedule over the real costs decides the order of the
+instructions of all copies. Order between instructions that touch the same memory is kept; tokens
+and addresses come later, from the new order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from compiler.engine_order import Memory, touched
+from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from compiler.isa.region import Affine, Tensor
+
+# (initiation interval, latency after it) of an instruction in ps.
+Cost = Callable[[Instr], tuple[int, int]]
+# Longer bodies are left alone: their queues have enough to do, and ordering them takes long.
+_MAX_INSTRUCTIONS = 96
+
+
+def overlap(region: Region, tensors: Sequence[Tensor], ways: int, cost: Cost) -> None:
+    """Unroll and order the innermost loops of `region` in place, before tiles have addresses."""
+    memory = Memory(region, tensors)
+    for loop in _innermost(region.body):
+        count = _ways(loop, ways)
+        if len(loop.body) * count <= _MAX_INSTRUCTIONS:
+            copies = [c for u in range(count) for c in _copy(loop, u, count, region.tiles)]
+            loop.trip //= count
+            loop.body[:] = schedule(copies, memory, cost)
+
+
+def _innermost(body: Sequence[Instr | Loop]) -> list[Loop]:
+    """Loops that hold instructions only."""
+    found: list[Loop] = []
+    for item in body:
+        if isinstance(item, Loop):
+            found += _innermost(item.body) or [item]
+    return found
+
+
+def _ways(loop: Loop, ways: int) -> int:
+    """The largest divisor of the trip count up to `ways` that leaves a loop."""
+    return max((u for u in range(2, ways + 1) if loop.trip % u == 0 and u < loop.trip), default=1)
+
+
+def _copy(loop: Loop, turn: int, count: int, tiles: list[Tile]) -> list[Instr]:
+    """The body for iterations `turn`, `turn + count`, ...; tiles that rotate with the loop are
+    copied.
+    """
+    renamed: dict[int, int] = {}
+
+    def tile(number: int) -> int:
+        old = tiles[number]
+        if turn == 0 or old.loop != loop.register:
+            return number
+        if number not in renamed:
+            renamed[number] = len(tiles)
+            tiles.append(replace(old, name=f"{old.name}.{turn}"))
+        return renamed[number]
+
+    instrs = [i for i in loop.body if isinstance(i, Instr)]
+    made = [_turned(i, loop.register, count, turn, tile) for i in instrs]
+    if turn == count - 1:
+        for old in tiles:
+            if old.loop == loop.register:
+                old.slots = math.ceil(old.slots / count)
+    return made
+
+
+def _turned(
+    instr: Instr, register: int, count: int, turn: int, tile: Callable[[int], int]
+) -> Instr:
+    """`instr` with `register` standing for `count * register + turn`."""
+
+    def affine(value: Affine) -> Affine:
+        step = dict(value.terms).get(register, 0)
+        return value + Affine(step * turn, ((register, step * (count - 1)),) if step else ())
+
+    def pattern(p: AccessPattern) -> AccessPattern:
+        buffer = p.buffer if p.space is Space.HBM else tile(p.buffer)
+        return replace(p, buffer=buffer, offset=affine(p.offset))
+
+    attrs: dict[str, Any] = {
+        k: affine(v) if isinstance(v, Affine) else v for k, v in instr.attrs.items()
+    }
+    if turn and register in (attrs.get("zero_when") or ()):
+        attrs["zero_when"] = None  # the first iteration belongs to turn 0
+    dst = pattern(instr.dst) if instr.dst else None
+    return Instr(instr.opcode, instr.engine, dst, tuple(map(pattern, instr.srcs)), attrs)
+
+
+def schedule(instrs: Sequence[Instr], memory: Memory, cost: Cost) -> list[Instr]:
+    """A list schedule: always the instruction that can start first, of equals the one with the
+    longest way to go.
+    """
+    costs = [cost(i) for i in instrs]
+    before = _dependences(instrs, memory)
+    ahead = _ways_to_go(before, costs)
+    clock = dict.fromkeys(Engine, 0)
+    done: dict[int, int] = {}
+    order: list[int] = []
+    waiting = set(range(len(instrs)))
+    while waiting:
+        starts = {
+            n: max(clock[instrs[n].engine], *(done[b] for b in before[n]), 0)
+            for n in waiting
+            if all(b in done for b in before[n])
+        }
+        n = min(starts, key=lambda n: (starts[n], -ahead[n], n))
+        interval, latency = costs[n]
+        clock[instrs[n].engine] = starts[n] + interval
+        done[n] = starts[n] + interval + latency
+        order.append(n)
+        waiting.remove(n)
+    return [instrs[n] for n in order]
+
+
+def _dependences(instrs: Sequence[Instr], memory: Memory) -> list[list[int]]:
+    """Earlier instructions that touch memory an instruction also touches, one of them writing."""
+    seen: dict[tuple[str, int], list[tuple[int, bool]]] = {}
+    before: list[list[int]] = []
+    for n, instr in enumerate(instrs):
+        mine: set[int] = set()
+        for key, engines in touched(instr, memory).items():
+            writes = any(engines.values())
+            mine.update(m for m, wrote in seen.get(key, ()) if wrote or writes)
+            seen.setdefault(key, []).append((n, writes))
+        before.append(sorted(mine))
+    return before
+
+
+def _ways_to_go(before: Sequence[Sequence[int]], costs: Sequence[tuple[int, int]]) -> list[int]:
+    """Longest chain of costs from the start of each instruction to the end."""
+    ahead = [sum(c) for c in costs]
+    for n in range(len(before) - 1, -1, -1):
+        for b in before[n]:
+            ahead[b] = max(ahead[b], sum(costs[b]) + ahead[n])
+    return ahead

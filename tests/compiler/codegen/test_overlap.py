@@ -1,0 +1,87 @@
+"""Unrolled, reordered loops: order over memory is kept, values stay, engines wait less."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.codegen.overlap import schedule
+from compiler.codegen.search import EFFORTS, Effort
+from compiler.engine_order import Memory
+from compiler.evaluate import region_time
+from compiler.isa.program import AccessPattern, Engine, Instr, Region, Space, Tile
+from compiler.isa.region import Affine, RegionProgram
+from compiler.target import load_target
+from tests.compiler.codegen.region_harness import BF16, F32, TARGET, check, count
+from tests.compiler.codegen.test_contractions import matmul
+from tests.compiler.codegen.test_indexed import scatter
+from tests.compiler.codegen.test_strips import rms_norm, rms_norm_backward, softmax
+
+CASES = {
+    "softmax": lambda: softmax(1024, 4100, over=1),
+    "softmax of columns": lambda: softmax(500, 9000, over=0),
+    "norm": lambda: rms_norm(1024, 4100, BF16),
+    "norm backward": lambda: rms_norm_backward(1024, 2000),
+    "matmul": lambda: matmul(1024, 1024, 1040, turn=(0, 1, 0)),
+    "scatter": lambda: scatter(512, 13, 67),
+}
+
+
+def only(monkeypatch: pytest.MonkeyPatch, ways: int) -> None:
+    """Make the default level lay `ways` iterations side by side, whatever the time."""
+    monkeypatch.setitem(EFFORTS, 2, Effort(1, 1.0, (ways,)))
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_values_stay_and_nothing_races(
+    name: str, ways: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, ways)
+    check(CASES[name](), 1e-2 if name == "norm" else 2e-6)
+
+
+def test_most_cases_are_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prime trip count stays as it is."""
+    sizes = []
+    for ways in (1, 2):
+        only(monkeypatch, ways)
+        sizes.append([count(make().region()) for make in CASES.values()])
+    grown = [after > before for before, after in zip(*sizes, strict=True)]
+    assert sum(grown) >= len(CASES) - 2
+
+
+def test_a_norm_waits_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scalar stands between two steps of Vector: alone they take turns."""
+    times = []
+    for ways in (1, 4):
+        only(monkeypatch, ways)
+        m = rms_norm(2048, 4096)
+        times.append(region_time(m.region(), m.tensors, load_target(TARGET)).duration_ps)
+    assert times[1] < 0.95 * times[0]
+
+
+def unary(tile: int, source: int, engine: Engine = Engine.VECTOR) -> Instr:
+    def on_chip(number: int) -> AccessPattern:
+        return AccessPattern(Space.SBUF, number, Affine(), ((1, 128), (1, 64)))
+
+    return Instr("tensor_copy", engine, on_chip(tile), (on_chip(source),))
+
+
+def ordered(instrs: list[Instr], costs: dict[Engine, int]) -> list[int]:
+    """Positions of `instrs` in a list schedule where an instruction takes what its engine says."""
+    tiles = [Tile(f"t{n}", Space.SBUF, 128, 64, F32) for n in range(8)]
+    region = Region(RegionProgram("compute", "order"), tiles)
+    made = schedule(instrs, Memory(region, ()), lambda i: (costs[i.engine], 0))
+    return [instrs.index(i) for i in made]
+
+
+def test_a_queue_does_not_wait_while_it_could_work() -> None:
+    scalar = Engine.SCALAR
+    chains = [unary(1, 0), unary(2, 1, scalar), unary(3, 2), unary(5, 4), unary(6, 5, scalar)]
+    assert ordered(chains, {Engine.VECTOR: 10, scalar: 10}) == [0, 1, 3, 2, 4]
+
+
+def test_writes_and_reads_of_a_tile_keep_their_order() -> None:
+    scalar = Engine.SCALAR
+    reused = [unary(1, 0), unary(2, 1, scalar), unary(1, 3), unary(4, 1, scalar)]
+    assert ordered(reused, {Engine.VECTOR: 1, scalar: 50}) == [0, 1, 2, 3]
