@@ -143,7 +143,7 @@ def _import(
     from compiler.frontend.restrictions import check_outputs
 
     with log.stage("import"), Reader() as reader:
-        graph, module = reader.read(data, os.getcwd(), resolved.command.profile)
+        graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
         check_outputs(graph, resolved.command.profile)
     if temps is not None:

@@ -7,9 +7,10 @@ jaxlib 0.10.2.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from compiler.diagnostics import ImportRuleError
+from compiler.diagnostics import ImportRuleError, Loc
 from compiler.frontend.locations import LocationReader
 from compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_IN
 
@@ -107,13 +108,16 @@ def _parse_error(error: Any) -> ImportRuleError:
     first = next(iter(error.error_diagnostics), None)
     if first is None or not _is_inconsistent(first):
         return ImportRuleError(
-            "SW_STABLEHLO_PARSE", f"the module requires valid StableHLO, got: {str(error)[:500]}"
+            "SW_STABLEHLO_PARSE",
+            f"the module requires valid StableHLO, got: {str(error)[:500]}",
+            place_in_module(str(error)),
+            "correct the module, or dump it again with the framework that made it",
         )
     loc = LocationReader().read(ir.Location.from_attr(first.location.attr))
     return ImportRuleError(
         "NCC_EVRF064",
         f"shapes and types of an instruction require to agree: {first.message}",
-        None if loc.file in ("", _UNNAMED) else loc,
+        place_in_module(str(error)) if loc.file in ("", _UNNAMED) else loc,
         "fix the graph, or match the versions of what wrote it and this compiler",
     )
 
@@ -125,6 +129,19 @@ def _is_inconsistent(diagnostic: Any) -> bool:
     shown = any("see current operation" in note.message for note in diagnostic.notes)
     spoken = any(word in diagnostic.message for word in _VERIFIER_WORDS)
     return shown or spoken or f'"{_UNNAMED}"' not in str(diagnostic.location)
+
+
+MODULE_FILE = "<module>"
+"""File name of locations inside a model file whose path only the caller knows."""
+
+_PLACES = (re.compile(r'"-":(\d+):\d+'), re.compile(r"was parsing (\d+):\d+"))
+
+
+def place_in_module(message: str) -> Loc | None:
+    """The line a parser of MLIR or HLO text complains about."""
+    found = (pattern.search(message) for pattern in _PLACES)
+    match = next((m for m in found if m), None)
+    return Loc(MODULE_FILE, int(match[1])) if match else None
 
 
 def _is_portable(source: bytes) -> bool:

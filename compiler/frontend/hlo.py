@@ -6,6 +6,7 @@ jaxlib converts; this file only tells the forms apart and translates failures.
 from __future__ import annotations
 
 from compiler.diagnostics import ImportRuleError
+from compiler.frontend.context import place_in_module
 from compiler.frontend.stablehlo import import_module
 from compiler.ir.types import Graph
 
@@ -34,6 +35,7 @@ def hlo_to_stablehlo(source: bytes | str) -> bytes:
         raise ImportRuleError(
             "SW_HLO_PARSE",
             f"the module requires an HLO proto or HLO text, got: {str(error)[:500]}",
+            place_in_module(str(error)),
             hint="dump it with `--xla_dump_to` or compile from StableHLO",
         ) from error
     return bytecode

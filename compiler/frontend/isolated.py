@@ -26,6 +26,7 @@ import msgpack
 
 from compiler import diagnostics
 from compiler.diagnostics import DiagnosticError, ImportRuleError, InternalError, Loc
+from compiler.frontend.context import MODULE_FILE
 from compiler.frontend.detect import Module
 from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph
@@ -57,8 +58,11 @@ class Reader:
     ) -> None:
         self._stop()
 
-    def read(self, data: bytes, base_dir: str, profile: Profile) -> tuple[Graph, Module]:
-        """The graph of a file's content under the rules of a release, and what the file held.
+    def read(
+        self, data: bytes, base_dir: str, profile: Profile, name: str = MODULE_FILE
+    ) -> tuple[Graph, Module]:
+        """The graph of a file's content under the rules of a release, and what the file held;
+        `name` stands for the file in locations of its own lines.
 
         Raises: the error of the import, at the user's line; ImportRuleError SW_READER_CRASH or
         SW_READER_TIMEOUT when native code did not answer.
@@ -77,7 +81,7 @@ class Reader:
         except (BrokenPipeError, EOFError):
             raise self._crashed(child) from None
         if "error" in answer:
-            raise _error_of(answer["error"])
+            raise _error_of(answer["error"], name)
         return load(answer["graph"]), Module(answer["form"], answer["stablehlo"])
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -138,8 +142,10 @@ class Reader:
         )
 
 
-def _error_of(row: tuple[Any, ...]) -> DiagnosticError:
+def _error_of(row: tuple[Any, ...], name: str) -> DiagnosticError:
     kind, code, message, loc, hint = row
+    if loc and loc[0] == MODULE_FILE:
+        loc = (name, *loc[1:])
     error: DiagnosticError = getattr(diagnostics, kind)(
         code, message, Loc(*loc) if loc else None, hint
     )
