@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test check bench count format
+.PHONY: help setup run test check bench docs count format
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -35,6 +35,9 @@ bench: setup ## run the benchmarks (ratios, never asserted); COLLECTIVES=file.cs
 ifdef COLLECTIVES
 	$(BIN)/python benchmarks/collectives_vs_published.py $(COLLECTIVES)
 endif
+
+docs: setup ## write the generated pages of docs/
+	$(BIN)/python -m tests.support.op_coverage
 
 count: ## lines per file, largest first
 	@git ls-files '*.py' | xargs wc -l | sort -rn | head -40
