@@ -210,16 +210,20 @@ class _Planner:
         majors = [row_split.major] if row_split.major >= 0 else []
         self.placed = [_largest_walk(space, n) for n in self.sides]
         free = (*majors, *([rows] if rows is not None else []))
-        stationary = Operand(self.sides[0], free, self._natural(0, depth, free))
+        stationary = self._operand(0, free)
         narrow = self.limits.moving_max
         wide = max(narrow, math.ceil(_RUN_BYTES / self.panel_type.bytes))
         for limit in sorted({narrow, wide, 2 * wide, 4 * wide}):
             columns, extents = self._columns(limit)
-            moving = Operand(self.sides[1], columns, self._natural(1, depth, columns))
+            moving = self._operand(1, columns)
             form = _Form(space, row_split, depth_split, stationary, moving, extents)
             for keep in product((True, False), repeat=2):
                 for tiles in self._blockings(form, _Keep(*keep)):
                     yield self._plan(form, rows, columns, tiles)
+
+    def _operand(self, side: int, free: tuple[int, ...]) -> Operand:
+        number = self.sides[side]
+        return Operand(number, free, is_natural(self.space, number, self.depth, free))
 
     def _blockings(self, form: _Form, keep: _Keep) -> Iterator[dict[str, Any]]:
         tiles = self._tiles(form, keep)
@@ -279,11 +283,6 @@ class _Planner:
             if extents[atom] < self.space.sizes[atom]:
                 break
         return tuple(reversed(extents)), extents
-
-    def _natural(self, side: int, depth: int, free: tuple[int, ...]) -> bool:
-        """k is innermost in HBM and there are rows to put on the partitions instead."""
-        walk = self.walks[side]
-        return bool(walk and free and abs(walk.stride(depth)) == 1 and self.space.sizes[depth] > 1)
 
     # blocking
 
@@ -413,6 +412,12 @@ def _largest_walk(space: Space, number: int) -> Walk | None:
     loads = [space.values[n] for n in space.slice([number])]
     walks = [(space.elements(v), v.walk) for v in loads if v.walk and v.walk.tensor >= 0]
     return max(walks, key=lambda w: w[0])[1] if walks else None
+
+
+def is_natural(space: Space, number: int, depth: int, free: Sequence[int]) -> bool:
+    """k is innermost in HBM and there are rows to put on the partitions instead."""
+    walk = _largest_walk(space, number)
+    return bool(walk and free and abs(walk.stride(depth)) == 1 and space.sizes[depth] > 1)
 
 
 def _tile_count(space: Space, made: Split) -> int:

@@ -1,14 +1,15 @@
 """From a region's meaning to its code: normalise, group the stores, generate each group, place
 tiles, order engines.
 
-Stores that need no contraction become one strip nest, stores that need the same contraction one
-contraction nest, plain copies a DMA of their own. Planners offer tilings and `search.py` picks.
-The result is checked against the limits of the target before anybody else sees it.
+Stores that need no contraction become one strip nest, stores that need the same single contraction
+one contraction nest, several contractions or reductions beside one a row nest, plain copies a DMA
+of their own. Planners offer tilings and `search.py` picks. The result is checked against the limits
+of the target before anybody else sees it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from compiler.codegen.copies import copy_candidates, is_copy
 from compiler.codegen.in_place import refuse_stale_reads
 from compiler.codegen.overlap import overlap
 from compiler.codegen.rates import Rates
+from compiler.codegen.rows import row_candidates
 from compiler.codegen.search import EFFORTS, Candidate, Room, choose, worth_trying
 from compiler.codegen.space import Space, normalise
 from compiler.codegen.strip_plan import strip_candidates
@@ -103,23 +105,43 @@ def _nests(space: Space, tensors: Sequence[Tensor]) -> list[tuple[Plan, list[int
 
     Raises CompileError when a nest would read what an earlier one of the region has overwritten.
     """
+    joined = _joined(space)
     found: dict[object, tuple[Plan, list[int]]] = {}
     for sink in space.sinks:
-        contracts = [n for n in space.slice([sink]) if space.values[n].op == "contract"]
-        if len(contracts) > 1:
-            raise CompileError(
-                "SW_CODEGEN_CONTRACTS",
-                f"region {space.name} requires at most one contraction per stored value, got"
-                f" {len(contracts)}",
-                hint="lower each contraction to a region of its own",
-            )
-        key: object = ("copy", sink) if is_copy(space, sink, tensors) else tuple(contracts)
-        plan = contraction_candidates if contracts else strip_candidates
-        plan = copy_candidates if key == ("copy", sink) else plan
+        copied = is_copy(space, sink, tensors)
+        key: object = ("copy", sink) if copied else joined[sink]
+        plan = copy_candidates if copied else _planner(space, joined[sink])
         found.setdefault(key, (plan, []))[1].append(sink)
     nests = list(found.values())
     refuse_stale_reads(space, tensors, [sinks for _, sinks in nests])
     return nests
+
+
+def _joined(space: Space) -> dict[int, frozenset[int]]:
+    """Per store the contractions of its nest: its own, and those of stores it shares one with."""
+    own = {sink: _folds(space, [sink])[0] for sink in space.sinks}
+    for sink in own:
+        for other in own:
+            if own[sink] & own[other]:
+                together = own[sink] | own[other]
+                own |= {s: together for s, nest in own.items() if nest & together}
+    return own
+
+
+def _folds(space: Space, sinks: Iterable[int]) -> tuple[frozenset[int], bool]:
+    """(contractions, whether there is a reduction) in what `sinks` need."""
+    inside = space.slice(sinks)
+    contracts = frozenset(n for n in inside if space.values[n].op == "contract")
+    return contracts, any(space.values[n].op == "reduce" for n in inside)
+
+
+def _planner(space: Space, contracts: frozenset[int]) -> Plan:
+    """Who plans the nest of stores that need `contracts`."""
+    if not contracts:
+        return strip_candidates
+    sinks = [n for n in space.sinks if _folds(space, [n])[0] & contracts]
+    single = len(contracts) == 1 and not _folds(space, sinks)[1]
+    return contraction_candidates if single else row_candidates
 
 
 def _verify(region: Region, limits: Limits) -> None:

@@ -1,0 +1,11 @@
+"""Tile code for row regions: several contractions with elementwise work and reductions between
+them, one tile of rows at a time.
+
+`roles.py` says what every value is for a choice of the row atom, `plan.py` orders the work of a row
+tile and sizes its tiles, `nest.py` emits the loops around row tiles and `way.py` the code of one.
+"""
+
+from compiler.codegen.rows.nest import row_candidates
+from compiler.codegen.rows.plan import fits, plan_rows
+
+__all__ = ["fits", "plan_rows", "row_candidates"]

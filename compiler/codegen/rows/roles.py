@@ -1,0 +1,172 @@
+"""What every value of a row region is for: rows, panels, sums over rows, and what follows them.
+
+One atom, `row`, lies on the partitions. Atoms that contractions and reductions run over or produce
+are `inner`: they lie along the free dims. All others are `parallel`: loops of single points. A
+choice of the row atom that breaks a rule is refused with the rule; `best_row` takes the choice with
+least extra work. Next: `plan.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from compiler.codegen.space import Space, Value
+from compiler.diagnostics import CompileError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Values of a region by what they are for, each tuple in topological order.
+
+    `rows` span the row atom. `sums` are contractions and reductions over it; `late` values follow
+    from them and do not span it. `shared` values span neither and are read by rows or late values
+    elementwise. `panels` maps a row contraction to (operand that spans the row atom, the other).
+    """
+
+    row: int
+    inner: frozenset[int]
+    parallel: frozenset[int]
+    rows: tuple[int, ...]
+    sums: tuple[int, ...]
+    late: tuple[int, ...]
+    shared: tuple[int, ...]
+    panels: dict[int, tuple[int, int]]
+
+
+class _RefusedError(Exception):
+    """The row atom at hand does not work, and why."""
+
+
+def best_row(space: Space, sinks: Iterable[int]) -> Roles:
+    """The roles for the row atom that leaves least work outside plain row arithmetic.
+
+    Raises CompileError SW_CODEGEN_ROWS when no atom can be the row atom.
+    """
+    sinks = tuple(sinks)
+    found: list[Roles] = []
+    why: list[str] = []
+    for atom in sorted(space.sizes, key=lambda a: (-space.sizes[a], a)):
+        try:
+            found.append(roles_for(space, sinks, atom))
+        except _RefusedError as refused:
+            why.append(f"atom {atom}: {refused}")
+    if not found:
+        raise CompileError(
+            "SW_CODEGEN_ROWS",
+            f"region {space.name} requires an atom that can be tiled over all its contractions,"
+            f" got none ({'; '.join(why)})",
+            hint="lower the contractions to regions of their own",
+        )
+    return min(found, key=lambda r: _extra_work(space, r))
+
+
+def _extra_work(space: Space, roles: Roles) -> tuple[int, int, int]:
+    """Row atoms shorter than the partitions last; then fewest sums and vectors read by rows."""
+    short = int(space.sizes[roles.row] < 64)
+    return short, len(roles.sums) + len(roles.shared) + len(roles.panels), -space.sizes[roles.row]
+
+
+def roles_for(space: Space, sinks: Iterable[int], row: int) -> Roles:
+    """The roles of everything `sinks` need when `row` is the row atom. Raises _RefusedError."""
+    return _Analysis(space, tuple(space.slice(sinks)), row).roles()
+
+
+class _Analysis:
+    """One region, one row atom."""
+
+    def __init__(self, space: Space, values: tuple[int, ...], row: int) -> None:
+        self.space, self.values, self.row = space, values, row
+        self.late: set[int] = set()
+        self.panels: dict[int, tuple[int, int]] = {}
+        self.sums: list[int] = []
+        self.inner: set[int] = set()
+
+    def roles(self) -> Roles:
+        for n in self.values:
+            self._visit(n, self.space.values[n])
+        rows = [n for n in self.values if self._is_row(n)]
+        _require(bool(rows) and bool(self.panels), "no contraction keeps it")
+        spanned = {a for n in rows for a in self.space.values[n].atoms} - {self.row}
+        parallel = spanned - self.inner
+        roles = Roles(
+            row=self.row,
+            inner=frozenset(self.inner),
+            parallel=frozenset(parallel),
+            rows=tuple(rows),
+            sums=tuple(self.sums),
+            late=tuple(n for n in self.values if n in self.late and n not in self.sums),
+            shared=self._shared(rows),
+            panels=self.panels,
+        )
+        self._check(roles)
+        return roles
+
+    def _is_row(self, number: int) -> bool:
+        return self.row in self.space.values[number].atoms
+
+    def _visit(self, n: int, value: Value) -> None:
+        is_late = any(i in self.late for i in value.inputs)
+        if self._is_row(n):
+            _require(not is_late, "a row depends on a sum over rows")
+        if self.row in value.over:
+            self._sum(n, value)
+        elif value.op in ("contract", "reduce"):
+            _require(self._is_row(n), f"a {value.op} lies beside the rows")
+            self._row_fold(n, value)
+        elif is_late:
+            self.late.add(n)
+        _require(value.op not in ("load_indexed", "store_add_indexed"), "indexed accesses")
+
+    def _sum(self, n: int, value: Value) -> None:
+        self.sums.append(n)
+        self.late.add(n)
+        _require(value.dtype.is_float, "a sum over rows of integers")
+        _require(value.op == "contract" or value.attrs["kind"] == "add", "an extreme over rows")
+        spans = [self.space.values[i].atoms for i in value.inputs]
+        _require(all(self.row in s for s in spans), "an operand of a sum lacks it")
+        if value.op == "contract":
+            self.inner |= (spans[0] ^ spans[1]) - value.over
+
+    def _row_fold(self, n: int, value: Value) -> None:
+        self.inner |= value.over
+        if value.op == "reduce":
+            return
+        a, b = value.inputs
+        _require(self._is_row(a) != self._is_row(b), "both operands of a contraction span it")
+        tall, panel = (a, b) if self._is_row(a) else (b, a)
+        made = {self.space.values[m].op for m in self.space.slice([panel])}
+        _require(not made & {"contract", "reduce"}, "a panel is not arithmetic on loads")
+        spans = [self.space.values[m].atoms for m in (tall, panel)]
+        _require(len(value.over) == 1 and value.over <= spans[0] & spans[1], "several summed atoms")
+        types = {self.space.values[m].dtype for m in (tall, panel)}
+        _require(all(t.is_float for t in types), "a contraction of integers")
+        self.inner |= spans[1] - spans[0]
+        self.panels[n] = (tall, panel)
+
+    def _shared(self, rows: list[int]) -> tuple[int, ...]:
+        """Values without the row atom that rows read as they are, and what they need."""
+        panels = {p for _, p in self.panels.values()}
+        read = {
+            i
+            for n in rows
+            for i in self.space.values[n].inputs
+            if not self._is_row(i) and not (n in self.panels and i in panels)
+        }
+        return tuple(self.space.slice(read))
+
+    def _check(self, roles: Roles) -> None:
+        for n in (*roles.rows, *roles.shared):
+            value = self.space.values[n]
+            _require(len(value.atoms & roles.inner) <= 1, "a row with two inner atoms")
+            _require(not value.over & roles.parallel, "a fold over a parallel atom")
+        for n in roles.sums:
+            value = self.space.values[n]
+            _require(value.over - {self.row} <= roles.parallel, "a sum over rows and columns")
+        for n in roles.late:
+            _require(self.space.values[n].atoms <= roles.inner | roles.parallel, "a born atom")
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise _RefusedError(rule)

@@ -1,0 +1,227 @@
+"""Sums over rows: accumulators that row tiles add to, and what follows from them.
+
+A sum is a product of two row tiles on the tensor engine that contracts the partitions (a reduction
+multiplies by ones). Products of one block leave PSUM at once and are added up in fp32 in SBUF. When
+all rows are done, values that follow run with an atom of the sum on the partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
+from compiler.codegen.rows.plan import RowPlan, inner_of, operand_type
+from compiler.codegen.space import SINKS, SPLATS, Value, split
+from compiler.codegen.values import Frame
+from compiler.dtypes import DType
+from compiler.isa.program import Engine
+from compiler.isa.region import Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a sum lies in SBUF: chunks of `tall` on the partitions, `wide` along the row; None when
+    the sum lacks such an atom. `stationary` and `moving` are its operands, None stands for ones.
+    """
+
+    tall: int | None
+    wide: int | None
+    stationary: int | None
+    moving: int | None
+    dtype: DType
+
+
+class Sums:
+    """Accumulators of one region."""
+
+    def __init__(self, builder: Builder, plan: RowPlan) -> None:
+        self.builder, self.plan, self.space = builder, plan, plan.space
+        self.layouts = {n: self._layout(n) for n in plan.roles.sums}
+        self.held: dict[int, Held] = {}
+
+    def _layout(self, number: int) -> Layout:
+        value = self.space.values[number]
+        if value.op == "reduce":
+            wide = inner_of(self.plan.roles, value)
+            return Layout(None, wide, None, value.inputs[0], DType.F32)
+        a, b = value.inputs
+        atoms = [self._own(n, value) for n in (a, b)]
+        if self._is_innermost(number, atoms[0]) or atoms[0] is None:
+            a, b, atoms = b, a, atoms[::-1]
+        return Layout(atoms[0], atoms[1], a, b, operand_type(self.space, number))
+
+    def _own(self, operand: int, value: Value) -> int | None:
+        atoms = self.space.values[operand].atoms & value.atoms & self.plan.roles.inner
+        return next(iter(atoms), None)
+
+    def _is_innermost(self, number: int, atom: int | None) -> bool:
+        """Whether the first store that follows walks `atom` one element at a time."""
+        users = self.space.users(range(len(self.space.values)))
+        work = [number]
+        while work:
+            n = work.pop(0)
+            walk = self.space.values[n].walk
+            if self.space.values[n].op == "store" and walk:
+                return abs(walk.stride(atom)) == 1
+            work += users.get(n, ())
+        return False
+
+    def height(self, number: int) -> int:
+        """Partitions of a full chunk."""
+        tall = self.layouts[number].tall
+        most = self.builder.limits.stationary_max
+        return 1 if tall is None else min(most, self.space.sizes[tall])
+
+    def width(self, number: int) -> int:
+        """Elements of a row."""
+        wide = self.layouts[number].wide
+        return 1 if wide is None else self.space.sizes[wide]
+
+    def begin(self, number: int, scope: Scope) -> None:
+        """A cleared accumulator at `scope`."""
+        height, width = self.height(number), self.width(number)
+        tall = self.layouts[number].tall
+        chunks = 1 if tall is None else -(-self.space.sizes[tall] // height)
+        tile = scope.tile(f"sum{number}", height, chunks * width, DType.F32)
+        self.held[number] = Held(tile, {})
+        whole = scope.on_chip(self.held[number], height, ((1, chunks * width),))
+        scope.add("memset", Engine.VECTOR, whole, (), value=0.0)
+
+    def add(self, number: int, scope: Scope, operands: Sequence[Held], rows: int) -> None:
+        """Add the product of the operands' columns in the boxes of `scope`."""
+        layout, height = self.layouts[number], self.height(number)
+        stationary, moving = operands
+        wide = self._part(layout.wide, scope)
+        tall = self._part(layout.tall, scope)
+        most = self.builder.limits.moving_max
+        for right in pieces(wide.extent, min(most, wide.extent)):
+            for turn in range(right.trip):
+                first = right.start + turn * right.extent
+                group = max(1, most // right.extent)
+                for left in pieces(tall.extent, min(height * group, tall.extent)):
+                    for step in range(left.trip):
+                        at = left.start + step * left.extent
+                        self._block(
+                            number,
+                            scope,
+                            (stationary, moving),
+                            rows,
+                            (Box(tall.origin + at, left.extent), at),
+                            (Box(wide.origin + first, right.extent), first),
+                        )
+
+    def _part(self, atom: int | None, scope: Scope) -> Box:
+        return Box(Affine(), 1) if atom is None else scope.boxes[atom]
+
+    def _block(
+        self,
+        number: int,
+        scope: Scope,
+        operands: Sequence[Held],
+        rows: int,
+        tall: tuple[Box, int],
+        wide: tuple[Box, int],
+    ) -> None:
+        """One PSUM bank of products: chunks of `tall` side by side; each part is (its place in the
+        sum, its first column in the operand).
+        """
+        (left, at), (right, first), height = tall, wide, self.height(number)
+        bank = Held(scope.psum("part", slots=2), {})
+        moving = scope.on_chip(operands[1], rows, ((1, right.extent),), first)
+        for chunk in range(-(-left.extent // height)):
+            size = min(height, left.extent - chunk * height)
+            out = scope.on_chip(bank, size, ((1, right.extent),), chunk * right.extent)
+            stationary = scope.on_chip(operands[0], rows, ((1, size),), at + chunk * height)
+            scope.add("matmul", Engine.TENSOR, out, (stationary, moving), zero_when=())
+        full, tail = divmod(left.extent, height)
+        place = divided(left.origin, height)
+        self._collect(number, scope, bank, (height, full), place, right)
+        if tail:
+            rest = Held(bank.tile, {}, Affine(full * right.extent))
+            self._collect(number, scope, rest, (tail, 1), place + full, right)
+
+    def _collect(
+        self,
+        number: int,
+        scope: Scope,
+        bank: Held,
+        shape: tuple[int, int],
+        chunk: Affine,
+        wide: Box,
+    ) -> None:
+        """Add `shape` = (partitions, chunks) of a bank to the accumulator from `chunk` on."""
+        (rows, count), width = shape, self.width(number)
+        if not count:
+            return
+        target = ((width, count), (1, wide.extent))
+        source = ((wide.extent, count), (1, wide.extent), (1, 1))
+        out = scope.on_chip(self.held[number], rows, target, chunk * width + wide.origin)
+        given = scope.on_chip(bank, rows, source)
+        attrs = {"op": "add", "num_reduced": 1, "zero_when": None}
+        scope.add("tensor_reduce", Engine.VECTOR, out, (given,), **attrs)
+
+    # what follows
+
+    def finish(self, numbers: Iterable[int], scope: Scope) -> None:
+        """Values that follow from the finished sums `numbers`, up to their stores."""
+        todo = list(numbers)
+        while todo:
+            group = self._together(todo)
+            todo = [n for n in todo if n not in group]
+            self._follow(group, scope)
+
+    def _together(self, numbers: Sequence[int]) -> list[int]:
+        """The first sum and those that lie like it."""
+        first = self.layouts[numbers[0]]
+        form = (first.tall, first.wide)
+        return [n for n in numbers if (self.layouts[n].tall, self.layouts[n].wide) == form]
+
+    def _follow(self, group: Sequence[int], scope: Scope) -> None:
+        tall, wide = self.layouts[group[0]].tall, self.layouts[group[0]].wide
+        axes = [] if wide is None else [wide]
+        if tall is None:
+            self._values(group, Frame(self.builder, self.space, None, axes), scope, Affine())
+            return
+        space, made = split(self.space, tall, self.height(group[0]))
+        frame = Frame(self.builder, space, tall, axes)
+        inner = scope.straight({tall: Box(Affine(), space.sizes[tall])})
+        if made.major < 0:
+            self._values(group, frame, inner, Affine())
+            return
+        inner.boxes[made.major] = Box(Affine(), 1)
+        for piece in pieces(space.sizes[made.major], 1, made):
+            place = inner.enter(made.major, piece)
+            self._values(group, frame, place, place.boxes[made.major].origin)
+
+    def _values(self, group: Sequence[int], frame: Frame, scope: Scope, chunk: Affine) -> None:
+        """One chunk of a group of sums."""
+        wide = self.layouts[group[0]].wide
+        strides = {} if wide is None else {wide: 1}
+        for n in group:
+            total = Held(self.held[n].tile, strides, chunk * self.width(n))
+            frame.held[n] = total
+            if frame.space.values[n].dtype is not DType.F32:
+                rounded = frame.new(n, frame.space.values[n], scope)
+                frame.apply(scope, "tensor_copy", Engine.VECTOR, rounded, (total,))
+        for n in self._after(group):
+            if n not in group and frame.space.values[n].op not in SPLATS:
+                frame.emit(n, scope)
+
+    def _after(self, group: Sequence[int]) -> list[int]:
+        """Stores that follow from the group and no other sum, and what they need beside it."""
+        values, late = self.space.values, set(self.plan.roles.late)
+        sinks = [n for n in late if values[n].op in SINKS and self._sources(n) <= set(group)]
+        wanted = set(sinks)
+        for n in range(len(values) - 1, -1, -1):
+            if n in wanted and n not in group:
+                wanted.update(values[n].inputs)
+        return sorted(wanted)
+
+    def _sources(self, number: int) -> set[int]:
+        return set(self.space.slice([number])) & set(self.plan.roles.sums)
+
+
+def divided(value: Affine, by: int) -> Affine:
+    """`value / by` for values that are multiples of it."""
+    return Affine(value.const // by, tuple((r, c // by) for r, c in value.terms))

@@ -1,0 +1,74 @@
+"""Row regions: contractions with reductions between them; generated code in L0 equals L1."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.codegen.rows import fits
+from compiler.diagnostics import CapacityError, CompileError
+from compiler.isa.limits import limits_for
+from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
+from tests.compiler.codegen.row_cases import backward, forward
+
+BOUND = {F32: 1e-5, BF16: 1.5e-2}
+SIZES = [(2, 128, 128, 64, 64), (1, 131, 131, 16, 16), (2, 300, 700, 130, 40), (2, 67, 520, 32, 64)]
+DTYPES = (F32, BF16)
+
+
+@pytest.mark.parametrize("mask", ["", "causal", "padding", "window"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_forward(dtype, mask: str) -> None:
+    for sizes in SIZES:
+        check(forward(sizes, dtype, mask, statistics=True), BOUND[dtype])
+
+
+@pytest.mark.parametrize("delta", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_backward(dtype, delta: bool) -> None:
+    for sizes in SIZES:
+        check(backward(sizes, dtype, "causal", delta), BOUND[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_grouped_queries(dtype) -> None:
+    """Four query heads share a key head, whose gradient sums over them."""
+    check(forward((2, 200, 200, 32, 32, 4), dtype, "causal"), BOUND[dtype])
+    check(backward((2, 200, 200, 32, 32, 4), dtype, "causal"), BOUND[dtype])
+
+
+def test_fits_agrees_with_generation() -> None:
+    m = forward((2, 300, 700, 130, 40))
+    assert fits(m.program(), m.tensors, limits_for(TARGET))
+
+
+def test_norm_gradients_beside_a_contraction() -> None:
+    """Sums over rows that leave the region: a weight gradient and a bias gradient."""
+    t, d, f = 300, 96, 200
+    m = Maker((t, d, f), "norm")
+    x, w = m.load((0, 1)), m.load((1, 2))
+    total = m.reduce(m.node("multiply", x, x), (1,))
+    y = m.node("multiply", x, m.node("rsqrt", total))
+    z = m.contract(y, w, (1,))
+    m.store(m.contract(y, z, (0,)), (1, 2))
+    m.store(m.reduce(z, (0,)), (2,))
+    m.store(m.node("tanh", z), (0, 2))
+    check(m, 1e-5)
+
+
+def test_no_row_atom_is_refused() -> None:
+    """The second contraction sums what would have to be the rows, and rows need its result."""
+    m = Maker((64, 64, 64), "chain")
+    a = m.contract(m.load((0, 1)), m.load((1, 2)), (1,))
+    scale = m.reduce(a, (0, 2))
+    m.store(m.node("multiply", a, scale), (0, 2))
+    with pytest.raises(CompileError) as error:
+        m.region()
+    assert error.value.code == "SW_CODEGEN_ROWS"
+
+
+def test_capacity_error_names_the_tile() -> None:
+    with pytest.raises(CapacityError) as error:
+        forward((1, 128, 200000, 64, 64)).region()
+    m = forward((1, 128, 200000, 64, 64))
+    assert not fits(m.program(), m.tensors, limits_for(TARGET))
+    assert "strip" in str(error.value) or "panel" in str(error.value)
