@@ -83,6 +83,12 @@ def _nested(a: int, b: int) -> bool:
     return a == b or (min(a, b) > 1 and max(a, b) % min(a, b) == 0)
 
 
+def _sort(op: Op) -> list[Factor]:
+    """All operands and results are reordered along one dim; the others walk together."""
+    rank, values = op.operands[0].type.rank, (*op.operands, *op.results)
+    return [tuple((v, d) for v in values) for d in range(rank) if d != op.attrs.dim]
+
+
 def _reduce(op: Op) -> list[Factor]:
     (x,), y = op.operands, op.result
     kept = [d for d in range(x.type.rank) if d not in op.attrs.dims]
@@ -220,6 +226,7 @@ FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
     "pad": _pad,
     "reduce": _reduce,
     "reduce_window": _windowed,
+    "sort": _sort,
     "reshape": _reshape,
     "reverse": _reverse,
     "scatter": _scatter,

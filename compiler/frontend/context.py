@@ -31,7 +31,10 @@ def make_context() -> Any:
 def legalize_chlo(module: Any) -> None:
     """Rewrite CHLO ops of `module` into StableHLO, in place; its context must be entered.
 
-    Functions of the scalar engine stay one op, as the stand-in of the printer.
+    Functions of the scalar engine stay one op, as the stand-in of the printer. top_k becomes a sort
+    and slices, which lowering knows.
+
+    Raises: ImportRuleError NCC_EVRF013 for a top_k of integers.
     """
     from jaxlib.mlir import ir, passmanager
     from jaxlib.mlir._mlir_libs import _stablehlo
@@ -39,15 +42,31 @@ def legalize_chlo(module: Any) -> None:
     found: list[Any] = []
 
     def visit(op: Any) -> Any:
-        if op.name.startswith("chlo.") and op.name.removeprefix("chlo.") in CHLO_OPS:
+        if op.name.startswith("chlo.") and op.name.removeprefix("chlo.") in (*CHLO_OPS, "top_k"):
             found.append(op)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
     for op in found:
-        _stand_in(op)
+        if op.name == "chlo.top_k":
+            _require_floats(op)
+        else:
+            _stand_in(op)
     _stablehlo.register_stablehlo_passes()
     passmanager.PassManager.parse(_CHLO_PIPELINE).run(module.operation)
+
+
+def _require_floats(op: Any) -> None:
+    from jaxlib.mlir import ir
+
+    given = ir.RankedTensorType(op.operands[0].type).element_type
+    if isinstance(given, ir.IntegerType):
+        raise ImportRuleError(
+            "NCC_EVRF013",
+            f"top_k requires float elements, got {given}",
+            LocationReader(None).read(op.location),
+            "cast to float32, or use jnp.argsort",
+        )
 
 
 def _stand_in(op: Any) -> None:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from collectives.ops import ReplicaGroups, axis_strides
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
@@ -309,6 +311,45 @@ def _print_scatter(p: _Printer, op: Op) -> None:
     p.statement(op, "stablehlo.scatter", ATTRIBUTES["scatter"](op), [body])
 
 
+def _print_sort(p: _Printer, op: Op) -> None:
+    pred = tensor_type((), DType.PRED)
+
+    def compare(left: str, right: str, type: TensorType, direction: str, kind: str = "") -> str:
+        entries = [f"comparison_direction = #stablehlo<comparison_direction {direction}>"]
+        if kind:
+            entries.append(f"compare_type = #stablehlo<comparison_type {kind}>")
+        return p.line("stablehlo.compare", [left, right], [type, type], pred, entries)
+
+    def cleaned(name: str, type: TensorType) -> str:
+        """All zeros equal, all NaNs equal."""
+        zero, nan = p.constant(0, type), p.constant(np.nan, type)
+        types = [pred, type, type]
+        test = compare(name, zero, type, "EQ", "FLOAT")
+        inner = p.line("stablehlo.select", [test, zero, name], types, type)
+        test = compare(name, name, type, "NE", "FLOAT")
+        return p.line("stablehlo.select", [test, nan, inner], types, type)
+
+    def body() -> None:
+        elements = [(p.fresh(), tensor_type((), v.type.dtype)) for v in op.operands for _ in "ab"]
+        p.block(elements)
+        less = ""
+        for operand, direction, order in reversed(op.attrs.keys):
+            (left, type), (right, _) = elements[2 * operand : 2 * operand + 2]
+            kind = "TOTALORDER" if type.dtype.is_float else ""
+            if kind and order == "numeric":
+                left, right = cleaned(left, type), cleaned(right, type)
+            first = compare(left, right, type, direction, kind)
+            if less:
+                equal = compare(left, right, type, "EQ", kind)
+                rest = p.line("stablehlo.and", [equal, less], [pred, pred], pred)
+                first = p.line("stablehlo.or", [first, rest], [pred, pred], pred)
+            less = first
+        p.leave([less], [pred])
+
+    entries = [f"dimension = {integer(op.attrs.dim)}", "is_stable = true"]
+    p.statement(op, "stablehlo.sort", entries, [body])
+
+
 def _print_loop(p: _Printer, op: Op) -> None:
     region = op.regions[0]
     counter = region.inputs[op.attrs.induction].type
@@ -419,4 +460,5 @@ _SPECIAL: dict[str, Callable[[_Printer, Op], None]] = {
     "scatter": _print_scatter,
     "select_and_scatter": _print_select_and_scatter,
     "sharding_constraint": _print_constraint,
+    "sort": _print_sort,
 }

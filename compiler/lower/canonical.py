@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.ir.opdef import OPS, make_op
+from compiler.ir.opdef import OPS
 from compiler.ir.ops import (
     BroadcastInDimAttrs,
     CompareAttrs,
-    ConstantAttrs,
     ConvertAttrs,
     GatherAttrs,
     IotaAttrs,
@@ -29,6 +28,8 @@ from compiler.ir.ops import (
 )
 from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from compiler.ir.types import Graph, Op, Value, tensor_type
+from compiler.lower.level import Level
+from compiler.lower.sorting import sort
 from compiler.lower.task import unsupported
 from compiler.options import DEFAULTS, CompileOptions
 from compiler.passes.dce import dce
@@ -37,47 +38,24 @@ MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken 
 MAX_EVALUATED = 1 << 20  # elements of an index column that are looked at
 
 
-class _Level:
-    """The graph under reconstruction."""
-
-    def __init__(self, graph: Graph, options: CompileOptions) -> None:
-        self.options = options
-        self.made = graph.producers()
-        self.ops: list[Op] = []
-        self.replaced: dict[Value, Value] = {}
-
-    def add(self, name: str, *operands: Value, attrs: Any = None, like: Op | None = None) -> Value:
-        """Append an op; `like` lends its location."""
-        given = tuple(self.replaced.get(v, v) for v in operands)
-        op = make_op(name, given, attrs, loc=like.loc) if like else make_op(name, given, attrs)
-        self.ops.append(op)
-        self.made[op.result] = op
-        return op.result
-
-    def full(self, shape: Sequence[int], value: float, dtype: DType, like: Op) -> Value:
-        """A splat."""
-        data = np.asarray(value).astype(dtype.numpy).tobytes()
-        return self.add(
-            "constant", attrs=ConstantAttrs(data, tensor_type(tuple(shape), dtype)), like=like
-        )
-
-
-Rule = Callable[[_Level, Op], Value | None]
+Rule = Callable[[Level, Op], Sequence[Value] | None]
 
 
 def canonical(graph: Graph, options: CompileOptions = DEFAULTS) -> Graph:
-    """`graph` (loop-free) with its along-axis gathers and scatters rewritten.
+    """`graph` (loop-free) with sorts, and gathers and scatters along an axis, rewritten.
 
     Raises CompileError for a scatter that `options` do not permit.
     """
     if not any(op.name in _RULES for op in graph.ops):
         return graph
-    level = _Level(graph, options)
+    level = Level(graph, options)
     for op in graph.ops:
+        if all(v in level.replaced for v in op.results):
+            continue  # a rule took it together with an earlier op
         rule = _RULES.get(op.name)
         found = rule(level, op) if rule else None
         if found is not None:
-            level.replaced[op.result] = found
+            level.replaced.update(zip(op.results, found, strict=True))
             continue
         operands = tuple(level.replaced.get(v, v) for v in op.operands)
         same = operands == op.operands
@@ -88,7 +66,7 @@ def canonical(graph: Graph, options: CompileOptions = DEFAULTS) -> Graph:
     return dce(Graph(graph.inputs, tuple(level.ops), outputs, graph.name))
 
 
-def _gather(level: _Level, op: Op) -> Value | None:
+def _gather(level: Level, op: Op) -> Value | None:
     """result[b, k] = sum over r of where(r == index[b, k], operand[b, r], 0)."""
     operand, index, attrs = *op.operands, op.attrs
     if len(attrs.start_index_map) > 1:
@@ -115,7 +93,7 @@ def _gather(level: _Level, op: Op) -> Value | None:
     return level.add("reduce", picked, attrs=ReduceAttrs(kind, (last,)), like=op)
 
 
-def _scatter(level: _Level, op: Op) -> Value | None:
+def _scatter(level: Level, op: Op) -> Value | None:
     """result[b, r] = operand[b, r] + sum over k of where(r == index[b, k], update[b, k], 0)."""
     operand, index, update, attrs = *op.operands, op.attrs
     if len(attrs.scatter_dims_to_operand_dims) > 1:
@@ -140,7 +118,7 @@ def _scatter(level: _Level, op: Op) -> Value | None:
     return _combine(level, op, operand, hit, spread, attrs.kind)
 
 
-def _combine(level: _Level, op: Op, operand: Value, hit: Value, spread: Value, kind: str) -> Value:
+def _combine(level: Level, op: Op, operand: Value, hit: Value, spread: Value, kind: str) -> Value:
     """Put the hit updates, or combine them; the trailing dims are index columns."""
     shape, rank, dtype = spread.type.shape, operand.type.rank, operand.type.dtype
     if kind == "replace":
@@ -156,7 +134,7 @@ def _combine(level: _Level, op: Op, operand: Value, hit: Value, spread: Value, k
     return level.add(ELEMENTWISE_OF.get(kind, kind), operand, joined, like=op)
 
 
-def _any_scatter(level: _Level, op: Op) -> Value | None:
+def _any_scatter(level: Level, op: Op) -> Value | None:
     """Along an axis where possible; integers are added in fp32, as the machine does it."""
     found = _scatter(level, op)
     operand, index, update = op.operands
@@ -190,7 +168,7 @@ def _batch_dims(operand: Sequence[int], index: Sequence[int], vector_dim: int) -
     return {d: i - (i > vector_dim) for d, i in zip(operand, index, strict=True)}
 
 
-def _drop_vector(level: _Level, index: Value, vector_dim: int, op: Op) -> Value:
+def _drop_vector(level: Level, index: Value, vector_dim: int, op: Op) -> Value:
     """The index without its vector dim of size 1."""
     if vector_dim >= index.type.rank:
         return index
@@ -198,14 +176,14 @@ def _drop_vector(level: _Level, index: Value, vector_dim: int, op: Op) -> Value:
     return level.add("reshape", index, attrs=ReshapeAttrs(shape), like=op)
 
 
-def _clamped(level: _Level, index: Value, length: int, op: Op) -> Value:
+def _clamped(level: Level, index: Value, length: int, op: Op) -> Value:
     """The index inside 0 .. length-1, as a gather clamps it."""
     low, high = (level.full((), n, index.type.dtype, op) for n in (0, length - 1))
     return level.add("clamp", low, index, high, like=op)
 
 
 def _hits(
-    level: _Level, index: Value, shape: Sequence[int], row: int, dims: Sequence[int], op: Op
+    level: Level, index: Value, shape: Sequence[int], row: int, dims: Sequence[int], op: Op
 ) -> Value:
     """position along `row` == index, over `shape`."""
     kind = tensor_type(tuple(shape), index.type.dtype)
@@ -214,9 +192,7 @@ def _hits(
     return level.add("compare", count, spread, attrs=CompareAttrs("EQ"), like=op)
 
 
-def _placed(
-    level: _Level, value: Value, shape: Sequence[int], dims: Sequence[int], op: Op
-) -> Value:
+def _placed(level: Level, value: Value, shape: Sequence[int], dims: Sequence[int], op: Op) -> Value:
     """`value` broadcast to `shape`, its dim `i` at `dims[i]` (any order)."""
     order = sorted(range(len(dims)), key=lambda i: dims[i])
     if order != list(range(len(dims))):
@@ -225,7 +201,7 @@ def _placed(
     return level.add("broadcast_in_dim", value, attrs=attrs, like=op)
 
 
-def _batched(level: _Level, operand: Value, index: Value, attrs: Any, op: Op) -> tuple[Value, Any]:
+def _batched(level: Level, operand: Value, index: Value, attrs: Any, op: Op) -> tuple[Value, Any]:
     """Index columns that count along one of their own dims, turned into batch dims."""
     vector = attrs.index_vector_dim
     parts = level.made.get(index)
@@ -278,7 +254,7 @@ def _with_batch(attrs: Any, row: int, batch: Sequence[tuple[int, int]]) -> Any:
     )
 
 
-def _counts_along(level: _Level, part: Value, length: int) -> int | None:
+def _counts_along(level: Level, part: Value, length: int) -> int | None:
     """The dim along which a constant index column counts 0, 1, ..., length-1; None when it does
     not.
     """
@@ -297,7 +273,7 @@ def _counts_along(level: _Level, part: Value, length: int) -> int | None:
 _EVALUATED = frozenset(("constant", "iota", "reshape", "transpose", "broadcast_in_dim", "slice"))
 
 
-def _evaluate(level: _Level, value: Value) -> np.ndarray | None:
+def _evaluate(level: Level, value: Value) -> np.ndarray | None:
     """The elements of a value made of constants alone."""
     op = level.made.get(value)
     if op is None or not (op.name in _EVALUATED or OPS[op.name].elementwise):
@@ -307,4 +283,18 @@ def _evaluate(level: _Level, value: Value) -> np.ndarray | None:
     return OPS[op.name].reference(op, known)[0] if len(known) == len(arguments) else None
 
 
-_RULES: dict[str, Rule] = {"gather": _gather, "scatter": _any_scatter}
+def _single(rule: Callable[[Level, Op], Value | None]) -> Rule:
+    """`rule` of an op with one result."""
+
+    def run(level: Level, op: Op) -> Sequence[Value] | None:
+        found = rule(level, op)
+        return None if found is None else (found,)
+
+    return run
+
+
+_RULES: dict[str, Rule] = {
+    "gather": _single(_gather),
+    "scatter": _single(_any_scatter),
+    "sort": sort,
+}

@@ -22,6 +22,7 @@ from sharding.localize.rules import (
     gather,
     reduce,
     shape,
+    sort,
     window,
 )
 from sharding.partitioned import PartitionedGraph
@@ -37,6 +38,7 @@ RULE_FILES = (
     gather,
     reduce,
     shape,
+    sort,
     window,
 )
 

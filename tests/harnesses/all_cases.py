@@ -10,6 +10,7 @@ from tests.harnesses import (
     gather,
     reduce,
     shape,
+    sort,
     window,
 )
 from tests.harnesses.case import OpCase
@@ -20,6 +21,7 @@ CASES: tuple[OpCase, ...] = (
     *reduce.CASES,
     *shape.CASES,
     *gather.CASES,
+    *sort.CASES,
     *control.CASES,
     *convolution.CASES,
     *window.CASES,

@@ -22,7 +22,7 @@ def graph_of(fn: Callable, *arguments: np.ndarray) -> Graph:
     """The imported graph of `fn` on arrays like `arguments`."""
     import jax
 
-    return import_module(jax.jit(fn, keep_unused=True).lower(*arguments).as_text())
+    return import_module(jax.jit(fn, keep_unused=True).lower(*arguments).as_text(debug_info=True))
 
 
 def link(graph: Graph, options: CompileOptions = DEFAULTS) -> Program:

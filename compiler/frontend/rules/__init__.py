@@ -12,6 +12,7 @@ from compiler.frontend.rules import (
     gather,
     reduce,
     shape,
+    sort,
     window,
 )
 from compiler.frontend.rules.registry import RULES, RefusedError, Rule, imports, refuse
@@ -31,5 +32,6 @@ __all__ = [
     "reduce",
     "refuse",
     "shape",
+    "sort",
     "window",
 ]

@@ -1,7 +1,7 @@
 """Control: `while` becomes `loop`, calls are inlined, barriers and sharding constraints stay.
 
-Anything that would need a decision or a library at run time (`case`, custom calls) is refused here
-with what to do.
+Branches are computed side by side and chosen from. What would need a library at run time (custom
+calls) is refused here with what to do.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from compiler.frontend.rules.registry import imports, refuse, refuses
-from compiler.frontend.rules.trip_count import Counter, WhileParts, find_counter
+from compiler.frontend.rules.trip_count import Counter, WhileParts, find_counter, known_scalar
 from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs, LoopAttrs, ShardingConstraintAttrs
+from compiler.ir.ops import CompareAttrs, ConstantAttrs, LoopAttrs, ShardingConstraintAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value
 
 if TYPE_CHECKING:
@@ -151,11 +151,45 @@ def custom_call(site: Site) -> Sequence[Value]:
     refuse("NCC_EHCA005", f"custom call {target} is not supported", hint)
 
 
-@refuses("stablehlo.case", "stablehlo.if")
+@imports("stablehlo.case")
 def case(site: Site) -> Sequence[Value]:
-    """There is no branch on data."""
-    refuse(
-        "NCC_EVRF001",
-        f"operator {site.name.partition('.')[2]} (lax.cond, lax.switch) is not supported",
-        "compute both sides and choose with jnp.where",
-    )
+    """The machine does not branch on data: every branch is computed, then one is chosen.
+
+    Ops have no side effects, so this costs time and never changes a value. A number without a
+    branch takes the last one; a constant number leaves one branch.
+    """
+    (number,) = site.operands
+    branches = [region.blocks[0] for region in site.op.regions]
+    known = known_scalar(site.importer.scalars, number)
+    if known is not None:
+        at = int(known)
+        return _branch(site, branches[at if 0 <= at < len(branches) else -1])
+    results = list(_branch(site, branches[-1]))
+    for at in reversed(range(len(branches) - 1)):
+        wanted = _number(site, number.type, at)
+        is_taken = site.emit("compare", (number, wanted), CompareAttrs("EQ")).result
+        results = _chosen(site, is_taken, _branch(site, branches[at]), results)
+    return results
+
+
+@imports("stablehlo.if")
+def if_(site: Site) -> Sequence[Value]:
+    """As `case`, with a truth value."""
+    (test,) = site.operands
+    then, otherwise = (region.blocks[0] for region in site.op.regions)
+    known = known_scalar(site.importer.scalars, test)
+    if known is not None:
+        return _branch(site, then if known else otherwise)
+    return _chosen(site, test, _branch(site, then), _branch(site, otherwise))
+
+
+def _branch(site: Site, block: Any) -> Sequence[Value]:
+    """Import a branch where the op stands; its ops read what is defined there."""
+    return site.importer.block(site.op, block, site.scope, ())
+
+
+def _chosen(
+    site: Site, test: Value, on_true: Sequence[Value], on_false: Sequence[Value]
+) -> list[Value]:
+    pairs = zip(on_true, on_false, strict=True)
+    return [a if a is b else site.emit("select", (test, a, b)).result for a, b in pairs]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from compiler.dtypes import DType
 from compiler.frontend.rules.registry import imports, refuse
 from compiler.ir.opdef import OPS
-from compiler.ir.ops import CompareAttrs, ConvertAttrs
+from compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConstantAttrs, ConvertAttrs
 from compiler.ir.printer_ops import CHLO_OPS, MEANT
 from compiler.ir.types import Value
 
@@ -45,12 +46,33 @@ def shift_right_arithmetic(site: Site) -> Sequence[Value]:
 
 @imports("stablehlo.compare")
 def compare(site: Site) -> Sequence[Value]:
-    """Comparison; the total order of floats (sort keys) is refused."""
+    """Comparison; the total order of floats is the order of integers made of their bits."""
     kind = site.optional("compare_type")
-    if kind is not None and "TOTALORDER" in str(kind):
-        refuse("NCC_EVRF001", "compare requires the partial order of floats, got TOTALORDER")
+    operands = site.operands
+    if kind is not None and "TOTALORDER" in str(kind) and operands[0].type.dtype.is_float:
+        operands = tuple(_total_order(site, v) for v in operands)
     direction = site.decode("comparison_direction", _direction)
-    return site.emit("compare", site.operands, CompareAttrs(direction)).results
+    return site.emit("compare", operands, CompareAttrs(direction)).results
+
+
+def _total_order(site: Site, value: Value) -> Value:
+    """Integers that are ordered as the floats, -NaN first: the bits below the sign are turned over
+    where it is set.
+    """
+    wide = DType.F64 if value.type.dtype is DType.F64 else DType.F32
+    bits = {DType.F32: DType.I32, DType.F64: DType.I64}[wide]
+    if value.type.dtype is not wide:
+        value = site.emit("convert", (value,), ConvertAttrs(wide)).result
+    pattern = site.emit("bitcast_convert", (value,), BitcastConvertAttrs(bits)).result
+
+    def number(of: int) -> Value:
+        data = of.to_bytes(bits.bytes, "little")
+        return site.emit("constant", (), ConstantAttrs(data, pattern.type)).result
+
+    width = 8 * bits.bytes - 1
+    sign = site.emit("shift_right_arithmetic", (pattern, number(width))).result
+    below = site.emit("and", (sign, number(2**width - 1))).result
+    return site.emit("xor", (pattern, below)).result
 
 
 def _direction(attribute: object) -> str:

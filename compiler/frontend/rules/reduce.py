@@ -1,8 +1,9 @@
 """`reduce`: the body becomes a kind; an init that is not the identity is applied with one
 elementwise op.
 
-A reduce of several operands whose results do not mix is split; one that mixes them (argmax) is
-refused.
+A reduce of several operands whose results do not mix is split. One that keeps the position beside
+the largest or smallest element (argmax, argmin) becomes two reductions around a comparison; others
+are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compiler.frontend.rules.registry import RefusedError, imports, refuse
-from compiler.ir.ops import BroadcastInDimAttrs, ReduceAttrs
+from compiler.ir.ops import BroadcastInDimAttrs, CompareAttrs, ConstantAttrs, ReduceAttrs
 from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from compiler.ir.types import Value
 
@@ -36,6 +37,9 @@ def reduce(site: Site) -> Sequence[Value]:
     """One `reduce` per operand."""
     count = len(site.operands) // 2
     dims = site.ints("dimensions")
+    extreme = _extreme(site) if count == 2 else None
+    if extreme is not None:
+        return _positions(site, extreme, dims)
     kinds = reduction_kinds(site, count)
     return [
         _reduce_one(site, site.operands[i], site.operands[count + i], kinds[i], dims)
@@ -68,6 +72,53 @@ def body_kind(site: Site, region: int = 0) -> str:
     return _kind(site, block, result, set(block.arguments))
 
 
+def _positions(site: Site, kind: str, dims: tuple[int, ...]) -> Sequence[Value]:
+    """The extreme value (NaN if there is one) and the smallest index among those that equal it."""
+    operand, index, start, _ = site.operands
+    best = _reduce_one(site, operand, start, kind, dims)
+    kept = tuple(d for d in range(operand.type.rank) if d not in dims)
+    attrs = BroadcastInDimAttrs(kept, operand.type.shape)
+    spread = site.emit("broadcast_in_dim", (best,), attrs).result
+    hit = site.emit("compare", (operand, spread), CompareAttrs("EQ")).result
+    if operand.type.dtype.is_float:
+        is_nan = site.emit("compare", (operand, operand), CompareAttrs("NE")).result
+        hit = site.emit("or", (hit, is_nan)).result
+    last = identity("min", index.type.dtype).tobytes()
+    beyond = site.emit("constant", (), ConstantAttrs(last, index.type)).result
+    chosen = site.emit("select", (hit, index, beyond)).result
+    return best, site.emit("reduce", (chosen,), ReduceAttrs("min", dims)).result
+
+
+def _extreme(site: Site) -> str | None:
+    """max or min when the body is JAX's argmax or argmin: the better of two elements (a NaN wins,
+    then the smaller index) with its index.
+    """
+    block = site.op.regions[0].blocks[0]
+    a, i, b, j = block.arguments
+    given = [_expression(site, block, v) for v in list(block.operations)[-1].operands]
+    earlier = ("LT", i, j)
+    for kind, better in (("max", ("GT", a, b)), ("min", ("LT", a, b))):
+        wins = ("or", frozenset((better, ("NE", a, a))))
+        tie = ("and", frozenset((("EQ", a, b), earlier)))
+        first = ("or", frozenset((wins, tie)))
+        if given == [("select", wins, a, b), ("select", first, i, j)]:
+            return kind
+    return None
+
+
+def _expression(site: Site, block: Any, value: Any) -> Any:
+    """A value of a reducer as a term: compares by direction, `and` and `or` without order."""
+    op = site.block_producer(block, value)
+    if op is None:
+        return value
+    parts = [_expression(site, block, v) for v in op.operands]
+    name = op.name.removeprefix("stablehlo.")
+    if name == "compare":
+        direction = str(op.attributes["comparison_direction"]).removesuffix(">").split()[-1]
+        return (direction, *parts)
+    return (name, frozenset(parts)) if name in ("and", "or") else (name, *parts)
+
+
 def reduction_kinds(site: Site, count: int) -> list[str]:
     """The reduction of each operand, read off the body."""
     block = site.op.regions[0].blocks[0]
@@ -87,7 +138,7 @@ def _kind(site: Site, block: Any, result: Any, pair: set[Any]) -> str:
         refuse(
             "NCC_ISPP027",
             f"reduce requires one operand, got {len(block.arguments) // 2} that are mixed",
-            "argmax and argmin are not supported: compare with the maximum instead",
+            "of such reductions only argmax and argmin are supported",
         )
     what = producer.name if producer is not None else "an argument"
     raise RefusedError(

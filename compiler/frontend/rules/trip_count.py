@@ -9,20 +9,17 @@ and captured values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
 
 from compiler.frontend.rules.registry import RefusedError, refuse
+from compiler.ir.opdef import OPS
 from compiler.ir.types import Op, Value
 
 _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "EQ": "EQ", "NE": "NE"}
-_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
-    "add": lambda a, b: a + b,
-    "subtract": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
-    "maximum": max,
-    "minimum": min,
-}
 _HINT = (
     "write the loop as lax.scan or lax.fori_loop with Python integers as bounds; a data-dependent "
     "lax.while_loop has no static schedule"
@@ -113,27 +110,36 @@ def _step(parts: WhileParts, carry: int) -> int:
 
 def _known(parts: WhileParts, value: Value, what: str) -> int:
     """The constant integer of `value`, else refuses."""
-    number = _evaluate(parts, value)
+    number = known_scalar(parts.scalars, value, parts.outer)
     if number is None:
         refuse("NCC_EVRF001", f"while requires a {what} known when compiling", _HINT)
     return number
 
 
-def _evaluate(parts: WhileParts, value: Value) -> int | None:
-    """The integer `value` always has, if that can be seen."""
-    if value in parts.outer:
-        return _evaluate(parts, parts.outer[value])
-    op = parts.scalars.get(value)
-    if op is None or not value.type.dtype.is_integer:
+def known_scalar(
+    scalars: Mapping[Value, Op], value: Value, outer: Mapping[Value, Value] = MappingProxyType({})
+) -> int | None:
+    """The integer or truth value `value` always has, if that can be seen.
+
+    `scalars` are the producers of scalars; `outer` names what a region's input is outside of it.
+    """
+    if value in outer:
+        return known_scalar(scalars, outer[value], outer)
+    op = scalars.get(value)
+    if op is None or value.type.dtype.is_float:
         return None
     if op.name == "constant":
         return int(op.attrs.array().reshape(-1)[0])
-    if op.name in ("convert", "reshape") and op.operands[0].type.num_elements == 1:
-        return _evaluate(parts, op.operands[0])
-    if op.name in _ARITHMETIC:
-        lhs, rhs = (_evaluate(parts, v) for v in op.operands)
-        return None if lhs is None or rhs is None else _ARITHMETIC[op.name](lhs, rhs)
-    return None
+    if op.name != "reshape" and not OPS[op.name].elementwise:
+        return None
+    known = [known_scalar(scalars, v, outer) for v in op.operands]
+    if any(k is None for k in known) or any(v.type.num_elements != 1 for v in op.operands):
+        return None
+    arguments = [
+        np.full(v.type.shape, k, v.type.dtype.numpy)
+        for v, k in zip(op.operands, known, strict=True)
+    ]
+    return int(OPS[op.name].reference(op, arguments)[0].item())
 
 
 def _trip_count(direction: str, start: int, step: int, limit: int) -> int:

@@ -31,6 +31,7 @@ from compiler.ir.ops.shape import (
     SliceAttrs,
     TransposeAttrs,
 )
+from compiler.ir.ops.sort import SortAttrs
 from compiler.ir.ops.window import ReduceWindowAttrs, SelectAndScatterAttrs, UnfoldAttrs
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "SelectAndScatterAttrs",
     "ShardingConstraintAttrs",
     "SliceAttrs",
+    "SortAttrs",
     "TransposeAttrs",
     "UnfoldAttrs",
 ]

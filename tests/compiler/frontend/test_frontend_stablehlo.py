@@ -348,17 +348,19 @@ def refused(function: Callable[..., Any], *args: Any) -> tuple[ImportRuleError, 
     return caught.value, here
 
 
-def _sort(x: jax.Array) -> jax.Array:
-    y = x * 2
-    return jnp.sort(y)  # HERE
+def _solve(x: jax.Array) -> jax.Array:
+    y = x[:, None] * 2
+    return jax.lax.linalg.triangular_solve(y * x, y, left_side=True)  # HERE
 
 
-def _argmax(x: jax.Array) -> jax.Array:
-    return jnp.argmax(x)  # HERE
+def _product_and_sum(x: jax.Array) -> Any:
+    return jax.lax.reduce(  # HERE
+        (x, x), (1.0, 0.0), lambda a, b: (a[0] * b[0], a[1] + b[0]), (0,)
+    )
 
 
-def _cond(x: jax.Array) -> jax.Array:
-    return jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)  # HERE
+def _top_k_of_integers(x: jax.Array) -> Any:
+    return jax.lax.top_k(x.astype(jnp.int32), 2)  # HERE
 
 
 def _callback(x: jax.Array) -> jax.Array:
@@ -377,9 +379,12 @@ def _scatter_apply(x: jax.Array) -> jax.Array:
     return x.at[jnp.array([0, 0])].apply(jnp.sin)  # HERE
 
 
+_triangular = jax.lax.linalg.triangular_solve
+
+
 def _in_a_scan(x: jax.Array) -> jax.Array:
     def body(carry: jax.Array, row: jax.Array) -> Any:
-        return jnp.sort(carry) + row, None  # HERE
+        return _triangular(carry[:, None] * carry, carry[None])[0] + row, None  # HERE
 
     return jax.lax.scan(body, x, jnp.ones((3, 4)))[0]
 
@@ -387,14 +392,14 @@ def _in_a_scan(x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     ("function", "code", "words"),
     [
-        (_sort, "NCC_EVRF001", "operator sort is not supported"),
-        (_argmax, "NCC_ISPP027", "reduce requires one operand, got 2"),
-        (_cond, "NCC_EVRF001", "lax.cond"),
+        (_solve, "NCC_EHCA005", "custom call"),
+        (_product_and_sum, "NCC_ISPP027", "reduce requires one operand, got 2"),
+        (_top_k_of_integers, "NCC_EVRF013", "top_k requires float elements, got i32"),
         (_callback, "NCC_EHCA005", "custom call xla_"),
         (_until, "NCC_EVRF001", "while requires"),
         (_complex, "NCC_EVRF004", "complex<f32>"),
         (_scatter_apply, "NCC_EVRF001", "maximum, got stablehlo.sine"),
-        (_in_a_scan, "NCC_EVRF001", "operator sort is not supported"),
+        (_in_a_scan, "NCC_EHCA005", "custom call"),
     ],
 )
 def test_refusals_name_code_file_line_and_way_out(function: Any, code: str, words: str) -> None:
