@@ -30,8 +30,13 @@ STRIP_BYTES = 96 * 1024
 double buffering (our choice).
 """
 
-WHOLE_STRIP_BYTES = 150 * 1024
-"""Share of an SBUF partition a region may fill with single buffers (lowering study, assumption)."""
+LARGE_STRIP_BYTES = 150 * 1024
+"""Share of an SBUF partition a strip may fill with single buffers (lowering study, assumption)."""
+
+ROW_BYTES = 192 * 1024
+"""An SBUF partition of NeuronCore-v2 (documented). The estimate of row regions is coarse: it only
+bounds their growth, and the code generator says whether one fits.
+"""
 
 SEARCH_BYTES = 1 << 20
 """Strip merges that keep less than this on chip are not timed: both forms end within a few DMA
@@ -64,7 +69,7 @@ def policy_of(options: CompileOptions) -> Policy:
     unet = model == "unet-inference"
     phases = {1: (), 2: ("row", "epilogue"), 3: ("row", "epilogue", "strip")}[level]
     return Policy(
-        budget=Budget(WHOLE_STRIP_BYTES if unet else STRIP_BYTES, WHOLE_STRIP_BYTES),
+        budget=Budget(LARGE_STRIP_BYTES if unet else STRIP_BYTES, ROW_BYTES),
         coded=frozenset(("row", "epilogue", "strip") if unet else ("row", "epilogue")),
         timed=frozenset(phases),
         margin=0.1 if model == "transformer" else 0.0,

@@ -25,6 +25,7 @@ from compiler.passes.integers import check_integers
 from compiler.passes.orient import orient
 from compiler.passes.remat import rematerialise
 from compiler.passes.saturate import saturate_infinity
+from compiler.passes.simplify import simplify
 from compiler.passes.unroll import unroll
 
 
@@ -36,8 +37,13 @@ class Pass:
     run: Callable[[Graph], Graph]
 
 
-# Folding exposes equal constants to CSE, and both leave dead ops behind.
-PASSES: tuple[Pass, ...] = (Pass("fold", fold), Pass("cse", cse), Pass("dce", dce))
+# Folding and simplifying expose equal values to CSE, and all of them leave dead ops behind.
+PASSES: tuple[Pass, ...] = (
+    Pass("fold", fold),
+    Pass("simplify", simplify),
+    Pass("cse", cse),
+    Pass("dce", dce),
+)
 
 # For the whole step, before partitioning: later, collectives stand between a contraction and its
 # transpose.

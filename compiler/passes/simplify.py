@@ -1,0 +1,77 @@
+"""Rewrites into ops that fuse: sums over dims of size 1, and sums of pieces padded apart.
+
+A reduction over dims of size 1 is a reshape. The gradient of a split (rotary halves, packed
+projections) is a sum of zero-padded pieces; where the pieces do not meet it is a concatenation,
+which moves every element once instead of three times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import ConcatenateAttrs, PadAttrs, ReduceAttrs, ReshapeAttrs
+from compiler.ir.types import Graph, Op, Value
+from compiler.passes.rewrite import with_regions
+
+Producers = dict[Value, Op]
+
+
+def simplify(graph: Graph) -> Graph:
+    """`graph` with those ops rewritten; what they leave unused is left to `dce`."""
+    producers: Producers = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = with_regions(op, tuple(simplify(region) for region in op.regions))
+        made = _RULES[op.name](op, producers) if op.name in _RULES else []
+        if made:
+            last = made[-1]
+            made[-1] = Op(last.name, last.operands, op.results, last.attrs, last.regions, op.loc)
+        for one in made or [op]:
+            ops.append(one)
+            producers.update(dict.fromkeys(one.results, one))
+    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+
+
+def _reduce(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
+    """Reduce only dims with more than one element."""
+    shape, attrs = op.operands[0].type.shape, op.attrs
+    if all(shape[d] != 1 for d in attrs.dims):
+        return []
+    made: list[Op] = []
+    value = op.operands[0]
+    if long := tuple(d for d in attrs.dims if shape[d] != 1):
+        made.append(make_op("reduce", (value,), ReduceAttrs(attrs.kind, long), loc=op.loc))
+        value = made[0].result
+    return [*made, make_op("reshape", (value,), ReshapeAttrs(op.result.type.shape), loc=op.loc)]
+
+
+def _add(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
+    """Two pieces padded with zeros along one dim, one behind the other."""
+    pads = [producers.get(v) for v in op.operands]
+    found = [(p, _padded_dim(p, producers)) for p in pads if p is not None and p.name == "pad"]
+    if len(found) != 2 or found[0][1] != found[1][1] or found[0][1] < 0:
+        return []
+    (first, dim), (second, _) = sorted(found, key=lambda f: f[0].attrs.low[f[1]])
+    if first.attrs.low[dim] + first.operands[0].type.shape[dim] != second.attrs.low[dim]:
+        return []
+    pieces = (first.operands[0], second.operands[0])
+    joined = make_op("concatenate", pieces, ConcatenateAttrs(dim), loc=op.loc)
+    if joined.result.type == op.result.type:
+        return [joined]
+    attrs = PadAttrs(first.attrs.low, second.attrs.high, first.attrs.interior)
+    return [joined, make_op("pad", (joined.result, first.operands[1]), attrs, loc=op.loc)]
+
+
+def _padded_dim(pad: Op, producers: Mapping[Value, Op]) -> int:
+    """The one dim a pad with zeros makes longer, -1 when it does anything else."""
+    attrs, zero = pad.attrs, producers.get(pad.operands[1])
+    if zero is None or zero.name != "constant" or zero.attrs.array().any():
+        return -1
+    dims = [d for d in range(len(attrs.low)) if attrs.low[d] or attrs.high[d]]
+    if len(dims) != 1 or any(attrs.interior) or min(*attrs.low, *attrs.high) < 0:
+        return -1
+    return dims[0]
+
+
+_RULES = {"reduce": _reduce, "add": _add}

@@ -1,0 +1,69 @@
+"""Rewrites of `simplify` keep values, and happen only where they are exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.ir.ops import PadAttrs
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph
+from compiler.passes.dce import dce
+from compiler.passes.simplify import simplify
+
+RNG = np.random.default_rng(3)
+
+
+def names(graph: Graph) -> list[str]:
+    return [op.name for op in dce(graph).ops if op.name != "constant"]
+
+
+def check(graph: Graph) -> Graph:
+    """The simplified graph, with equal values on random inputs."""
+    inputs = [RNG.standard_normal(v.type.shape).astype(np.float32) for v in graph.inputs]
+    made = simplify(graph)
+    for want, have in zip(evaluate(graph, inputs), evaluate(made, inputs), strict=True):
+        np.testing.assert_array_equal(want, have)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("dims", "wanted"), [((1,), ["reshape"]), ((1, 2), ["reduce", "reshape"]), ((2,), ["reduce"])]
+)
+@pytest.mark.parametrize("kind", ["add", "max", "multiply"])
+def test_dims_of_size_one_are_not_reduced(kind: str, dims: tuple[int, ...], wanted) -> None:
+    b = Builder()
+    graph = check(b.finish(b.reduce(b.input((3, 1, 5)), kind, dims)))
+    assert names(graph) == wanted
+
+
+def padded(b: Builder, width: int, low: int, high: int, value: float = 0.0):
+    zero = b.constant(value, DType.F32)
+    return b.op("pad", b.input((4, width)), zero, attrs=PadAttrs((0, low), (0, high), (0, 0)))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_pieces_that_meet_become_a_concatenation(swapped: bool) -> None:
+    b = Builder()
+    pieces = [padded(b, 3, 0, 5), padded(b, 5, 3, 0)]
+    graph = check(b.finish(b.add(*pieces[:: -1 if swapped else 1])))
+    assert names(graph) == ["concatenate"]
+
+
+def test_three_pieces_become_concatenations() -> None:
+    b = Builder()
+    first = b.add(padded(b, 3, 0, 6), padded(b, 2, 3, 4))
+    assert "add" not in names(check(b.finish(b.add(first, padded(b, 4, 5, 0)))))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((3, 0, 5, 0.0), (5, 2, 1, 0.0)), ((3, 0, 5, 1.0), (5, 3, 0, 0.0)), ((2, 0, 6), (5, 3, 0))],
+    ids=["overlap", "not zero", "gap"],
+)
+def test_other_sums_of_pads_stay(first, second) -> None:
+    b = Builder()
+    graph = b.finish(b.add(padded(b, *first), padded(b, *second)))
+    assert names(check(graph)) == ["pad", "pad", "add"]
