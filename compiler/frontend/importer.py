@@ -155,6 +155,7 @@ class Importer:
         self.scalars: dict[
             Value, Op
         ] = {}  # producers of scalars and splats, for trip counts and identities
+        self.generators = 0  # `rng` ops met so far: the key of the next one
         self.words: dict[Value, Value] = {}  # 64-bit values -> their 32-bit words, low first
         self.functions = {
             op.operation.attributes["sym_name"].value: op.operation

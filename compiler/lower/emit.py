@@ -49,6 +49,7 @@ class Emitter:
         self.nodes: list[Node] = []
         self._spans: list[frozenset[Atom]] = []
         self._memo: dict[object, int] = {}
+        self.remade: dict[object, int] = {}
         self._results: dict[Value, int] = {}
         self._loads: list[tuple[int, View]] = []
         self._indexed: list[tuple[int, int]] = []

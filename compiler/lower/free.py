@@ -25,10 +25,19 @@ Origin = tuple[tuple[Affine, int], ...]  # per dim: first position and step
 
 def remake(emitter: Emitter, value: Value, labels: Labels) -> int:
     """The node of free `value`. Raises NeedsCopyError when sizes do not divide."""
+    emitter.remade.clear()
     return _remake(emitter, value, labels, ((ZERO, 1),) * len(labels))
 
 
 def _remake(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
+    """The node of `value`, once per place: a cipher of constants reads its words many times."""
+    key = value, labels, origin
+    if key not in emitter.remade:
+        emitter.remade[key] = _make(emitter, value, labels, origin)
+    return emitter.remade[key]
+
+
+def _make(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
     body = emitter.body
     known = body.known.get(value)
     if known is not None and not known.is_constant:

@@ -22,7 +22,7 @@ from compiler.ir.ops import (
     ReshapeAttrs,
     SliceAttrs,
 )
-from compiler.ir.types import Value
+from compiler.ir.types import TensorType, Value
 
 if TYPE_CHECKING:
     from compiler.frontend.importer import Site
@@ -30,10 +30,15 @@ if TYPE_CHECKING:
 UNSIGNED = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64}
 
 
+def constant(site: Site, number: float, type: TensorType) -> Value:
+    """A splat of `type`."""
+    data = np.asarray(number).astype(type.dtype.numpy).tobytes()
+    return site.emit("constant", (), ConstantAttrs(data, type)).result
+
+
 def splat(site: Site, number: float, like: Value) -> Value:
     """`number` in the type of `like`."""
-    data = np.asarray(number).astype(like.type.dtype.numpy).tobytes()
-    return site.emit("constant", (), ConstantAttrs(data, like.type)).result
+    return constant(site, number, like.type)
 
 
 def binary(site: Site, name: str, a: Value, number: float) -> Value:
