@@ -49,7 +49,12 @@ class CompiledFunction:
 
     def expected(self) -> list[np.ndarray]:
         """What JAX gives, flat."""
-        return [np.asarray(x) for x in jax.tree.leaves(jax.jit(self.fn)(*self.args))]
+        return jax_results(self.fn, self.args)
+
+
+def jax_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
+    """What JAX computes, flat."""
+    return [np.asarray(x) for x in jax.tree.leaves(jax.jit(fn)(*args))]
 
 
 def compile_function(

@@ -1,0 +1,91 @@
+"""Small real models end to end: compiled, executed instruction by instruction, equal to JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import model_zoo
+from tests.support.model_run import compile_function, worst_distance
+from tests.support.model_table import MODELS, PARTS, arguments, measure
+from tests.support.model_zoo import Model
+
+NAMES = [make.__name__ for make in MODELS]
+
+
+@pytest.mark.parametrize("make", MODELS, ids=NAMES)
+def test_the_forward_pass_equals_jax(make: Callable[..., Model]) -> None:
+    row = measure(make, "forward", "float32")
+    assert row.passes, row
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("make", MODELS, ids=NAMES)
+def test_every_part_in_every_type(make: Callable[..., Model], part: str, dtype: str) -> None:
+    row = measure(make, part, dtype)
+    assert row.passes, row
+    assert row.figures.time_ps > 0 and row.figures.hbm_bytes > 0
+
+
+PRIMES: dict[Callable[..., Model], dict[str, int]] = {
+    model_zoo.decoder: {"width": 74, "heads": 2, "ff": 61, "vocabulary": 97, "time": 43},
+    model_zoo.encoder: {"width": 62, "heads": 2, "ff": 113, "time": 37, "classes": 7},
+    model_zoo.lstm: {"inputs": 23, "width": 41, "time": 11, "samples": 3},
+    model_zoo.diffusion: {"inputs": 31, "width": 71, "samples": 7},
+    model_zoo.random_user: {"inputs": 37, "width": 61, "latent": 11, "samples": 7},
+}
+
+
+@pytest.mark.parametrize("make", PRIMES, ids=[m.__name__ for m in PRIMES])
+def test_prime_widths_change_no_outcome(make: Callable[..., Model]) -> None:
+    fn, args = arguments(make(**PRIMES[make]), "forward")
+    compiled = compile_function(fn, args)
+    assert worst_distance(compiled.run("L1"), compiled.expected()) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("scores", "values"),
+    [
+        ("bthd,bshd->bhts", "bhts,bshe->bthe"),
+        ("bthd,bshd->tsbh", "tsbh,bshe->ebth"),
+        ("bthd,bshd->sthb", "sthb,bshe->htbe"),
+    ],
+)
+def test_permuted_einsum_letters_change_no_outcome(scores: str, values: str) -> None:
+    """The same attention with its indices in other orders."""
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        s = jnp.einsum(scores, q, k)
+        axis = scores.partition("->")[2].index("s")
+        return jnp.einsum(values, jax.nn.softmax(s, axis=axis), v)
+
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(2, n, 3, 16)).astype(np.float32) for n in (40, 33, 33))
+    compiled = compile_function(attend, (q, k, v))
+    for level in ("L0", "L1"):
+        assert worst_distance(compiled.run(level), compiled.expected()) <= 1e-5
+
+
+def test_names_change_nothing() -> None:
+    """Keys of the parameter tree and of the function do not reach the code."""
+    model = model_zoo.lstm()
+    fn, (params, *batch) = arguments(model, "forward")
+
+    def other_function(tree: Any, *rest: Any) -> Any:
+        return fn({key.removeprefix("a_"): leaf for key, leaf in tree.items()}, *rest)
+
+    renamed = {f"a_{key}": leaf for key, leaf in params.items()}
+    first = compile_function(fn, (params, *batch))
+    second = compile_function(other_function, (renamed, *batch))
+    assert all(map(np.array_equal, first.run("L1"), second.run("L1")))
+    regions = [
+        [r.program.nodes for f in c.program.functions for r in f.regions] for c in (first, second)
+    ]
+    assert regions[0] == regions[1]
