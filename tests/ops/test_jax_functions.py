@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from compiler.diagnostics import ImportRuleError
 from compiler.frontend.stablehlo import import_module
 from tests.support.compiled import graph_of, run_levels
 
@@ -123,3 +124,36 @@ def test_integer_dot_warns_with_the_line() -> None:
     with pytest.warns(UserWarning, match=r"test_jax_functions\.py:\d+.*2\*\*24"):
         module = jax.jit(lambda a: a @ a.T).lower(SMALL).compiler_ir("stablehlo")
         import_module(module.operation.get_asm(enable_debug_info=True))
+
+
+KNOWN_CALLS: dict[str, Callable[..., Any]] = {
+    "AwsNeuronErf": lax.erf,
+    "AwsNeuronGelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "AwsNeuronGeluApprxTanh": jax.nn.gelu,
+    "AwsNeuronSilu": jax.nn.silu,
+    "AwsNeuronModuleMarkerStart-Forward": lambda x: x,
+}
+CALL = """
+func.func @main(%x: tensor<6x20xf32>) -> tensor<{1}xf32> {{
+  %y = "stablehlo.custom_call"(%x) {{call_target_name = "{0}"}}
+    : (tensor<6x20xf32>) -> tensor<{1}xf32> loc("net.py":7:1)
+  return %y : tensor<{1}xf32>
+}}"""
+
+
+@pytest.mark.parametrize("target", KNOWN_CALLS)
+def test_custom_calls_that_are_known(target: str) -> None:
+    want = np.asarray(jax.jit(KNOWN_CALLS[target])(NORMAL))
+    for (have,) in run_levels(import_module(CALL.format(target, "6x20")), [NORMAL]):
+        np.testing.assert_allclose(have, want, rtol=ULPS, atol=ULPS)
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "code"),
+    [("mystery", "6x20", "NCC_EHCA005"), ("AwsNeuronSilu", "120", "NCC_EVRF064")],
+)
+def test_custom_calls_that_are_refused(target: str, shape: str, code: str) -> None:
+    with pytest.raises(ImportRuleError) as caught:
+        import_module(CALL.format(target, shape))
+    assert caught.value.code == code
+    assert caught.value.loc is not None and caught.value.loc.line == 7

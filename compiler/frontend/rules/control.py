@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.frontend.rules.registry import imports, refuse, refuses
+from compiler.frontend.rules.registry import imports, refuse
 from compiler.frontend.rules.trip_count import Counter, WhileParts, find_counter, known_scalar
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import CompareAttrs, ConstantAttrs, LoopAttrs, ShardingConstraintAttrs
@@ -139,16 +139,6 @@ def _constraint(attribute: Any) -> ShardingConstraintAttrs:
         )
     spec = tuple(tuple(a.name for a in of_dim) for of_dim in axes)
     return ShardingConstraintAttrs(spec, tuple(i for i, d in enumerate(dims) if not d.is_closed))
-
-
-@refuses("stablehlo.custom_call")
-def custom_call(site: Site) -> Sequence[Value]:
-    """No library is there to call."""
-    target = site.op.attributes["call_target_name"].value
-    hint = "replace it with ordinary operators"
-    if target in ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"):
-        hint = "use Shardy shardings (jax_use_shardy_partitioner, the default of JAX)"
-    refuse("NCC_EHCA005", f"custom call {target} is not supported", hint)
 
 
 @imports("stablehlo.case")

@@ -538,12 +538,12 @@ def test_hlo_custom_calls_are_refused_by_name() -> None:
     text = """HloModule m
 ENTRY %main (p0: f32[3]) -> f32[3] {
   %p0 = f32[3]{0} parameter(0)
-  ROOT %cc = f32[3]{0} custom-call(%p0), custom_call_target="AwsNeuronGelu", metadata={op_name="gelu" source_file="net.py" source_line=7}
+  ROOT %cc = f32[3]{0} custom-call(%p0), custom_call_target="AwsNeuronCustomOp", metadata={op_name="gelu" source_file="net.py" source_line=7}
 }"""  # noqa: E501
     with pytest.raises(ImportRuleError) as caught:
         import_hlo(text)
     assert caught.value.code == "NCC_EHCA005"
-    assert "AwsNeuronGelu" in str(caught.value)
+    assert "AwsNeuronCustomOp" in str(caught.value)
     assert str(caught.value.loc) == "net.py:7"
 
 
