@@ -1,0 +1,7 @@
+"""The attention recogniser: names forward and backward instances in a graph."""
+
+from __future__ import annotations
+
+from compiler.attention.recogniser import Instance, find_attention
+
+__all__ = ["Instance", "find_attention"]

@@ -1,0 +1,230 @@
+"""Index-space labels of a graph level, cut at contractions.
+
+Every contraction makes a new index space; what only reshapes, scales, masks or reduces its result
+stays in that space and in one component. A contraction over dims that every score had as batch dims
+(heads that talk to each other) is not a cut. Dims touched by slices, pads and concatenations get an
+atom that is kin to the old one: the same kind of index, another extent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Graph, Op, Value
+from compiler.lower.labels import (
+    Atom,
+    Label,
+    Labels,
+    all_leaves,
+    find,
+    fresh,
+    leaves,
+    regroup,
+    unify,
+)
+
+Space = frozenset[Atom]
+"""Kinds of index, each by one representative atom."""
+
+_TOUCHING = frozenset(("concatenate", "dynamic_slice", "pad", "reverse", "slice"))
+_IDENTITIES = frozenset(("optimization_barrier", "sharding_constraint"))
+
+
+class Labelling:
+    """Labels and components of the values that contractions lead to.
+
+    Read `labels`, `space`, `span` and `component` only after construction: atoms still split and
+    unite while the level is walked.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.producers = graph.producers()
+        self.labels: dict[Value, Labels] = {}
+        self.seeds: list[Op] = []
+        self.sinks: list[tuple[Op, int]] = []
+        self._batch: list[Label] = []
+        self._parent: dict[Value, Value] = {}
+        self._links: list[tuple[Label, Label]] = []
+        for op in graph.ops:
+            self._label(op)
+        self._kin = self._kinds()
+
+    def component(self, value: Value) -> Value:
+        """The representative of the component of a labelled value."""
+        while self._parent[value] is not value:
+            self._parent[value] = self._parent[self._parent[value]]
+            value = self._parent[value]
+        return value
+
+    def together(self, a: Value, b: Value) -> bool:
+        """True for labelled values of one component."""
+        known = a in self.labels and b in self.labels
+        return known and self.component(a) is self.component(b)
+
+    def space(self, value: Value) -> Space:
+        """The kinds of index a labelled value spans."""
+        return frozenset(self._kind(a) for a in all_leaves(self.labels[value]))
+
+    def span(self, value: Value, dims: Iterable[int]) -> Space:
+        """The kinds of index of some dims of a labelled value."""
+        labels = self.labels[value]
+        return frozenset(self._kind(a) for d in dims for a in leaves(labels[d]))
+
+    def _kind(self, atom: Atom) -> Atom:
+        root = find(atom)
+        while self._kin.get(root, root) is not root:
+            root = self._kin[root]
+        return root
+
+    def _kinds(self) -> dict[Atom, Atom]:
+        """Kin of every atom that a slice, pad or concatenation made."""
+        kin: dict[Atom, Atom] = {}
+
+        def top(atom: Atom) -> Atom:
+            while kin.get(atom, atom) is not atom:
+                atom = kin[atom]
+            return atom
+
+        for new, old in self._links:
+            target = top(leaves(old)[-1])
+            for atom in leaves(new):
+                if top(atom) is not target:
+                    kin[top(atom)] = target
+        return kin
+
+    def _set(self, value: Value, labels: Labels, sources: Iterable[Value]) -> None:
+        self.labels[value] = labels
+        self._parent.setdefault(value, value)
+        for source in sources:
+            self._parent[self.component(source)] = self.component(value)
+
+    def _label(self, op: Op) -> None:
+        """Label the results of one op."""
+        labelled = [v for v in op.operands if v in self.labels]
+        if op.name == "dot_general":
+            self._contraction(op)
+        elif not labelled or op.name == "loop":
+            return
+        elif op.name in _IDENTITIES:
+            for operand, result in zip(op.operands, op.results, strict=True):
+                if operand in self.labels:
+                    self._set(result, self.labels[operand], [operand])
+        elif op.name in _TOUCHING:
+            self._touching(op, labelled)
+        elif op.name in _SHAPED:
+            if op.operands[0] in self.labels:
+                labels = _SHAPED[op.name](op, self.labels[op.operands[0]])
+                self._set(op.result, labels, labelled[:1])
+        elif OPS[op.name].elementwise:
+            self._elementwise(op, labelled)
+
+    def _elementwise(self, op: Op, labelled: Sequence[Value]) -> None:
+        """Operands of the result's shape walk the same indices."""
+        shaped = [v for v in labelled if v.type.shape == op.result.type.shape]
+        if not shaped:
+            return
+        first = self.labels[shaped[0]]
+        for other in shaped[1:]:
+            for a, b in zip(first, self.labels[other], strict=True):
+                unify(a, b)
+        self._set(op.result, first, shaped)
+
+    def _touching(self, op: Op, labelled: Sequence[Value]) -> None:
+        """Untouched dims keep their label; touched ones get a new atom that is kin to the old."""
+        values = [v for v in labelled if v.type.rank == op.result.type.rank]
+        labels = list(fresh(op.result.type.shape))
+        for value in values:
+            for d, label in enumerate(self.labels[value]):
+                if not label or not labels[d]:
+                    continue
+                if self._is_whole(op, value, d):
+                    labels[d] = label
+                else:
+                    self._links.append((labels[d], label))
+        self._set(op.result, tuple(labels), values)
+
+    def _is_whole(self, op: Op, value: Value, d: int) -> bool:
+        joined = op.name == "concatenate" and op.attrs.dim == d
+        return not joined and value.type.shape[d] == op.result.type.shape[d]
+
+    def _contraction(self, op: Op) -> None:
+        """A new space, unless a score is only mixed over its batch dims."""
+        for side, operand in enumerate(op.operands):
+            if operand in self.labels and self._mixes(op, side):
+                self._set(op.result, self._mixed(op, side), [operand])
+                return
+        self._set(op.result, fresh(op.result.type.shape), ())
+        self._batch += self.labels[op.result][: len(op.attrs.lhs_batch)]
+        self.seeds.append(op)
+        self.sinks += [(op, side) for side in (0, 1) if op.operands[side] in self.labels]
+
+    def _mixes(self, op: Op, side: int) -> bool:
+        """True when `side` is contracted over batch dims of scores alone, with as many coming back
+        from an operand of another space.
+        """
+        operand, other = op.operands[side], op.operands[1 - side]
+        dims, free = contracted(op, side), free_dims(op, 1 - side)
+        if other in self.labels or not dims or len(free_dims(op, side)) < 2:
+            return False
+        batch = {a for label in self._batch for a in leaves(label)}
+        atoms = [a for d in dims for a in leaves(self.labels[operand][d])]
+        sizes = [operand.type.shape[d] for d in dims]
+        return sizes == [other.type.shape[d] for d in free] and bool(atoms) and batch >= set(atoms)
+
+    def _mixed(self, op: Op, side: int) -> Labels:
+        """Labels of a mixed score: batch and free dims stay, contracted ones come back new."""
+        mine, other = op.operands[side], op.operands[1 - side]
+        own = self.labels[mine]
+        batch = [own[d] for d in batch_dims(op, side)]
+        kept = [own[d] for d in free_dims(op, side)]
+        back = list(fresh([other.type.shape[d] for d in free_dims(op, 1 - side)]))
+        self._batch += back
+        return tuple(batch + (kept + back if side == 0 else back + kept))
+
+
+def contracted(op: Op, side: int) -> tuple[int, ...]:
+    """Contracted dims of one operand of a contraction."""
+    dims: tuple[int, ...] = (op.attrs.lhs_contract, op.attrs.rhs_contract)[side]
+    return dims
+
+
+def batch_dims(op: Op, side: int) -> tuple[int, ...]:
+    """Batch dims of one operand of a contraction."""
+    dims: tuple[int, ...] = (op.attrs.lhs_batch, op.attrs.rhs_batch)[side]
+    return dims
+
+
+def free_dims(op: Op, side: int) -> tuple[int, ...]:
+    """Free dims of one operand of a contraction."""
+    dims: tuple[int, ...] = op.attrs.free_dims(*(v.type.rank for v in op.operands))[side]
+    return dims
+
+
+def _transpose(op: Op, labels: Labels) -> Labels:
+    return tuple(labels[d] for d in op.attrs.permutation)
+
+
+def _broadcast(op: Op, labels: Labels) -> Labels:
+    made = list(fresh(op.result.type.shape))
+    for label, d, size in zip(labels, op.attrs.dims, op.operands[0].type.shape, strict=True):
+        if size == op.result.type.shape[d]:
+            made[d] = label
+    return tuple(made)
+
+
+def _reshape(op: Op, labels: Labels) -> Labels:
+    return regroup(labels, op.result.type.shape) or fresh(op.result.type.shape)
+
+
+def _reduce(op: Op, labels: Labels) -> Labels:
+    return tuple(label for d, label in enumerate(labels) if d not in op.attrs.dims)
+
+
+_SHAPED = {
+    "broadcast_in_dim": _broadcast,
+    "reduce": _reduce,
+    "reshape": _reshape,
+    "transpose": _transpose,
+}

@@ -1,0 +1,175 @@
+"""How values of one component were made: what is an exponential, a probability, a softmax
+derivative.
+
+Probabilities are an exponential, then scaled by rows, dropped, converted or rearranged; anything
+added from outside of the component afterwards (the one-hot of a cross-entropy) makes it something
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.attention.labelling import Labelling, Space
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Op, Value
+
+_VIEWS = frozenset(
+    (
+        "broadcast_in_dim",
+        "convert",
+        "negate",
+        "optimization_barrier",
+        "reshape",
+        "sharding_constraint",
+        "transpose",
+    )
+)
+_SCALINGS = frozenset(("divide", "multiply"))
+_TERMS = frozenset(("add", "subtract"))
+_KEEPING = _VIEWS | {"concatenate", "maximum", "pad", "reduce_precision", "select", "slice"}
+
+
+class Paths:
+    """Answers about the labelled values of one level, remembered per value."""
+
+    def __init__(self, labelling: Labelling) -> None:
+        self.labelling = labelling
+        self.users = labelling.graph.uses()
+        self._exponential: dict[Value, bool] = {}
+        self._probability: dict[tuple[Value, Space], bool] = {}
+
+    def is_exponential(self, value: Value) -> bool:
+        """True when an exponential of the component is among what `value` was made of."""
+        if value not in self._exponential:
+            self._exponential[value] = False
+            self._exponential[value] = self._made_of_exponential(value)
+        return self._exponential[value]
+
+    def _made_of_exponential(self, value: Value) -> bool:
+        op = self.labelling.producers.get(value)
+        if op is None:
+            return False
+        inside = self._inside(op, value)
+        return bool(inside) and (
+            op.name == "exponential" or any(self.is_exponential(v) for v in inside)
+        )
+
+    def _inside(self, op: Op, value: Value) -> list[Value]:
+        """Operands of the component of `value`."""
+        if op.name in ("optimization_barrier", "sharding_constraint"):
+            return [
+                v
+                for v in op.operands[op.results.index(value) :][:1]
+                if self.labelling.together(v, value)
+            ]
+        return [v for v in op.operands if self.labelling.together(v, value)]
+
+    def is_probability(self, value: Value, keys: Space) -> bool:
+        """True for an exponential over the keys that was only scaled by rows and rearranged."""
+        key = (value, keys)
+        if key not in self._probability:
+            self._probability[key] = False
+            self._probability[key] = self._made_as_probability(value, keys)
+        return self._probability[key]
+
+    def _made_as_probability(self, value: Value, keys: Space) -> bool:
+        op = self.labelling.producers.get(value)
+        if op is None:
+            return False
+        if op.name == "exponential":
+            return True
+        inside = self._inside(op, value)
+        core = [v for v in inside if self._spans(v, keys) and not self._is_row(v, keys)]
+        good = [self.is_probability(v, keys) for v in core]
+        if op.name in _SCALINGS:
+            return len(core) == 1 and good[0]
+        if op.name in _TERMS:
+            splats = sum(map(self._is_splat, op.operands))
+            return len(core) + splats == len(op.operands) and bool(core) and all(good)
+        return (op.name in _KEEPING or op.name == "dot_general") and any(good)
+
+    def _spans(self, value: Value, keys: Space) -> bool:
+        return value in self.labelling.labels and self.labelling.space(value) >= keys
+
+    def _is_splat(self, value: Value) -> bool:
+        op = self.labelling.producers.get(value)
+        return op is not None and op.name == "constant" and bool(op.attrs.is_splat)
+
+    def _is_row(self, value: Value, keys: Space) -> bool:
+        """True for a row value that was broadcast along the keys."""
+        op = self.labelling.producers.get(value)
+        if op is None or value not in self.labelling.labels:
+            return False
+        if op.name == "broadcast_in_dim" and not self._spans(op.operands[0], keys):
+            return True
+        if op.name not in _VIEWS and not OPS[op.name].elementwise:
+            return False
+        inside = self._inside(op, value)
+        return bool(inside) and all(self._is_row(v, keys) for v in inside)
+
+    def product_behind(self, value: Value) -> Op | None:
+        """The multiplication or division that `value` is, behind views and selections."""
+        op = self.labelling.producers.get(value)
+        while op is not None and (op.name in _VIEWS or op.name == "select"):
+            value = op.operands[1 if op.name == "select" else op.results.index(value)]
+            op = self.labelling.producers.get(value)
+        return op if op is not None and op.name in _SCALINGS else None
+
+    def _source(self, value: Value) -> Value:
+        """`value` before views."""
+        op = self.labelling.producers.get(value)
+        while op is not None and op.name in _VIEWS:
+            value = op.operands[op.results.index(value)]
+            op = self.labelling.producers.get(value)
+        return value
+
+    def uses_stored(self, total: Op, product: Op, keys: Space) -> bool:
+        """True for the derivative written with stored probabilities P: P * (dP + r), or the same
+        multiplied out, where r follows from the row sum of P * dP.
+        """
+        stored = {self._source(v) for v in product.operands}
+
+        def spreads(op: Op) -> bool:
+            scales = op.name in _SCALINGS and not self._spans(op.result, keys)
+            return op.name in _VIEWS or scales
+
+        for value in self._reached(total.result, spreads):
+            for op in self.users.get(value, ()):
+                if op.name in _TERMS and self._spans(op.result, keys):
+                    if self._is_scaled_by(op.result, stored):
+                        return True
+                elif op.name == "multiply" and self._spans(op.result, keys):
+                    both = stored & {self._source(v) for v in op.operands}
+                    if both and self._is_added_to(op.result, product.result):
+                        return True
+        return False
+
+    def _reached(self, value: Value, through: Callable[[Op], bool]) -> list[Value]:
+        """`value` and what follows from it through some ops."""
+        found = {value: None}
+        todo = [value]
+        while todo:
+            for op in self.users.get(todo.pop(), ()):
+                if through(op) and op.results[0] not in found:
+                    found[op.results[0]] = None
+                    todo.append(op.results[0])
+        return list(found)
+
+    def _is_scaled_by(self, value: Value, stored: set[Value]) -> bool:
+        """True when `value`, behind views and selections, is multiplied by one of `stored`."""
+
+        def keeps(op: Op) -> bool:
+            return op.name in _VIEWS or op.name == "select"
+
+        return any(
+            op.name == "multiply" and stored & {self._source(v) for v in op.operands}
+            for reached in self._reached(value, keeps)
+            for op in self.users.get(reached, ())
+        )
+
+    def _is_added_to(self, value: Value, other: Value) -> bool:
+        return any(
+            op.name in _TERMS and other in {self._source(v) for v in op.operands}
+            for op in self.users.get(value, ())
+        )
