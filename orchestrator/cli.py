@@ -153,6 +153,9 @@ def _neff_parsers(verbs: Any) -> None:
     run.add_argument(
         "--stochastic-rounding", type=int, metavar="SEED", help="round stochastically, drawing from"
     )
+    run.add_argument(
+        "--strict-indices", action="store_true", help="an index out of bounds is an error"
+    )
     _program_flag(run)
     run.set_defaults(verb=_neff_run)
     dump = tools.add_parser("dump", help="calls, regions and the instructions of every engine")
@@ -277,6 +280,7 @@ def _neff_run(args: argparse.Namespace) -> int:
         program=args.program,
         target=args.target,
         seed=args.stochastic_rounding,
+        strict_indices=args.strict_indices,
     )
     return neff_tools.run(args.file, args.inputs, args.outputs, options)
 

@@ -105,6 +105,9 @@ class RunConfig:
     data: str = "pydoc"
     """A text file, or `pydoc` for the text of the standard library's help topics."""
 
+    strict_indices: bool = False
+    """An index out of bounds ends the run; else it is a warning and reads the nearest row."""
+
     executor: str = choice("inline", "inline", "ray")
     workers: int = 0
     """Compile actors of the ray executor; 0 takes one per CPU."""

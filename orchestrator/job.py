@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import Diagnostic, UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import Bundle, load_bundle, write_bundle
 from orchestrator.build import Built, Stages, build
@@ -38,11 +38,14 @@ VALUE_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What the value run gave: metrics per step, the state after one step, the L0 distances."""
+    """What the value run gave: metrics per step, the state after one step, the L0 distances, and
+    warnings.
+    """
 
     losses: tuple[float, ...]
     after_one: Mapping[str, np.ndarray]
     l0: Mapping[str, float]
+    findings: tuple[Diagnostic, ...] = ()
 
 
 def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
@@ -65,6 +68,7 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
     sizes = program_sizes(bundle)
     report = base_report(built, timings, service, stages, sizes)
     report["numerics"] = numerics_section(job, values, expected)
+    report["findings"] += [f.as_dict() for f in values.findings]
     _write(report, out, timings[job.cluster.profile])
     return report
 
@@ -132,7 +136,8 @@ def run_values(built: Built, bundle: Bundle, progress: Progress) -> Values:
     task = resolve_task(job)
     state = initial_state(task, job.run.seed)
     batches = task_batches(task, job.run.seed, built.layout.global_batch, job.run.data)
-    run = ValueRun(bundle.programs, bundle.manifest, threads=VALUE_THREADS)
+    strict = job.run.strict_indices
+    run = ValueRun(bundle.programs, bundle.manifest, threads=VALUE_THREADS, strict_indices=strict)
     run.load(state)
     losses: list[float] = []
     after_one: dict[str, np.ndarray] = {}
@@ -144,7 +149,7 @@ def run_values(built: Built, bundle: Bundle, progress: Progress) -> Values:
             after_one = run.gather(state)
     run.close()
     l0 = {name: check.distance for name, check in run.result.l0.items()}
-    return Values(tuple(losses), after_one, l0)
+    return Values(tuple(losses), after_one, l0, tuple(run.watch.findings))
 
 
 def numerics_section(job: JobConfig, values: Values, reference: Reference) -> dict[str, Any]:

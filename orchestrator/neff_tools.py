@@ -110,7 +110,7 @@ def verify(path: Path) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """How `neff run` runs. `target` is the machine; empty means the one the file was made for.
-    `seed` turns stochastic rounding on.
+    `seed` turns stochastic rounding on; `strict_indices` makes an index out of bounds an error.
     """
 
     level: str = "L1"
@@ -118,6 +118,7 @@ class RunOptions:
     program: str = ""
     target: str = ""
     seed: int | None = None
+    strict_indices: bool = False
 
 
 def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
@@ -127,6 +128,7 @@ def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
     Raises UsageError for inputs that cannot be read, SimulationError for missing or misshapen ones
     and for a program that needs other cores, LoadError for a machine that refuses the file.
     """
+    from sim_cluster.index_watch import IndexWatch
     from sim_cluster.load_checks import check_loadable
     from sim_cluster.run_single import run_single
 
@@ -138,8 +140,11 @@ def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
             given = {n: data[f"arg{k}"] for k, n in enumerate(program.inputs) if f"arg{k}" in data}
     except (OSError, ValueError, AttributeError, BadZipFile) as error:
         raise UsageError("SW_NEFF_INPUTS", f"cannot read {inputs}: {error}") from error
+    watch = IndexWatch(options.strict_indices)
     with _rounding(options.seed):
-        results = run_single(program, given, options.level)
+        results = run_single(program, given, options.level, watch)
+    for finding in watch.findings:
+        print(finding, file=sys.stderr)
     arrays: dict[str, Any] = {f"out{k}": results[n] for k, n in enumerate(program.outputs)}
     with outputs.open("wb") as file:
         np.savez(file, **arrays)

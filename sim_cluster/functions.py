@@ -19,6 +19,7 @@ from compiler.diagnostics import SimulationError
 from compiler.isa.limits import limits_for
 from compiler.isa.program import CollectiveCall, Function, Region
 from compiler.isa.region import RegionProgram, Tensor, View
+from sim_cluster.index_watch import Outside
 from sim_cluster.l0 import RegionCode
 from sim_cluster.operands import HbmTensors
 from sim_cluster.regions import affine, prepare
@@ -111,10 +112,16 @@ class FunctionCode:
     its regions).
     """
 
-    def __init__(self, function: Function, level: str = L1, chip: OnChip | None = None) -> None:
+    def __init__(
+        self,
+        function: Function,
+        level: str = L1,
+        chip: OnChip | None = None,
+        outside: Outside | None = None,
+    ) -> None:
         if level not in (L0, L1):
             raise SimulationError("SW_SIM_LEVEL", f"a level is L0 or L1, got {level!r}")
-        self.function, self.level = function, level
+        self.function, self.level, self.outside = function, level, outside
         self.dtypes = tuple(t.dtype for t in function.tensors)
         self.constants = {
             n: _constant(t) for n, t in enumerate(function.tensors) if t.kind == "constant"
@@ -210,7 +217,7 @@ class FunctionCode:
         )
 
     def _compute_l1(self, program: RegionProgram) -> Action:
-        run = prepare(program, self.dtypes)
+        run = prepare(program, self.dtypes, self.outside)
         return lambda bound: run(bound.tensors.arrays, bound.registers)
 
     def _compute_l0(self, region: Region) -> Action:

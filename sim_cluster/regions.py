@@ -18,6 +18,7 @@ from compiler.dtypes import DType
 from compiler.isa.region import Affine, Node, RegionProgram, View
 from sim_cluster import elementwise as ew
 from sim_cluster.contract import plan_contract
+from sim_cluster.index_watch import Outside
 from sim_cluster.indexed import PUT_ROWS, legal_rows, split_atoms, window
 from sim_cluster.rounding import narrow
 
@@ -39,15 +40,17 @@ def run_region(program: RegionProgram, tensors: Arrays, registers: Registers) ->
         prepare(program, tuple(DType.from_numpy(t.dtype) for t in tensors))(tensors, registers)
 
 
-def prepare(program: RegionProgram, dtypes: Sequence[DType]) -> Prepared:
+def prepare(
+    program: RegionProgram, dtypes: Sequence[DType], outside: Outside | None = None
+) -> Prepared:
     """The region as a callable (flat typed arrays, registers) -> None; `dtypes` are those of the
-    tensors.
+    tensors. `outside` is told of indices that are out of bounds.
     """
     if program.kind != "compute":
         raise SimulationError(
             "SW_L1_KIND", f"region {program.name} of kind {program.kind} has no array form"
         )
-    planner = _Planner(program, dtypes)
+    planner = _Planner(program, dtypes, outside)
     steps = planner.plan()
     count = len(program.nodes)
 
@@ -93,8 +96,11 @@ class _Value:
 class _Planner:
     """Turns the nodes of one region into steps."""
 
-    def __init__(self, program: RegionProgram, dtypes: Sequence[DType]) -> None:
+    def __init__(
+        self, program: RegionProgram, dtypes: Sequence[DType], outside: Outside | None
+    ) -> None:
         self.program = program
+        self.outside = outside
         self.dtypes = dtypes
         self.sizes = program.atoms or (
             1,
@@ -168,7 +174,8 @@ class _Planner:
 
     def _load_indexed(self, number: int, node: Node) -> tuple[Step, bool]:
         view: View = node.attrs["view"]
-        index = node.inputs[0]
+        index, *tests = node.inputs
+        note = self._counter(tests)
         index_atoms = self.program.nodes[index].atoms
         rows, row_stride = node.attrs["rows"], node.attrs["stride"]
         fill = node.attrs.get("mode", "clamp") == "fill"
@@ -178,6 +185,7 @@ class _Planner:
         tensor = view.tensor
 
         def load(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+            note(values)
             where, legal = legal_rows(values[index], rows)
             result = ew.hold(pick(arrays[tensor], offset(registers), strides, where), dtype)
             if fill and legal is not None:
@@ -185,6 +193,20 @@ class _Planner:
             return np.broadcast_to(result, shape)
 
         return load, False
+
+    def _counter(self, tests: Sequence[int]) -> Callable[[Values], None]:
+        """Tells `outside` how many points fail the test of an indexed load."""
+        outside, program = self.outside, self.program
+        if outside is None or not tests:
+            return lambda values: None
+        tell, (test,) = outside, tests
+
+        def note(values: Values) -> None:
+            failed = int(values[test].size - np.count_nonzero(values[test]))
+            if failed:
+                tell(program, failed)
+
+        return note
 
     def _row_picker(
         self, node: Node, index_atoms: Sequence[int], row_stride: int, rows: int

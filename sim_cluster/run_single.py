@@ -12,14 +12,19 @@ import numpy as np
 from compiler.diagnostics import SimulationError
 from compiler.isa.program import Program, ProgramBuffer
 from sim_cluster.functions import L1
+from sim_cluster.index_watch import IndexWatch
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import ProgramCode
 
 
 def run_single(
-    program: Program, inputs: Mapping[str, np.ndarray], level: str = L1
+    program: Program,
+    inputs: Mapping[str, np.ndarray],
+    level: str = L1,
+    watch: IndexWatch | None = None,
 ) -> dict[str, np.ndarray]:
     """Outputs of a program by name; `inputs` by name, in any float or integer type that converts.
+    `watch` is told of indices out of bounds (at L1).
 
     Raises SimulationError for a missing input, a wrong shape, or a program with collectives.
     """
@@ -28,7 +33,7 @@ def run_single(
     for name in program.inputs:
         memory.array(name, named[name].dtype)[:] = _given(named[name], inputs)
     with np.errstate(all="ignore"):
-        for request in ProgramCode(program, level).run(memory):
+        for request in ProgramCode(program, level, watch).run(memory):
             raise SimulationError(
                 "SW_SIM_COLLECTIVE",
                 f"program {program.name} runs {request.call.kind} over {request.call.axes},"

@@ -19,6 +19,7 @@ from compiler.neff.manifest import Manifest, NamedBuffer
 from sim_cluster import layout
 from sim_cluster.exchange import Schedules, exchange, ring_schedules
 from sim_cluster.functions import L0, L1, CollectiveRequest
+from sim_cluster.index_watch import IndexWatch
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import ProgramCode
 from sim_cluster.result import L0Check, ValueResult, distance
@@ -32,8 +33,9 @@ class ValueRun:
 
     `programs` maps the names of the manifest's schedule to linked programs. With `check_l0`, the
     first run of every program is also made at L0 on core 0. `level` is that of the run itself: at
-    L0 every core executes every instruction. `threads` host threads share the ranks; results do
-    not depend on it.
+    L0 every core executes every instruction. Indices out of bounds are counted in `watch`, or end
+    the run with `strict_indices`. `threads` host threads share the ranks; results do not depend on
+    it.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ValueRun:
         level: str = L1,
         schedules: Schedules = ring_schedules,
         threads: int = 1,
+        strict_indices: bool = False,
     ) -> None:
         missing = {n for names, _ in manifest.schedule for n in names} - programs.keys()
         if missing:
@@ -54,7 +57,8 @@ class ValueRun:
         self.programs, self.manifest, self.schedules = programs, manifest, schedules
         self.check_l0 = check_l0
         self.result = ValueResult()
-        self._codes = {name: ProgramCode(p, level) for name, p in programs.items()}
+        self.watch = IndexWatch(strict_indices)
+        self._codes = {name: ProgramCode(p, level, self.watch) for name, p in programs.items()}
         self._pool = ThreadPoolExecutor(threads) if threads > 1 and level == L1 else None
         sizes = [(b.name, b.num_bytes) for b in manifest.buffers.values()]
         self.cores = [CoreMemory(sizes) for _ in range(layout.num_ranks(manifest.mesh))]

@@ -25,19 +25,14 @@ BUILT_NAMES = {"SW_SBUF_CAPACITY", "SW_PSUM_CAPACITY"}  # put together from the 
 NOT_TRIGGERED = frozenset(
     {
         "NCC_ESFH002",
-        "NCC_ESMP002",
         "NCC_ESPP047",
         "NCC_EVRF006",
         "NCC_EVRF010",
         "NCC_EVRF011",
-        "NCC_EVRF013",
         "NCC_EVRF015",
-        "NCC_EVRF016",
         "NCC_EVRF017",
         "NCC_EVRF018",
         "NCC_EVRF019",
-        "NCC_EVRF031",
-        "NCC_EVRF056",
         "NCC_EVRF062",
         "NCC_EVRF063",
     }

@@ -17,6 +17,7 @@ from compiler.frontend.importer import Check, Importer, ImportHooks
 from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules import RULES, Rule
 from compiler.ir.types import Graph
+from compiler.passes.indices import check_indices
 
 __all__ = ["Check", "import_module", "import_parsed"]
 
@@ -32,12 +33,15 @@ def import_module(
 
     `base_dir` (default: the working directory) is the job's folder: locations below it become
     relative. `checks` see every op of their name before its rule and may refuse it.
-    Raises: ImportRuleError with code, file and line for what the IR does not have.
+    Raises: ImportRuleError with code, file and line for what the IR does not have, CompileError for
+    constant indices that leave what they index.
     """
     with make_context():
         module = parse_module(source)
         legalize_chlo(module)
-        return import_parsed(module, base_dir=base_dir, checks=checks)
+        graph = import_parsed(module, base_dir=base_dir, checks=checks)
+    check_indices(graph)
+    return graph
 
 
 def import_parsed(

@@ -8,8 +8,10 @@ about the body.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
@@ -26,6 +28,35 @@ def flops(graph: Graph, only: Collection[str] = ()) -> int:
         elif not only or op.name in only:
             total += OPS[op.name].flops(op)
     return total
+
+
+MAX_EVALUATED = 1 << 20  # elements up to which values made of constants are looked at
+_EVALUATED = frozenset(
+    ("broadcast_in_dim", "concatenate", "constant", "iota", "reshape", "slice", "transpose")
+)
+
+
+def known_elements(made: Mapping[Value, Op], value: Value) -> np.ndarray | None:
+    """The elements of a value made of constants and counts alone, None for others and large ones.
+
+    `made` are the producers of the level.
+    """
+    return _known(made, value, {})
+
+
+def _known(
+    made: Mapping[Value, Op], value: Value, memo: dict[Value, np.ndarray | None]
+) -> np.ndarray | None:
+    if value not in memo:
+        memo[value] = None
+        op = made.get(value)
+        small = value.type.num_elements <= MAX_EVALUATED
+        if op is not None and small and (op.name in _EVALUATED or OPS[op.name].elementwise):
+            found = [_known(made, v, memo) for v in op.operands]
+            arguments = [a for a in found if a is not None]
+            if len(arguments) == len(found):
+                memo[value] = OPS[op.name].reference(op, arguments)[0]
+    return memo[value]
 
 
 def structural_hash(graph: Graph) -> str:

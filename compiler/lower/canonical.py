@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from compiler.dtypes import DType
-from compiler.ir.opdef import OPS
+from compiler.ir.analysis import known_elements
 from compiler.ir.ops import (
     BroadcastInDimAttrs,
     CompareAttrs,
@@ -35,7 +35,6 @@ from compiler.options import DEFAULTS, CompileOptions
 from compiler.passes.dce import dce
 
 MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
-MAX_EVALUATED = 1 << 20  # elements of an index column that are looked at
 
 
 Rule = Callable[[Level, Op], Sequence[Value] | None]
@@ -258,9 +257,7 @@ def _counts_along(level: Level, part: Value, length: int) -> int | None:
     """The dim along which a constant index column counts 0, 1, ..., length-1; None when it does
     not.
     """
-    if part.type.num_elements > MAX_EVALUATED:
-        return None
-    values = _evaluate(level, part)
+    values = known_elements(level.made, part)
     if values is None:
         return None
     for dim, size in enumerate(part.type.shape):
@@ -268,19 +265,6 @@ def _counts_along(level: Level, part: Value, length: int) -> int | None:
         if size == length and np.array_equal(values, np.broadcast_to(ramp, values.shape)):
             return dim
     return None
-
-
-_EVALUATED = frozenset(("constant", "iota", "reshape", "transpose", "broadcast_in_dim", "slice"))
-
-
-def _evaluate(level: Level, value: Value) -> np.ndarray | None:
-    """The elements of a value made of constants alone."""
-    op = level.made.get(value)
-    if op is None or not (op.name in _EVALUATED or OPS[op.name].elementwise):
-        return None
-    arguments = [_evaluate(level, v) for v in op.operands]
-    known = [a for a in arguments if a is not None]
-    return OPS[op.name].reference(op, known)[0] if len(known) == len(arguments) else None
 
 
 def _single(rule: Callable[[Level, Op], Value | None]) -> Rule:
