@@ -131,6 +131,9 @@ def _job_flags(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any key of the job"
     )
     parser.add_argument("--json", action="store_true", help="print report.json on stdout")
+    parser.add_argument(
+        "--explain", choices=("fusion",), help="which regions the compiler made, and why"
+    )
 
 
 def _neff_parsers(verbs: Any) -> None:
@@ -220,6 +223,7 @@ def _run(args: argparse.Namespace) -> int:
     from orchestrator import job, screen
 
     report = job.run_job(job_config(args), screen.Progress(quiet=args.json))
+    _explained(args, report)
     _show(report, args.json, screen.run_screen)
     return job.exit_code(report)
 
@@ -228,15 +232,28 @@ def _plan(args: argparse.Namespace) -> int:
     from orchestrator import plan_cache, screen
 
     report = plan_cache.plan(job_config(args))
+    _explained(args, report)
     _show(report, args.json, screen.plan_screen)
     return 0 if report["memory"]["fits"] else 71
+
+
+def _explained(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Add what `--explain` asks for to a report."""
+    if args.explain:
+        from orchestrator.explain import explain
+
+        report[args.explain] = explain(job_config(args))
 
 
 def _show(report: dict[str, Any], as_json: bool, screen: Any) -> None:
     if as_json:
         print(json.dumps(report, indent=1))
-    else:
-        screen(report)
+        return
+    screen(report)
+    if "fusion" in report:
+        from orchestrator.explain import print_fusion
+
+        print_fusion(report["fusion"])
 
 
 def _validate(args: argparse.Namespace) -> int:

@@ -78,6 +78,11 @@ def _headline(console: Console, report: dict[str, Any]) -> None:
         f"{count_text(graph['flops_per_step'])}FLOP per step, {report['cores']} cores "
         f"({cluster['instances']} x {cluster['target']})"
     )
+    compiler = job["compiler"]
+    console.print(
+        f"[bold]compiler[/] -O{compiler['optlevel']}, model type {compiler['model_type']}, "
+        f"attention {compiler['attention']}"
+    )
 
 
 def _units(console: Console, report: dict[str, Any]) -> None:

@@ -132,7 +132,7 @@ class Trials:
         apart = sum(self._time_or_inf(p) for p in _without(part, part.phase))
         if together <= apart * (1 + self.policy.margin):
             return None
-        return Refusal("slower", f"slower by {together / apart - 1:.0%}")
+        return Refusal("slower", f"by {together / apart - 1:.0%}")
 
     def _time_or_inf(self, part: Part) -> float:
         try:

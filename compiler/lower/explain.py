@@ -92,7 +92,7 @@ def _borders(groups: Groups) -> list[tuple[int, int, int]]:
 
 
 def _first_refusal(settled: Settled, rules: Sequence[Rule], a: int, b: int) -> Refusal:
-    """What the last phase says about a merge, or the trial that undid it."""
+    """The trial that undid a merge, else what the last phase says that merges such regions."""
     groups = settled.groups
     first, second = groups.parts[a], groups.parts[b]
     union = first.members | second.members
@@ -103,7 +103,8 @@ def _first_refusal(settled: Settled, rules: Sequence[Rule], a: int, b: int) -> R
         return Refusal("cycle", "another region stands between them")
     if groups.kept_apart(union):
         return Refusal("order", "one overwrites what the other still reads")
-    for rule in reversed(rules):
-        if found := rule.refusal(groups, first, second):
-            return found
-    return Refusal("order", "merged with something else first")
+    said = [rule.refusal(groups, first, second) for rule in reversed(rules)]
+    found = [refusal for refusal in said if refusal is not None]
+    if len(found) < len(said):
+        return Refusal("order", "merged with something else first")
+    return next((r for r in found if r.rule != "kind"), found[0])

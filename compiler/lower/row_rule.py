@@ -92,7 +92,7 @@ class RowRule:
         ratio, limit = flops / saved, self.budget.intensity
         if ratio <= limit:
             return None
-        return Refusal("intensity", f"{ratio:.0f} flop per byte kept on chip, limit {limit}")
+        return Refusal("intensity", f"{ratio:.0f} flop per byte kept, limit {limit}")
 
     def _with_rows(
         self, groups: Groups, space: Space, spans: Sequence[Spans], rows: Atom

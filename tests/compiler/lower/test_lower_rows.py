@@ -163,7 +163,7 @@ def test_slower_regions_fall_apart_at_their_last_merge() -> None:
     counts = [sum(n.op == "contract" for n in r.nodes) for r in compute(settled.lowered)]
     assert max(counts) == 1
     (refusal, *_) = settled.trials.refused.values()
-    assert refusal.rule == "slower" and refusal.detail == "slower by 233%"
+    assert refusal.rule == "slower" and refusal.detail == "by 233%"
 
 
 @pytest.mark.parametrize("level", [1, 2])

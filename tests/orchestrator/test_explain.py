@@ -1,0 +1,42 @@
+"""`--explain fusion` on the command line, and what the screen says about the compiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main
+from tests.support.small_job import SIZES
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> list[str]:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "llama", **SIZES}))
+    settings = ("model.seq_len=8", "run.executor=inline", f"cache.dir={tmp_path}")
+    return [
+        *("plan", "--model", str(config), "--target", "trn1n.32xlarge", "--instances", "1"),
+        *(word for setting in settings for word in ("--set", setting)),
+    ]
+
+
+def test_every_function_lists_its_regions(job, capsys) -> None:
+    assert main([*job, "--explain", "fusion", "--json"]) == 0
+    functions = json.loads(capsys.readouterr().out)["fusion"]
+    (layer,) = [f for f in functions if f["function"] == "forward.loop"]
+    moved = [r["moved_bytes"] for r in layer["regions"]]
+    assert moved == sorted(moved, reverse=True) and moved[-1] > 0
+    assert any("llama.py:" in r["location"] for r in layer["regions"])
+    rules = {m["rule"] for r in layer["regions"] for m in r["refused"]}
+    assert rules and rules <= {
+        *("cycle", "kind", "label", "duplicated atom", "rows", "order", "budget"),
+        *("streams", "size", "traffic", "intensity", "code", "slower"),
+    }
+
+
+def test_the_screen_names_the_attention_form(job, capsys) -> None:
+    assert main([*job, "--set", "compiler.attention=fused", "--explain", "fusion"]) == 0
+    text = capsys.readouterr().out
+    assert "attention fused" in text and "forward.loop" in text and "not merged with" in text
