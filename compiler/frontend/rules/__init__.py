@@ -5,6 +5,7 @@ from __future__ import annotations
 from compiler.frontend.rules import (
     batch_norm,
     bits,
+    collective,
     control,
     convolution,
     custom_call,
@@ -25,6 +26,7 @@ __all__ = [
     "Rule",
     "batch_norm",
     "bits",
+    "collective",
     "control",
     "convolution",
     "custom_call",
