@@ -183,6 +183,7 @@ _FLOAT: dict[str, Function] = _COMMON | {
     "divide": np.true_divide,
     "power": np.power,
     "remainder": np.fmod,
+    "square": np.square,
     "sqrt": np.sqrt,
     "rsqrt": _rsqrt,
     "reciprocal": np.reciprocal,

@@ -18,6 +18,8 @@ from typing import Any
 from compiler.codegen.rates import MIN_CYCLES
 from compiler.codegen.search import Room
 from compiler.codegen.space import (
+    SINKS,
+    SPLATS,
     Space,
     Split,
     Walk,
@@ -46,6 +48,7 @@ _FP32_PASSES = 4  # documented: nki/api/nki/isa/__init__.py, fp32 matmul takes f
 # them.
 _LONG_K = 8
 _BLOCKS = (1, 2, 4, 8, 16, 32)  # row tiles that share a panel in staged plans
+_EPILOGUE_SLOTS = 2  # of the tiles of a row tile behind its product
 _STAGED_SLOTS = 4  # banks in flight between the tensor engine and the collecting copy
 _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)
 _TURNING_BANKS = 4  # of PSUM for transposed operands on their way to SBUF
@@ -69,7 +72,8 @@ class ContractPlan:
     """How a contraction is tiled.
 
     `rows` is the atom on the partitions of the result (minor part of `row_split`), `depth` the atom
-    on the partitions of the operands (minor part of `depth_split`); a missing split has major -1.
+    on the partitions of the operands (minor part of `depth_split`). The major parts count tiles of
+    128; where such an atom fits in one tile, another m (or k) atom counts; -1 when there is none.
     `columns` are the atoms of a panel, major to minor. `outer`, `across` and `along` are loops of
     single points: batch and other m atoms, other n atoms, other k atoms. `block` row tiles and
     `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block,
@@ -178,6 +182,9 @@ class _Planner:
         self.n = atoms[1] - self.over - self.batch
         types = {space.values[n].dtype for n in self.sides}
         self.panel_type = DType.F32 if DType.F32 in types else space.values[self.sides[0]].dtype
+        after = [space.values[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
+        tiles = [v.dtype.bytes for v in after if v.op not in (*SINKS, *SPLATS)]
+        self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
         self.walks = [_largest_walk(space, n) for n in self.sides]
         self.out = self._out_walk()
 
@@ -205,8 +212,8 @@ class _Planner:
         """
         self.depth = depth = self._best(self.over, self.walks)
         rows = self._best(self.m, self.walks[:1]) if self.m else None
-        space, row_split = self._split(self.space, rows, self.limits.stationary_max)
-        space, depth_split = self._split(space, depth, self.limits.contraction_max)
+        space, row_split = self._split(self.space, rows, self.limits.stationary_max, self.m)
+        space, depth_split = self._split(space, depth, self.limits.contraction_max, self.over)
         majors = [row_split.major] if row_split.major >= 0 else []
         self.placed = [_largest_walk(space, n) for n in self.sides]
         free = (*majors, *([rows] if rows is not None else []))
@@ -249,9 +256,9 @@ class _Planner:
             depth_split=form.depth_split,
             columns=columns,
             extents=form.extents,
-            outer=self._loops((self.batch | self.m) - {rows}),
+            outer=self._loops((self.batch | self.m) - {rows, form.row_split.major}),
             across=self._loops(self.n - set(columns)),
-            along=self._loops(self.over - {self.depth}),
+            along=self._loops(self.over - {self.depth, form.depth_split.major}),
             panel_type=self.panel_type,
             cost=0.0,
             **tiles,
@@ -263,10 +270,22 @@ class _Planner:
         out = self.out
         return tuple(sorted(atoms, key=lambda a: (-abs(out.stride(a)) if out else 0, a)))
 
-    def _split(self, space: Space, atom: int | None, limit: int) -> tuple[Space, Split]:
+    def _split(
+        self, space: Space, atom: int | None, limit: int, atoms: Iterable[int]
+    ) -> tuple[Space, Split]:
+        """`atom` in tiles up to `limit`, or another of `atoms` that counts tiles."""
         if atom is None:
             return space, Split(-1, -1, 0)
-        return split(space, atom, even_tile(space.sizes[atom], limit))
+        space, made = split(space, atom, even_tile(space.sizes[atom], limit))
+        others = {*atoms} - {atom}
+        if made.major >= 0 or not others:
+            return space, made
+
+        def merit(a: int) -> tuple[bool, int, int]:
+            longer = any(w and w.stride(a) == space.sizes[atom] for w in self.walks)
+            return longer, space.sizes[a], -a
+
+        return space, replace(made, major=max(others, key=merit))
 
     def _columns(self, limit: int) -> tuple[tuple[int, ...], dict[int, int]]:
         """Panel atoms (major to minor in the result) and their extents, up to `limit` columns:
@@ -315,7 +334,8 @@ class _Planner:
         return self._blocking(form, keep, block, sums, slots)
 
     def _depth_tiles(self, form: _Form) -> int:
-        along = math.prod(self.space.sizes[a] for a in self.over) // self.space.sizes[self.depth]
+        inside = {self.depth, form.depth_split.major}
+        along = math.prod(form.space.sizes[a] for a in self.over - inside)
         return _tile_count(form.space, form.depth_split) * along
 
     def _block_bytes(self, form: _Form) -> int:
@@ -332,8 +352,7 @@ class _Planner:
         stationary_slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
         columns = math.prod(self.space.sizes[a] for a in self.n)
         held = self._depth_tiles(form) * columns * item if keep.moving else 0
-        epilogue = 8 * width * (len(self.space.slice(self.sinks)) + 1)
-        left = self.budget - whole * stationary_slots - held - sums - epilogue
+        left = self.budget - whole * stationary_slots - held - sums - self.epilogue_bytes * width
         if left <= 0 and (keep.moving or slots["staged"]):
             return None
         height = form.space.sizes.get(form.row_split.minor, 1)
@@ -472,7 +491,8 @@ def _run(plan: ContractPlan, operand: Operand, walk: Walk) -> int:
     size = plan.space.sizes
     longer = math.prod(size[a] for a in plan.spanned) if operand is plan.moving else 1
     if operand.natural:
-        return size[plan.depth] * (plan.chunk if plan.depth_split.major >= 0 else 1) * longer
+        continues = walk.stride(plan.depth_split.major) == size[plan.depth]
+        return size[plan.depth] * (plan.chunk if continues else 1) * longer
     extents = dict(plan.extents) | {plan.row_split.major: plan.block}
     if plan.rows is not None:
         extents[plan.rows] = size[plan.rows]

@@ -56,6 +56,9 @@ class _Fuser:
     def _fused(self, n: int, value: Value) -> Value:
         if n not in self.wanted or not value.dtype.is_float or self.points(value) < _MIN_ELEMENTS:
             return value
+        if value.op == "multiply" and len({*value.inputs}) == 1 and value.dtype is DType.F32:
+            attrs = {"func": "square", "scale": 1.0, "bias": 0.0}
+            return replace(value, op=SCALED, inputs=value.inputs[:1], attrs=attrs)
         if value.op in ("multiply", "add", "subtract", "divide"):
             return self._affine(n, value)
         if value.op in ACTIVATIONS:
@@ -162,24 +165,37 @@ def fuse(
 
 
 def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) -> None:
-    """Give every `scaled` identity to the engine that has less to do; large ones choose first."""
+    """Give every `scaled` identity or square to the engine that has less to do; large ones choose
+    first.
+    """
     busy = {Engine.SCALAR: 0.0, Engine.VECTOR: 0.0}
-    free: list[tuple[float, int]] = []
+
+    def taken(n: int, engine: Engine) -> float:
+        placed = _placed(space.values[n], engine)
+        return rates.engine_ns(engine, cycles(space, placed, points))
+
+    free = [n for n in values if _has_choice(space.values[n])]
     for n in values:
-        value = space.values[n]
-        work = cycles(space, value, points)
-        if value.op == SCALED and value.attrs["func"] == "identity":
-            free.append((work, n))
-        else:
-            busy[engine_of(value)] += rates.engine_ns(engine_of(value), work)
+        if n not in free:
+            engine = engine_of(space.values[n])
+            busy[engine] += taken(n, engine)
     ends = _ends(space, values) if _leads(space, values) else set()
-    for work, n in sorted(free, reverse=True):
-        engine = min(busy, key=lambda e: busy[e] + rates.engine_ns(e, work))
+    for n in sorted(free, key=lambda n: (-taken(n, Engine.VECTOR), -n)):
+        engine = min(busy, key=lambda e: busy[e] + taken(n, e))
         if n in ends:
             engine = Engine.VECTOR
-        busy[engine] += rates.engine_ns(engine, work)
-        value = space.values[n]
-        space.values[n] = replace(value, attrs={**value.attrs, "engine": engine.value})
+        busy[engine] += taken(n, engine)
+        space.values[n] = _placed(space.values[n], engine)
+
+
+def _has_choice(value: Value) -> bool:
+    return value.op == SCALED and value.attrs["func"] in ("identity", "square")
+
+
+def _placed(value: Value, engine: Engine) -> Value:
+    if not _has_choice(value):
+        return value
+    return replace(value, attrs={**value.attrs, "engine": engine.value})
 
 
 def _leads(space: Space, values: Sequence[int]) -> bool:
@@ -205,11 +221,17 @@ def engine_of(value: Value) -> Engine:
     return Engine.SCALAR if value.op in (*ACTIVATIONS, "convert") else Engine.VECTOR
 
 
+def _is_pair(value: Value) -> bool:
+    """A square on Vector is a product of two tensors."""
+    return value.attrs["func"] == "square" and engine_of(value) is Engine.VECTOR
+
+
 def cycles(space: Space, value: Value, points: Points) -> float:
     """Cycles of a value over one tile; integers are GpSimd's and count as nothing here."""
     if value.op in (*SPLATS, "load", "store", "iota") or value.dtype.is_integer:
         return 0.0
     most = max([points(value), *(points(space.values[i]) for i in value.inputs)])
     wide = sum(1 for i in value.inputs if points(space.values[i]) > 1)
-    factor = 2.0 if value.op == "select" or (wide > 1 and value.op != SCALED) else 1.0
+    pair = wide > 1 if value.op != SCALED else _is_pair(value)
+    factor = 2.0 if value.op == "select" or pair else 1.0
     return max(MIN_CYCLES, most * (_DIVIDE_CYCLES if value.op == "divide" else factor))

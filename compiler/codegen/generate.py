@@ -35,7 +35,7 @@ from compiler.target import nominal_machine
 
 # Share of SBUF the planners may fill, tried in turn: their estimates leave out what allocation
 # rounds up.
-_BUDGETS = (0.85, 0.6, 0.4, 0.2, 0.1, 0.05)
+_BUDGETS = (0.95, 0.85, 0.6, 0.4, 0.2, 0.1, 0.05)
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,6 +325,9 @@ def _scaled(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     if value.attrs.get("engine") != Engine.VECTOR.value:
         scope.add("activation", Engine.SCALAR, out, srcs, func=func, scale=scale, bias=bias)
         return
+    if func == "square":
+        scope.add("tensor_tensor", Engine.VECTOR, out, (into, into), op="multiply")
+        return
     steps = [(o, s) for o, s in (("multiply", scale), ("add", bias)) if s != _NEUTRAL[o]]
     if not steps:
         scope.add("tensor_copy", Engine.VECTOR, out, srcs)

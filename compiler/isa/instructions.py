@@ -108,7 +108,7 @@ _TABLE = (
         attrs=("func", "scale", "bias"),
         meaning="dst = func(scale * src + bias); scale and bias are immediates, or None: then the"
         " next source, [P, 1]. func: a"
-        " unary elementwise name or 'identity'. One tensor input only.",
+        " unary elementwise name, 'square' or 'identity'. One tensor input only.",
     ),
     InstrDef(
         name="tensor_unary",

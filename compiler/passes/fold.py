@@ -8,6 +8,7 @@ carry becomes a constant of the body.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import numpy as np
 
@@ -182,6 +183,26 @@ def _logical(element: int) -> Rule:
     return _identity_element(element, True)
 
 
+def _divide(level: _Fold, op: Op) -> Value | None:
+    """x / 1 is x, and 1 / (1 + exp(-x)), as JAX spells it out, is one function of the machine."""
+    known = _identity_element(1, False)(level, op)
+    if known is not None or not _is_element(level, op.operands[0], 1):
+        return known
+    total = level.made.get(op.operands[1])
+    if total is None or total.name != "add":
+        return None
+    terms = [v for v in total.operands if not _is_element(level, v, 1)]
+    power = level.made.get(terms[0]) if len(terms) == 1 else None
+    negative = level.made.get(power.operands[0]) if _is_named(power, "exponential") else None
+    if negative is None or negative.name != "negate" or not op.result.type.dtype.is_float:
+        return None
+    return level.emit(make_op("logistic", negative.operands, loc=op.loc)).result
+
+
+def _is_named(op: Op | None, name: str) -> TypeGuard[Op]:
+    return op is not None and op.name == name
+
+
 def _same_type(level: _Fold, op: Op) -> Value | None:
     """An op that only changes the type, to the type it has."""
     return op.operands[0] if op.operands[0].type == op.result.type else None
@@ -313,7 +334,7 @@ _RULES: dict[str, Rule] = {
     "bitcast_convert": _same_type,
     "concatenate": _concatenate,
     "convert": _same_type,
-    "divide": _identity_element(1, False),
+    "divide": _divide,
     "dynamic_slice": _same_type,
     "iota": _iota,
     "multiply": _multiply,

@@ -5,6 +5,7 @@ L1.
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from compiler.codegen.contract_plan import even_tile
 from compiler.diagnostics import CompileError
+from compiler.isa.limits import walk
+from compiler.isa.program import Instr, Loop, Region
 from tests.compiler.codegen.region_harness import BF16, F32, I32, Maker, arrays, check, count
 
 
@@ -184,3 +187,41 @@ def test_even_tile_covers(size: int) -> None:
     tile = even_tile(size, 128)
     assert 1 <= tile <= 128
     assert -(-size // tile) <= max(1, -(-size // 128)) * 1.25 + 1
+
+
+def loaded_elements(region: Region, tensor: int) -> int:
+    """Elements of `tensor` that DMAs bring in, loops counted."""
+
+    def visit(body: list[Instr | Loop], times: int) -> int:
+        total = 0
+        for item in body:
+            if isinstance(item, Loop):
+                total += visit(item.body, times * item.trip)
+            elif item.opcode == "dma" and item.srcs[0].buffer == tensor:
+                total += times * math.prod(item.srcs[0].shape)
+        return total
+
+    return visit(region.body, 1)
+
+
+def test_heads_that_fit_in_one_tile_share_a_panel() -> None:
+    """A weight gradient of heads: its rows are (head, width) and the other operand spans neither,
+    so it is loaded once per block of heads, not once per head.
+    """
+    m = Maker((8, 128, 1024, 384), "by_head")
+    a, b = m.load((0, 3, 1), BF16), m.load((3, 2), BF16)
+    m.store(m.contract(a, b, over=(3,)), (0, 1, 2))
+    region = check(m, 1e-2)
+    assert loaded_elements(region, 1) <= 2 * 1024 * 384
+
+
+def test_heads_that_are_summed_come_in_chunks() -> None:
+    """An output projection: k is (head, width). With several heads at a time, transfers are large
+    and sums stay in PSUM.
+    """
+    m = Maker((256, 512, 6, 64), "project")
+    a, b = m.load((2, 0, 3), BF16), m.load((2, 3, 1), BF16)
+    m.store(m.contract(a, b, over=(2, 3)), (0, 1))
+    region = check(m, 1e-2)
+    largest = max(math.prod(i.dst.shape) for i in walk(region.body) if i.opcode == "dma" and i.dst)
+    assert largest >= 2 * 64 * 256

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from compiler.codegen import generate
 from compiler.codegen.search import EFFORTS
 from compiler.diagnostics import CompileError
+from compiler.isa.limits import walk
 from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from compiler.options import CompileOptions
 from sim_cluster import l0, regions
 from tests.compiler.codegen.region_harness import (
     BF16,
@@ -268,9 +270,12 @@ def test_strip_code_computes_its_region(name: str) -> None:
 
 
 def test_code_stays_rolled() -> None:
-    small, large = rms_norm(128 * 8, 512).region(), rms_norm(128 * 8000, 512).region()
-    side_by_side = max(EFFORTS[2].ways)
-    assert count(large) == count(small) <= 12 * side_by_side
+    """The size of the code does not follow the number of rows."""
+    for level, most in ((1, 12), (2, 12 * max(EFFORTS[2].ways))):
+        options = CompileOptions(optlevel=level)
+        for rows in (128 * 8, 128 * 8000):
+            m = rms_norm(rows, 512)
+            assert count(generate(m.program(), m.tensors, TARGET, 0, options).region) <= most
 
 
 def shifted(n: int, shift: int, gap: int = 1) -> Maker:
@@ -377,3 +382,16 @@ def test_registers_shift_views_and_start_after_the_given_one() -> None:
         regions.run_region(program, want, {0: layer})
         l0.run_region(made.region, got, {0: layer})
     assert distance(got[1], want[1]) == 0 and np.isfinite(got[1]).sum() == 2000
+
+
+def test_a_square_goes_to_the_engine_with_less_to_do() -> None:
+    """Sums keep Vector busy, so Scalar squares; alone with an exponential it is the other way."""
+    m = rms_norm(1024, 4096)
+    squares = [i for i in walk(m.region().body) if i.attrs.get("func") == "square"]
+    assert squares and all(i.opcode == "activation" for i in squares)
+    m = Maker((1024, 4096), "busy scalar")
+    x = m.load((0, 1))
+    y = m.node("tanh", m.node("exponential", x))
+    m.store(m.node("tanh", m.node("sine", m.node("multiply", y, y))), (0, 1))
+    opcodes = {i.opcode for i in walk(check(m).body) if i.attrs.get("op") == "multiply"}
+    assert opcodes == {"tensor_tensor"}

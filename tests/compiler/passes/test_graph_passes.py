@@ -37,6 +37,31 @@ def assert_same_values(before: Graph, after: Graph, inputs: list[np.ndarray]) ->
         np.testing.assert_array_equal(a, b)
 
 
+class TestLogistic:
+    """JAX spells the function out; the machine has it as one."""
+
+    @pytest.mark.parametrize("one_first", [True, False])
+    def test_the_spelled_function_is_recovered(self, one_first: bool) -> None:
+        graph = spelled_logistic(1.0, one_first)
+        after = dce(fold(graph))
+        assert names(after) == ["logistic"]
+        x = np.linspace(-90, 90, 64, dtype=np.float32)
+        for a, b in zip(evaluate(graph, [x]), evaluate(after, [x]), strict=True):
+            np.testing.assert_allclose(a, b, rtol=3e-7, atol=0)
+
+    def test_another_constant_is_left_alone(self) -> None:
+        assert "logistic" not in names(fold(spelled_logistic(2.0, True)))
+
+
+def spelled_logistic(one: float, one_first: bool) -> Graph:
+    b = Builder()
+    x = b.input((64,))
+    power = b.op("exponential", b.op("negate", x))
+    ones = b.full((64,), one)
+    total = b.op("add", ones, power) if one_first else b.op("add", power, ones)
+    return b.finish(b.op("divide", ones, total))
+
+
 class TestDce:
     def test_removes_what_outputs_do_not_need(self) -> None:
         b = Builder()
