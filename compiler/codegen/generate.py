@@ -119,13 +119,13 @@ def _nests(space: Space, tensors: Sequence[Tensor]) -> list[tuple[Plan, list[int
 
 def _joined(space: Space) -> dict[int, frozenset[int]]:
     """Per store the contractions of its nest: its own, and those of stores it shares one with."""
-    own = {sink: _folds(space, [sink])[0] for sink in space.sinks}
-    for sink in own:
-        for other in own:
-            if own[sink] & own[other]:
-                together = own[sink] | own[other]
-                own |= {s: together for s, nest in own.items() if nest & together}
-    return own
+    joined: dict[int, frozenset[int]] = {}
+    for sink in space.sinks:
+        nest = _folds(space, [sink])[0]
+        sharing = [s for s, other in joined.items() if other & nest]
+        nest = nest.union(*(joined[s] for s in sharing))
+        joined |= {s: nest for s in (*sharing, sink)}
+    return joined
 
 
 def _folds(space: Space, sinks: Iterable[int]) -> tuple[frozenset[int], bool]:
