@@ -79,13 +79,16 @@ def _bytes(shape: Sequence[int]) -> int:
     return total
 
 
-def check_graph_memory(graph: Graph, limit_bytes: int) -> None:
-    """Refuse what cannot fit whatever the plan.
+def check_graph_memory(
+    graph: Graph, limit_bytes: int, aliases: Sequence[tuple[int, int]] = ()
+) -> None:
+    """Refuse what cannot fit whatever the plan; `aliases` are (output, input) in one memory.
 
     Raises: CapacityError NCC_EOOM002 when inputs and outputs alone exceed the limit, NCC_EVRF009 at
     the op whose operands and results do.
     """
-    io = sum(v.type.num_bytes for v in {*graph.inputs, *graph.outputs})
+    shared = {graph.outputs[output] for output, _ in aliases}
+    io = sum(v.type.num_bytes for v in {*graph.inputs, *graph.outputs} - shared)
     if io > limit_bytes:
         memory = Memory(constants=0, io=io, intermediates=0, scratch=0)
         raise _over("NCC_EOOM002", "inputs and outputs alone", io, limit_bytes, memory)

@@ -20,6 +20,8 @@ from typing import Any
 from compiler import budget
 from compiler.diagnostics import DiagnosticError, InternalError, UsageError
 from compiler.driver import Observer, compile_graph, with_ordinals
+from compiler.frontend.detect import Module
+from compiler.frontend.donation import Aliases
 from compiler.ir.analysis import count_ops, flops
 from compiler.ir.serialize import dump
 from compiler.ir.types import Graph
@@ -109,17 +111,19 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
         raise UsageError("SW_USAGE", f"cannot read {file}: {error.strerror}") from error
     log.dot()
     command, temps = resolved.command, _temps(output) if resolved.command.save_temps else None
-    graph, form = _import(data, file, resolved, temps, log)
+    graph, module = _import(data, file, resolved, temps, log)
     watch = _Watch(resolved, temps, log)
     with log.stage("compile"):
-        budget.check_graph_memory(graph, watch.limit_bytes)
+        budget.check_graph_memory(graph, watch.limit_bytes, module.aliases)
         optlevel = resolved.options.optlevel
         budget.check_graph_instructions(graph, command.instruction_limit, optlevel)
-        program = compile_graph(_whole(graph, file), command.target.name, resolved.options, watch)
+        program = compile_graph(
+            _whole(graph, file, module.aliases), command.target.name, resolved.options, watch
+        )
         budget.check_module_instructions(watch.instructions, command.instruction_limit)
         memory = budget.check_program_memory(program, watch.limit_bytes)
     _report_sizes(graph, watch, memory, log)
-    meta = _meta(graph, form, program, resolved) | {"memory_bytes": memory.as_dict()}
+    meta = _meta(graph, module.form, program, resolved) | {"memory_bytes": memory.as_dict()}
     content = program_bytes(program, meta, compress=not command.fast_loading)
     with log.stage("write"):
         _write(output, content)
@@ -137,8 +141,8 @@ def _write(output: Path, content: bytes) -> None:
 
 def _import(
     data: bytes, file: Path, resolved: Resolved, temps: Path | None, log: CompileLog
-) -> tuple[Graph, str]:
-    """The graph of a file after the whole-module passes, and the form the file had."""
+) -> tuple[Graph, Module]:
+    """The graph of a file after the whole-module passes, and what was in the file."""
     from compiler.frontend.isolated import Reader
     from compiler.frontend.restrictions import check_outputs
 
@@ -154,16 +158,21 @@ def _import(
     with log.stage("passes"):
         graph = run(graph, step_passes(resolved.options), temps and temps / "module")
     log.dot()
-    return graph, module.form
+    return graph, module
 
 
-def _whole(graph: Graph, file: Path) -> StepProgram:
-    """The graph as one program over buffers `arg0...` and `out0...`."""
+def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
+    """The graph as one program over buffers `arg0...` and `out0...`; an output that takes over an
+    input has the input's name.
+    """
+    owners = dict(aliases)
     return StepProgram(
         name=file.name.partition(".")[0] or "main",
         graph=graph,
         inputs=tuple(f"arg{k}" for k in range(len(graph.inputs))),
-        outputs=tuple(f"out{k}" for k in range(len(graph.outputs))),
+        outputs=tuple(
+            f"arg{owners[k]}" if k in owners else f"out{k}" for k in range(len(graph.outputs))
+        ),
     )
 
 

@@ -8,11 +8,12 @@ bytecode, portable StableHLO artifact, and what `jax.export` serialises. File na
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.diagnostics import ImportRuleError
+from compiler.frontend.donation import Aliases
 from compiler.frontend.hlo import hlo_to_stablehlo
-from compiler.frontend.stablehlo import Check, import_module
+from compiler.frontend.stablehlo import Check, import_with_aliases
 from compiler.ir.types import Graph
 
 _BYTECODE = b"ML\xefR"
@@ -22,10 +23,13 @@ _NESTED_MESSAGE = 0x0A  # the first field of an HloProto is a message, of an Hlo
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A model file: the form that was found, and StableHLO as text, bytecode or artifact."""
+    """A model file: the form that was found, StableHLO as text, bytecode or artifact, and which
+    outputs take over an input (known once it is imported).
+    """
 
     form: str
     stablehlo: bytes | str
+    aliases: Aliases = ()
 
 
 def read_module(data: bytes) -> Module:
@@ -57,7 +61,8 @@ def import_file(
     Raises: ImportRuleError, as `read_module` and `import_module`.
     """
     module = read_module(data)
-    return import_module(module.stablehlo, base_dir=base_dir, checks=checks), module
+    graph, aliases = import_with_aliases(module.stablehlo, base_dir=base_dir, checks=checks)
+    return graph, replace(module, aliases=aliases)
 
 
 def _text(data: bytes) -> str | None:

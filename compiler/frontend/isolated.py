@@ -82,7 +82,7 @@ class Reader:
             raise self._crashed(child) from None
         if "error" in answer:
             raise _error_of(answer["error"], name)
-        return load(answer["graph"]), Module(answer["form"], answer["stablehlo"])
+        return load(answer["graph"]), Module(answer["form"], answer["stablehlo"], answer["aliases"])
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._child is None:
@@ -194,6 +194,7 @@ def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
             "graph": dump(graph, with_locs=True),
             "form": module.form,
             "stablehlo": module.stablehlo,
+            "aliases": module.aliases,
         }
     except DiagnosticError as error:
         return {"error": _row_of(error)}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from compiler.frontend.context import legalize_chlo, make_context, parse_module
+from compiler.frontend.donation import Aliases, read_aliases
 from compiler.frontend.importer import Check, Importer, ImportHooks
 from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules import RULES, Rule
@@ -22,26 +23,34 @@ from compiler.passes.indices import check_indices
 __all__ = ["Check", "import_module", "import_parsed"]
 
 
-def import_module(
-    source: bytes | str,
-    *,
-    base_dir: str | None = None,
-    checks: Mapping[str, Check] | None = None,
-) -> Graph:
+def import_module(source: bytes | str, *, base_dir: str | None = None) -> Graph:
     """Import a portable artifact, MLIR bytecode or MLIR text; graph inputs and outputs are those of
     `main`.
 
     `base_dir` (default: the working directory) is the job's folder: locations below it become
-    relative. `checks` see every op of their name before its rule and may refuse it.
+    relative.
     Raises: ImportRuleError with code, file and line for what the IR does not have, CompileError for
     constant indices that leave what they index.
+    """
+    return import_with_aliases(source, base_dir=base_dir)[0]
+
+
+def import_with_aliases(
+    source: bytes | str,
+    *,
+    base_dir: str | None = None,
+    checks: Mapping[str, Check] | None = None,
+) -> tuple[Graph, Aliases]:
+    """As `import_module`, with the outputs that take over an input; `checks` see every op of their
+    name before its rule and may refuse it.
     """
     with make_context():
         module = parse_module(source)
         legalize_chlo(module)
         graph = import_parsed(module, base_dir=base_dir, checks=checks)
+        aliases = read_aliases(module, graph)
     check_indices(graph)
-    return graph
+    return graph, aliases
 
 
 def import_parsed(
@@ -55,7 +64,7 @@ def import_parsed(
     """Import an MLIR module that is parsed and free of CHLO; its context must be entered.
 
     `extra_rules` are added to the table (`sdy.*` ops of Shardy's output) and win over it; `hooks`
-    see every op and block; `checks` as in `import_module`.
+    see every op and block; `checks` see every op of their name before its rule and may refuse it.
     Raises: ImportRuleError, as `import_module`.
     """
     rules = {**RULES, **(extra_rules or {})}

@@ -305,3 +305,44 @@ def test_fast_context_switch_moves_constants_to_the_start_of_an_execution(
         times.append(float(capsys.readouterr().err.split()[2]))
     rate = 16 * 17e9  # all DMA engines of a NeuronCore-v2
     assert times[1] - times[0] == pytest.approx(w.nbytes / rate, rel=1e-2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_donated_inputs_and_their_outputs_share_memory(
+    form: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(state: Any, grads: Any) -> Any:
+        return {"p": state["p"] - 0.1 * grads, "m": state["p"] * 0.9 + state["m"]}, grads.sum()
+
+    rng = np.random.default_rng(5)
+    state = {n: rng.normal(size=(40, 50)).astype(np.float32) for n in ("m", "p")}
+    grads = rng.normal(size=(40, 50)).astype(np.float32)
+
+    def flat(m: Any, p: Any, g: Any) -> Any:
+        new, total = step({"m": m, "p": p}, g)
+        return new["m"], new["p"], total
+
+    arguments = [state["m"], state["p"], grads]
+    write_model(folder / f"m.{form}", flat, arguments, donate=(0, 1))
+    assert compile_line(f"shardwright compile m.{form} --target trn1") == 0
+    info = info_of(folder / "file.neff", capsys)
+    assert [row["name"] for row in info["outputs"]] == ["arg0", "arg1", "out2"]
+    assert info["memory_bytes"]["io"] == 3 * grads.nbytes + 4
+    for level in ("L0", "L1"):
+        found = run_neff(folder / "file.neff", arguments, level)
+        for a, b in zip(found, flat(*arguments), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+
+
+def test_a_release_changes_the_numbers_of_the_same_command(folder: Path) -> None:
+    x = RNG.normal(size=(32, 64)).astype(np.float32)
+    write_model(folder / "m.hlo.pb", lambda x: x @ x.T, [x])
+    errors = {}
+    for version in ("2.21.18209", "2.22.12471", "own"):
+        line = "neuronx-cc compile m.hlo.pb --target trn1 --compiler-version-profile"
+        assert compile_line(f"{line} {version}") == 0
+        (found,) = run_neff(folder / "file.neff", [x])
+        errors[version] = float(np.abs(found - x @ x.T).max())
+        assert meta_of(folder / "file.neff")["version_profile"] == version
+    assert errors["2.21.18209"] > 1e-2  # matmul in bf16 by default
+    assert errors["2.22.12471"] == errors["own"] < 1e-4

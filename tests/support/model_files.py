@@ -20,10 +20,12 @@ from orchestrator.cli import main
 FORMS = ("hlo.pb", "hlo", "mlir", "bc", "export")
 
 
-def write_model(path: Path, function: Callable[..., Any], arguments: Sequence[Any]) -> Path:
+def write_model(
+    path: Path, function: Callable[..., Any], arguments: Sequence[Any], donate: tuple[int, ...] = ()
+) -> Path:
     """Write `function` of arguments of these shapes; the suffix of `path` chooses the form."""
     shapes = [jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for a in arguments]
-    jitted = jax.jit(function)
+    jitted = jax.jit(function, donate_argnums=donate)
     lowered = jitted.lower(*shapes)
     match path.name.partition(".")[2]:
         case "hlo.pb":
