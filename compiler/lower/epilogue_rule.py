@@ -7,7 +7,7 @@ result would need whole rows, so they are left to row regions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from compiler.lower.labels import all_leaves
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 
 
 class EpilogueRule:
-    """Growth of one contraction by elementwise ops behind it."""
+    """Growth of one contraction by elementwise ops behind it, except tasks in `alone`."""
 
     phase = "epilogue"
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, alone: Collection[int] = ()) -> None:
         self.budget = budget
+        self.alone = alone
 
     def may_meet(self, producer: Task, consumer: Task) -> bool:
         """A contraction meets readers of its result that are no sums."""
         if not (producer.fusable and consumer.fusable) or producer.op.name == WRITE:
+            return False
+        if producer.number in self.alone or consumer.number in self.alone:
             return False
         return producer.kind == CONTRACT and consumer.kind == STRIP
 

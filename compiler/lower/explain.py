@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from compiler.diagnostics import Loc
 from compiler.ir.types import Graph
 from compiler.lower.accept import Judge
-from compiler.lower.function import Settled, Signature, rules_of, settle
+from compiler.lower.function import Settled, Signature, settle
 from compiler.lower.group import Groups, Part
-from compiler.lower.rule import Refusal, Rule, traffic
+from compiler.lower.rule import Refusal, traffic
 from compiler.lower.task import COLLECTIVE, Task
 from compiler.lower.write_out import title
 from compiler.options import DEFAULTS, CompileOptions
@@ -61,7 +61,7 @@ def explain_fusion(
     }
     for producer, consumer, num_bytes in _borders(groups):
         if producer in stories and consumer in stories:
-            refusal = _first_refusal(settled, rules_of(options), producer, consumer)
+            refusal = _first_refusal(settled, producer, consumer)
             merge = RefusedMerge(stories[consumer].name, num_bytes, refusal)
             stories[producer].refused.append(merge)
     return list(stories.values())
@@ -91,7 +91,7 @@ def _borders(groups: Groups) -> list[tuple[int, int, int]]:
     return [(a, b, n) for (a, b), n in found.items()]
 
 
-def _first_refusal(settled: Settled, rules: Sequence[Rule], a: int, b: int) -> Refusal:
+def _first_refusal(settled: Settled, a: int, b: int) -> Refusal:
     """The trial that undid a merge, else what the last phase says that merges such regions."""
     groups = settled.groups
     first, second = groups.parts[a], groups.parts[b]
@@ -103,7 +103,7 @@ def _first_refusal(settled: Settled, rules: Sequence[Rule], a: int, b: int) -> R
         return Refusal("cycle", "another region stands between them")
     if groups.kept_apart(union):
         return Refusal("order", "one overwrites what the other still reads")
-    said = [rule.refusal(groups, first, second) for rule in reversed(rules)]
+    said = [rule.refusal(groups, first, second) for rule in reversed(settled.rules)]
     found = [refusal for refusal in said if refusal is not None]
     if len(found) < len(said):
         return Refusal("order", "merged with something else first")

@@ -7,9 +7,10 @@ fact, so the loop ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from compiler.attention import find_attention
 from compiler.ir.types import Graph, Value
 from compiler.lower.accept import Judge, Trials, policy_of
 from compiler.lower.body import IDENTITY, UPDATES, Body
@@ -50,6 +51,7 @@ class Settled:
 
     lowered: Lowered
     groups: Groups
+    rules: Sequence[Rule]
     trials: Trials
 
 
@@ -62,6 +64,7 @@ class _Try:
     options: CompileOptions
     budget: Budget
     judge: Judge | None
+    alone: Collection[Value]
     forced: set[Value] = field(default_factory=set)
     apart: set[int] = field(default_factory=set)
 
@@ -91,7 +94,9 @@ def settle(
     """`lower_function` with the regions' history."""
     graph = canonical(expand(narrow(expand_windows(graph))), options)
     _check_sizes(graph)
-    attempt = _Try(graph, signature, options, budget or policy_of(options).budget, judge)
+    budget = budget or policy_of(options).budget
+    alone = _softmax_operators(graph, options)
+    attempt = _Try(graph, signature, options, budget, judge, alone)
     attempt.forced |= narrow_operands(graph)
     for _ in range(MAX_TRIES):
         try:
@@ -125,28 +130,45 @@ def _attempt(given: _Try) -> Settled:
     body = Body(graph, counters, donated, frozenset(given.forced))
     inputs = [v for v in graph.inputs if v not in counters]
     storage = Storage(body, inputs, aliases, given.apart)
+    alone = {t.number for t in body.tasks if t.result in given.alone}
+    rules = rules_of(given.options, given.budget, alone)
     clashes: set[tuple[int, int]] = set()
     while True:
         groups = Groups(body, storage.order, storage.must_store, clashes)
         try:
-            trials = _form(given, groups, storage)
-            return Settled(write_out(body, storage, groups, len(counters)), groups, trials)
+            trials = _form(given, groups, storage, rules)
+            lowered = write_out(body, storage, groups, len(counters))
+            return Settled(lowered, groups, rules, trials)
         except ClashError as clash:
             assert clash.pair not in clashes
             clashes.add(clash.pair)
             storage.reset()
 
 
-def rules_of(options: CompileOptions, budget: Budget | None = None) -> tuple[Rule, ...]:
-    """The phases of growth, in order."""
-    budget = budget or policy_of(options).budget
+def rules_of(options: CompileOptions, budget: Budget, alone: Collection[int]) -> tuple[Rule, ...]:
+    """The phases of growth, in order. `alone`: softmax operators that pass through HBM."""
     rows: tuple[Rule, ...] = (RowRule(budget),) if options.attention == "flash" else ()
-    return (StripRule(budget), EpilogueRule(budget), *rows)
+    return (StripRule(budget, alone), EpilogueRule(budget, alone), *rows)
 
 
-def _form(given: _Try, groups: Groups, storage: Storage) -> Trials:
+def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
+    """Results that share a region with nothing of their score: with attention `unfused`, the
+    products that make scores and the reductions over them.
+    """
+    if options.attention != "unfused":
+        return set()
+    scores = {value for instance in find_attention(graph) for value in instance.scores}
+    return {
+        op.result
+        for op in graph.ops
+        if (op.name == "reduce" and op.operands[0] in scores)
+        or (op.name == "dot_general" and op.result in scores)
+    }
+
+
+def _form(given: _Try, groups: Groups, storage: Storage, rules: Sequence[Rule]) -> Trials:
     """Grow the regions of a body, phase by phase, and take apart what does not pay."""
-    for rule in rules_of(given.options, given.budget):
+    for rule in rules:
         groups.grow(rule)
     trials = Trials(groups, storage, given.judge, policy_of(given.options))
     trials.settle()

@@ -26,7 +26,7 @@ _ROW_BYTES = 4  # values are held as fp32 on chip
 
 
 class StripRule:
-    """Growth without contractions. `alone` are tasks that share a region with nothing."""
+    """Growth without contractions. `alone` are strip tasks that share a region with nothing."""
 
     phase = "strip"
 
@@ -38,10 +38,10 @@ class StripRule:
         """Strips meet strips; a contraction meets what converts or writes its result."""
         if not (producer.fusable and consumer.fusable) or producer.op.name == WRITE:
             return False
-        if producer.number in self.alone or consumer.number in self.alone:
-            return False
         if producer.kind == CONTRACT:
             return consumer.op.name in EPILOGUE
+        if producer.number in self.alone or consumer.number in self.alone:
+            return False
         return producer.kind == consumer.kind == STRIP
 
     def refusal(self, groups: Groups, a: Part, b: Part) -> Refusal | None:

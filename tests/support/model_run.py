@@ -22,7 +22,7 @@ from compiler.frontend.stablehlo import import_module
 from compiler.ir.types import Graph
 from compiler.isa.program import Call, Program, Repeat
 from compiler.options import DEFAULTS, CompileOptions
-from compiler.passes.pipeline import STEP_PASSES, run
+from compiler.passes.pipeline import run, step_passes
 from compiler.program import StepProgram
 from compiler.target import load_target
 from sim_cluster.result import distance
@@ -63,7 +63,7 @@ def compile_function(
     """`fn` for the shapes of `args`. Raises the DiagnosticError of the stage that refuses."""
     args = jax.tree.map(jnp.asarray, tuple(args))
     traced = jax.jit(fn, keep_unused=True).trace(*args)
-    graph = run(import_module(artifact_of(traced)), STEP_PASSES)
+    graph = run(import_module(artifact_of(traced)), step_passes(options))
     step = StepProgram(
         name="main",
         graph=graph,

@@ -92,10 +92,34 @@ def test_attention_backward_keeps_scores_on_chip() -> None:
     assert len(compute(lowered)) == 1 and not score_tensors(lowered)
 
 
-@pytest.mark.parametrize("form", ["unfused", "fused"])
-def test_other_forms_store_scores(form: str) -> None:
+def score_traffic(lowered: Lowered) -> list[int]:
+    """Score tensors read or written by regions without a contraction, one by one."""
+    counts = []
+    for region in compute(lowered):
+        views = {n.attrs["view"] for n in region.nodes if "view" in n.attrs}
+        scored = [v for v in views if math.prod(lowered.tensors[v.tensor].shape) == HEADS * T * S]
+        if scored and not any(n.op == "contract" for n in region.nodes):
+            counts.append(len(scored))
+    return counts
+
+
+@pytest.mark.parametrize(("form", "counts"), [("unfused", [2, 1, 2, 1, 2]), ("fused", [2])])
+def test_forms_of_the_softmax_move_the_published_number_of_score_tensors(form, counts) -> None:
+    """Unfused: 8 forward, besides the reads and writes of the contractions."""
     lowered = check_lowering(forward(), INPUTS, options=CompileOptions(attention=form))
-    assert score_tensors(lowered) >= 2
+    assert score_traffic(lowered) == counts
+
+
+def test_forms_order_by_bytes_and_agree_in_values() -> None:
+    moved = []
+    for form in ("unfused", "fused", "flash"):
+        options = CompileOptions(attention=form)
+        grad = normal(HEADS, T, E)
+        check_lowering(backward(), [*INPUTS, grad], options=options, tolerance=1e-5)
+        stories = explain_fusion(backward(), Signature(), options)
+        moved.append(sum(s.moved_bytes for s in stories))
+    scores = 4 * HEADS * T * S
+    assert moved[0] >= moved[1] + 4 * scores and moved[1] >= moved[2] + 6 * scores
 
 
 def test_grouped_keys_are_panels_of_their_group() -> None:
