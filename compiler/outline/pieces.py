@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.types import Op, Value
+from compiler.passes.remat.recipes import RATIO, contracts
 
 MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)
 MAX_PERIODS = 12  # candidate periods looked at
@@ -86,8 +87,8 @@ def _is_scalar(op: Op) -> bool:
 
 
 def _earliest(op: Op, before: Sequence[tuple[Value, Op]], phase: Mapping[Op, int]) -> int:
-    """The first phase after everything `op` reads."""
-    first = 1 if _is_scalar(op) else 0
+    """The first phase after all that `op` reads; scalars made of inputs come first."""
+    first = -1 if _is_scalar(op) else 0
     return max([first, *(phase[p] + _distance(value, p, op) for value, p in before)])
 
 
@@ -145,11 +146,25 @@ def _cut_repeats(ops: list[Op], level: Level, identity: Hash) -> list[list[Op]]:
     first = _cheapest_border(ops, level, start, period, length)
     count = (start + length - first) // period
     windows = [ops[first + i * period : first + (i + 1) * period] for i in range(count)]
-    if count < 2 or Counter(identity(w) for w in windows).most_common(1)[0][1] < 2:
+    if count < 2 or not all(_is_layer(w, ops, level) for w in windows):
+        return [ops]
+    if Counter(identity(w) for w in windows).most_common(1)[0][1] < 2:
         return [ops]
     left = _cut_repeats(ops[:first], level, identity)
     right = _cut_repeats(ops[first + count * period :], level, identity)
     return left + windows + right
+
+
+def _is_layer(window: Sequence[Op], ops: Sequence[Op], level: Level) -> bool:
+    """True for a repetition that computes something and hands over no more than it read: between
+    the rounds of a random generator, or behind a softmax, values would only pass through memory.
+    """
+    made = {v for op in window for v in op.results}
+    inside = set(window)
+    read = {v for op in window for v in level.sources[op]} - made
+    handed = {v for op in ops if op not in inside for v in level.sources[op] if v in made}
+    limit = RATIO * sum(v.type.num_bytes for v in read)
+    return any(map(contracts, window)) and all(v.type.num_bytes < limit for v in handed)
 
 
 def _best_run(ops: Sequence[Op]) -> tuple[int, int, int] | None:

@@ -7,7 +7,7 @@ groups, t rows, s keys, d head width, e value width, m model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-SIZES = {"b": 2, "g": 2, "h": 4, "t": 88, "s": 104, "d": 6, "e": 5, "m": 24, "i": 96}
-SCORE_ELEMENTS = SIZES["t"] ** 2
-"""Elements of the smallest score tensor (rows times rows of one head)."""
+SIZES = {"b": 2, "g": 2, "h": 4, "t": 136, "s": 168, "d": 6, "e": 5, "m": 24, "i": 96}
+POSITIONS = (SIZES["t"], SIZES["s"], SIZES["s"] + 1, SIZES["t"] // 2)
+"""Extents of row and key indices, with a sink and within windows."""
 
 Function = Callable[..., jax.Array]
 
@@ -57,6 +57,11 @@ def _array(rng: np.random.Generator, letters: str, dtype: str) -> np.ndarray:
         shape, limit = letters.split(":")
         return np.sort(rng.integers(0, int(limit), [SIZES[c] for c in shape]).astype(np.int32))
     return rng.normal(size=[SIZES[c] for c in letters]).astype(jnp.dtype(dtype))
+
+
+def is_score(shape: Sequence[int]) -> bool:
+    """True for a shape with two position indices."""
+    return sum(n in POSITIONS for n in shape) > 1
 
 
 CORPUS: dict[str, Spelling] = {}

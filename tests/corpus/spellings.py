@@ -383,15 +383,15 @@ def one_query(q, k, v):
     return jnp.einsum("bhs,bshe->bhe", p, v)
 
 
-@spelling("bthd", "isd", "ise")
+@spelling("bthd", "gsd", "gse")
 def keys_in_two_dims(q, k, v):
-    p = jax.nn.softmax(jnp.einsum("bthd,isd->bhtis", q, k), axis=(-2, -1))
-    return jnp.einsum("bhtis,ise->bthe", p, v)
+    p = jax.nn.softmax(jnp.einsum("bthd,gsd->bhtgs", q, k), axis=(-2, -1))
+    return jnp.einsum("bhtgs,gse->bthe", p, v)
 
 
 @spelling("bthd", "bthd", "bthe")
 def along_one_of_two_axes(q, k, v):
-    """Rows attend within windows of 44 positions."""
+    """Rows attend within windows of half the positions."""
     q, k, v = (a.reshape(B, 2, T // 2, H, -1) for a in (q, k, v))
     p = jax.nn.softmax(jnp.einsum("bnthd,bnshd->bnhts", q, k))
     return jnp.einsum("bnhts,bnshe->bnthe", p, v).reshape(B, T, H, E)

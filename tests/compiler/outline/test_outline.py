@@ -265,3 +265,51 @@ def test_random_loops(data: st.DataObject) -> None:
     in_place = {k: i for k, i in enumerate(targets[: len(outputs)]) if i < count}
     arrays = [normal(3, 3) for _ in range(count)]
     check(b.finish(*outputs), arrays, in_place, tolerance=1e-2)  # iteration magnifies rounding
+
+
+def test_rounds_without_a_contraction_are_not_cut_apart() -> None:
+    """Between equal rounds of elementwise work a large value would only pass through memory."""
+    b = Builder()
+    x, keys = b.input((6, 40)), [b.input((6,)) for _ in range(4)]
+    for key in keys:
+        wide = b.broadcast(key, x.type.shape, (0,))
+        x = b.op("tanh", b.add(b.multiply(x, wide), wide))
+        x = b.op("sine", b.op("abs", b.op("subtract", x, wide)))
+        x = b.op("cosine", b.op("maximum", b.op("logistic", x), wide))
+    graph = b.finish(x)
+    assert len(outline_programs((program(graph),)).programs[0].steps) == 1
+    check(graph, [normal(6, 40), *(normal(6) for _ in keys)])
+
+
+def two_softmaxes() -> Graph:
+    """Two equal chains from small operands to large probabilities, read together."""
+    b = Builder()
+    q, v, keys = b.input((96, 4)), b.input((96, 5)), [b.input((96, 4)) for _ in range(2)]
+    parts = [softmax(b, b.dot(q, k, ((1,), (1,)))) for k in keys]
+    return b.finish(b.dot(b.op("subtract", *parts), v))
+
+
+def softmax(b: Builder, x: Value) -> Value:
+    x = b.op("tanh", b.multiply(x, b.full(x.type.shape, 0.5)))
+    top = b.broadcast(b.reduce(x, "max", (1,)), x.type.shape, (0,))
+    e = b.op("exponential", b.op("subtract", x, top))
+    return b.op("divide", e, b.broadcast(b.reduce(e, "add", (1,)), x.type.shape, (0,)))
+
+
+def test_repeats_that_hand_over_much_more_than_they_read_stay_together() -> None:
+    graph = two_softmaxes()
+    assert len(outline_programs((program(graph),)).programs[0].steps) == 1
+    check(graph, [normal(96, n) for n in (4, 5, 4, 4)])
+
+
+def test_scalars_made_of_inputs_do_not_split_the_tensor_code() -> None:
+    """A key mixed from two scalars is read behind a value that also stands before it."""
+    b = Builder()
+    x, key = b.input((8, 30)), b.input((2,))
+    ends = [b.reshape(b.slice(key, (i,), (i + 1,)), ()) for i in range(2)]
+    e = b.op("exponential", x)
+    scaled = b.multiply(e, b.broadcast(b.add(*ends), x.type.shape))
+    graph = b.finish(b.reduce(e, "add", (1,)), b.reduce(scaled, "add", (1,)))
+    units = outline_programs((program(graph),)).functions
+    assert all(v.type.num_elements < 8 * 30 for u in units for v in u.graph.outputs)
+    check(graph, [normal(8, 30), normal(2)])
