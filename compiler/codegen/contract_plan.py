@@ -516,7 +516,20 @@ def needed_by_epilogue(space: Space, number: int, sinks: Iterable[int]) -> list[
             wanted.update(space.values[n].inputs)
     found = [n for n in inside if n in wanted and n != number]
     _require_simple(space, found, "after")
+    _require_same_points(space, number, [n for n in found if n in after])
     return found
+
+
+def _require_same_points(space: Space, number: int, after: Iterable[int]) -> None:
+    """An epilogue walks the points of its contraction: a broadcast to more has no place."""
+    own = space.values[number].atoms
+    if any(space.values[n].atoms - own for n in after):
+        raise CompileError(
+            "SW_CODEGEN_EPILOGUE",
+            f"region {space.name} requires values over the indices of its contraction after it,"
+            " got a broadcast",
+            hint="lower it to a region of its own",
+        )
 
 
 def needed_by_operand(space: Space, number: int) -> list[int]:
