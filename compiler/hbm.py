@@ -8,6 +8,7 @@ of whatever is planned: regions of a function, or calls of a program.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,10 +25,6 @@ class Lifetime:
     size_bytes: int
     start: int
     end: int
-
-    def overlaps(self, other: Lifetime) -> bool:
-        """True when both are in use at some step."""
-        return self.start <= other.end and other.start <= self.end
 
 
 def aligned(size_bytes: int) -> int:
@@ -93,28 +90,33 @@ def _repaired(lifetimes: Sequence[Lifetime], order: list[int], bound: int) -> tu
 def _place(lifetimes: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], int]:
     """Offsets and arena size when buffers are placed in `order`."""
     offsets = [0] * len(lifetimes)
-    placed: list[tuple[int, Lifetime]] = []
+    placed: list[_Placed] = []
     size = 0
     for i in order:
-        life = lifetimes[i]
-        busy = [(at, aligned(other.size_bytes)) for at, other in placed if life.overlaps(other)]
-        offsets[i] = _best_gap(sorted(busy), aligned(life.size_bytes))
-        placed.append((offsets[i], life))
-        size = max(size, offsets[i] + aligned(life.size_bytes))
+        life, length = lifetimes[i], aligned(lifetimes[i].size_bytes)
+        offsets[i] = at = _best_gap(placed, life.start, life.end, length)
+        insort(placed, (at, at + length, life.start, life.end))
+        size = max(size, at + length)
     return offsets, size
 
 
-def _best_gap(busy: Sequence[tuple[int, int]], size: int) -> int:
-    """Start of the smallest gap of at least `size` between busy ranges, else the end of the last
-    one.
+_Placed = tuple[int, int, int, int]  # first byte, byte after the last, start, end; sorted
+
+
+def _best_gap(placed: Sequence[_Placed], start: int, end: int, size: int) -> int:
+    """Start of the smallest gap of at least `size` between ranges in use from `start` to `end`,
+    else the end of the last one.
     """
-    best, best_size, end = -1, 0, 0
-    for at, length in busy:
-        gap = at - end
+    best, best_size, top = -1, 0, 0
+    for at, after, first, last in placed:
+        if first > end or last < start:
+            continue
+        gap = at - top
         if gap >= size and (best < 0 or gap < best_size):
-            best, best_size = end, gap
-        end = max(end, at + length)
-    return end if best < 0 else best
+            best, best_size = top, gap
+        if after > top:
+            top = after
+    return top if best < 0 else best
 
 
 def check(lifetimes: Sequence[Lifetime], offsets: Sequence[int], arena_bytes: int) -> list[str]:

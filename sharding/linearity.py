@@ -492,8 +492,9 @@ def _scatter(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
 def _scattered_dims(op: Op, operands: Sequence[Label], scope: Scope) -> list[FactoredDim]:
     """Dims of a scatter's result: those of the operand, of the window, and rows picked by position.
 
-    A row number computed from positions (iota) keeps samples apart, so its dim still counts
-    samples; one computed from batch data alone (a token id) adds samples up.
+    Where updates of several samples are scattered, a row number computed from positions (iota)
+    keeps samples apart, so that its dim still counts samples; one computed from batch data alone (a
+    token id) adds samples up.
     """
     attrs, target = op.attrs, op.operands[0]
     dims = list(_dims(operands[0], target.type.shape))
@@ -507,8 +508,10 @@ def _scattered_dims(op: Op, operands: Sequence[Label], scope: Scope) -> list[Fac
         attrs.input_batching_dims, attrs.scatter_indices_batching_dims, strict=True
     ):
         dims[d] = _merge_dim(moving[batch[index - (index > attrs.index_vector_dim)]], dims[d])
-    for d, data in zip(attrs.scatter_dims_to_operand_dims, _row_is_data(op, scope), strict=True):
-        if not data:
+    rows = _dims(operands[1], op.operands[1].type.shape)
+    if any(counts_samples(dim) for dim in (*rows, *(moving[m] for m in batch))):
+        picked = zip(attrs.scatter_dims_to_operand_dims, _row_is_data(op, scope), strict=True)
+        for d, _ in (pair for pair in picked if not pair[1]):
             dims[d] = ((target.type.shape[d], True),)
     return _fit(dims, target.type.shape)
 
