@@ -52,11 +52,6 @@ class CompileOptions:
     experimental_unsafe_fp8e4m3fn_as_fp8e4m3: bool = False
     """Accept f8E4M3FN where the machine has f8E4M3 only: values beyond 240 differ there."""
 
-    def downcasts(self, what: str) -> bool:
-        """Whether integers of `what` (dot, scatter, ...) may be computed in fp32."""
-        given = self.implicit_integer_downcast
-        return given in ("default", "all") or what in given.replace(",", " ").split()
-
     def packed(self) -> bytes:
         """A short form of everything that differs from the defaults, deterministic."""
         changed = {

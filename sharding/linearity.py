@@ -85,7 +85,7 @@ def _label_region(graph: Graph, inputs: Sequence[Label]) -> Labels:
         elif op.name == "optimization_barrier":
             results = operands
         else:
-            results = [_label(op, operands, scope)]
+            results = [_label(op, operands, scope)] * len(op.results)
         scope.labels.update(zip(op.results, results, strict=True))
     return scope.labels
 
@@ -105,7 +105,7 @@ def _loop(op: Op, operands: Sequence[Label]) -> list[Label]:
 
 
 def _label(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
-    """The label of the result of a one-result op."""
+    """The label of the results of an op, which are alike."""
     transfer = _TRANSFERS.get(op.name)
     if transfer is None:
         transfer = _elementwise
@@ -412,6 +412,15 @@ def _windowed(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     rows = list(zip(attrs.sizes, attrs.strides, attrs.low, attrs.high, strict=True))
     spanned = [dim for dim, row in zip(label.dims, rows, strict=True) if row != (1, 1, 0, 0)]
     return MIXED if any(counts_samples(dim) for dim in spanned) else label
+
+
+@_transfers("sort")
+def _sort(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
+    """Rows move together; samples that are sorted are mixed."""
+    label = _elementwise(op, operands, scope)
+    if label.kind is Kind.SAMPLE and counts_samples(label.dims[op.attrs.dim]):
+        return MIXED
+    return label
 
 
 def _multiply_kinds(lhs: Label, rhs: Label) -> Label:

@@ -34,7 +34,6 @@ NOT_TRIGGERED = frozenset(
         "NCC_EVRF018",
         "NCC_EVRF019",
         "NCC_EVRF062",
-        "NCC_EVRF063",
     }
 )
 

@@ -25,6 +25,7 @@ from compiler.ir.printer_ops import (
     MEANT,
     REDUCTION_OPS,
     STAND_IN,
+    WHOLE_DIMS,
     dense_array,
     dense_constant,
     integer,
@@ -147,6 +148,21 @@ class _Printer:
                 [f"sharding = #sdy.sharding{body}"],
             )
 
+    def keep_whole(self, op: Op) -> None:
+        """Ask for operands with every element of the dims on which `op` needs neighbours."""
+        rule = WHOLE_DIMS.get(op.name)
+        whole = rule(op) if rule and self.mesh else ()
+        for value in dict.fromkeys(op.operands) if whole else ():
+            rank = value.type.rank
+            body = self.sharding([()] * rank, [d for d in range(rank) if d not in whole])
+            self.names[value] = self.line(
+                "sdy.sharding_constraint",
+                [self.names[value]],
+                [value.type],
+                value.type,
+                [f"sharding = #sdy.sharding{body}"],
+            )
+
     def line(
         self,
         name: str,
@@ -165,6 +181,8 @@ class _Printer:
     def op(self, op: Op) -> None:
         """One op of the graph, whatever lines it takes."""
         self.ordinal += 1
+        names = {v: self.names[v] for v in op.operands}
+        self.keep_whole(op)
         special = _SPECIAL.get(op.name)
         if special is not None:
             special(self, op)
@@ -173,6 +191,7 @@ class _Printer:
         else:
             attributes = ATTRIBUTES[op.name](op) if op.name in ATTRIBUTES else []
             self.statement(op, f"stablehlo.{op.name}", attributes)
+        self.names |= names
         for value in op.results:
             self.constrain(value)
 

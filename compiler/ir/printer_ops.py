@@ -171,6 +171,21 @@ def _direction(attrs: Any) -> str:
     return f"#stablehlo<comparison_direction {attrs.direction}>"
 
 
+def _slid(op: Op) -> tuple[int, ...]:
+    """Dims along which windows slide."""
+    a = op.attrs
+    rows = zip(a.sizes, a.strides, a.low, a.high, strict=True)
+    return tuple(d for d, row in enumerate(rows) if row != (1, 1, 0, 0))
+
+
+WHOLE_DIMS: dict[str, Callable[[Op], tuple[int, ...]]] = {
+    "reduce_window": _slid,
+    "select_and_scatter": _slid,
+    "sort": lambda op: (op.attrs.dim,),
+}
+"""Dims on which an op cannot be computed from a part: a partitioner has to gather them first."""
+
+
 ATTRIBUTES: dict[str, Callable[[Op], list[str]]] = {
     "broadcast_in_dim": _one("broadcast_dimensions", lambda a: dense_array(a.dims)),
     "compare": _one("comparison_direction", _direction),

@@ -16,6 +16,7 @@ import numpy as np
 from compiler.dtypes import DType
 from compiler.ir.analysis import known_elements
 from compiler.ir.ops import (
+    AllToAllAttrs,
     BroadcastInDimAttrs,
     CompareAttrs,
     ConvertAttrs,
@@ -31,7 +32,6 @@ from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.lower.level import Level
 from compiler.lower.sorting import sort
 from compiler.lower.task import unsupported
-from compiler.options import DEFAULTS, CompileOptions
 from compiler.passes.dce import dce
 
 MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
@@ -40,14 +40,14 @@ MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken 
 Rule = Callable[[Level, Op], Sequence[Value] | None]
 
 
-def canonical(graph: Graph, options: CompileOptions = DEFAULTS) -> Graph:
+def canonical(graph: Graph) -> Graph:
     """`graph` (loop-free) with sorts, and gathers and scatters along an axis, rewritten.
 
-    Raises CompileError for a scatter that `options` do not permit.
+    Raises CompileError for a scatter that combines truth values.
     """
     if not any(op.name in _RULES for op in graph.ops):
         return graph
-    level = Level(graph, options)
+    level = Level(graph)
     for op in graph.ops:
         if all(v in level.replaced for v in op.results):
             continue  # a rule took it together with an earlier op
@@ -134,7 +134,9 @@ def _combine(level: Level, op: Op, operand: Value, hit: Value, spread: Value, ki
 
 
 def _any_scatter(level: Level, op: Op) -> Value | None:
-    """Along an axis where possible; integers are added in fp32, as the machine does it."""
+    """Along an axis where possible; integers are added in fp32, as the machine does it (who may is
+    the business of `passes/integers.py`).
+    """
     found = _scatter(level, op)
     operand, index, update = op.operands
     dtype = operand.type.dtype
@@ -142,16 +144,29 @@ def _any_scatter(level: Level, op: Op) -> Value | None:
         return found
     if dtype is DType.PRED:
         raise unsupported(op, "combines i1 elements", "cast to a float type", "NCC_EVRF016")
-    if not level.options.downcasts("scatter"):
-        given = f"requires float elements to {op.attrs.kind}, got {dtype.value}"
-        hint = "cast to a float type, or permit it with --implicit-integer-downcast scatter"
-        raise unsupported(op, given, hint, "NCC_EVRF060")
     if op.attrs.kind != "add" or op.attrs.unique:
         return None
     wide = ConvertAttrs(DType.F32)
     values = [level.add("convert", v, attrs=wide, like=op) for v in (operand, update)]
     total = level.add("scatter", values[0], index, values[1], attrs=op.attrs, like=op)
     return level.add("convert", total, attrs=ConvertAttrs(dtype), like=op)
+
+
+def _all_to_all(level: Level, op: Op) -> Value | None:
+    """Split and concatenate along a leading dim of its own: one part per rank."""
+    a, shape = op.attrs, op.operands[0].type.shape
+    if a.split_dim == a.concat_dim or a.group_size == 1:
+        return None
+    n, rank = a.group_size, len(shape)
+    cut = (*shape[: a.split_dim], n, shape[a.split_dim] // n, *shape[a.split_dim + 1 :])
+    parts = level.add("reshape", op.operands[0], attrs=ReshapeAttrs(cut), like=op)
+    order = (a.split_dim, *(d for d in range(rank + 1) if d != a.split_dim))
+    parts = level.add("transpose", parts, attrs=TransposeAttrs(order), like=op)
+    moved = AllToAllAttrs(0, 0, a.axes, n)
+    parts = level.add("all_to_all", parts, attrs=moved, like=op)
+    order = (*range(1, a.concat_dim + 1), 0, *range(a.concat_dim + 1, rank + 1))
+    parts = level.add("transpose", parts, attrs=TransposeAttrs(order), like=op)
+    return level.add("reshape", parts, attrs=ReshapeAttrs(op.result.type.shape), like=op)
 
 
 def _is_along_axis(operand: Value, column: Value, batch: Mapping[int, int]) -> bool:
@@ -278,6 +293,7 @@ def _single(rule: Callable[[Level, Op], Value | None]) -> Rule:
 
 
 _RULES: dict[str, Rule] = {
+    "all_to_all": _single(_all_to_all),
     "gather": _single(_gather),
     "scatter": _single(_any_scatter),
     "sort": sort,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from compiler.lower.space import Space
 
 REDUCTIONS = ("add", "max", "min")
-CODES = {"all_reduce": "NCC_EVRF061", "reduce_scatter": "NCC_EVRF063"}
 
 
 def _make(body: Body, op: Op) -> None:
@@ -40,7 +39,7 @@ def _make(body: Body, op: Op) -> None:
 
 
 def _check_reduction(op: Op) -> None:
-    """Refuse what the collective engine cannot reduce exactly."""
+    """Refuse what the collective engine cannot reduce."""
     reduction = getattr(op.attrs, "reduction", "")
     if not reduction:
         return
@@ -50,7 +49,7 @@ def _check_reduction(op: Op) -> None:
         )
     if not op.result.type.dtype.is_float:
         given = f"requires float elements to reduce, got {op.result.type.dtype.value}"
-        raise unsupported(op, given, "cast to f32 before reducing", CODES[op.name])
+        raise unsupported(op, given, "cast to f32 before reducing")
 
 
 def call_of(op: Op, number: int) -> CollectiveCall:
@@ -69,9 +68,7 @@ def call_of(op: Op, number: int) -> CollectiveCall:
 def _moving_dim(op: Op) -> int:
     """The gathered or scattered dim, -1 for an all_reduce."""
     if op.name == "all_to_all":
-        if op.attrs.split_dim != op.attrs.concat_dim:
-            hint = "transpose so that one dim is both split and concatenated"
-            raise unsupported(op, "requires equal split and concat dims", hint)
+        assert op.attrs.split_dim == op.attrs.concat_dim, "others are rewritten (canonical.py)"
         return int(op.attrs.split_dim)
     return int(getattr(op.attrs, "dim", -1))
 

@@ -1,7 +1,8 @@
 """Composite elementwise ops in terms of the ones an engine has, right before lowering.
 
 Until here they are one op each, so that partitioning, flops and export see what the user wrote.
-Float rules compute in fp32 and round once. Integer dots become fp32 dots, as the vendor does it.
+Float rules compute in fp32 and round once. Integer dots and sums over ranks become those of fp32,
+as the vendor does it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ Rule = Callable[[Site, tuple[Value, ...]], Value]
 
 
 def expand(graph: Graph) -> Graph:
-    """`graph` (loop-free) without composite elementwise ops and integer dots."""
+    """`graph` (loop-free) without composite elementwise ops and sums of integer products or over
+    ranks.
+    """
     if not any(_is_composite(op) for op in graph.ops):
         return graph
     level = Level()
@@ -86,16 +89,16 @@ def expand(graph: Graph) -> Graph:
         op = level.update(op)
         if not _is_composite(op):
             level.ops.append(op)
-        elif op.name == "dot_general":
-            level.replace(op.results, [_integer_dot(Site(level, op))])
+        elif op.name in _SUMS:
+            level.replace(op.results, [_integer_sum(Site(level, op))])
         else:
             level.replace(op.results, [_RULES[op.name](Site(level, op))])
     return level.finish(graph)
 
 
 def _is_composite(op: Op) -> bool:
-    integer_dot = op.name == "dot_general" and not op.operands[0].type.dtype.is_float
-    return integer_dot or op.name in _RULES
+    integer_sum = op.name in _SUMS and op.operands[0].type.dtype.is_integer
+    return integer_sum or op.name in _RULES
 
 
 def _in_fp32(rule: Rule) -> Callable[[Site], Value]:
@@ -181,14 +184,17 @@ def _leading_zeros(site: Site) -> Value:
     return _count_ones(site, site.emit("not", x))
 
 
-def _integer_dot(site: Site) -> Value:
-    """An integer dot in fp32, exact while every partial sum stays within 2**24; who may use it is
-    the business of `passes/integers.py`.
+def _integer_sum(site: Site) -> Value:
+    """An integer dot or reducing collective in fp32, exact while every partial sum stays within
+    2**24; who may use it is the business of `passes/integers.py`.
     """
     op = site.op
     operands = [site.convert(v, DType.F32) for v in op.operands]
-    attrs = replace(op.attrs, dtype=DType.F32)
-    return site.convert(site.emit("dot_general", *operands, attrs=attrs), op.result.type.dtype)
+    attrs = replace(op.attrs, dtype=DType.F32) if op.name == "dot_general" else op.attrs
+    return site.convert(site.emit(op.name, *operands, attrs=attrs), op.result.type.dtype)
+
+
+_SUMS = ("dot_general", "all_reduce", "reduce_scatter")
 
 
 _RULES: dict[str, Callable[[Site], Value]] = {

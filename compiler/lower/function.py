@@ -92,7 +92,7 @@ def settle(
     budget: Budget | None = None,
 ) -> Settled:
     """`lower_function` with the regions' history."""
-    graph = canonical(expand(narrow(expand_windows(graph))), options)
+    graph = canonical(expand(narrow(expand_windows(graph))))
     _check_sizes(graph)
     budget = budget or policy_of(options).budget
     alone = _softmax_operators(graph, options)

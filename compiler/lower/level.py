@@ -15,14 +15,12 @@ from compiler.dtypes import DType
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConstantAttrs
 from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.options import CompileOptions
 
 
 class Level:
     """One level of ops; `users` are the readers of each value of the old graph."""
 
-    def __init__(self, graph: Graph, options: CompileOptions) -> None:
-        self.options = options
+    def __init__(self, graph: Graph) -> None:
         self.made = graph.producers()
         self.users = graph.uses()
         self.outputs = frozenset(graph.outputs)

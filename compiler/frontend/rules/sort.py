@@ -115,7 +115,7 @@ class _Comparator:
 
     def _constant(self, value: Any) -> np.ndarray | None:
         op = self._producer(value)
-        if op is None or op.name != "stablehlo.constant":
+        if op is None or op.name not in ("stablehlo.constant", "sdy.constant"):
             return None
         return np.asarray(op.attributes["value"].get_splat_value().value)
 

@@ -12,6 +12,8 @@ from compiler.ir.ops import AllSliceAttrs, GatherAttrs, PadAttrs, ScatterAttrs
 from compiler.lower.function import Signature, lower_function
 from compiler.lower.rule import Budget
 from compiler.lower.write_out import Lowered
+from compiler.options import CompileOptions
+from compiler.passes.pipeline import run, unit_passes
 from tests.support.region_reference import check_lowering, run_lowered
 
 RNG = np.random.default_rng(0)
@@ -248,12 +250,23 @@ def test_refusals_name_the_line() -> None:
         lower_function(graph)
 
 
-def test_integer_sums_over_ranks_are_refused_with_the_real_code() -> None:
-    b = Builder()
-    graph = b.finish(b.all_reduce(b.input((4,), DType.I32), ("dp_shard",), group_size=2))
-    with pytest.raises(CompileError) as caught:
-        lower_function(graph)
-    assert caught.value.code == "NCC_EVRF061"
+def test_integer_sums_over_ranks_go_through_fp32_or_are_refused() -> None:
+    for name, code in (("all_reduce", "NCC_EVRF061"), ("reduce_scatter", "NCC_EVRF063")):
+        b = Builder()
+        x = b.input((4,), DType.I32)
+        axes = ("dp_shard",)
+        reduced = (
+            b.all_reduce(x, axes, group_size=2)
+            if name == "all_reduce"
+            else b.reduce_scatter(x, 0, axes, group_size=2)
+        )
+        graph = b.finish(reduced)
+        (call,) = lower_function(graph).collectives
+        assert call.dtype is DType.F32
+        options = CompileOptions(implicit_integer_downcast="none")
+        with pytest.raises(CompileError) as caught:
+            run(graph, unit_passes(options))
+        assert caught.value.code == code
 
 
 def test_a_permuted_result_that_strides_cannot_reshape_is_copied() -> None:
