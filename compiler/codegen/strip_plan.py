@@ -35,7 +35,7 @@ from compiler.isa.program import Engine
 # A row of this many bytes reaches the plateau of the DMA curve (hardware.json
 # efficiency_by_bytes_per_partition: 4096 bytes reach 0.97); longer rows only delay the first
 # instruction.
-_ROW_BYTES = 8192
+_ROW_BYTES = 4096
 # Slots of tiles that a DMA fills or empties, and of the others; how much of the shorter of
 # transfers and computation then shows (inferred: 1 with nothing in flight, little with two of
 # everything).

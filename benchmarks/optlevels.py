@@ -1,0 +1,134 @@
+"""What each level of optimisation costs and gives: compile CPU seconds against simulated time.
+
+    python benchmarks/optlevels.py [NAME ...]
+
+Every model is captured and partitioned once; then all its compile units are compiled in this
+process at each level, and one step is timed on the nominal profile. Bars: level 1 compiles at least
+twice as fast as level 2, and no higher level gives slower code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.driver import compile_function
+from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from compiler.frontend.models.families import family_task
+from compiler.frontend.task import TrainTask
+from compiler.isa.limits import walk
+from compiler.isa.program import Program
+from compiler.link import link
+from compiler.options import CompileOptions
+from compiler.outline import outline
+from orchestrator.build import Built, Stages, build_task, layout_of
+from orchestrator.config import JobConfig, load
+from orchestrator.job import unit_service
+from orchestrator.model import resolve_task
+from sim_cluster.step_time import Step, time_step
+
+LEVELS = (1, 2, 3)
+HEADER = (
+    f"{'model':14}{'level':>6}{'compile cpu s':>15}{'step ms':>11}{'compute ms':>12}{'instrs':>8}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model on whole trn1n instances, FSDP over all cores, one sample of `seq_len` per core: a
+    preset, or the sizes of a family.
+    """
+
+    name: str
+    instances: int
+    seq_len: int
+    family: str = ""
+    sizes: tuple[int, int, int] = (0, 0, 0)  # layers, heads, vocabulary
+
+    def task(self, job: JobConfig) -> TrainTask:
+        """The training task; families compute in bf16 as presets do."""
+        if not self.family:
+            return resolve_task(job)
+        layers, heads, vocab = self.sizes
+        sizes = Sizes(
+            layers=layers,
+            hidden=64 * heads,
+            heads=heads,
+            head_dim=64,
+            ffn=256 * heads,
+            vocab=vocab,
+            positions=self.seq_len,
+        )
+        options = TaskOptions(
+            seq_len=self.seq_len, precision=Precision(activations="bf16", matmuls="bf16")
+        )
+        return family_task(self.family, sizes, options)
+
+
+MODELS = (
+    Model("llama2-70b", 32, 4096),
+    Model("llama2-7b", 1, 4096),
+    Model("llama3-8b", 4, 8192),
+    Model("gpt 350m", 1, 1024, "gpt", (24, 16, 50257)),
+    Model("encoder 340m", 1, 512, "encoder", (24, 16, 30522)),
+)
+
+
+def built(model: Model, cache: str) -> Built:
+    settings = [f"cluster.instances={model.instances}", f"cache.dir={cache}", "run.executor=inline"]
+    if not model.family:
+        settings += [f"model.preset={model.name}", f"model.seq_len={model.seq_len}"]
+    job = load(None, settings)
+    return build_task(job, layout_of(job), model.task(job), unit_service(job, None), Stages())
+
+
+def compile_all(model: Built, level: int) -> tuple[dict[str, Program], float]:
+    """The programs at a level, and CPU seconds of all compile units."""
+    target, options = model.layout.target.name, CompileOptions(optlevel=level)
+    outlined = outline(model.plan.step)
+    start = time.process_time()
+    compiled = [compile_function(f.payload, target, options) for f in outlined.functions]
+    seconds = time.process_time() - start
+    return link(model.plan.step, outlined, compiled, target), seconds
+
+
+def row(model: Model, given: Built, level: int) -> str:
+    programs, seconds = compile_all(given, level)
+    step = Step(
+        programs=programs,
+        schedule=given.plan.step.schedule,
+        mesh=given.plan.step.mesh,
+        target=given.layout.target,
+        instances=model.instances,
+    )
+    timing = time_step(step)
+    compute = timing.breakdown_ps["compute"] + timing.breakdown_ps["memory"]
+    instrs = sum(
+        1 for p in programs.values() for f in p.functions for r in f.regions for _ in walk(r.body)
+    )
+    return (
+        f"{model.name:14}{level:>6}{seconds:>15.2f}{timing.step_time_ps / 1e9:>11.1f}"
+        f"{compute / 1e9:>12.1f}{instrs:>8}"
+    )
+
+
+def chosen(names: Sequence[str]) -> list[Model]:
+    return [m for m in MODELS if not names or any(n in m.name for n in names)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="only models whose name contains one of these")
+    print(HEADER)
+    for model in chosen(parser.parse_args().names):
+        with tempfile.TemporaryDirectory() as cache:
+            given = built(model, cache)
+            for level in LEVELS:
+                print(row(model, given, level), flush=True)
+
+
+if __name__ == "__main__":
+    main()
