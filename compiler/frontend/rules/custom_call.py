@@ -1,7 +1,8 @@
 """Custom calls the vendor's compiler knows by name: a table from target to ops of our IR.
 
-Activations have one operand; markers and sharding hints pass their operands on. Any other target
-is refused: no library is there to call. Names: error page NCC_EHCA005.
+Activations have one operand; markers and sharding hints pass their operands on; the rest is in
+`vendor_calls.py`. Any other target is refused: no library is there to call. Names: error page
+NCC_EHCA005.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from compiler.dtypes import DType
+from compiler.frontend.rules import vendor_calls as calls
 from compiler.frontend.rules.bits import binary, convert
 from compiler.frontend.rules.registry import imports, refuse
 from compiler.ir.types import Value
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from compiler.frontend.importer import Site
 
 Function = Callable[["Site", Value], Value]
+Composite = Callable[["Site"], Sequence[Value]]
 
 
 def _erf(site: Site, x: Value) -> Value:
@@ -67,10 +70,21 @@ PASSED_ON = frozenset(
 )
 
 
+COMPOSITES: dict[str, Composite] = {
+    "AwsNeuronArgMax": calls.arg_max,
+    "AwsNeuronArgMin": calls.arg_min,
+    "AwsNeuronRmsNorm": calls.rms_norm,
+    "AwsNeuronSoftmax": calls.softmax,
+    "AwsNeuronTopK": calls.top_k,
+}
+
+
 @imports("stablehlo.custom_call")
 def custom_call(site: Site) -> Sequence[Value]:
     """The ops a known target stands for; activations compute in fp32 and round once."""
     target = site.op.attributes["call_target_name"].value
+    if target in COMPOSITES:
+        return COMPOSITES[target](site)
     if target not in ACTIVATIONS and target not in PASSED_ON:
         hint = "replace it with ordinary operators"
         if target in ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"):
