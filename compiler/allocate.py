@@ -18,6 +18,7 @@ from compiler.isa.program import Instr, Loop, Region, Space, Tile
 # inferred: DMA moves whole 64-byte lines best (hardware.json dma_model: 64 bytes is the second
 # point of its curve)
 _ALIGN_BYTES = 64
+_ALWAYS = 1 << 30  # after every element of a body
 Path = tuple[int, ...]
 
 
@@ -117,8 +118,33 @@ def _side_by_side(
 def _share(
     region: Region, numbers: Sequence[int], lives: Sequence[Life], space: Space, limits: Limits
 ) -> None:
-    """Largest first, each at the lowest address free of tiles that live at the same time."""
-    capacity = _capacity(space, limits)
+    """Largest first, in turn through the memory, so that bytes are used again as late as possible,
+    and tiles that rotate have theirs for the whole loop, whose iterations overlap. Where that does
+    not fit, each at the lowest address.
+    """
+    whole = [
+        Life(life.home, 0, _ALWAYS) if tile.slots > 1 and life.last >= 0 else life
+        for life, tile in zip(lives, region.tiles, strict=True)
+    ]
+    for used, in_turn in ((whole, True), (whole, False)):
+        try:
+            _place(region, numbers, used, space, limits, in_turn)
+            return
+        except CapacityError:
+            continue
+    _place(region, numbers, lives, space, limits, in_turn=False)
+
+
+def _place(
+    region: Region,
+    numbers: Sequence[int],
+    lives: Sequence[Life],
+    space: Space,
+    limits: Limits,
+    in_turn: bool,
+) -> None:
+    """Each tile at an address free of tiles that live at the same time."""
+    capacity, cursor = _capacity(space, limits), 0
     placed: list[int] = []
     for n in sorted(numbers, key=lambda n: -_size(region.tiles[n], limits)):
         tile, size = region.tiles[n], _size(region.tiles[n], limits)
@@ -127,15 +153,23 @@ def _share(
             for m in placed
             if lives[n].meets(lives[m])
         )
-        address = 0
-        for start, end in taken:
-            if start - address >= size:
-                break
-            address = max(address, end)
+        address = _first_gap(taken, size, cursor)
+        if address + size > capacity:
+            address = _first_gap(taken, size, 0)
         if address + size > capacity:
             raise _overflow(region, tile, address + size, capacity)
+        cursor = address + size if in_turn else 0
         tile.address = address
         placed.append(n)
+
+
+def _first_gap(taken: Sequence[tuple[int, int]], size: int, address: int) -> int:
+    """The first address from `address` on with `size` bytes free; `taken` is sorted."""
+    for start, end in taken:
+        if start - address >= size:
+            break
+        address = max(address, end)
+    return address
 
 
 def _overflow(region: Region, tile: Tile, needed: int, capacity: int) -> CapacityError:

@@ -10,19 +10,20 @@ it stands in. Edges that others imply are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 from compiler.allocate import share_bytes
-from compiler.diagnostics import CompileError
+from compiler.diagnostics import CapacityError
 from compiler.isa.limits import Limits
 from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from compiler.isa.region import Tensor, View
+from compiler.isa.region import Affine, Tensor, View
 
 Key = tuple[str, int]  # ("tile", number) or ("hbm", tensor number)
 # Per memory: engine -> whether it writes.
 Touched = dict[Key, dict[Engine, bool]]
+Use = tuple[int, Engine, bool]  # element of a body, who touches a memory, whether it writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +51,66 @@ def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> 
     """Add waits, signals and stand-ins to the code of `region` and set its `tokens`. Tiles must
     have addresses.
 
-    Raises CompileError SW_SEMAPHORES when the region needs more semaphores than the core has.
+    Raises CapacityError SW_SEMAPHORES when the region needs more semaphores than the core has.
     """
-    tokens: list[int] = []
-    memory = Memory(region, tensors)
-    _order_body(region.body, None, memory, tokens)
+    bodies: list[Ordered] = []
+    _order_body(region.body, None, 0, Memory(region, tensors), bodies)
+    for share in _SHARE:
+        numbers, tokens = _semaphores(bodies, share)
+        if len(tokens) <= limits.semaphores:
+            break
     if len(tokens) > limits.semaphores:
-        raise CompileError(
+        raise CapacityError(
             "SW_SEMAPHORES",
             f"region {region.program.name} requires {len(tokens)} semaphores, the core has"
             f" {limits.semaphores}",
             hint="split the region",
         )
+    for ordered, chosen in zip(bodies, numbers, strict=True):
+        _insert(ordered, chosen)
     region.tokens = tuple(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A body, how many loops are around it, and the edges between its elements."""
+
+    body: list[Instr | Loop]
+    depth: int
+    edges: Sequence[Edge]
+
+
+# Which edges may share semaphores, tried in turn: none; forward edges, which loses nothing; all,
+# where the first turns of a loop then also wait for the last turns of the loop before it.
+_SHARE = ("none", "forward", "all")
+
+
+def _semaphores(bodies: Sequence[Ordered], share: str) -> tuple[list[list[int]], list[int]]:
+    """(semaphore of every edge of every body, initial tokens of each).
+
+    Queues are in order, so edges between the same two queues may share a semaphore where their
+    tokens are given and taken in the same order. Two forward edges of a body are: one that crossed
+    another would be implied by it. Bodies at the same depth run one after the other; the tokens an
+    edge around a loop leaves behind are those the next one starts with.
+    """
+    found: dict[object, int] = {}
+    tokens: list[int] = []
+    numbers: list[list[int]] = []
+    for at, ordered in enumerate(bodies):
+        chosen: list[int] = []
+        seen: dict[object, int] = {}
+        for index, e in enumerate(ordered.edges):
+            pair = (ordered.depth, e.from_engine, e.to_engine, e.back)
+            if e.back:
+                seen[pair] = seen.get(pair, 0) + 1
+            shared = share == "all" or (share == "forward" and not e.back)
+            key: object = (*pair, seen.get(pair, 0)) if shared else (at, index)
+            if key not in found:
+                found[key] = len(tokens)
+                tokens.append(e.back)
+            chosen.append(found[key])
+        numbers.append(chosen)
+    return numbers, tokens
 
 
 class Memory:
@@ -73,15 +121,14 @@ class Memory:
         self.root = {n: _root(tensors, n) for n in range(len(tensors))}
         self.sharing = _sharing(region.tiles)
         self.pointwise = _pointwise(region, self.root)
+        self.windows = Windows(region)
 
     def keys(self, pattern: AccessPattern) -> Iterable[Key]:
-        """The memory a pattern touches: an HBM tensor (aliases are one), or a tile and what shares
-        its bytes.
-        """
+        """The memory a pattern touches: an HBM tensor (aliases are one), or a tile."""
         if pattern.space is Space.HBM:
             root = self.root[pattern.buffer]
             return () if root in self.pointwise else (("hbm", root),)
-        return (("tile", pattern.buffer), *self.sharing.get(pattern.buffer, ()))
+        return (("tile", pattern.buffer),)
 
     def back(self, key: Key, register: int) -> int:
         """Iterations of loop `register` after which a memory is used again."""
@@ -89,15 +136,71 @@ class Memory:
             return self.tiles[key[1]].slots
         return 1
 
+    def is_window(self, key: Key, register: int) -> bool:
+        """Whether every iteration of loop `register` touches a part of a tile of its own."""
+        return key[0] == "tile" and self.windows.apart(key[1], register)
+
     def drains(self, key: Key, loop: Loop) -> bool:
-        """A tile whose slots do not come round evenly in `loop`: the next run of the loop must wait
-        for this one.
+        """A tile whose iterations of `loop` are not ordered evenly among themselves, because its
+        slots do not come round or each has its own part: the next run of the loop must wait for
+        this one.
         """
+        if self.is_window(key, loop.register):
+            return True
         return (
             key[0] == "tile"
             and self.back(key, loop.register) > 1
             and (loop.trip % self.tiles[key[1]].slots != 0)
         )
+
+
+class Windows:
+    """Which loops move every access to a tile to a part of its own: steps as long as the reach of
+    all accesses of an iteration.
+    """
+
+    def __init__(self, region: Region) -> None:
+        # (tile, loop register) -> (step, other terms, first element, last element), None when the
+        # accesses do not move together.
+        self._found: dict[tuple[int, int], tuple[int, Affine, int, int] | None] = {}
+        self._collect(region.body, ())
+
+    def apart(self, tile: int, register: int) -> bool:
+        """Whether iterations of loop `register` touch different parts of `tile`."""
+        found = self._found.get((tile, register))
+        return found is not None and found[3] - found[2] < found[0]
+
+    def _collect(self, body: Sequence[Instr | Loop], around: tuple[Loop, ...]) -> None:
+        for item in body:
+            if isinstance(item, Loop):
+                self._collect(item.body, (*around, item))
+                continue
+            for pattern in (*item.srcs, *((item.dst,) if item.dst else ())):
+                if pattern.space is not Space.HBM:
+                    self._note(pattern, around)
+
+    def _note(self, pattern: AccessPattern, around: tuple[Loop, ...]) -> None:
+        """One access, for every loop around it."""
+        steps = dict(pattern.offset.terms)
+        low = high = pattern.offset.const
+        for stride, size in pattern.dims[1:]:
+            low, high = low + min(0, stride * (size - 1)), high + max(0, stride * (size - 1))
+        for loop in reversed(around):
+            step = steps.pop(loop.register, 0)
+            key = (pattern.buffer, loop.register)
+            rest = Affine(0, tuple(sorted(steps.items())))
+            self._found[key] = _joined(self._found.get(key, ()), (step, rest, low, high))
+            reach = step * (loop.trip - 1)
+            low, high = low + min(0, reach), high + max(0, reach)
+
+
+def _joined(
+    known: tuple[int, Affine, int, int] | tuple[()] | None, more: tuple[int, Affine, int, int]
+) -> tuple[int, Affine, int, int] | None:
+    """Two accesses as one, None when they do not move together."""
+    if known is None or (known and known[:2] != more[:2]):
+        return None
+    return (*more[:2], min(known[2], more[2]), max(known[3], more[3])) if known else more
 
 
 def _root(tensors: Sequence[Tensor], number: int) -> int:
@@ -138,16 +241,10 @@ def _is_injective(view: View, atoms: Sequence[int]) -> bool:
     return True
 
 
-def _sharing(tiles: Sequence[Tile]) -> dict[int, tuple[Key, ...]]:
-    """For tiles that share bytes with another: one key per pair."""
-    found: dict[int, list[Key]] = {}
+def _sharing(tiles: Sequence[Tile]) -> list[tuple[int, int]]:
+    """Pairs of tiles that share bytes."""
     placed = [n for n, tile in enumerate(tiles) if tile.address >= 0]
-    for a, b in combinations(placed, 2):
-        if share_bytes(tiles[a], tiles[b]):
-            key = ("pair", a * len(tiles) + b)
-            found.setdefault(a, []).append(key)
-            found.setdefault(b, []).append(key)
-    return {n: tuple(keys) for n, keys in found.items()}
+    return [(a, b) for a, b in combinations(placed, 2) if share_bytes(tiles[a], tiles[b])]
 
 
 def touched(item: Instr | Loop, memory: Memory) -> Touched:
@@ -165,59 +262,79 @@ def touched(item: Instr | Loop, memory: Memory) -> Touched:
     ):
         for key in memory.keys(pattern):
             mine = result.setdefault(key, {})
-            # Tiles that share bytes conflict whatever the two do.
-            mine[item.engine] = mine.get(item.engine, False) or writes or key[0] == "pair"
+            mine[item.engine] = mine.get(item.engine, False) or writes
     return result
 
 
 def _order_body(
-    body: list[Instr | Loop], loop: Loop | None, memory: Memory, tokens: list[int]
+    body: list[Instr | Loop],
+    loop: Loop | None,
+    depth: int,
+    memory: Memory,
+    bodies: list[Ordered],
 ) -> None:
-    """Order the elements of one body, inner bodies first."""
+    """Collect the edges of one body, inner bodies first."""
     uses = [touched(item, memory) for item in body]
     for item in body:
         if isinstance(item, Loop):
-            _order_body(item.body, item, memory, tokens)
+            _order_body(item.body, item, depth + 1, memory, bodies)
     edges = _edges(body, uses, loop, memory)
-    _insert(body, _reduce(edges, len(body), loop is not None), tokens)
+    bodies.append(Ordered(body, depth, _reduce(edges, len(body), loop is not None)))
 
 
 def _edges(
     body: Sequence[Instr | Loop], uses: Sequence[Touched], loop: Loop | None, memory: Memory
 ) -> set[Edge]:
     """All orders the memory asks for between elements of a body, forward and around the loop."""
-    users: dict[Key, list[tuple[int, Engine, bool]]] = {}
+    users: dict[Key, list[Use]] = {}
     for at, keys in enumerate(uses):
         for key, engines in keys.items():
             users.setdefault(key, []).extend((at, e, w) for e, w in engines.items())
     edges: set[tuple[int, Engine, int, Engine, int]] = set()
-    for key, accesses in users.items():
-        for (a, x, xw), (b, y, yw) in combinations(accesses, 2):
-            if x is y or a == b or not (xw or yw):
-                continue
+    for first, second, back in _conflicts(users, loop, memory):
+        (a, x, _), (b, y, _) = (first, second) if first[0] < second[0] else (second, first)
+        if x is not y and a != b:
             edges.add((a, x, b, y, 0))
-            if loop is not None:
-                edges.add((b, y, a, x, memory.back(key, loop.register)))
+            if back:
+                edges.add((b, y, a, x, back))
     if loop is not None:
-        edges |= _draining(body, uses, memory)
+        edges |= _draining(body, uses, loop, memory)
     return {Edge(a, x, b, y, back) for a, x, b, y, back in edges}
 
 
+def _conflicts(
+    users: Mapping[Key, Sequence[Use]], loop: Loop | None, memory: Memory
+) -> Iterator[tuple[Use, Use, int]]:
+    """Uses that must not change places, and after how many iterations of `loop` the memory comes
+    round (0: it does not). Tiles that share bytes conflict whatever the two do.
+    """
+    for key, accesses in users.items():
+        around = loop is not None and not memory.is_window(key, loop.register)
+        back = memory.back(key, loop.register) if loop is not None and around else 0
+        for first, second in combinations(accesses, 2):
+            if first[2] or second[2]:
+                yield first, second, back
+    for one, other in memory.sharing:
+        pairs = product(users.get(("tile", one), ()), users.get(("tile", other), ()))
+        yield from ((first, second, int(loop is not None)) for first, second in pairs)
+
+
 def _draining(
-    body: Sequence[Instr | Loop], uses: Sequence[Touched], memory: Memory
+    body: Sequence[Instr | Loop], uses: Sequence[Touched], around: Loop, memory: Memory
 ) -> set[tuple[int, Engine, int, Engine, int]]:
-    """Edges from one run of an inner loop to its next run, for tiles that do not come round
-    evenly.
+    """Edges from one run of an inner loop to its next run, for tiles whose use in it is not ordered
+    around the loop.
     """
     edges = set()
     for at, (item, keys) in enumerate(zip(body, uses, strict=True)):
         if not isinstance(item, Loop):
             continue
         for key, engines in keys.items():
-            if memory.drains(key, item):
+            if memory.drains(key, item) and not memory.is_window(key, around.register):
+                back = memory.back(key, around.register)
                 for x, y in permutations(engines, 2):
                     if engines[x] or engines[y]:
-                        edges.add((at, x, at, y, 1))
+                        edges.add((at, x, at, y, back))
     return edges
 
 
@@ -263,13 +380,12 @@ def _implied(edge: Edge, into: Mapping[Engine, Sequence[Edge]], count: int, is_l
     return False
 
 
-def _insert(body: list[Instr | Loop], edges: Sequence[Edge], tokens: list[int]) -> None:
-    """One semaphore per edge; bare waits and signals where an end of the edge is a loop."""
+def _insert(ordered: Ordered, numbers: Sequence[int]) -> None:
+    """Waits and signals of every edge; bare ones where an end of the edge is a loop."""
+    body = ordered.body
     waits: dict[tuple[int, Engine], tuple[int, ...]] = {}
     signals: dict[tuple[int, Engine], tuple[int, ...]] = {}
-    for edge in edges:
-        number = len(tokens)
-        tokens.append(edge.back)
+    for edge, number in zip(ordered.edges, numbers, strict=True):
         taker, giver = (edge.to, edge.to_engine), (edge.source, edge.from_engine)
         waits[taker] = (*waits.get(taker, ()), number)
         signals[giver] = (*signals.get(giver, ()), number)

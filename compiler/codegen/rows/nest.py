@@ -1,21 +1,22 @@
 """The loops around row tiles: parallel points, panels and vectors they share, groups of row tiles,
 sums over all of them.
 
-for parallel: load panels and shared vectors; for group of row tiles: every stage of the plan for
-one tile after the other, so that engines work on one tile while another waits; then what follows
-from the sums. Next: `way.py`.
+for parallel: load panels and shared vectors; for groups of row tiles: the stages of the plan, every
+group one stage behind the group before it, so that engines work on one while another waits; then
+what follows from the sums. Next: `group.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
+from compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
+from compiler.codegen.rows.columns import Columns
+from compiler.codegen.rows.group import Group, Shared
 from compiler.codegen.rows.panels import Panel, load_panel
-from compiler.codegen.rows.plan import RowPlan, plan_rows, sum_depth
+from compiler.codegen.rows.plan import RowPlan, Stage, plan_rows, sum_depth
 from compiler.codegen.rows.sums import Sums
-from compiler.codegen.rows.way import Way
 from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import SPLATS, Space
 from compiler.codegen.values import Frame
@@ -23,6 +24,12 @@ from compiler.isa.region import Affine
 
 # A plan with fewer row tiles in flight is tried second, in case its tiles do better (our choice).
 _TRIES = 2
+# Bands of rows with columns of their own: each repeats the code (our choice).
+_BANDS = 8
+# Values of all bands together: ordering straight code takes long (our choice).
+_VALUES = 200
+# Groups of row tiles in one body of a loop (our choice: enough to hide how a loop runs dry).
+_SIDE_BY_SIDE = 4
 
 
 def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate]:
@@ -46,6 +53,8 @@ class Nest:
         self.height = min(builder.limits.partitions, self.space.sizes[plan.roles.row])
         self.panels: dict[int, Panel] = {}
         self.sums = Sums(builder, plan)
+        limits = builder.limits
+        self.columns = Columns(plan, limits.transpose_max, limits.moving_max)
         axes = sorted(plan.roles.inner)
         self.shared = Frame(builder, self.space, plan.roles.row, axes)
 
@@ -98,23 +107,49 @@ class Nest:
     # rows
 
     def _groups(self, scope: Scope) -> None:
-        """All row tiles, `ways` of them per iteration."""
-        row = self.plan.roles.row
-        size = self.space.sizes[row]
-        step = self.height * min(self.plan.ways, max(1, size // self.height))
-        for piece in pieces(size, step):
-            inner = scope.enter(row, piece)
-            ways = [
-                self._way(inner, start, min(self.height, piece.extent - start))
-                for start in range(0, piece.extent, self.height)
-            ]
-            for stage in self.plan.stages:
-                for way in ways:
-                    way.stage(stage)
+        """All row tiles: straight bands together, bands with a loop each on their own."""
+        row, straight = self.plan.roles.row, list[Group]()
+        for band in self._bands():
+            inner = scope.enter(row, band)
+            step = self.height * self.plan.ways
+            groups = [self._group(inner, band, s, step) for s in range(0, band.extent, step)]
+            if band.trip == 1:
+                straight += groups
+            else:
+                _in_stages(groups, self.plan.stages)
+        _in_stages(straight, self.plan.stages)
 
-    def _way(self, scope: Scope, start: int, rows: int) -> Way:
-        row = self.plan.roles.row
-        boxes = scope.boxes | {row: Box(scope.boxes[row].origin + start, rows)}
-        place = Scope(self.builder, scope.body, boxes, scope.register, scope.trip)
-        held: dict[int, Held] = dict(self.shared.held)
-        return Way(self.plan, place, self.panels, self.sums, held)
+    def _bands(self) -> list[Piece]:
+        """Pieces of the rows; where masks decide which columns are needed, several, so that each
+        has its own.
+        """
+        size, step = self.space.sizes[self.plan.roles.row], self.height * self.plan.ways
+        groups = size // step
+        most = max(1, min(_BANDS, _VALUES // len(self.plan.run))) if self.columns.masked else 1
+        each = max(1, -(-groups // most))
+        found = []
+        for first in range(0, groups, each):
+            count = min(each, groups - first)
+            for part in pieces(count, min(count, _SIDE_BY_SIDE)):
+                start = (first + part.start) * step
+                found.append(Piece(start, part.extent * step, part.trip))
+        rest = size % step
+        return [*found, Piece(size - rest, rest)] if rest else found
+
+    def _group(self, scope: Scope, band: Piece, start: int, step: int) -> Group:
+        row, rows = self.plan.roles.row, min(step, band.extent - start)
+        box = Box(scope.boxes[row].origin + start, rows)
+        first = band.start + start
+        span = (first, first + (band.trip - 1) * band.extent + rows)
+        shared = Shared(self.panels, self.sums, self.columns, self.shared.held)
+        return Group(self.plan, scope.straight({row: box}), shared, self.height, span)
+
+
+def _in_stages(groups: Sequence[Group], stages: Sequence[Stage]) -> None:
+    """Emit every group one stage behind the group before it, so that what a stage waits for was
+    issued a stage ago and engines have other groups to work on.
+    """
+    for time in range(len(groups) + len(stages) - 1):
+        for at in reversed(range(len(groups))):
+            if 0 <= time - at < len(stages):
+                groups[at].stage(stages[time - at])

@@ -13,7 +13,7 @@ from compiler.codegen.builder import Box, Held, Scope, pieces
 from compiler.codegen.contract_plan import ContractPlan, Operand, is_natural
 from compiler.codegen.panels import Panels
 from compiler.codegen.rows.plan import RowPlan, operand_type
-from compiler.codegen.space import Split, split
+from compiler.codegen.space import Space, Split, split
 from compiler.isa.region import Affine
 
 
@@ -49,10 +49,27 @@ def load_panel(plan: RowPlan, number: int, scope: Scope) -> Panel:
     return _panel(whole, form, sizes[made.major], made.tail)
 
 
-def _panel(held: Held, form: ContractPlan, full: int, tail: int) -> Panel:
-    column = held.strides[form.columns[0]] if form.columns else 1
-    height = form.space.sizes[form.depth]
-    return Panel(held, height, full, tail, held.strides.get(form.depth_split.major, 0), column)
+def _fold(space: Space, atom: int, fold: int) -> tuple[Space, int]:
+    """(space, the atom that counts groups of `fold` neighbours): a partition holds a group, so that
+    transfers move runs of `fold` rows. -1 without folding.
+    """
+    if fold == 1:
+        return space, -1
+    space, made = split(space, atom, fold)
+    return space, made.major
+
+
+def _panel(held: Held, form: ContractPlan, chunks: int, tail: int) -> Panel:
+    """`chunks` counts whole runs of the split; folded ones hold several chunks each."""
+    height, columns = form.space.sizes[form.depth], form.columns
+    step = held.strides[columns[-1]] if columns else 1
+    beside = form.space.values[form.number].over & set(columns)
+    folded = next(iter(beside), None)
+    if folded is None:
+        chunk_step = held.strides.get(form.depth_split.major, 0)
+        return Panel(held, height, chunks, tail, chunk_step, step)
+    fold = form.space.sizes[folded]
+    return Panel(held, height, chunks * fold, 0, held.strides[folded], step)
 
 
 def _form(plan: RowPlan, number: int, scope: Scope) -> ContractPlan:
@@ -60,10 +77,17 @@ def _form(plan: RowPlan, number: int, scope: Scope) -> ContractPlan:
     roles, limits = plan.roles, scope.builder.limits
     tall, panel = roles.panels[number]
     (depth,) = plan.space.values[number].over
-    columns = tuple(plan.space.values[panel].atoms & roles.inner - {depth})
-    most = min(limits.contraction_max, plan.space.sizes[depth])
-    space, made = split(plan.space, depth, most)
-    natural = is_natural(plan.space, panel, depth, columns)
+    free = tuple(plan.space.values[panel].atoms & roles.inner - {depth})
+    natural = is_natural(plan.space, panel, depth, free)
+    folded = free[0] if natural else depth
+    space, runs = _fold(plan.space, folded, plan.fold.get(folded, 1))
+    if runs >= 0 and natural:
+        columns: tuple[int, ...] = (runs, folded)
+    elif runs >= 0:
+        depth, columns = runs, (depth, *free)
+    else:
+        columns = free
+    space, made = split(space, depth, min(limits.contraction_max, space.sizes[depth]))
     return ContractPlan(
         space=space,
         number=number,

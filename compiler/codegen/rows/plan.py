@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from compiler.codegen import fusion
 from compiler.codegen.rates import Rates
+from compiler.codegen.rows.algebra import defer_scaling
 from compiler.codegen.rows.roles import Roles, best_row, roles_for
 from compiler.codegen.search import Room
 from compiler.codegen.space import SINKS, SPLATS, Space, Value, normalise
@@ -25,7 +26,7 @@ from compiler.target import nominal_machine
 
 # Row tiles in flight and slots of what rotates with their loop, tried in turn (our choice: four
 # tiles cover the waiting at the end of every sweep).
-_FORMS = ((4, 2), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1))
+_FORMS = ((2, 1), (4, 1), (1, 1))
 
 
 # Of SBUF: the estimate leaves out what allocation rounds up (our choice).
@@ -47,7 +48,8 @@ class RowPlan:
 
     `run` is the level of the stage a value is made in. `strips` are kept whole for later stages.
     `turned` maps a value that contractions need transposed to the element type they need. `order`
-    are the parallel loops, outermost first. `ways` row tiles are in flight, and tiles rotate over
+    are the parallel loops, outermost first. `fold` neighbours of an inner atom share a partition of
+    panels. `ways` row tiles are in flight, and tiles rotate over
     `slots`.
     """
 
@@ -58,12 +60,25 @@ class RowPlan:
     strips: frozenset[int]
     turned: dict[int, DType]
     order: tuple[int, ...]
+    fold: dict[int, int]
     ways: int
     slots: int
 
     def inner(self, number: int) -> int | None:
         """The inner atom a row value spans."""
         return inner_of(self.roles, self.space.values[number])
+
+    @property
+    def read_whole(self) -> frozenset[int]:
+        """Strips that a sum reads whole while it is swept along another atom."""
+        levels = _Levels(self.space, self.roles)
+        levels.run = self.run
+        return frozenset(
+            i
+            for n in self.roles.sums
+            for i in self.space.values[n].inputs
+            if i in self.strips and self.inner(i) != levels.driver(n)
+        )
 
 
 def inner_of(roles: Roles, value: Value) -> int | None:
@@ -82,7 +97,7 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
 
     Raises: CompileError when the region is no row region, CapacityError when nothing fits.
     """
-    sinks = tuple(sinks)
+    space, sinks = defer_scaling(space, sinks)
     roles = best_row(space, sinks)
     space, values = _fused(space, sinks, roles, room)
     roles = roles_for(space, [n for n in values if space.values[n].op in SINKS], roles.row)
@@ -95,15 +110,26 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
         strips=_strips(space, roles, run),
         turned=_turned(space, roles),
         order=_parallel_order(space, roles),
+        fold={},
         ways=1,
         slots=1,
     )
-    plans = [replace(whole, ways=ways, slots=slots) for ways, slots in _FORMS]
+    plans = [_form(whole, ways, slots, room.limits) for ways, slots in _FORMS]
     sizes = [_size(plan, room.limits) for plan in plans]
     fitting = [p for p, size in zip(plans, sizes, strict=True) if size.total <= room.budget]
     if not fitting:
         raise _overflow(whole, sizes[-1], room)
     return fitting
+
+
+def _form(plan: RowPlan, ways: int, slots: int, limits: Limits) -> RowPlan:
+    """The plan with `ways` row tiles to a group, whose columns are folded as many times: groups of
+    masked rows then begin and end with a folded block.
+    """
+    block = limits.contraction_max * ways
+    sizes = {a: plan.space.sizes[a] for a in plan.roles.inner}
+    fold = {a: ways for a, size in sizes.items() if ways > 1 and size % block == 0}
+    return replace(plan, ways=ways, slots=slots, fold=fold)
 
 
 def _overflow(plan: RowPlan, size: _Size, room: Room) -> CapacityError:
@@ -292,7 +318,8 @@ def _size(plan: RowPlan, limits: Limits) -> _Size:
     """What the tiles of a plan take, lifetimes not counted."""
     size = _Size()
     space, roles, values = plan.space, plan.roles, plan.space.values
-    per_way = plan.ways * plan.slots
+    # A group's tiles while the next group fills its own.
+    per_way = 2 * plan.ways
     for n in plan.strips:
         inner = plan.inner(n)
         width = space.sizes[inner] if inner is not None else 1
@@ -311,9 +338,21 @@ def _size(plan: RowPlan, limits: Limits) -> _Size:
     for n in roles.sums:
         elements = math.prod(space.sizes[a] for a in values[n].atoms & roles.inner)
         size.add(f"sum {n}", 2 * DType.F32.bytes * -(-elements // limits.partitions))
-    blocks = max((len(s.values) for s in plan.stages), default=0)
-    size.add("blocks", blocks * plan.ways * 2 * limits.moving_max * DType.F32.bytes)
+    size.add("blocks", 2 * max((_block_bytes(plan, s, limits) for s in plan.stages), default=0))
     return size
+
+
+def _block_bytes(plan: RowPlan, stage: Stage, limits: Limits) -> int:
+    """Largest number of bytes of a block's values alive at a time, twice for those that rotate."""
+    values = plan.space.values
+    last = {i: n for n in stage.values for i in values[n].inputs}
+    alive = peak = 0
+    for n in stage.values:
+        alive += 2 * limits.moving_max * values[n].dtype.bytes
+        peak = max(peak, alive)
+        ended = [i for i in set(values[n].inputs) & set(stage.values) if last[i] == n]
+        alive -= sum(2 * limits.moving_max * values[i].dtype.bytes for i in ended)
+    return peak
 
 
 def _turned_bytes(plan: RowPlan, number: int, dtype: DType, limits: Limits) -> int:

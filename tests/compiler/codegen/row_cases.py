@@ -21,7 +21,9 @@ def causal(m: Maker, value: int, low: float, offset: int = 0, window: int = 0) -
     return m.node("select", keep, value, m.const(low), dtype=F32)
 
 
-def _scores(m: Maker, lead: tuple[int, ...], dtype, mask: str, low: float) -> tuple[int, int, int]:
+def _scores(
+    m: Maker, lead: tuple[int, ...], dtype, mask: str, low: float, offset: int = 0
+) -> tuple[int, int, int]:
     q, k = m.load((*lead, T, D), dtype), m.load((HEADS, S, D), dtype)
     x = m.node("multiply", m.contract(q, k, (D,), F32), m.const(m.atoms[D] ** -0.5))
     if mask == "padding":
@@ -29,7 +31,7 @@ def _scores(m: Maker, lead: tuple[int, ...], dtype, mask: str, low: float) -> tu
     elif mask == "window":
         x = causal(m, x, low, 0, 100)
     elif mask == "causal":
-        x = causal(m, x, low)
+        x = causal(m, x, low, offset)
     return q, k, x
 
 
@@ -38,12 +40,17 @@ def _rounded(m: Maker, value: int, dtype) -> int:
 
 
 def forward(
-    sizes: tuple[int, ...], dtype=F32, mask: str = "", statistics: bool = False, low=-1e30
+    sizes: tuple[int, ...],
+    dtype=F32,
+    mask: str = "",
+    statistics: bool = False,
+    low: float = -1e30,
+    offset: int = 0,
 ) -> Maker:
     """softmax(q k^T) v; sizes are heads, T, S, D, E and, for grouped queries, group."""
     m = Maker(sizes, "forward")
     lead = (HEADS, 5) if len(sizes) > 5 else (HEADS,)
-    _, _, x = _scores(m, lead, dtype, mask, low)
+    _, _, x = _scores(m, lead, dtype, mask, low, offset)
     v = m.load((HEADS, S, E), dtype)
     top = m.reduce(x, (S,), "max")
     p = m.node("exponential", m.node("subtract", x, top))

@@ -110,7 +110,7 @@ def test_no_token_is_superfluous(name: str) -> None:
 
 def test_too_many_semaphores_is_an_error() -> None:
     m = rms_norm_backward(300, 200)
-    with pytest.raises(CompileError, match="SW_SEMAPHORES"):
+    with pytest.raises(CapacityError, match="SW_SEMAPHORES"):
         m.region(dataclasses.replace(LIMITS, semaphores=3))
 
 

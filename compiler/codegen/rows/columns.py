@@ -1,0 +1,160 @@
+"""Which columns a band of rows computes: runs of blocks, with selects decided and empty blocks left
+out.
+
+The columns of an inner atom are looked at in chunks of one transpose. A chunk is left out when all
+that its sweeps would add is neutral: nothing to a maximum (LOW), nothing to a sum (ZERO). That is
+right only if every row of the band keeps an element that is not masked, which is checked point by
+point; otherwise all columns are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.codegen.builder import Piece, pieces
+from compiler.codegen.rows.facts import Fact, Known, Ranges, exact, facts
+from compiler.codegen.rows.plan import RowPlan
+from compiler.codegen.space import SINKS
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Blocks of columns where the selects `true` are their first branch."""
+
+    piece: Piece
+    true: frozenset[int] = frozenset()
+
+
+class Columns:
+    """The columns of one plan, by band of rows."""
+
+    def __init__(self, plan: RowPlan, chunk: int, width: int) -> None:
+        self.plan, self.space = plan, plan.space
+        self.chunk, self.width = chunk, width
+        wanted = {*plan.roles.rows, *plan.roles.sums, *plan.roles.shared}
+        self.numbers = plan.space.slice(wanted)
+        self.selects = [n for n in plan.roles.rows if plan.space.values[n].op == "select"]
+        self.masked = [a for a in sorted(plan.roles.inner) if self._is_masked(a)]
+        self._found: dict[tuple[int, Range], tuple[Run, ...]] = {}
+
+    def _is_masked(self, atom: int) -> bool:
+        """Whether a select compares positions of rows with positions along `atom`."""
+        values, row = self.space.values, self.plan.roles.row
+        return any(
+            atom in values[n].atoms and row in values[values[n].inputs[0]].atoms
+            for n in self.selects
+        )
+
+    def runs(self, atom: int, rows: Range) -> tuple[Run, ...]:
+        """Runs of blocks of `atom` that the rows `rows` (first, end) compute, in order."""
+        key = (atom, rows)
+        if key not in self._found:
+            self._found[key] = self._runs(atom, rows)
+        return self._found[key]
+
+    def _runs(self, atom: int, rows: Range) -> tuple[Run, ...]:
+        size = self.space.sizes[atom]
+        if atom not in self.masked:
+            return tuple(Run(p) for p in pieces(size, min(size, self.width)))
+        known = {c: self._facts(atom, c, rows) for c in self._chunks(atom)}
+        skipped = {c for c, found in known.items() if self._is_neutral(atom, found)}
+        if not self._rows_live(atom, rows, known, skipped):
+            skipped = set()
+        kept = [c for c in known if c not in skipped]
+        return tuple(run for group in self._alike(kept, known) for run in self._cut(*group))
+
+    def _chunks(self, atom: int) -> list[Range]:
+        size = self.space.sizes[atom]
+        chunk = self.chunk * self.plan.fold.get(atom, 1)
+        return [(s, min(size, s + chunk)) for s in range(0, size, chunk)]
+
+    def _facts(self, atom: int, chunk: Range, rows: Range) -> dict[int, Known]:
+        ranges: Ranges = {atom: chunk, self.plan.roles.row: rows}
+        return facts(self.space, self.numbers, ranges)
+
+    def _is_neutral(self, atom: int, known: dict[int, Known]) -> bool:
+        sweeps = [s for s in self.plan.stages if s.inner == atom]
+        return all(self._adds_nothing(n, known) for s in sweeps for n in s.values)
+
+    def _adds_nothing(self, number: int, known: dict[int, Known]) -> bool:
+        value, plan = self.space.values[number], self.plan
+        if value.op in SINKS:
+            return False
+        given = [known.get(i) for i in value.inputs]
+        if number in plan.roles.sums:
+            return Fact.ZERO in given
+        if value.op == "reduce":
+            neutral = {"max": Fact.LOW, "add": Fact.ZERO}.get(value.attrs["kind"])
+            return neutral is not None and given[0] is neutral
+        whole = number in plan.read_whole
+        return (number not in plan.turned or known.get(number) is Fact.ZERO) and not whole
+
+    def _rows_live(
+        self, atom: int, rows: Range, known: dict[Range, dict[int, Known]], skipped: set[Range]
+    ) -> bool:
+        """Whether every row has, for each select that masks a skipped chunk, a point that is not
+        masked in a chunk that is computed.
+        """
+        masks = {n for c in skipped for n in self.selects if self._masks(n, known[c])}
+        return all(self._select_lives(n, atom, rows, known, skipped) for n in masks)
+
+    def _masks(self, number: int, known: dict[int, Known]) -> bool:
+        return known.get(number) in (Fact.LOW, Fact.ZERO)
+
+    def _select_lives(
+        self,
+        number: int,
+        atom: int,
+        rows: Range,
+        known: dict[Range, dict[int, Known]],
+        skipped: set[Range],
+    ) -> bool:
+        pred, on_true, _ = self.space.values[number].inputs
+        wanted = Fact.TRUE
+        if self.space.values[on_true].op == "constant" and self._is_masking(on_true):
+            wanted = Fact.FALSE
+        kept = [c for c in known if c not in skipped]
+        if any(known[c].get(pred) is wanted for c in kept):
+            return True
+        live = np.zeros(rows[1] - rows[0], bool)
+        row = self.plan.roles.row
+        for chunk in kept:
+            keep = exact(self.space, pred, {row: rows, atom: chunk}, (row, atom))
+            if keep is None:
+                return False
+            live |= (keep == (wanted is Fact.TRUE)).any(axis=1)
+            if live.all():
+                return True
+        return False
+
+    def _is_masking(self, number: int) -> bool:
+        return facts(self.space, [number], {}).get(number) is Fact.LOW
+
+    def _alike(
+        self, kept: Sequence[Range], known: dict[Range, dict[int, Known]]
+    ) -> list[tuple[Range, frozenset[int]]]:
+        """Neighbouring chunks with the same decided selects, joined."""
+        found: list[tuple[Range, frozenset[int]]] = []
+        for chunk in kept:
+            true = frozenset(n for n in self.selects if self._is_true(n, known[chunk]))
+            if found and found[-1][1] == true and found[-1][0][1] == chunk[0]:
+                found[-1] = ((found[-1][0][0], chunk[1]), true)
+            else:
+                found.append((chunk, true))
+        return found
+
+    def _is_true(self, number: int, known: dict[int, Known]) -> bool:
+        return known.get(self.space.values[number].inputs[0]) is Fact.TRUE
+
+    def _cut(self, span: Range, true: frozenset[int]) -> list[Run]:
+        """Blocks of a span."""
+        size = span[1] - span[0]
+        return [
+            Run(Piece(span[0] + p.start, p.extent, p.trip), true)
+            for p in pieces(size, min(size, self.width))
+        ]
