@@ -11,12 +11,11 @@ import re
 from typing import Any
 
 from compiler.diagnostics import ImportRuleError, Loc
-from compiler.frontend.locations import LocationReader
+from compiler.frontend.locations import MODULE_FILE, UNNAMED, LocationReader
 from compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_IN
 
 _PORTABLE_MAGIC = b"ML\xefR"
 _PORTABLE_PRODUCER = b"StableHLO_v"
-_UNNAMED = "-"  # the file MLIR gives to text and bytes without a name
 _VERIFIER_WORDS = ("inferred", "must match", "incompatible", "requires compatible")
 _CHLO_PIPELINE = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
 
@@ -136,7 +135,7 @@ def _parse_error(error: Any) -> ImportRuleError:
     return ImportRuleError(
         "NCC_EVRF064",
         f"shapes and types of an instruction require to agree: {first.message}",
-        place_in_module(str(error)) if loc.file in ("", _UNNAMED) else loc,
+        loc if loc.file else place_in_module(str(error)),
         "fix the graph, or match the versions of what wrote it and this compiler",
     )
 
@@ -147,11 +146,8 @@ def _is_inconsistent(diagnostic: Any) -> bool:
     """
     shown = any("see current operation" in note.message for note in diagnostic.notes)
     spoken = any(word in diagnostic.message for word in _VERIFIER_WORDS)
-    return shown or spoken or f'"{_UNNAMED}"' not in str(diagnostic.location)
+    return shown or spoken or f'"{UNNAMED}"' not in str(diagnostic.location)
 
-
-MODULE_FILE = "<module>"
-"""File name of locations inside a model file whose path only the caller knows."""
 
 _PLACES = (re.compile(r'"-":(\d+):\d+'), re.compile(r"was parsing (\d+):\d+"))
 

@@ -418,4 +418,6 @@ def _type_code(element: str) -> str:
     """The documented code for an element type that has no code generation."""
     if element.startswith("complex"):
         return "NCC_EVRF004"
-    return "NCC_EVRF005" if element.endswith("FNUZ") else "NCC_ESPP004"
+    if element.startswith("f8"):
+        return "NCC_EVRF005" if element.endswith("FNUZ") else "NCC_ESPP047"
+    return "NCC_ESPP004"

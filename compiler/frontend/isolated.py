@@ -26,8 +26,8 @@ import msgpack
 
 from compiler import diagnostics
 from compiler.diagnostics import DiagnosticError, ImportRuleError, InternalError, Loc
-from compiler.frontend.context import MODULE_FILE
 from compiler.frontend.detect import Module
+from compiler.frontend.locations import MODULE_FILE
 from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph
 from compiler.surface.releases import Profile

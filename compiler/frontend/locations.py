@@ -16,6 +16,12 @@ from typing import Any
 
 from compiler.diagnostics import UNKNOWN_LOC, Loc
 
+UNNAMED = "-"
+"""The file MLIR gives to places in text and bytes without a name."""
+
+MODULE_FILE = "<module>"
+"""File name of locations inside a model file whose path only the caller knows."""
+
 _PACKAGE = os.path.join(Path(__file__).resolve().parents[1], "")  # the folder of `compiler`
 _CAPTURE = os.path.join(_PACKAGE, "frontend", "capture.py")
 _MODELS = os.path.join(_PACKAGE, "frontend", "models", "")
@@ -76,7 +82,8 @@ class LocationReader:
         from jaxlib.mlir import ir
 
         if isinstance(location, ir.FileLineColLoc):
-            return ((location.filename, location.start_line),)
+            named = location.filename != UNNAMED
+            return ((location.filename if named else MODULE_FILE, location.start_line),)
         if isinstance(location, ir.NameLoc):
             return self._frames_of(location.child_loc)
         if isinstance(location, ir.CallSiteLoc):

@@ -3,7 +3,7 @@ would write, or the module text where JAX does not emit the operator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from jax import lax
 
 from compiler.driver import compile_graph
 from compiler.frontend.detect import import_file
+from compiler.frontend.importer import Check
 from compiler.passes.pipeline import STEP_PASSES, run
 from compiler.program import StepProgram
 from sim_cluster.run_single import run_single
@@ -56,9 +57,14 @@ class Example:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*self.arguments))]
 
 
-def compile_and_run(text: str, arguments: Sequence[np.ndarray], level: str) -> list[np.ndarray]:
+def compile_and_run(
+    text: str,
+    arguments: Sequence[np.ndarray],
+    level: str,
+    checks: Mapping[str, Check] | None = None,
+) -> list[np.ndarray]:
     """The outputs of a module on one simulated core, through the compiler's own road."""
-    graph, _ = import_file(text.encode())
+    graph, _ = import_file(text.encode(), checks=checks)
     graph = run(graph, STEP_PASSES)
     names = [f"arg{k}" for k in range(len(graph.inputs))]
     results = [f"out{k}" for k in range(len(graph.outputs))]

@@ -11,6 +11,12 @@ import numpy as np
 import pytest
 from jax import export
 
+from compiler.diagnostics import CompileError, Loc
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.ir.ops import AllReduceAttrs, ReduceScatterAttrs
+from compiler.options import CompileOptions
+from compiler.passes.integers import check_integers
 from tests.support.model_files import compile_line, run_neff, write_model
 
 SOLVE = """
@@ -26,6 +32,26 @@ func.func @main(%a: tensor<4x5xf32>) -> tensor<4x4xf32> {
   %0 = stablehlo.dot_general %a, %a, contracting_dims = [1] x [0]
     : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<4x4xf32> loc("layer.py":3:4)
   return %0 : tensor<4x4xf32>
+}
+"""
+
+
+POWER = """
+func.func @main(%a: tensor<4xi64>, %b: tensor<4xi64>) -> tensor<4xi64> {
+  %0 = stablehlo.power %a, %b : tensor<4xi64> loc("count.py":5:1)
+  return %0 : tensor<4xi64>
+}
+"""
+CALL = """
+func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.custom_call @NAME(%a) : (tensor<4xf32>) -> tensor<4xf32> loc("layer.py":9:1)
+  return %0 : tensor<4xf32>
+}
+"""
+TYPED = """
+func.func @main(%a: tensor<4xTYPE>) -> tensor<4xTYPE> {
+  %0 = stablehlo.add %a, %a : tensor<4xTYPE>
+  return %0 : tensor<4xTYPE>
 }
 """
 
@@ -49,6 +75,12 @@ def refusal(capsys: pytest.CaptureFixture[str], name: str) -> str:
         (SOLVE, "NCC_EUOC002", "solver.py:12", "operator triangular_solve is not supported"),
         (UNEQUAL, "NCC_EVRF064", "layer.py:3", "contracting dimension sizes must match"),
         (UNEQUAL.replace("loc(", "// "), "NCC_EVRF064", "", "sizes must match"),
+        (CALL.replace("NAME", "AwsNeuronGelo"), "NCC_EVRF015", "layer.py:9", "AwsNeuronGelo"),
+        (CALL.replace("NAME", "cublas"), "NCC_EHCA005", "layer.py:9", "custom call cublas"),
+        (TYPED.replace("TYPE", "f8E3M4"), "NCC_ESPP047", "", "got f8E3M4"),
+        (TYPED.replace("TYPE", "f8E5M2FNUZ"), "NCC_EVRF005", "", "got f8E5M2FNUZ"),
+        (TYPED.replace("TYPE", "f4E2M1FN"), "NCC_ESPP004", "", "got f4E2M1FN"),
+        (TYPED.replace("TYPE", "complex<f32>"), "NCC_EVRF004", "", "complex"),
     ],
 )
 def test_stablehlo_text(
@@ -57,7 +89,7 @@ def test_stablehlo_text(
     (folder / "m.mlir").write_text(text)
     err = refusal(capsys, "m.mlir")
     assert f"[{code}]" in err and named in err
-    assert f"Error location: {place or 'Unknown'}" in err
+    assert f"Error location: {place or 'm.mlir:'}" in err
 
 
 def test_an_hlo_proto_whose_shapes_disagree_is_evrf064(
@@ -126,3 +158,30 @@ def test_the_old_broadcast_operator_adds_dims_in_front(folder: Path) -> None:
     assert compile_line("neuronx-cc compile m.mlir --target trn1") == 0
     x = np.array([1, 2, 3], np.float32)
     np.testing.assert_array_equal(run_neff(folder / "file.neff", [x])[0], [x, x])
+
+
+def test_a_64_bit_power_is_evrf062_unless_permitted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "m.mlir").write_text(POWER)
+    line = "neuronx-cc compile m.mlir --target trn1 --implicit-integer-downcast"
+    assert compile_line(f"{line} dot,scatter") == 70
+    err = " ".join(capsys.readouterr().err.split())
+    assert "[NCC_EVRF062]" in err and "Error location: count.py:5" in err
+    assert compile_line(f"{line} pow") == 0
+    base, exponent = np.array([2, -3, 5, 0], np.int64), np.array([10, 3, 0, 4], np.int64)
+    found = run_neff(folder / "file.neff", [base, exponent])[0]
+    np.testing.assert_array_equal(found, base**exponent)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter"])
+def test_integer_reductions_over_cores_need_permission(kind: str) -> None:
+    code = {"all_reduce": "NCC_EVRF061", "reduce_scatter": "NCC_EVRF063"}[kind]
+    b = Builder(loc=Loc("sum.py", 4, ""))
+    x = b.input((8, 3), DType.I32)
+    over = {"axes": ("dp",), "reduction": "add", "group_size": 2}
+    attrs = AllReduceAttrs(**over) if kind == "all_reduce" else ReduceScatterAttrs(dim=0, **over)
+    graph = b.finish(b.op(kind, x, attrs=attrs))
+    check_integers(CompileOptions(implicit_integer_downcast=kind), "v2")(graph)
+    with pytest.raises(CompileError, match=f"sum.py:4: error.{code}"):
+        check_integers(CompileOptions(implicit_integer_downcast="none"), "v2")(graph)

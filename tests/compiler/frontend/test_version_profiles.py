@@ -20,6 +20,7 @@ from compiler.ir.build import Builder
 from compiler.surface import releases
 from compiler.surface.flags import FLAGS
 from compiler.surface.operators import DOCUMENTED, OPERATORS
+from tests.support.operator_examples import EXAMPLES, compile_and_run
 
 F32 = jax.ShapeDtypeStruct((4, 6), jnp.float32)
 I32 = jax.ShapeDtypeStruct((), jnp.int32)
@@ -152,3 +153,14 @@ def test_releases_are_in_order_and_versions_between_them_are_taken() -> None:
     between = releases.profile("2.13.68.0")
     assert between.at_least("2.13.68") and not between.at_least("2.13.72")
     assert np.all([releases.OWN.at_least(r.version) for r in releases.RELEASES])
+
+
+def test_the_seed_of_the_bit_generator_is_used_from_2_9_on() -> None:
+    def bits(version: str, seed: int) -> np.ndarray:
+        example = EXAMPLES["RngBitGenerator"]
+        state = np.array([seed, 0, 0, 0], np.uint32)
+        checks = checks_for(releases.profile(version))
+        return compile_and_run(example.text(), [state], "L1", checks)[1]
+
+    for version, used in (("2.8.0.25", False), ("2.9.0.16", True), ("own", True)):
+        assert np.array_equal(bits(version, 1), bits(version, 2)) is not used
