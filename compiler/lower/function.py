@@ -20,6 +20,7 @@ from compiler.lower.epilogue_rule import EpilogueRule
 from compiler.lower.expand import expand
 from compiler.lower.group import Groups
 from compiler.lower.narrow import narrow
+from compiler.lower.remake import cost, remade
 from compiler.lower.row_rule import RowRule
 from compiler.lower.rule import Budget, Rule
 from compiler.lower.scalars import parameter
@@ -31,6 +32,8 @@ from compiler.lower.write_out import Lowered, write_out
 from compiler.options import DEFAULTS, CompileOptions
 
 MAX_TRIES = 1000
+MAX_REMAKES = 3  # rounds of values made again between regions (our choice)
+MIN_GAIN = 0.99  # of the cost: less is not worth a larger function (our choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ class _Try:
     budget: Budget
     judge: Judge | None
     alone: Collection[Value]
+    twins: list[tuple[Value, Value]] = field(default_factory=list)
     forced: set[Value] = field(default_factory=set)
     apart: set[int] = field(default_factory=set)
 
@@ -97,7 +101,23 @@ def settle(
     budget = budget or policy_of(options).budget
     alone = _softmax_operators(graph, options)
     attempt = _Try(graph, signature, options, budget, judge, alone)
-    attempt.forced |= narrow_operands(graph)
+    settled = _settled(attempt)
+    for _ in range(MAX_REMAKES if options.attention == "flash" else 0):
+        made = remade(attempt.graph, settled.groups)
+        if made is None:
+            break
+        copy, twins = made
+        attempt = _Try(copy, signature, options, budget, judge, alone, attempt.twins + twins)
+        again = _settled(attempt)
+        if cost(again.groups, budget) >= MIN_GAIN * cost(settled.groups, budget):
+            break
+        settled = again
+    return settled
+
+
+def _settled(attempt: _Try) -> Settled:
+    """The first attempt that meets no obstacle."""
+    attempt.forced |= narrow_operands(attempt.graph)
     for _ in range(MAX_TRIES):
         try:
             return _attempt(attempt)
@@ -132,9 +152,11 @@ def _attempt(given: _Try) -> Settled:
     storage = Storage(body, inputs, aliases, given.apart)
     alone = {t.number for t in body.tasks if t.result in given.alone}
     rules = rules_of(given.options, given.budget, alone)
+    number = {t.result: t.number for t in body.tasks}
+    twins = {(number[a], number[b]) for a, b in given.twins if a in number and b in number}
     clashes: set[tuple[int, int]] = set()
     while True:
-        groups = Groups(body, storage.order, storage.must_store, clashes)
+        groups = Groups(body, storage.order, storage.must_store, clashes | twins)
         try:
             trials = _form(given, groups, storage, rules)
             lowered = write_out(body, storage, groups, len(counters))

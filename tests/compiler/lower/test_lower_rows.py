@@ -12,6 +12,7 @@ from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.types import Graph, Value
 from compiler.isa.region import RegionProgram
+from compiler.lower import function
 from compiler.lower.accept import policy_of
 from compiler.lower.explain import explain_fusion
 from compiler.lower.function import Signature, lower_function, settle
@@ -174,6 +175,17 @@ def test_scores_that_do_not_fit_are_cut_where_the_bytes_are_fewest() -> None:
     graph = forward()
     lowered = check_lowering(graph, INPUTS, budget=Budget(1 << 16, 400))
     assert len(compute(lowered)) > 1
+
+
+@pytest.mark.parametrize(("row_bytes", "left"), [(1150, 1), (1240, 0)])
+def test_scores_between_regions_are_made_again(row_bytes: int, left: int, monkeypatch) -> None:
+    """Where the backward pass does not fit in one region, its halves share no score tensor."""
+    budget, inputs = Budget(1 << 16, row_bytes), [*INPUTS, normal(HEADS, T, E)]
+    with monkeypatch.context() as without:
+        without.setattr(function, "MAX_REMAKES", 0)
+        before = score_tensors(lower_function(backward(), budget=budget))
+    lowered = check_lowering(backward(), inputs, budget=budget, tolerance=1e-5)
+    assert score_tensors(lowered) == left < before
 
 
 def test_slower_regions_fall_apart_at_their_last_merge() -> None:

@@ -1,0 +1,81 @@
+"""Quadratic values that still cross from one region to another are made again by their reader.
+
+The pass over the whole step (`passes/remat`) serves readers that can never share a region. Here the
+regions are known: a region that did not fit was taken apart, and what its halves would pass through
+HBM is often cheaper to compute twice from values a quarter of its size (scores from queries, keys
+and row sums). The result is a new graph, which is lowered again and kept if it costs less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Graph, Op, Value
+from compiler.lower.group import Groups, Part
+from compiler.lower.rule import Budget, traffic
+from compiler.lower.task import CONTRACT
+from compiler.passes.dce import dce
+from compiler.passes.remat.recipes import Recipes, repeat
+from compiler.passes.rewrite import with_operands
+
+
+@dataclass(slots=True)
+class _Copies:
+    """What is made again: ops in front of each reader, and what the reader reads instead."""
+
+    before: dict[Op, list[Op]] = field(default_factory=dict)
+    reads: dict[Op, dict[Value, Value]] = field(default_factory=dict)
+    twins: list[tuple[Value, Value]] = field(default_factory=list)
+
+
+def remade(graph: Graph, groups: Groups) -> tuple[Graph, list[tuple[Value, Value]]] | None:
+    """`graph` with copies for the regions that read quadratic values of others, and the pairs
+    (original, copy), which may not share a region. None when there is nothing to copy.
+    """
+    recipes, copies = Recipes(graph), _Copies()
+    for part in groups.parts.values():
+        _serve(graph, groups, part, recipes, copies)
+    if not copies.reads:
+        return None
+    ops: list[Op] = []
+    for op in graph.ops:
+        ops += copies.before.get(op, [])
+        reads = copies.reads.get(op, {})
+        ops.append(with_operands(op, tuple(reads.get(v, v) for v in op.operands)))
+    made = dce(Graph(graph.inputs, tuple(ops), graph.outputs, graph.name))
+    return made, copies.twins
+
+
+def _serve(graph: Graph, groups: Groups, part: Part, recipes: Recipes, copies: _Copies) -> None:
+    """Copies for one region; what several of its ops read is made once."""
+    body, now = groups.body, dict[Value, Value]()
+
+    def in_memory(value: Value) -> bool:
+        base = body.base(value)[0]
+        producer = body.producer.get(base)
+        if producer is None:
+            return True
+        return groups.is_kept(producer) or producer.number not in part.members
+
+    readers = [t.op for t in groups.tasks(part.members) if t.op in recipes.position]
+    for op in sorted(readers, key=recipes.position.__getitem__):
+        for value in op.operands:
+            producer = body.producer.get(body.base(value)[0])
+            if producer is None or producer.number in part.members or groups.is_kept(producer):
+                continue
+            recipe = recipes.find(value, lambda _: True, in_memory)
+            if recipe is None:
+                continue
+            for leaf in recipe.leaves:
+                now.setdefault(leaf, leaf)
+            copies.before.setdefault(op, []).extend(repeat(recipe.ops, now))
+            copies.reads.setdefault(op, {})[value] = now[value]
+            copies.twins += [(o.result, now[o.result]) for o in recipe.ops if len(o.results) == 1]
+
+
+def cost(groups: Groups, budget: Budget) -> float:
+    """HBM bytes of all regions, contractions counted at the bytes they could hide."""
+    moved = sum(traffic(groups, part.members) for part in groups.parts.values())
+    tasks = [t for t in groups.body.tasks if t.kind == CONTRACT]
+    return moved + sum(OPS[t.op.name].flops(t.op) for t in tasks) / budget.intensity
