@@ -38,6 +38,7 @@ endif
 
 docs: setup ## write the generated pages of docs/
 	$(BIN)/python -m tests.support.op_coverage
+	$(BIN)/python -m tests.support.flag_page
 
 count: ## lines per file, largest first
 	@git ls-files '*.py' | xargs wc -l | sort -rn | head -40

@@ -66,13 +66,13 @@ def memory_of(program: Program) -> Memory:
         constants=sum(
             len(t.data) for f in program.functions for t in f.tensors if t.kind == "constant"
         ),
-        io=sum(_bytes(b.shape) * b.dtype.bytes for b in program.buffers if b.kind == "named"),
+        io=sum(_elements(b.shape) * b.dtype.bytes for b in program.buffers if b.kind == "named"),
         intermediates=program.arena_bytes,
         scratch=program.scratch_bytes,
     )
 
 
-def _bytes(shape: Sequence[int]) -> int:
+def _elements(shape: Sequence[int]) -> int:
     total = 1
     for size in shape:
         total *= size
@@ -138,6 +138,39 @@ def _over(code: str, what: str, need: int, limit: int, memory: Memory) -> Capaci
 
 def _size(number: int) -> str:
     return f"{number / _GB:.2f} GiB" if number >= _GB // 100 else f"{number} bytes"
+
+
+def scratchpad_pages(
+    programs: Sequence[Sequence[tuple[int, int]]], page_bytes: int
+) -> tuple[int, int]:
+    """(shared, private) bytes that programs of one core take from a scratchpad in pages.
+
+    A program is a list of variables (offset, size). A variable that crosses a page border gets
+    memory of its own; the rest share the pages of the largest program.
+    Source: the runtime's device memory page (its worked example is a test).
+    """
+    variables = [v for program in programs for v in program]
+    ends = max((offset + size for offset, size in variables), default=0)
+    private = sum(size for offset, size in variables if offset % page_bytes + size > page_bytes)
+    return -(-ends // page_bytes) * page_bytes, private
+
+
+def scratchpad_variables(program: Program) -> list[tuple[int, int]]:
+    """(offset, size) of what a program keeps in the scratchpad: its arena, then the zone its
+    functions use one after the other.
+    """
+    arena = [
+        (b.offset_bytes, _elements(b.shape) * b.dtype.bytes)
+        for b in program.buffers
+        if b.kind == "arena" and b.offset_bytes >= 0
+    ]
+    zone = {
+        (program.arena_bytes + t.offset_bytes, _elements(t.shape) * t.dtype.bytes)
+        for function in program.functions
+        for t in function.tensors
+        if t.kind == "scratch" and t.offset_bytes >= 0
+    }
+    return [*arena, *sorted(zone)]
 
 
 def count_instructions(body: Sequence[Instr | Loop], unrolled: bool) -> int:

@@ -232,7 +232,18 @@ def _meta(graph: Graph, form: str, program: Program, resolved: Resolved) -> dict
         "lnc": command.lnc,
         "graph_digest": hashlib.sha256(dump(graph, with_locs=False)).hexdigest(),
         "source_form": form,
+        **_pages(program, command.scratchpad_page_mb * 2**20),
     }
+
+
+def _pages(program: Program, page_bytes: int) -> dict[str, Any]:
+    """What the scratchpad takes in pages of the size asked for."""
+    if not page_bytes:
+        return {}
+    variables = budget.scratchpad_variables(program)
+    shared, private = budget.scratchpad_pages([variables], page_bytes)
+    sizes = {"page_bytes": page_bytes, "shared_bytes": shared, "private_bytes": private}
+    return {"scratchpad_pages": sizes}
 
 
 def _temps(output: Path) -> Path:

@@ -97,7 +97,7 @@ _EXTRAS = (
         error="NCC_EVRF022",
     ),
     _extra("Sort", "sort", note="comparators LE, GE, LT, GT"),
-    _extra("TopK", "top_k", note="float only", error="NCC_EVRF013"),
+    _extra("TopK", "sort", note="float only; legalised to a sort", error="NCC_EVRF013"),
     _extra("While", "while", note="static trip count"),
     _extra("Conditional", "case", "if", note="not supported (JAX notes)"),
     _extra("DynamicSlice", "dynamic_slice"),

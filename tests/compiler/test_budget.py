@@ -4,7 +4,9 @@ on."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from compiler.diagnostics import CapacityError
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.types import Graph
-from tests.support.model_files import compile_line, write_model
+from tests.support.model_files import compile_line, meta_of, write_model
 
 
 @pytest.fixture
@@ -150,3 +152,26 @@ def test_one_operator_over_its_own_limit_is_extp004_at_the_users_line(
     assert "[NCC_EXTP004] too many instructions after unroll: operator" in err
     assert f"location: {Path(__file__)}" in err
     assert compile_line("shardwright compile m.mlir --target trn1 -O1") == 0
+
+
+def test_the_worked_example_of_scratchpad_pages() -> None:
+    """512 MB + 1 GB and 100 MB + 1.5 GB, as the runtime's memory page counts them."""
+    mb, gb = 2**20, 2**30
+    first = [(0, 512 * mb), (512 * mb, gb)]
+    second = [(0, 100 * mb), (100 * mb, 3 * gb // 2)]
+    assert budget.scratchpad_pages([first, second], 512 * mb) == (2 * gb, 5 * gb // 2)
+    assert budget.scratchpad_pages([first, second], 2 * gb) == (2 * gb, 0)
+
+
+def test_a_page_size_says_what_the_scratchpad_takes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def squared(x: Any) -> Any:
+        """A loop whose carry is no output, so it lives in the arena."""
+        return jax.lax.fori_loop(0, 3, lambda _, c: jnp.tanh(c @ x), x).sum()
+
+    write_model(folder / "m.hlo.pb", squared, [np.zeros((64, 64), np.float32)])
+    line = "shardwright compile m.hlo.pb --target trn1 --hbm-scratchpad-page-size"
+    assert compile_line(f"{line} 512") == 0
+    pages = meta_of(folder / "file.neff")["scratchpad_pages"]
+    assert pages == {"page_bytes": 2**29, "shared_bytes": 2**29, "private_bytes": 0}

@@ -4,6 +4,7 @@ ends in anything but a meaning or a usage error."""
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from compiler.surface import releases
 from compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name
 from compiler.surface.resolve import Resolved, resolve
 from orchestrator.compile_flags import parse, split_verb
+from tests.support.flag_page import PAGE, page
 
 ROWS = {flag.name: flag for flag in FLAGS}
 
@@ -82,6 +84,11 @@ def test_rows_are_complete_and_spellings_are_unique() -> None:
 
 def test_defaults_of_the_table_are_those_of_the_options() -> None:
     assert resolved().options == DEFAULTS
+
+
+def test_the_page_of_flags_is_up_to_date() -> None:
+    root = Path(__file__).resolve().parents[2]
+    assert (root / PAGE).read_text() == page(), "run `make docs`"
 
 
 def test_the_right_most_of_competing_flags_wins() -> None:
