@@ -9,8 +9,8 @@ number of stages grows with the square of log n, for any n and any dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from compiler.dtypes import DType
 from compiler.ir.ops import (
@@ -246,12 +246,27 @@ class _Sorter:
             values.append(self._add("iota", attrs=IotaAttrs(1, kind)))
         ordered = len(values)
         values += [self._padded(self._to_rows(self.op.operands[i]), length, 0) for i in carried]
-        for size in (2 << s for s in range((length - 1).bit_length())):
-            distance = size // 2
-            while distance:
-                values = self._stage(values, ordered, length, size, distance)
-                distance //= 2
+        values = self._exchange_all(_Grid.of(self.rows, length), values, ordered)
         return [self._sorted(i, values, carried, ordered) for i in range(len(self.op.operands))]
+
+    def _exchange_all(self, grid: _Grid, values: list[Value], ordered: int) -> list[Value]:
+        """All stages on [rows, length] values, the first `ordered` of which are compared."""
+        split = ReshapeAttrs((grid.rows, grid.high, grid.low))
+        turned = TransposeAttrs((2, 1, 0))
+        values = [self._add("reshape", v, attrs=split) for v in values]
+        values = [self._add("transpose", v, attrs=turned) for v in values]
+        low_first = True
+        for size, distance in grid.stages():
+            if low_first != (distance < grid.low):
+                low_first = not low_first
+                swapped = TransposeAttrs((1, 0, 2))
+                values = [self._add("transpose", v, attrs=swapped) for v in values]
+            values = self._stage(values, ordered, grid.stage(size, distance))
+        if not low_first:
+            values = [self._add("transpose", v, attrs=TransposeAttrs((1, 0, 2))) for v in values]
+        values = [self._add("transpose", v, attrs=turned) for v in values]
+        flat = ReshapeAttrs((grid.rows, grid.length))
+        return [self._add("reshape", v, attrs=flat) for v in values]
 
     def _sorted(self, i: int, values: list[Value], carried: list[int], ordered: int) -> Value:
         """The sorted operand `i` among the outputs of the network."""
@@ -270,12 +285,9 @@ class _Sorter:
             value = self._add("slice", value, attrs=attrs)
         return self._from_rows(value)
 
-    def _stage(
-        self, values: list[Value], ordered: int, length: int, size: int, distance: int
-    ) -> list[Value]:
-        """Exchange elements `distance` apart; runs of `size` end up ascending and descending."""
-        runs = (length // (2 * size), 2) if size < length else (1, 1)
-        shape = (self.rows, *runs, size // (2 * distance), 2, distance)
+    def _stage(self, values: list[Value], ordered: int, stage: _Stage) -> list[Value]:
+        """Exchange partners that are in the wrong order."""
+        shape = stage.shape
         lows: list[Value] = []
         highs: list[Value] = []
         for value in values:
@@ -286,19 +298,20 @@ class _Sorter:
                 attrs = SliceAttrs(start, limit, (1,) * len(shape))
                 into.append(self._add("slice", split, attrs=attrs))
         swap = self._is_less(highs[:ordered], lows[:ordered])
-        if size < length:
+        if stage.counted >= 0:
             kind = tensor_type(lows[0].type.shape, DType.I32)
-            run = self._add("iota", attrs=IotaAttrs(_RUN, kind))
-            odd = self._compare(run, self._full(run, 1), "EQ")
-            swap = self._add("xor", swap, odd)
-        return [self._exchanged(swap, *pair) for pair in zip(lows, highs, strict=True)]
+            number = self._add("iota", attrs=IotaAttrs(stage.counted, kind))
+            number = self._add("shift_right_logical", number, self._full(number, stage.shift))
+            bit = self._add("and", number, self._full(number, 1))
+            swap = self._add("xor", swap, self._compare(bit, self._full(bit, 1), "EQ"))
+        back = ReshapeAttrs(values[0].type.shape)
+        return [self._exchanged(swap, *pair, back) for pair in zip(lows, highs, strict=True)]
 
-    def _exchanged(self, swap: Value, low: Value, high: Value) -> Value:
+    def _exchanged(self, swap: Value, low: Value, high: Value, back: ReshapeAttrs) -> Value:
         first = self._add("select", swap, high, low)
         second = self._add("select", swap, low, high)
         joined = self._add("concatenate", first, second, attrs=ConcatenateAttrs(_PAIR))
-        shape = (self.rows, joined.type.num_elements // self.rows)
-        return self._add("reshape", joined, attrs=ReshapeAttrs(shape))
+        return self._add("reshape", joined, attrs=back)
 
     def _is_less(self, left: list[Value], right: list[Value]) -> Value:
         """left < right, the first value weighing most."""
@@ -309,4 +322,67 @@ class _Sorter:
         return less
 
 
-_RUN, _PAIR = 2, 4  # dims of a stage: which of two directions, which of two partners
+_PAIR = 1  # the dim of a stage that tells partners apart
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Positions of a row as high * low, kept in memory with the rows innermost.
+
+    Partners at small distances differ in the low part, others in the high part. Whichever it is
+    comes first in memory, so that the rest makes runs that a transfer moves at once.
+    """
+
+    rows: int
+    high: int
+    low: int
+
+    @classmethod
+    def of(cls, rows: int, length: int) -> _Grid:
+        """Many rows make runs alone; of few rows, positions are cut in the middle."""
+        bits = length.bit_length() - 1
+        low = length if rows >= _MANY_ROWS else 1 << -(-bits // 2)
+        return cls(rows, length // low, low)
+
+    @property
+    def length(self) -> int:
+        """Positions of a row, a power of two."""
+        return self.high * self.low
+
+    def stages(self) -> Iterator[tuple[int, int]]:
+        """(size of the runs that are merged, distance of partners) in order."""
+        for size in (2 << s for s in range(self.length.bit_length() - 1)):
+            distance = size // 2
+            while distance:
+                yield size, distance
+                distance //= 2
+
+    def stage(self, size: int, distance: int) -> _Stage:
+        """The partners `distance` apart while runs of `size` are merged."""
+        run = size // self.low  # in positions of the high part
+        if distance >= self.low:
+            return self._cut(self.high, self.low, run, distance // self.low)
+        if size < self.low or run == self.high:
+            return self._cut(self.low, self.high, size, distance)
+        stage = self._cut(self.low, self.high, self.low, distance)
+        return replace(stage, counted=3, shift=run.bit_length() - 1)
+
+    def _cut(self, length: int, other: int, size: int, distance: int) -> _Stage:
+        """A stage within the part of the positions that comes first in memory."""
+        shape = (length // (2 * distance), 2, distance, other, self.rows)
+        counted = 0 if size < length else -1
+        return _Stage(shape, counted, (size // (2 * distance)).bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Dims of a stage, partners told apart by dim `_PAIR`. Runs end up descending where bit `shift`
+    of the position along dim `counted` is set; nowhere when that is -1.
+    """
+
+    shape: tuple[int, ...]
+    counted: int
+    shift: int
+
+
+_MANY_ROWS = 64  # 256 bytes per run of 4-byte elements (our choice)
