@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from compiler.codegen.rates import MIN_CYCLES, Rates
-from compiler.codegen.space import SPLATS, Space, Value
+from compiler.codegen.space import PARTS, SPLATS, Space, Value
 from compiler.codegen.values import ACTIVATIONS
 from compiler.dtypes import DType
 from compiler.isa.program import Engine
@@ -46,7 +46,7 @@ class _Fuser:
             inputs = tuple(self.number[i] for i in value.inputs)
             fused = self._fused(n, replace(value, inputs=inputs))
             self.number[n] = self._add(fused)
-        space = Space(self.old.name, self.old.sizes, self.values, self.old.splits)
+        space = replace(self.old, values=self.values)
         return space, self.number
 
     def _add(self, value: Value) -> int:
@@ -228,7 +228,7 @@ def _is_pair(value: Value) -> bool:
 
 def cycles(space: Space, value: Value, points: Points) -> float:
     """Cycles of a value over one tile; integers are GpSimd's and count as nothing here."""
-    if value.op in (*SPLATS, "load", "store", "iota") or value.dtype.is_integer:
+    if value.op in (*SPLATS, *PARTS, "load", "store", "iota") or value.dtype.is_integer:
         return 0.0
     most = max([points(value), *(points(space.values[i]) for i in value.inputs)])
     wide = sum(1 for i in value.inputs if points(space.values[i]) > 1)

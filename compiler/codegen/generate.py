@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from compiler.allocate import allocate
 from compiler.codegen.builder import Builder
@@ -21,7 +20,7 @@ from compiler.codegen.in_place import refuse_stale_reads
 from compiler.codegen.overlap import overlap
 from compiler.codegen.rates import Rates
 from compiler.codegen.rows import row_candidates
-from compiler.codegen.search import EFFORTS, Candidate, Room, choose, worth_trying
+from compiler.codegen.search import EFFORTS, Candidate, Room, fastest, worth_trying
 from compiler.codegen.space import Space, normalise
 from compiler.codegen.strip_plan import strip_candidates
 from compiler.diagnostics import CapacityError, CompileError
@@ -67,10 +66,9 @@ def generate(
     nests = _nests(space, tensors)
     effort = EFFORTS[options.optlevel]
 
-    def build(chosen: Sequence[Any]) -> Generated:
-        *candidates, ways = chosen
+    def build(chosen: Sequence[Candidate], ways: int) -> Generated:
         builder = Builder(limits, tensors, first_register)
-        for candidate in candidates:
+        for candidate in chosen:
             candidate.emit(builder)
         region = Region(program, builder.tiles, [*builder.prefix, *builder.body])
         if ways > 1:
@@ -87,7 +85,7 @@ def generate(
         room = Room(limits, Rates(machine.core), tensors, int(share * limits.sbuf_bytes))
         tried = [worth_trying(plan(space, sinks, room), effort) for plan, sinks in nests]
         try:
-            made = choose([*tried, effort.ways], build, time)
+            made = fastest(tried, effort, build, time)
         except CapacityError as error:
             failure = error
             continue

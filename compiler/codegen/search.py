@@ -43,16 +43,21 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How many candidates of a nest are tried, up to how many times the best estimate, and how many
-    iterations of an innermost loop lie side by side (tried with the best of them).
+    iterations of an innermost loop lie side by side: tilings are compared at the first number of
+    each row of `ways`, the rest of the row is tried with the best of them.
     """
 
     tries: int
     spread: float
-    ways: tuple[int, ...]
+    ways: tuple[tuple[int, ...], ...]
 
 
 # Our choice, by `benchmarks/optlevels.py`: more tries than these change next to nothing there.
-EFFORTS = {1: Effort(1, 1.0, (1,)), 2: Effort(4, 1.5, (1, 2, 4)), 3: Effort(32, 4.0, (1, 2, 4, 8))}
+EFFORTS = {
+    1: Effort(1, 1.0, ((1,),)),
+    2: Effort(4, 1.5, ((1, 2, 4), (4,))),
+    3: Effort(12, 4.0, ((1, 2, 4, 8), (2,), (4, 8))),
+}
 
 
 def worth_trying(candidates: Sequence[Candidate], effort: Effort) -> Sequence[Candidate]:
@@ -61,12 +66,39 @@ def worth_trying(candidates: Sequence[Candidate], effort: Effort) -> Sequence[Ca
     return [c for c in ranked if c.cost <= effort.spread * ranked[0].cost]
 
 
-def choose(
+def fastest(
+    nests: Sequence[Sequence[Candidate]],
+    effort: Effort,
+    build: Callable[[Sequence[Candidate], int], Made],
+    time: Callable[[Made], int],
+) -> Made:
+    """The fastest code found for `nests` on the walks that `effort` allows.
+
+    Raises CapacityError (the first) when nothing that was tried fits on chip.
+    """
+
+    def made(chosen: Sequence[Any]) -> Made:
+        return build(chosen[:-1], chosen[-1])
+
+    found: list[Made] = []
+    failure: CapacityError | None = None
+    for ways in effort.ways:
+        try:
+            found.append(walk([*nests, ways], made, time))
+        except CapacityError as error:
+            failure = failure or error
+    if not found:
+        assert failure is not None
+        raise failure
+    return min(found, key=time) if len(found) > 1 else found[0]
+
+
+def walk(
     choices: Sequence[Sequence[Any]],
     build: Callable[[Sequence[Any]], Made],
     time: Callable[[Made], int],
 ) -> Made:
-    """The best code found by changing one choice at a time, from the first of each on.
+    """The best code found by changing one choice at a time, from the first option of each on.
 
     Raises CapacityError (the first) when nothing that was tried fits on chip.
     """

@@ -20,6 +20,7 @@ from compiler.isa.region import Affine, Node, RegionProgram, View
 
 SINKS = ("store", "store_indexed")
 SPLATS = ("constant", "register")
+PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 
 
@@ -73,6 +74,7 @@ class Space:
     sizes: dict[int, int]
     values: list[Value]
     splits: dict[int, Split] = field(default_factory=dict)  # by major atom
+    joint: frozenset[int] = frozenset()  # atoms that count joint views: always whole in a tile
 
     @property
     def sinks(self) -> list[int]:
@@ -93,6 +95,17 @@ class Space:
         for n in among:
             for i in self.values[n].inputs:
                 found.setdefault(i, []).append(n)
+        return found
+
+    def homes(self, among: Iterable[int]) -> dict[int, int]:
+        """For values that lie in the tile of another (see `joint.py`): the value that owns it."""
+        found: dict[int, int] = {}
+        for n in among:
+            value = self.values[n]
+            if value.op == "part":
+                found[n] = value.inputs[0]
+            elif value.op == "join":
+                found.update(dict.fromkeys(value.inputs, n))
         return found
 
     def elements(self, value: Value) -> int:
@@ -336,7 +349,8 @@ def split(space: Space, atom: int, minor_size: int) -> tuple[Space, Split]:
     made = Split(major, atom, size % minor_size)
     sizes = dict(space.sizes) | {major: size // minor_size, atom: minor_size}
     values = [_split_value(v, atom, major, minor_size) for v in space.values]
-    return Space(space.name, sizes, values, space.splits | {major: made}), made
+    splits = space.splits | {major: made}
+    return replace(space, sizes=sizes, values=values, splits=splits), made
 
 
 def _split_value(value: Value, atom: int, major: int, minor_size: int) -> Value:

@@ -12,9 +12,11 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 
 from compiler.codegen import fusion
 from compiler.codegen.builder import Builder, pieces
+from compiler.codegen.joint import join_views
 from compiler.codegen.rates import MIN_CYCLES
 from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import (
@@ -32,10 +34,10 @@ from compiler.diagnostics import CompileError
 from compiler.isa.limits import Limits
 from compiler.isa.program import Engine
 
-# A row of this many bytes reaches the plateau of the DMA curve (hardware.json
-# efficiency_by_bytes_per_partition: 4096 bytes reach 0.97); longer rows only delay the first
-# instruction.
-_ROW_BYTES = 4096
+# A row of 4096 bytes reaches the plateau of the DMA curve (hardware.json
+# efficiency_by_bytes_per_partition: 0.97) and leaves room for many tiles in flight; longer rows
+# make fewer, longer instructions and load less often what does not span the row.
+_ROW_BYTES = (4096, 16384)
 # Slots of tiles that a DMA fills or empties, and of the others; how much of the shorter of
 # transfers and computation then shows (inferred: 1 with nothing in flight, little with two of
 # everything).
@@ -51,7 +53,7 @@ def strip_candidates(space: Space, sinks: Iterable[int], room: Room) -> list[Can
     def emit(plan: StripPlan, builder: Builder) -> None:
         emit_strips(builder, plan)
 
-    plans = plan_strips(space, sinks, room)
+    plans = plan_strips(*join_views(space, sinks, room.tensors), room)
     return [Candidate(plan.cost, partial(emit, plan)) for plan in plans]
 
 
@@ -63,8 +65,8 @@ def plan_strips(space: Space, sinks: Iterable[int], room: Room) -> list[StripPla
     plans = []
     for candidate, partition in _candidates(space, sinks, room.limits):
         values = tuple(candidate.slice(sinks))
-        for slots in _SLOTS:
-            planner = _Planner(candidate, values, partition, room, slots)
+        for slots, row_bytes in product(_SLOTS, _ROW_BYTES):
+            planner = _Planner(candidate, values, partition, room, slots, row_bytes)
             plan = planner.plan()
             if plan is not None:
                 plans.append(plan)
@@ -94,6 +96,7 @@ def _candidates(
 ) -> Iterator[tuple[Space, int | None]]:
     """(space, partition atom) pairs worth an estimate."""
     used = {a for n in space.slice(sinks) for a in (*space.values[n].atoms, *space.values[n].over)}
+    used -= space.joint
     indexed = _index_atoms(space)
     yield space, None
     for atom in sorted(used):
@@ -131,9 +134,10 @@ class _Planner:
         partition: int | None,
         room: Room,
         slots: tuple[int, int],
+        row_bytes: int,
     ) -> None:
         self.space = space
-        self.slots = slots
+        self.slots, self.row_bytes = slots, row_bytes
         self.values = values
         self.nodes = [space.values[n] for n in values]
         self.partition = partition
@@ -214,6 +218,9 @@ class _Planner:
         if self.partition is not None:
             extents[self.partition] = min(self.limits.partitions, self.sizes[self.partition])
             fixed.add(self.partition)
+        for atom in self.space.joint & set(self.sizes):
+            extents[atom] = self.sizes[atom]
+            fixed.add(atom)
         for value in self.nodes:
             if _is_indexed(value):
                 fixed |= self.space.values[value.inputs[-1]].atoms
@@ -230,7 +237,7 @@ class _Planner:
         """Give `atom` the largest extent that fits; False when that is not all of it."""
         size = self.sizes[atom]
         row = self._row_bytes(extents)
-        limit = size if whole else max(1, min(size, _ROW_BYTES // row))
+        limit = size if whole else max(1, min(size, self.row_bytes // row))
         if not self._fits(extents | {atom: limit}):
             low, high = 1, limit
             while high - low > 1:
@@ -256,13 +263,15 @@ class _Planner:
 
     def _footprint(self, extents: Mapping[int, int]) -> int:
         """Peak SBUF bytes of the values alive at a time, all their slots counted."""
-        last = {i: at for at, v in enumerate(self.nodes) for i in v.inputs}
+        homes = self.space.homes(self.values)
+        last = {homes.get(i, i): at for at, v in enumerate(self.nodes) for i in v.inputs}
         ending: dict[int, list[int]] = {}
         for n, at in last.items():
             ending.setdefault(at, []).append(n)
         alive, peak, sizes = 0, 0, {}
         for at, (number, value) in enumerate(zip(self.values, self.nodes, strict=True)):
-            sizes[number] = 0 if value.op in SPLATS else self._bytes(number, value, extents)
+            held = value.op in SPLATS or number in homes
+            sizes[number] = 0 if held else self._bytes(number, value, extents)
             alive += sizes[number]
             peak = max(peak, alive)
             alive -= sum(sizes[n] for n in ending.get(at, ()))

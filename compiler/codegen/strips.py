@@ -168,11 +168,13 @@ class _Nest:
         """Values made by single units here, by the unit that reads them last."""
         own = {numbers[0] for numbers, is_pass in units if not is_pass}
         own |= {n for numbers, is_pass in units if is_pass for n in numbers}
+        homes = self.space.homes(own)
         last: dict[int, int] = {}
         for at, (numbers, _) in enumerate(units):
             inside = set(numbers)
             for n in numbers:
-                last.update({i: at for i in self.space.values[n].inputs if i not in inside})
+                read = [i for i in self.space.values[n].inputs if i not in inside]
+                last.update({homes.get(i, i): at for i in read})
         dead: dict[int, list[int]] = {}
         for n, at in last.items():
             if n in own and self._has_code(n):

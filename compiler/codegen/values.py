@@ -84,6 +84,13 @@ class Frame:
         self.axes = tuple(axes)
         self.slots = slots  # of tiles that a DMA fills or empties, and of the others
         self.held: dict[int, Held] = {}
+        self.joining = {
+            i: (n, at)
+            for n, value in enumerate(space.values)
+            if value.op == "join"
+            for at, i in enumerate(value.inputs)
+        }
+        self._open: dict[int, tuple[object, Held]] = {}  # joins begun, and the body that holds them
         self.stored = {
             space.values[n].inputs[0]: space.values[n].walk
             for n in space.sinks
@@ -107,14 +114,36 @@ class Frame:
 
     def new(self, number: int, value: Value, scope: Scope, dtype: DType | None = None) -> Held:
         """A tile for value `number`, remembered as where it is held."""
+        if number in self.joining:
+            join, index = self.joining[number]
+            whole = self._joined(join, scope)
+            self.held[number] = part_of(whole, self.space.values[join], index)
+        else:
+            self.held[number] = self._own_tile(number, value, scope, dtype)
+        return self.held[number]
+
+    def _joined(self, join: int, scope: Scope) -> Held:
+        """The tile of a join that is being filled in the body of `scope`."""
+        body, held = self._open.get(join, (None, None))
+        if held is None or body is not scope.body:
+            held = self._own_tile(join, self.space.values[join], scope)
+            self._open[join] = (scope.body, held)
+        return held
+
+    def close(self, join: int) -> None:
+        """All parts of a join are there."""
+        self.held[join] = self._open.pop(join)[1]
+
+    def _own_tile(
+        self, number: int, value: Value, scope: Scope, dtype: DType | None = None
+    ) -> Held:
         axes = self.layout(number, value)
         name = f"{value.op}{number}"
         moved = value.op in ("load", "load_indexed") or number in self.stored
         slots = self.slots[0] if moved else self.slots[1]
         elements = scope.elements(axes)
         tile = scope.tile(name, self.rows(scope), elements, dtype or value.dtype, slots)
-        self.held[number] = scope.hold(tile, axes)
-        return self.held[number]
+        return scope.hold(tile, axes)
 
     def layout(self, number: int, value: Value) -> list[int]:
         """Free axes of a value in the order of its tile: that of the view it is loaded or stored
@@ -193,6 +222,22 @@ def emit_load(frame: Frame, walk: Walk, held: Held, axes: Sequence[int], scope: 
     """A DMA of a view into a tile; partitions the view does not move along get copies."""
     source, target = scope.transfer(walk, held, frame.rows(scope), frame.partition, axes)
     scope.add("dma", Engine.DMA_IN, target, (source,))
+
+
+def part_of(whole: Held, joint: Value, index: int) -> Held:
+    """View number `index` of a value that spans a joint atom."""
+    atom = joint.attrs["atom"]
+    strides = {a: s for a, s in whole.strides.items() if a != atom}
+    return Held(whole.tile, strides, whole.offset + index * whole.strides[atom])
+
+
+def _part(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    whole = frame.held[value.inputs[0]]
+    frame.held[number] = part_of(whole, value, value.attrs["index"])
+
+
+def _join(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    frame.close(number)
 
 
 def _store(frame: Frame, number: int, value: Value, scope: Scope) -> None:
@@ -410,6 +455,8 @@ _NEUTRAL = {"multiply": 1.0, "add": 0.0}
 _EMITTERS: dict[str, Emitter] = {
     "scaled": _scaled,
     "load": _load,
+    "part": _part,
+    "join": _join,
     "store": _store,
     "iota": _iota,
     "compare": _binary,

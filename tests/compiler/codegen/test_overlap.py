@@ -28,7 +28,7 @@ CASES = {
 
 def only(monkeypatch: pytest.MonkeyPatch, ways: int) -> None:
     """Make the default level lay `ways` iterations side by side, whatever the time."""
-    monkeypatch.setitem(EFFORTS, 2, Effort(1, 1.0, (ways,)))
+    monkeypatch.setitem(EFFORTS, 2, Effort(1, 1.0, ((ways,),)))
 
 
 @pytest.mark.parametrize("ways", [2, 4])

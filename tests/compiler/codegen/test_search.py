@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compiler.codegen import generate
-from compiler.codegen.search import EFFORTS, Candidate, Effort, choose, worth_trying
+from compiler.codegen.search import EFFORTS, Candidate, Effort, fastest, walk, worth_trying
 from compiler.diagnostics import CapacityError
 from compiler.evaluate import region_time
 from compiler.options import CompileOptions
@@ -19,8 +19,8 @@ def candidates(*costs: float) -> list[Candidate]:
 
 def test_a_level_tries_the_cheapest_estimates_within_its_spread() -> None:
     found = candidates(9.0, 1.0, 1.4, 1.6, 1.2)
-    assert [c.cost for c in worth_trying(found, Effort(4, 1.5, (1,)))] == [1.0, 1.2, 1.4]
-    assert [c.cost for c in worth_trying(found, Effort(2, 9.0, (1,)))] == [1.0, 1.2]
+    assert [c.cost for c in worth_trying(found, Effort(4, 1.5, ((1,),)))] == [1.0, 1.2, 1.4]
+    assert [c.cost for c in worth_trying(found, Effort(2, 9.0, ((1,),)))] == [1.0, 1.2]
     assert [c.cost for c in worth_trying(found, EFFORTS[1])] == [1.0]
 
 
@@ -33,7 +33,7 @@ def test_the_shortest_time_wins_one_nest_at_a_time() -> None:
         built.append(tuple(c.cost for c in chosen))
         return built[-1]
 
-    assert choose([first, second], build, times.__getitem__) == (2.0, 2.0)
+    assert walk([first, second], build, times.__getitem__) == (2.0, 2.0)
     assert len(built) == len(set(built)) == 4
 
 
@@ -43,9 +43,23 @@ def test_what_does_not_fit_is_passed_over_and_the_first_reason_is_kept() -> None
             raise CapacityError("SW_SBUF_CAPACITY", f"tile {chosen[0].cost}")
         return chosen[0].cost
 
-    assert choose([candidates(1.0, 2.0, 3.0)], build, int) == 3.0
+    assert walk([candidates(1.0, 2.0, 3.0)], build, int) == 3.0
     with pytest.raises(CapacityError, match=r"tile 1\.0"):
-        choose([candidates(1.0, 2.0)], build, int)
+        walk([candidates(1.0, 2.0)], build, int)
+
+
+def test_every_row_of_ways_is_a_walk_of_its_own() -> None:
+    """The second tiling only pays with two iterations side by side."""
+    times = {(1.0, 1): 50, (2.0, 1): 60, (1.0, 2): 55, (2.0, 2): 30}
+
+    def build(chosen: list[Candidate], ways: int) -> tuple[float, int]:
+        (candidate,) = chosen
+        return candidate.cost, ways
+
+    nests = [candidates(1.0, 2.0)]
+    one, both = Effort(2, 9.0, ((1, 2),)), Effort(2, 9.0, ((1, 2), (2,)))
+    assert fastest(nests, one, build, times.__getitem__) == (1.0, 1)
+    assert fastest(nests, both, build, times.__getitem__) == (2.0, 2)
 
 
 def products() -> Maker:

@@ -1,0 +1,141 @@
+"""Views that lie side by side in memory move as one: halves of a head, parts of a packed row.
+
+Two loads (or stores) whose views differ only in their offset, by exactly the run of their innermost
+atom, together make runs of twice the length, and short runs are what a DMA is slow at. They become
+one load of a value that spans one more atom, the joint atom, and each old value is a `part` of it;
+stored values become the parts of a `join`, computed straight into its tile. Neither has code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.codegen.space import PARTS, SPLATS, Space, Value
+from compiler.isa.region import Tensor
+
+# Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
+# efficiency_by_bytes_per_partition); longer ones are left as they are.
+_RUN_BYTES = 2048
+# Values that do not make a tile of their own where they are computed.
+_NO_TILE = (*SPLATS, *PARTS, "load", "load_indexed", "reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Loads or stores by rising offset; each starts `step` elements behind the one before."""
+
+    members: tuple[int, ...]
+    step: int
+
+
+def join_views(
+    space: Space, sinks: Iterable[int], tensors: Sequence[Tensor]
+) -> tuple[Space, list[int]]:
+    """`space` with adjacent views of what `sinks` need joined, and the sinks' new numbers."""
+    sinks = list(sinks)
+    groups = _groups(space, space.slice(sinks), tensors)
+    return _Joiner(space, groups).run(sinks) if groups else (space, sinks)
+
+
+def _groups(space: Space, wanted: Iterable[int], tensors: Sequence[Tensor]) -> list[_Group]:
+    alike: dict[object, list[int]] = {}
+    for n in wanted:
+        value, walk = space.values[n], space.values[n].walk
+        if value.op in ("load", "store") and walk is not None:
+            strides = frozenset(walk.strides.items())
+            key = (value.op, walk.tensor, strides, walk.offset.terms, value.dtype, value.atoms)
+            alike.setdefault(key, []).append(n)
+    found = [_adjacent(space, members, tensors) for members in alike.values() if len(members) > 1]
+    return [group for group in found if group is not None]
+
+
+def _adjacent(space: Space, members: list[int], tensors: Sequence[Tensor]) -> _Group | None:
+    """The members as a group, when they continue each other's runs and the runs are short."""
+    walk = space.values[members[0]].walk
+    assert walk is not None
+    steps = [space.sizes[a] for a, stride in walk.strides.items() if stride == 1]
+    if not steps or steps[0] * tensors[walk.tensor].dtype.bytes >= _RUN_BYTES:
+        return None
+    offsets = {_offset(space.values[n]): n for n in members}
+    first = min(offsets)
+    if {first + i * steps[0] for i in range(len(members))} != set(offsets):
+        return None
+    group = _Group(tuple(offsets[o] for o in sorted(offsets)), steps[0])
+    return group if _can_join(space, group) else None
+
+
+def _offset(value: Value) -> int:
+    assert value.walk is not None
+    return value.walk.offset.const
+
+
+def _can_join(space: Space, group: _Group) -> bool:
+    """Loads always; stores when every stored value is computed for that place alone."""
+    stores = [space.values[n] for n in group.members if space.values[n].op == "store"]
+    sources = [space.values[s.inputs[0]] for s in stores]
+    numbers = {s.inputs[0] for s in stores}
+    users = space.users(range(len(space.values)))
+    return len(numbers) == len(stores) and all(
+        v.op not in _NO_TILE
+        and v.atoms == s.atoms
+        and v.dtype is sources[0].dtype
+        and sum(space.values[u].op == "store" for u in users[s.inputs[0]]) == 1
+        for s, v in zip(stores, sources, strict=True)
+    )
+
+
+class _Joiner:
+    """Rebuilds the list of values; joint atoms are shared by groups of the same length."""
+
+    def __init__(self, space: Space, groups: Sequence[_Group]) -> None:
+        self.old = space
+        self.group = {n: group for group in groups for n in group.members}
+        first = max(space.sizes, default=-1) + 1
+        lengths = sorted({len(g.members) for g in groups})
+        self.joint = {length: first + i for i, length in enumerate(lengths)}
+        self.values: list[Value] = []
+        self.number: dict[int, int] = {}
+        self.loads: dict[tuple[int, ...], int] = {}
+
+    def run(self, sinks: Sequence[int]) -> tuple[Space, list[int]]:
+        for n, value in enumerate(self.old.values):
+            value = replace(value, inputs=tuple(self.number[i] for i in value.inputs))
+            group = self.group.get(n)
+            if group is None:
+                self.number[n] = self._add(value)
+            elif value.op == "load":
+                self.number[n] = self._part(group, value, group.members.index(n))
+            elif n == max(group.members):
+                self.number[n] = self._join(group)
+        sizes = self.old.sizes | {atom: length for length, atom in self.joint.items()}
+        joint = self.old.joint | set(self.joint.values())
+        space = replace(self.old, sizes=sizes, values=self.values, joint=joint)
+        return space, sorted({self.number[n] for n in sinks if n in self.number})
+
+    def _add(self, value: Value) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def _wide(self, group: _Group, inputs: tuple[int, ...]) -> Value:
+        """The load or store of all members at once."""
+        value = self.old.values[group.members[0]]
+        atom = self.joint[len(group.members)]
+        assert value.walk is not None
+        walk = replace(value.walk, strides={**value.walk.strides, atom: group.step})
+        return replace(value, inputs=inputs, atoms=value.atoms | {atom}, walk=walk)
+
+    def _part(self, group: _Group, value: Value, index: int) -> int:
+        if group.members not in self.loads:
+            self.loads[group.members] = self._add(self._wide(group, ()))
+        attrs: Mapping[str, int] = {"atom": self.joint[len(group.members)], "index": index}
+        inputs = (self.loads[group.members],)
+        return self._add(Value("part", inputs, value.atoms, value.dtype, attrs=attrs))
+
+    def _join(self, group: _Group) -> int:
+        parts = tuple(self.number[self.old.values[n].inputs[0]] for n in group.members)
+        atom = self.joint[len(group.members)]
+        like = self.values[parts[0]]
+        attrs = {"atom": atom}
+        join = self._add(Value("join", parts, like.atoms | {atom}, like.dtype, attrs=attrs))
+        return self._add(self._wide(group, (join,)))

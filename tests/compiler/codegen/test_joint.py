@@ -1,0 +1,96 @@
+"""Adjacent views move as one transfer: longer runs, the same values."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.codegen.joint import join_views
+from compiler.codegen.space import normalise
+from compiler.dtypes import DType
+from compiler.isa.limits import walk
+from compiler.isa.program import Region, Space
+from compiler.isa.region import Affine, Tensor, View
+from tests.compiler.codegen.region_harness import BF16, F32, Maker, check
+
+
+def half_view(m: Maker, tensor: int, half: int) -> View:
+    """Half `half` of rows [t, head, 2 * d]."""
+    _, heads, d = m.atoms
+    return View(tensor, Affine(half * d), (heads * 2 * d, 2 * d, 1))
+
+
+def rotary(t: int, heads: int, d: int, dtype: DType = BF16, gap: int = 0) -> Maker:
+    """Halves of each head turned by an angle per (t, d); `gap` moves the second half away."""
+    m = Maker((t, heads, d), "rotary")
+    shape = (t, heads, 2 * d + gap)
+    for name, kind in (("x", "input"), ("y", "output")):
+        m.tensors.append(Tensor(name, shape, dtype, kind))
+    halves = []
+    for half in (0, 1):
+        view = half_view(m, 0, half)
+        if gap and half:
+            view = View(0, Affine(t * heads * 2 * d), view.strides)
+        halves.append(m.node("load", atoms=(0, 1, 2), dtype=dtype, view=view))
+    cos, sin = m.load((0, 2)), m.load((0, 2))
+    a, b = halves
+    first = m.node("subtract", m.node("multiply", a, cos), m.node("multiply", b, sin))
+    second = m.node("add", m.node("multiply", b, cos), m.node("multiply", a, sin))
+    for half, value in enumerate((first, second)):
+        m.node("store", value, atoms=(0, 1, 2), dtype=dtype, view=half_view(m, 1, half))
+    return m
+
+
+def runs(region: Region, tensor: int) -> set[int]:
+    """Innermost contiguous elements of the transfers of a tensor."""
+    found = set()
+    for instr in walk(region.body):
+        for p in (instr.dst, *instr.srcs):
+            if p is not None and p.space is Space.HBM and p.buffer == tensor:
+                found.add(p.dims[-1][1] if p.dims[-1][0] == 1 else 1)
+    return found
+
+
+@pytest.mark.parametrize(
+    "sizes", [(300, 4, 64), (128, 8, 64), (1000, 3, 20), (7, 1, 5), (130, 64, 32)]
+)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_halves_of_heads(sizes: tuple[int, int, int], dtype: DType) -> None:
+    m = rotary(*sizes, dtype)
+    region = check(m, 1e-2 if dtype is BF16 else 1e-6)
+    assert min(runs(region, 0)) >= 2 * sizes[2] and min(runs(region, 1)) >= 2 * sizes[2]
+
+
+def test_views_apart_stay_apart() -> None:
+    m = rotary(40, 2, 16, F32, gap=5)
+    space = normalise(m.program())
+    joined, sinks = join_views(space, space.sinks, m.tensors)
+    assert sum(v.op == "part" for v in joined.values) == 0
+    assert len(sinks) == 1  # both halves of the result still lie side by side
+
+
+def test_long_runs_are_left_alone() -> None:
+    m = rotary(40, 2, 1024, F32)
+    space = normalise(m.program())
+    assert join_views(space, space.sinks, m.tensors) == (space, space.sinks)
+
+
+def test_a_value_stored_twice_is_not_part_of_a_join() -> None:
+    """Its tile belongs to one place."""
+    m = rotary(64, 2, 16, F32)
+    stored = m.nodes[-1].inputs[0]
+    m.store(stored, (0, 1, 2))
+    space = normalise(m.program())
+    joined, _ = join_views(space, space.sinks, m.tensors)
+    assert not any(v.op == "join" for v in joined.values)
+    check(m)
+
+
+def test_parts_that_are_reduced() -> None:
+    """Sums over parts, over the rows of the partitions too, and parts read after a reduction."""
+    m = rotary(260, 4, 32, F32)
+    a, b = 0, 1
+    m.store(m.reduce(m.node("multiply", a, b), (2,)), (0, 1))
+    m.store(m.reduce(m.node("add", a, b), (0,)), (1, 2))
+    total = m.reduce(m.node("multiply", a, a), (1, 2))
+    m.store(m.node("multiply", b, total), (0, 1, 2))
+    check(m)
