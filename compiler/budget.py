@@ -1,11 +1,12 @@
 """What one program may cost a core: HBM by category and instructions, refused in stages with the
 documented codes.
 
-The checks come as early as the answer is certain: on the graph (one op alone does not fit), on the
-memory plan, on each function's code, on the whole program. Instructions are counted as the vendor's
-compiler lays them out: at optlevel 2 and 3 tile loops are unrolled, at 1 they stay loops (inferred
-from the documented cure of "too many instructions after unroll": -O1); calls of a repeated layer
-count once. Our own code keeps its loops either way; the count models the documented limit.
+The checks come as early as the answer is certain: on inputs and outputs, on the memory plan, on
+each function's code (a value that stays on the chip costs no HBM), on the whole program.
+Instructions are counted as the vendor's compiler lays them out: at optlevel 2 and 3 tile loops are
+unrolled, at 1 they stay loops (inferred from the documented cure of "too many instructions after
+unroll": -O1); calls of a repeated layer count once. Our own code keeps its loops either way; the
+count models the documented limit.
 """
 
 from __future__ import annotations
@@ -79,34 +80,38 @@ def _elements(shape: Sequence[int]) -> int:
     return total
 
 
-def check_graph_memory(
+def check_io_memory(
     graph: Graph, limit_bytes: int, aliases: Sequence[tuple[int, int]] = ()
 ) -> None:
-    """Refuse what cannot fit whatever the plan; `aliases` are (output, input) in one memory.
+    """Refuse inputs and outputs that do not fit alone; `aliases` are (output, input) in one memory.
 
-    Raises: CapacityError NCC_EOOM002 when inputs and outputs alone exceed the limit, NCC_EVRF009 at
-    the op whose operands and results do.
+    Raises: CapacityError NCC_EOOM002.
     """
     shared = {graph.outputs[output] for output, _ in aliases}
     io = sum(v.type.num_bytes for v in {*graph.inputs, *graph.outputs} - shared)
     if io > limit_bytes:
         memory = Memory(constants=0, io=io, intermediates=0, scratch=0)
         raise _over("NCC_EOOM002", "inputs and outputs alone", io, limit_bytes, memory)
-    for op in _compute_ops(graph):
-        need = sum(v.type.num_bytes for v in {*op.operands, *op.results})
+
+
+def check_operator_memory(function: Function, limit_bytes: int) -> None:
+    """Refuse a fused operator whose tensors in HBM do not fit together; what it keeps on the chip
+    does not count.
+
+    Raises: CapacityError NCC_EVRF009.
+    """
+    for region in function.regions:
+        views = [n.attrs["view"] for n in region.program.nodes if "view" in n.attrs]
+        tensors = {view.tensor: function.tensors[view.tensor] for view in views}.values()
+        need = sum(_elements(t.shape) * t.dtype.bytes for t in tensors)
         if need > limit_bytes:
             raise CapacityError(
                 "NCC_EVRF009",
-                f"operator {op.name} requires {_size(need)} of HBM for its operands and results,"
-                f" the limit is {_size(limit_bytes)} per core",
-                op.loc,
+                f"operator {region.program.name} requires {_size(need)} of HBM for its tensors, the"
+                f" limit is {_size(limit_bytes)} per core",
+                _location(region.program.loc),
                 _MEMORY_HELP,
             )
-
-
-def _compute_ops(graph: Graph) -> Iterable[Op]:
-    """Ops whose operands and results exist in memory: constants, views and splats may not."""
-    return (op for op in graph.ops if op.name in ("dot_general", "reduce", "scatter", "loop"))
 
 
 def check_activations(arena_bytes: int, scratch_bytes: int, limit_bytes: int) -> None:

@@ -114,7 +114,7 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
     graph, module = _import(data, file, resolved, temps, log)
     watch = _Watch(resolved, temps, log)
     with log.stage("compile"):
-        budget.check_graph_memory(graph, watch.limit_bytes, module.aliases)
+        budget.check_io_memory(graph, watch.limit_bytes, module.aliases)
         optlevel = resolved.options.optlevel
         budget.check_graph_instructions(graph, command.instruction_limit, optlevel)
         program = compile_graph(
@@ -198,6 +198,7 @@ class _Watch(Observer):
     def compiled(self, unit: Unit, function: Function) -> None:
         """Check memory and instructions of a function, keep intermediates."""
         options = self._resolved.options
+        budget.check_operator_memory(function, self.limit_bytes)
         budget.check_activations(self._arena_bytes, function.scratch_bytes, self.limit_bytes)
         count = budget.check_function_instructions(function, options.optlevel)
         self.instructions += count
