@@ -19,6 +19,8 @@ SIZES = {"b": 2, "g": 2, "h": 4, "t": 136, "s": 168, "d": 6, "e": 5, "m": 24, "i
 POSITIONS = (SIZES["t"], SIZES["s"], SIZES["s"] + 1, SIZES["t"] // 2)
 """Extents of row and key indices, with a sink and within windows."""
 
+SPREAD = 0.4  # of the arguments: softmaxes that are neither flat nor one-hot
+
 Function = Callable[..., jax.Array]
 
 
@@ -56,7 +58,7 @@ def _array(rng: np.random.Generator, letters: str, dtype: str) -> np.ndarray:
     if ":" in letters:
         shape, limit = letters.split(":")
         return np.sort(rng.integers(0, int(limit), [SIZES[c] for c in shape]).astype(np.int32))
-    return rng.normal(size=[SIZES[c] for c in letters]).astype(jnp.dtype(dtype))
+    return (SPREAD * rng.normal(size=[SIZES[c] for c in letters])).astype(jnp.dtype(dtype))
 
 
 def is_score(shape: Sequence[int]) -> bool:

@@ -189,7 +189,7 @@ masked(padding_of_both, "bt:5", "bs:5", name="padding_of_rows_and_keys")
 masked(lambda x, m: jnp.where(m[:, None, None] > 0, x, -1e9), "bs:3", name="padding_of_keys")
 masked(alibi, name="alibi")
 masked(lambda x, b: x + b, "hts", name="learned_bias", stored=True)
-masked(lambda x, r, c: x + r[:, :, None] + c[:, None], "ht", "hs", name="row_and_key_bias")
+masked(lambda x, r, c: x * r[:, :, None] + c[:, None], "ht", "hs", name="row_scale_and_key_bias")
 masked(lambda x: 15.0 * jnp.tanh(x / 15.0), name="soft_cap")
 masked(lambda x, t: x * jnp.exp(t)[:, None, None], "h", name="learned_temperature")
 
@@ -315,6 +315,13 @@ def stack(x, w, body):
 
 spelling("btm", "mm", name="scanned")(partial(stack, body=layer))
 spelling("btm", "mm", name="scanned_and_checkpointed")(partial(stack, body=jax.checkpoint(layer)))
+
+
+@spelling("btm", "mm", "bt:4")
+def scanned_with_segments(x, w, ids):
+    """The mask is made once, outside of the loop."""
+    legal = ids[:, :, None] == ids[:, None]
+    return stack(x, w, partial(layer, softmax=lambda a: jax.nn.softmax(jnp.where(legal, a, -1e9))))
 
 
 @spelling("btm", "mm", forward=2, backward=2)

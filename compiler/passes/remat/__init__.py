@@ -3,13 +3,14 @@ are read, instead of being kept.
 
 `recipes.py` says how a value is made again and whether that pays, `groups.py` which readers are too
 far away to share it, `level.py` gives those readers a copy of their own, `loops.py` does the same
-between a loop that stacks a value and the loops that read the stack. Nothing here knows what
-attention is.
+between a loop that stacks a value and the loops that read the stack, `invariants.py` moves what
+loops only read into their bodies. Nothing here knows what attention is.
 """
 
 from __future__ import annotations
 
 from compiler.ir.types import Graph
+from compiler.passes.remat.invariants import remake_invariants
 from compiler.passes.remat.level import remake_at_level
 from compiler.passes.remat.loops import remake_across_loops
 from compiler.passes.rewrite import with_regions
@@ -20,6 +21,6 @@ def rematerialise(graph: Graph) -> Graph:
 
     What is not read any more (stacks, originals) is left to `dce`.
     """
-    graph = remake_across_loops(graph)
+    graph = remake_across_loops(remake_invariants(graph))
     ops = tuple(with_regions(op, tuple(rematerialise(r) for r in op.regions)) for op in graph.ops)
     return remake_at_level(Graph(graph.inputs, ops, graph.outputs, graph.name))

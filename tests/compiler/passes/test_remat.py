@@ -101,6 +101,26 @@ def test_no_score_is_stacked_across_a_layer_loop(loss: Callable) -> None:
     equal(before, after, weights(), example())
 
 
+def test_a_mask_of_segments_is_made_inside_the_loops() -> None:
+    ids = np.repeat(np.arange(T // 24, dtype=np.int32), 24)
+
+    def loss(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        legal = jnp.asarray(ids)[:, None] == x[:, 0].astype(int)[None]
+
+        def layer(h: jax.Array, w: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+            q = jnp.tanh(h @ w["q"])
+            p = jax.nn.softmax(jnp.where(legal, q @ q.T, -1e9))
+            return h + p @ h @ w["o"], None
+
+        return jnp.sum(jax.lax.scan(layer, x, w)[0] ** 2)
+
+    before, after = before_and_after(loss, weights(), example())
+    loops = [[op for op in g.walk() if op.name == "loop"] for g in (before, after)]
+    carried = [{v.type.shape for op in found for v in op.results} for found in loops]
+    assert (T, T) in carried[0] and (T, T) not in carried[1]
+    equal(before, after, weights(), example())
+
+
 def far_reads(graph: Graph) -> int:
     """Score-size values that wait for a reader far behind: longer than a quarter of the graph."""
     position = {op: i for i, op in enumerate(graph.ops)}

@@ -1,0 +1,61 @@
+"""Quadratic loop invariants that need no contraction (a mask of segment ids) are made again in the
+loop body from their small inputs, instead of being read from memory by every iteration.
+
+Invariants made of constants alone are the business of `outline/sink.py`.
+"""
+
+from __future__ import annotations
+
+from compiler.ir.analysis import invariant_carries
+from compiler.ir.types import Graph, Op, Value
+from compiler.passes.placement import place_late
+from compiler.passes.remat.recipes import Recipe, Recipes, contracts, repeat
+from compiler.passes.rewrite import with_operands
+
+
+def remake_invariants(graph: Graph) -> Graph:
+    """`graph` whose loops make quadratic invariants themselves; carries that are not read any more
+    are left to `dce`.
+    """
+    if not any(op.name == "loop" for op in graph.ops):
+        return graph
+    recipes = Recipes(graph)
+    ops = tuple(_served(op, recipes) if op.name == "loop" else op for op in graph.ops)
+    return Graph(graph.inputs, ops, graph.outputs, graph.name)
+
+
+def _served(loop: Op, recipes: Recipes) -> Op:
+    """`loop` with its quadratic invariants made inside."""
+    wanted: dict[int, Recipe] = {}
+    for i in invariant_carries(loop):
+        recipe = _recipe(loop.operands[i], recipes) if i != loop.attrs.induction else None
+        if recipe is not None:
+            wanted[i] = recipe
+    return _with_copies(loop, wanted) if wanted else loop
+
+
+def _recipe(value: Value, recipes: Recipes) -> Recipe | None:
+    """How to make an invariant again without contractions."""
+    if value in recipes.inputs or value in recipes.free:
+        return None
+    found = recipes.find(value, lambda _: True, lambda _: False)
+    return None if found is None or any(map(contracts, found.ops)) else found
+
+
+def _with_copies(loop: Op, wanted: dict[int, Recipe]) -> Op:
+    body = loop.regions[0]
+    leaves = list(dict.fromkeys(leaf for recipe in wanted.values() for leaf in recipe.leaves))
+    inside = [Value(leaf.type) for leaf in leaves]
+    now = dict(zip(leaves, inside, strict=True))
+    copies = [op for recipe in wanted.values() for op in repeat(recipe.ops, now)]
+    made = {body.inputs[i]: now[loop.operands[i]] for i in wanted}
+    ops = [with_operands(op, tuple(made.get(v, v) for v in op.operands)) for op in body.ops]
+    region = Graph(
+        (*body.inputs, *inside),
+        tuple(place_late([*copies, *ops], set(copies))),
+        (*body.outputs, *inside),
+        body.name,
+    )
+    results = tuple(Value(leaf.type) for leaf in leaves)
+    operands = (*loop.operands, *leaves)
+    return Op("loop", operands, (*loop.results, *results), loop.attrs, (region,), loop.loc)
