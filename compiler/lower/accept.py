@@ -59,8 +59,8 @@ class Policy:
 
 
 def policy_of(options: CompileOptions) -> Policy:
-    """-O1 takes every region with contractions that has code, -O2 times them, -O3 times large strip
-    regions too.
+    """-O1 takes every row region that has code, without timing it, and leaves epilogues alone; -O2
+    times row regions and epilogues; -O3 times large strip regions too.
 
     Model type `transformer` keeps scores on chip even if that costs 10 % of time, because the
     memory is worth more in training; `unet-inference` lets a normalisation keep larger rows.

@@ -102,7 +102,8 @@ def settle(
     alone = _softmax_operators(graph, options)
     attempt = _Try(graph, signature, options, budget, judge, alone)
     settled = _settled(attempt)
-    for _ in range(MAX_REMAKES if options.attention == "flash" else 0):
+    rounds = MAX_REMAKES if options.attention == "flash" and options.optlevel > 1 else 0
+    for _ in range(rounds):
         made = remade(attempt.graph, settled.groups)
         if made is None:
             break
@@ -169,8 +170,12 @@ def _attempt(given: _Try) -> Settled:
 
 def rules_of(options: CompileOptions, budget: Budget, alone: Collection[int]) -> tuple[Rule, ...]:
     """The phases of growth, in order. `alone`: softmax operators that pass through HBM."""
-    rows: tuple[Rule, ...] = (RowRule(budget),) if options.attention == "flash" else ()
-    return (StripRule(budget, alone), EpilogueRule(budget, alone), *rows)
+    rules: list[Rule] = [StripRule(budget, alone)]
+    if options.optlevel > 1:
+        rules.append(EpilogueRule(budget, alone))
+    if options.attention == "flash":
+        rules.append(RowRule(budget))
+    return tuple(rules)
 
 
 def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:

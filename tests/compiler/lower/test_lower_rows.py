@@ -245,6 +245,15 @@ def test_elementwise_work_joins_its_contraction_as_an_epilogue() -> None:
     assert len(compute(lowered)) == 1
 
 
+def test_the_quick_level_leaves_epilogues_alone() -> None:
+    b = Builder()
+    x, w = b.input((512, 4096)), b.input((4096, 4096))
+    graph = b.finish(b.op("tanh", b.dot(x, w, ((1,), (0,)))))
+    for level, regions in ((1, 2), (2, 1), (3, 1)):
+        lowered = lower_function(graph, options=CompileOptions(optlevel=level))
+        assert len(compute(lowered)) == regions
+
+
 def test_sums_over_a_large_result_stay_out_of_the_epilogue() -> None:
     b = Builder()
     x, w = b.input((512, 4096)), b.input((4096, 4096))

@@ -1,0 +1,39 @@
+"""HBM bytes of a Llama step, every region reading each input once and writing each output once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from compiler.lower.explain import explain_fusion
+from compiler.lower.function import Signature, settle
+from compiler.lower.rule import traffic
+from compiler.options import CompileOptions
+from compiler.passes.pipeline import run, step_passes, unit_passes
+from tests.support.llama_step import unrolled_step
+
+BOUND = 1.1  # of the reference figures
+REFERENCE_GB = {2048: 5.85, 8192: 12.7}  # from an independent prototype of strip fusion
+
+
+@pytest.mark.parametrize("seq_len", [2048, pytest.param(8192, marks=pytest.mark.matrix)])
+def test_bytes_of_a_step(seq_len: int) -> None:
+    options = CompileOptions()
+    graph, state = unrolled_step(seq_len)
+    graph = run(run(graph, step_passes(options)), unit_passes(options))
+    settled = settle(graph, Signature(aliases=tuple((i, i) for i in range(state))), options)
+    moved = sum(traffic(settled.groups, part.members) for part in settled.groups.parts.values())
+    assert moved <= BOUND * REFERENCE_GB[seq_len] * 1e9
+    scores = [t for t in settled.lowered.tensors if math.prod(t.shape) == 4 * seq_len**2]
+    assert not scores
+
+
+def test_explanation_adds_up_to_the_same_bytes() -> None:
+    options = CompileOptions(attention="fused")
+    graph, state = unrolled_step(256)
+    graph = run(run(graph, step_passes(options)), unit_passes(options))
+    signature = Signature(aliases=tuple((i, i) for i in range(state)))
+    groups = settle(graph, signature, options).groups
+    moved = sum(traffic(groups, part.members) for part in groups.parts.values())
+    assert sum(s.moved_bytes for s in explain_fusion(graph, signature, options)) == moved
