@@ -15,6 +15,7 @@ from compiler.dtypes import DType
 from compiler.frontend.rules import vendor_calls as calls
 from compiler.frontend.rules.bits import binary, convert
 from compiler.frontend.rules.registry import imports, refuse
+from compiler.frontend.rules.sort import approx_top_k
 from compiler.ir.types import Value
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ COMPOSITES: dict[str, Composite] = {
     "AwsNeuronRmsNorm": calls.rms_norm,
     "AwsNeuronSoftmax": calls.softmax,
     "AwsNeuronTopK": calls.top_k,
+    "ApproxTopK": approx_top_k,
 }
 
 

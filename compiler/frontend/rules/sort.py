@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.frontend.rules.registry import RefusedError, imports
-from compiler.ir.ops import SortAttrs
+from compiler.frontend.rules.registry import RefusedError, imports, refuse
+from compiler.ir.ops import SliceAttrs, SortAttrs
 from compiler.ir.types import Value
 
 if TYPE_CHECKING:
@@ -41,6 +41,28 @@ def sort(site: Site) -> Sequence[Value]:
     (result,) = list(block.operations)[-1].operands
     keys = _Comparator(site, block).keys(result)
     return site.emit("sort", site.operands, SortAttrs(site.int("dimension"), keys)).results
+
+
+def approx_top_k(site: Site) -> Sequence[Value]:
+    """The custom call of lax.approx_max_k and approx_min_k: exact, ties lowest index first."""
+    config = site.op.attributes["mhlo.backend_config"]
+    dim, count = (int(config[k].value) for k in ("reduction_dim", "top_k"))
+    if len(site.operands) != 4 or not config["aggregate_to_topk"].value:
+        refuse(
+            "NCC_EHCA005",
+            "custom call ApproxTopK requires one array with its indices and aggregate_to_topk",
+            "leave aggregate_to_topk=True, or use lax.top_k",
+        )
+    name = site.op.attributes["called_computations"][0].value
+    block = site.importer.functions[name].regions[0].blocks[0]
+    (result,) = list(block.operations)[-1].operands
+    ((operand, direction, _),) = _Comparator(site, block).keys(result)
+    attrs = SortAttrs(dim, ((operand, direction, "total"),))
+    ordered = site.emit("sort", site.operands[:2], attrs).results
+    shape = ordered[0].type.shape
+    limit = tuple(count if d == dim else n for d, n in enumerate(shape))
+    cut = SliceAttrs((0,) * len(shape), limit, (1,) * len(shape))
+    return [site.emit("slice", (v,), cut).result for v in ordered]
 
 
 class _Comparator:
@@ -82,9 +104,9 @@ class _Comparator:
             raise self._refused(op)
         if left.is_right:
             direction = _SWAPPED[direction]
-        kind = op.attributes.get("compare_type")
-        is_total = kind is None or "FLOAT" not in str(kind)
-        order = "total" if is_total and not left.is_numeric else "numeric"
+        is_float = self.site.operands[left.operand].type.dtype.is_float
+        is_total = "TOTALORDER" in str(op.attributes.get("compare_type", ""))
+        order = "numeric" if left.is_numeric or (is_float and not is_total) else "total"
         return (left.operand, direction[0] + "T", order)
 
     def _element(self, value: Any) -> _Element:

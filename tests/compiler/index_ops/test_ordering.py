@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 from compiler.diagnostics import ImportRuleError
+from compiler.frontend.stablehlo import import_module
 from compiler.ir.printer import to_stablehlo
 from compiler.lower.canonical import canonical
 from tests.harnesses.case import OpCase, build_graph, case_inputs
@@ -60,6 +61,35 @@ def test_top_k(k: int) -> None:
     for x in (normal(37, 23), odd(5, 23), np.zeros((3, 23), np.float32)):
         check_against_jax(lambda x: lax.top_k(x, k), x)
     check_against_jax(lambda x: lax.top_k(x, k)[1], normal(23))
+
+
+def test_approximate_selections_are_exact() -> None:
+    for k in (3, 10):
+        check_against_jax(lambda x, k=k: lax.approx_max_k(x, k), normal(5, 23))
+        check_against_jax(
+            lambda x, k=k: lax.approx_min_k(x, k, reduction_dimension=0), normal(23, 5)
+        )
+    with pytest.raises(ImportRuleError) as caught:
+        graph_of(lambda x: lax.approx_max_k(x, 3, aggregate_to_topk=False), normal(5, 23))
+    assert caught.value.code == "NCC_EHCA005"
+
+
+def test_a_plain_float_comparator_orders_numbers() -> None:
+    """Other front ends compare without the total order: zeros are equal and keep their places."""
+    text = """
+    func.func @main(%x: tensor<9xf32>, %i: tensor<9xi32>) -> (tensor<9xf32>, tensor<9xi32>) {
+      %0:2 = "stablehlo.sort"(%x, %i) <{dimension = 0 : i64, is_stable = true}> ({
+      ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<i32>, %d: tensor<i32>):
+        %e = stablehlo.compare GT, %b, %a : (tensor<f32>, tensor<f32>) -> tensor<i1>
+        stablehlo.return %e : tensor<i1>
+      }) : (tensor<9xf32>, tensor<9xi32>) -> (tensor<9xf32>, tensor<9xi32>)
+      return %0#0, %0#1 : tensor<9xf32>, tensor<9xi32>
+    }"""
+    x = np.array([3, 0.0, -0.0, 1, -2, 0.0, -0.0, np.inf, -np.inf], np.float32)
+    order = np.argsort(x, kind="stable").astype(np.int32)
+    for values, places in run_levels(import_module(text), [x, np.arange(9, dtype=np.int32)]):
+        np.testing.assert_array_equal(values.view(np.int32), x[order].view(np.int32))
+        np.testing.assert_array_equal(places, order)
 
 
 def test_the_first_few_need_no_network() -> None:
@@ -150,8 +180,6 @@ def test_comparators_of_another_kind_are_refused() -> None:
       }) : (tensor<8xf32>) -> tensor<8xf32> loc("model.py":7:0)
       return %0 : tensor<8xf32>
     }"""
-    from compiler.frontend.stablehlo import import_module
-
     with pytest.raises(ImportRuleError) as caught:
         import_module(text)
     assert caught.value.code == "NCC_EVRF001" and "abs" in caught.value.diagnostic.message
