@@ -38,6 +38,7 @@ HEADER = (
     f"{'kernel':30}{'us':>10}{'bound us':>10}{'ratio':>7}{'tensor':>8}{'GB/s':>7}"
     f"{'regions':>9}{'instrs':>8}{'cpu s':>7}"
 )
+CONTRACTIONS = ("convolution", "dot_general")
 FP32_PASSES = 4  # documented: hardware.json, fp32 products take four passes
 
 
@@ -80,6 +81,46 @@ def rms_norm_gradient(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Any:
     return jax.vjp(rms_norm, x, weight)[1](dy)
 
 
+def convolve(x: jax.Array, w: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        x,
+        w,
+        (stride, stride),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+def convolution(size: int, inputs: int, outputs: int, taps: int, **given: int) -> list[Kernel]:
+    """A convolution of 8 images and its two gradients."""
+    groups = given.get("groups", 1)
+    x, w = array(8, size, size, inputs), array(taps, taps, inputs // groups, outputs)
+
+    def forward(x: jax.Array, w: jax.Array) -> jax.Array:
+        return convolve(x, w, **given)
+
+    def to_input(x: jax.Array, w: jax.Array, dy: jax.Array) -> jax.Array:
+        return jax.vjp(lambda v: forward(v, w), x)[1](dy)[0]
+
+    def to_filter(x: jax.Array, w: jax.Array, dy: jax.Array) -> jax.Array:
+        return jax.vjp(lambda v: forward(x, v), w)[1](dy)[0]
+
+    y = jax.eval_shape(forward, x, w)
+    name = f"conv {size} {inputs}>{outputs} {taps}x{taps}"
+    name += "".join(f" {key[0]}{value}" for key, value in given.items())
+    return [
+        Kernel(name, forward, (x, w)),
+        Kernel(f"{name} dx", to_input, (x, w, y)),
+        Kernel(f"{name} dw", to_filter, (x, w, y)),
+    ]
+
+
+def max_pool(x: jax.Array) -> jax.Array:
+    window, steps = (1, 3, 3, 1), (1, 2, 2, 1)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, steps, "SAME")
+
+
 def adam(transform: optax.GradientTransformation, size: int) -> tuple[Callable[..., Any], Any]:
     """One parameter update and the state it reads."""
 
@@ -109,6 +150,12 @@ def kernels() -> list[Kernel]:
         found.append(Kernel(f"rms_norm backward {name}", rms_norm_gradient, (x, weight, x), bar))
     for name, transform in (("adam", optax.adam(1e-3)), ("adamw", optax.adamw(1e-3))):
         found.append(Kernel(f"{name} float32", *adam(transform, 4096), "ratio <= 1.3"))
+    found += convolution(56, 64, 64, 3)
+    found += convolution(14, 256, 256, 3)
+    found += convolution(56, 128, 256, 1, stride=2)
+    found += convolution(224, 3, 64, 7, stride=2)
+    found += convolution(56, 128, 128, 3, groups=128)
+    found.append(Kernel("max_pool 112 64", max_pool, (array(8, 112, 112, 64),)))
     return found
 
 
@@ -128,11 +175,11 @@ def bound_s(graph: Graph, target: Target) -> tuple[float, float]:
         (
             FP32_PASSES if op.operands[0].type.dtype is DType.F32 else 1
             for op in graph.walk()
-            if op.name == "dot_general"
+            if op.name in CONTRACTIONS
         ),
         default=1,
     )
-    useful = flops(graph, ("dot_general",))
+    useful = flops(graph, CONTRACTIONS)
     moved = sum(v.type.num_bytes for v in (*dict.fromkeys(graph.inputs), *graph.outputs))
     dma = core.dma_engines * core.dma_engine_bytes_per_s
     return useful * passes / core.peak_bf16_flops_per_s, moved / dma

@@ -180,12 +180,12 @@ def model_flops(built: Built) -> float:
     recomputation.
 
     Source: PaLM appendix B counts 6 per matmul parameter and token plus attention; this is the
-    same count taken from the forward program's own dot products, so that it holds for any
+    same count taken from the forward program's own contractions, so that it holds for any
     architecture.
     """
     forward = next(p for p in built.plan.step.programs if p.name in ("forward", "step"))
     factor = 3.0 if forward.name == "forward" else 1.0
-    contractions = flops(forward.graph, ("dot_general",))
+    contractions = flops(forward.graph, ("convolution", "dot_general"))
     return factor * contractions * built.layout.num_microbatches * built.layout.mesh.num_cores
 
 

@@ -34,7 +34,9 @@ _OF_ROLE = {
     "residual": "activations",
 }
 _VIEWS = frozenset(("broadcast_in_dim", "constant", "iota", "reshape", "optimization_barrier"))
-_ABSORBING = frozenset(("dot_general", "dynamic_update_slice", "reduce"))
+_ABSORBING = frozenset(
+    ("convolution", "dot_general", "dynamic_update_slice", "reduce", "reduce_window")
+)
 _NUM_LARGEST = 8
 
 

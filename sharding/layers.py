@@ -16,7 +16,7 @@ from compiler.ir.analysis import invariant_carries
 from compiler.ir.types import Graph, Op, Value
 from sharding.dims import reached
 
-CONTRACTIONS = ("dot_general",)
+CONTRACTIONS = ("convolution", "dot_general")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ def over_partitions(frame: Frame, value: Value) -> bool:
 
 
 def new_accumulator(frame: Frame, number: int, scope: Scope) -> Held:
-    """A tile for partial results of reduce `number`."""
+    """A tile for partial results of reduce `number`, laid out as its result."""
     value = frame.space.values[number]
-    return frame.scratch(value, scope, accumulator_type(value))
+    return frame.scratch(value, scope, accumulator_type(value), number)
 
 
 def accumulate(frame: Frame, number: int, target: Held, scope: Scope, looped: bool) -> None:

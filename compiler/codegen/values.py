@@ -7,14 +7,15 @@ indexed accesses have files of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from compiler.codegen.builder import Builder, Held, Scope
+from compiler.codegen.builder import Box, Builder, Held, Scope
 from compiler.codegen.space import Space, Value, Walk
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.isa.program import Engine
+from compiler.isa.region import Affine
 
 ACTIVATIONS = frozenset(
     (
@@ -153,9 +154,11 @@ class Frame:
         axes = self.free_axes(value)
         return sorted(axes, key=lambda a: -abs(walk.stride(a))) if walk else axes
 
-    def scratch(self, like: Value, scope: Scope, dtype: DType) -> Held:
-        """A tile of the form of `like` for an intermediate result; the caller releases it."""
-        axes = self.free_axes(like)
+    def scratch(self, like: Value, scope: Scope, dtype: DType, number: int | None = None) -> Held:
+        """A tile of the form of `like` for an intermediate result, laid out as `new` lays out value
+        `number` if given; the caller releases it.
+        """
+        axes = self.free_axes(like) if number is None else self.layout(number, like)
         tile = scope.tile("scratch", self.rows(scope), scope.elements(axes), dtype, self.slots[1])
         return scope.hold(tile, axes)
 
@@ -220,8 +223,25 @@ def _load(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 def emit_load(frame: Frame, walk: Walk, held: Held, axes: Sequence[int], scope: Scope) -> None:
     """A DMA of a view into a tile; partitions the view does not move along get copies."""
-    source, target = scope.transfer(walk, held, frame.rows(scope), frame.partition, axes)
-    scope.add("dma", Engine.DMA_IN, target, (source,))
+    for place, part in _within_dims(frame, walk, held, axes, scope):
+        source, target = place.transfer(walk, part, frame.rows(place), frame.partition, axes)
+        place.add("dma", Engine.DMA_IN, target, (source,))
+
+
+def _within_dims(
+    frame: Frame, walk: Walk, held: Held, axes: Sequence[int], scope: Scope
+) -> Iterator[tuple[Scope, Held]]:
+    """Where a transfer has as many dims as a pattern may: loops over its outermost axes."""
+    hbm, _ = scope.transfer(walk, held, frame.rows(scope), frame.partition, axes)
+    if len(hbm.dims) - 1 <= frame.builder.limits.free_dims:
+        yield scope, held
+        return
+    outer = max((a for a in axes if scope.extent(a) > 1), key=lambda a: abs(walk.stride(a)))
+    box, inner = scope.boxes[outer], scope.loop(scope.extent(outer))
+    at = Affine(0, ((inner.register, 1),))
+    inner.boxes[outer] = Box(box.origin + at, 1)
+    part = Held(held.tile, held.strides, held.offset + at * held.strides.get(outer, 0))
+    yield from _within_dims(frame, walk, part, axes, inner)
 
 
 def part_of(whole: Held, joint: Value, index: int) -> Held:
@@ -245,9 +265,10 @@ def _store(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     walk = value.walk
     axes = [a for a in frame.axes if walk.stride(a)]
     held = _materialised(frame, value, axes, scope)
-    rows = frame.rows(scope) if walk.stride(frame.partition) else 1
-    target, source = scope.transfer(walk, held, rows, frame.partition, axes)
-    scope.add("dma", Engine.DMA_OUT, target, (source,))
+    for place, part in _within_dims(frame, walk, held, axes, scope):
+        rows = frame.rows(place) if walk.stride(frame.partition) else 1
+        target, source = place.transfer(walk, part, rows, frame.partition, axes)
+        place.add("dma", Engine.DMA_OUT, target, (source,))
 
 
 def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope) -> Held:

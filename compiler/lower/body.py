@@ -42,7 +42,7 @@ class Body:
 
     `parameters` are the counter inputs, `donated` the inputs that an output may overwrite by
     updates in place, `forced` the values that get memory of their own because strides cannot
-    express one of their uses.
+    express one of their uses, `dense` those that get it because their readers walk it better.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Body:
         parameters: Mapping[Value, Known],
         donated: Collection[Value] = (),
         forced: Collection[Value] = (),
+        dense: Collection[Value] = (),
     ) -> None:
         self.graph = graph
         self.known = known_scalars(graph, parameters)
@@ -65,7 +66,8 @@ class Body:
         self._free: set[Value] = set(parameters)
         self._source: dict[Value, Value] = {}
         self._root: dict[Value, Value] = {}
-        self._forced = forced
+        self._forced = {*forced, *dense}
+        self._dense = dense
         self._forced_copy: dict[Value, Value] = {}
         self._stored_copy: dict[Value, Value] = {}
         self._registers: dict[tuple[Value, int], int] = {}
@@ -91,7 +93,8 @@ class Body:
             self._add_tasks(op)
         for value in op.results:
             if value in self._forced:
-                self._forced_copy[value] = self.copy(value, op)
+                self._forced_copy[value] = copy = self.copy(value, op)
+                self.producer[copy].fusable = value not in self._dense
 
     def _makes_free(self, op: Op) -> bool:
         if op.result in self.known or op.name == "iota":

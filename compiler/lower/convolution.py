@@ -55,9 +55,8 @@ def expand(b: Builder, op: Op) -> Value:
     """The ops that compute convolution `op`. Raises CompileError for what neuronx-cc refuses."""
     attrs: ConvolutionAttrs = op.attrs
     _require(op)
-    lhs, rhs = _grouped(b, op)
     axes = [_axis(op, i) for i in range(len(attrs.strides))]
-    lhs = padded(b, lhs, 0, (0, 0, 0, *(a.low for a in axes)), (0, 0, 0, *(a.high for a in axes)))
+    lhs, rhs = _grouped(b, attrs, _padded_lhs(b, op, axes), op.operands[1])
     parts = [_part(b, op, axes, phases, lhs, rhs) for phases in product(*(a.phases for a in axes))]
     return _result(b, op, _interleaved(b, axes, parts))
 
@@ -85,12 +84,19 @@ def padded(
     return b.pad(value, b.constant(fill, value.type.dtype), before, after)
 
 
-def _grouped(b: Builder, op: Op) -> tuple[Value, Value]:
+def _padded_lhs(b: Builder, op: Op, axes: list[_Axis]) -> Value:
+    """lhs with its padding, in its own order of dims, so that rows stay rows in memory."""
+    low, high = [0] * (2 + len(axes)), [0] * (2 + len(axes))
+    for d, axis in zip(op.attrs.lhs[2:], axes, strict=True):
+        low[d], high[d] = axis.low, axis.high
+    return padded(b, op.operands[0], 0, tuple(low), tuple(high))
+
+
+def _grouped(b: Builder, a: ConvolutionAttrs, lhs: Value, rhs: Value) -> tuple[Value, Value]:
     """lhs as [group, batch, input feature, space...], rhs as [group, output, input feature,
     taps...].
     """
-    a: ConvolutionAttrs = op.attrs
-    lhs, rhs = b.transpose(op.operands[0], a.lhs), b.transpose(op.operands[1], a.rhs)
+    lhs, rhs = b.transpose(lhs, a.lhs), b.transpose(rhs, a.rhs)
     groups = a.feature_groups * a.batch_groups
     batch, features, *space = lhs.type.shape
     if a.feature_groups > 1:
@@ -198,7 +204,7 @@ def _contracted(b: Builder, op: Op, windows: Value, taps: Value) -> Value:
     in_rhs = sorted(range(1, len(a.rhs)), key=lambda k: a.rhs[k])  # 1: feature, 2...: taps
     depth = [_C if k == 1 else _SPACE + num_space + k - 2 for k in in_rhs]
     batch_first = a.lhs[0] < a.lhs[1]
-    order = [_G, _N, *space, *depth] if batch_first else [_G, *space, *depth, _N]
+    order = [_G, _N, *space, *depth] if batch_first else [_G, *depth, *space, _N]
     left = b.transpose(windows, order)
     right = b.transpose(taps, (_G, *(_C + k - 1 for k in in_rhs), _N))
     contract = [order.index(d) for d in depth], list(range(1, 1 + len(depth)))

@@ -27,7 +27,7 @@ from compiler.lower.scalars import parameter
 from compiler.lower.storage import Storage
 from compiler.lower.strip_rule import StripRule
 from compiler.lower.task import NeedsCopyError, NeedsScratchError, unsupported
-from compiler.lower.windows import expand_windows, narrow_operands
+from compiler.lower.windows import expand_windows, stored_windows
 from compiler.lower.write_out import Lowered, write_out
 from compiler.options import DEFAULTS, CompileOptions
 
@@ -70,6 +70,7 @@ class _Try:
     alone: Collection[Value]
     twins: list[tuple[Value, Value]] = field(default_factory=list)
     forced: set[Value] = field(default_factory=set)
+    dense: set[Value] = field(default_factory=set)
     apart: set[int] = field(default_factory=set)
 
 
@@ -118,7 +119,7 @@ def settle(
 
 def _settled(attempt: _Try) -> Settled:
     """The first attempt that meets no obstacle."""
-    attempt.forced |= narrow_operands(attempt.graph)
+    attempt.dense |= stored_windows(attempt.graph)
     for _ in range(MAX_TRIES):
         try:
             return _attempt(attempt)
@@ -148,7 +149,7 @@ def _attempt(given: _Try) -> Settled:
     }
     aliases = {k: graph.inputs[i] for k, i in given.signature.aliases}
     donated = _donated(graph, {k: v for k, v in aliases.items() if k not in given.apart})
-    body = Body(graph, counters, donated, frozenset(given.forced))
+    body = Body(graph, counters, donated, frozenset(given.forced), frozenset(given.dense))
     inputs = [v for v in graph.inputs if v not in counters]
     storage = Storage(body, inputs, aliases, given.apart)
     alone = {t.number for t in body.tasks if t.result in given.alone}

@@ -2,7 +2,7 @@
 
 `unfold` is a view whose elements are read by every window that holds them: a pooling is a reduction
 of it, a convolution a contraction (`convolution.py`). Long running windows are folded by doubling.
-What is better stored densely before a contraction is named by `narrow_operands`.
+What is better stored densely before a contraction is named by `stored_windows`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from compiler.lower.convolution import padded
 from compiler.passes.cse import cse
 from compiler.passes.rewrite import Level
 
-MIN_DEPTH = 32
-"""Summed elements below which a matmul leaves most rows of the tensor engine idle, so that windows
-are copied until taps and features are one index (our choice: a quarter of the 128 rows).
+_Windowed = ReduceWindowAttrs | SelectAndScatterAttrs
+
+MIN_RUN = 32
+"""Elements of a row below which copying windows is bound by DMA descriptors (measured: the 7 x 7 x
+3 stem of a ResNet, benchmarks/kernels.py).
 """
 
-_Windowed = ReduceWindowAttrs | SelectAndScatterAttrs
+MIN_USES = 32
+"""Products per stored element below which the copy costs more than it saves (measured there)."""
 
 
 def expand_windows(graph: Graph) -> Graph:
@@ -207,27 +210,35 @@ def _spread(b: Builder, value: Value, fill: float, op: Op, dims: Sequence[int]) 
     return b.unfold(spread, dims, counts=counts, sizes=sizes)
 
 
-def narrow_operands(graph: Graph) -> set[Value]:
-    """Operands of contractions made of windows whose summed dims are all short: stored densely,
-    taps and features are one long index.
+def stored_windows(graph: Graph) -> set[Value]:
+    """Windows that are stored densely before a contraction, so that taps, features and positions
+    are long indices: elements occur more than once, rows are long enough for DMA, and each element
+    meets enough of the other operand to pay for the copy.
     """
     made = graph.producers()
     found: set[Value] = set()
     for op in graph.ops:
         if op.name != "dot_general":
             continue
-        depth = [op.operands[0].type.shape[d] for d in op.attrs.lhs_contract]
-        if max(depth, default=1) < min(MIN_DEPTH, math.prod(depth)):
-            found.update(v for v in op.operands if _is_unfolded(v, made))
+        left, right = op.operands
+        sides = ((left, right, op.attrs.rhs_contract), (right, left, op.attrs.lhs_contract))
+        for value, other, contract in sides:
+            depth = math.prod(other.type.shape[d] for d in contract)
+            uses = other.type.num_elements // depth
+            long = value.type.shape[-1:] >= (MIN_RUN,)
+            if long and uses >= MIN_USES and _repeats(value, made):
+                found.add(value)
     return found
 
 
-def _is_unfolded(value: Value, made: Mapping[Value, Op]) -> bool:
-    """True for windows, seen through other views."""
+def _repeats(value: Value, made: Mapping[Value, Op]) -> bool:
+    """True for windows, seen through other views, that hold elements more than once."""
     op = made.get(value)
     while op is not None and op.name in ("transpose", "reshape", "slice"):
         op = made.get(op.operands[0])
-    return op is not None and op.name == "unfold"
+    if op is None or op.name != "unfold":
+        return False
+    return value.type.num_elements > op.operands[0].type.num_elements
 
 
 _RULES: Mapping[str, Callable[[Builder, Op], Value]] = {

@@ -38,7 +38,8 @@ def auto_cast(options: CompileOptions) -> Callable[[Graph], Graph]:
 def _arithmetic() -> frozenset[str]:
     """Ops that compute on elements; conversions say their type themselves."""
     elementwise = {name for name, op in OPS.items() if op.elementwise}
-    return frozenset(elementwise - {"bitcast_convert", "convert"} | {"reduce"})
+    folds = {"reduce", "reduce_window", "select_and_scatter"}
+    return frozenset(elementwise - {"bitcast_convert", "convert"} | folds)
 
 
 class _Caster:

@@ -138,9 +138,10 @@ def test_long_running_windows_do_not_read_every_window() -> None:
     assert len(adds) == 9 and not any(op.name == "unfold" for op in graph.ops)
 
 
-def test_a_convolution_with_many_channels_copies_nothing_but_padding() -> None:
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 8), (3, 64)])
+def test_windows_of_short_rows_or_few_outputs_are_a_view(inputs: int, outputs: int) -> None:
     b = Builder()
-    y = _conv(b, (1, 8, 8, 64), (3, 3, 64, 32), low=(0, 0), high=(0, 0))
+    y = _conv(b, (1, 8, 8, inputs), (3, 3, inputs, outputs), low=(0, 0), high=(0, 0))
     (region,) = lower_function(b.finish(y)).regions
     (node,) = (n for n in region.nodes if n.op == "contract")
     assert len(node.attrs["over"]) >= 2
@@ -166,3 +167,15 @@ def test_refused_dilations(code: str, given: dict[str, object]) -> None:
     with pytest.raises(CompileError) as caught:
         lower_function(b.finish(y))
     assert caught.value.code == code
+
+
+def test_windows_are_stored_where_long_rows_meet_many_outputs() -> None:
+    """A contraction over taps and features becomes one over a single index, in two regions."""
+    b = Builder()
+    y = _conv(b, (1, 8, 8, 64), (3, 3, 64, 32), low=(0, 0), high=(0, 0))
+    copy, product = lower_function(b.finish(y)).regions
+    assert [n.op for n in copy.nodes] == ["load", "store"]
+    (store,) = (n for n in copy.nodes if n.op == "store")
+    (contract,) = (n for n in product.nodes if n.op == "contract")
+    (windows, _) = (product.nodes[i] for i in contract.inputs)
+    assert windows.attrs["view"].tensor == store.attrs["view"].tensor
