@@ -79,6 +79,8 @@ def _cell(value: Any) -> str:
         return "\n".join(lines)
     if isinstance(value, list):
         return "\n".join(str(v) for v in value)
+    if isinstance(value, dict):
+        return "\n".join(f"{key} = {item}" for key, item in value.items())
     return str(value)
 
 

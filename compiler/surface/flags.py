@@ -78,7 +78,7 @@ TARGETS = {
     "trn1n": "trn1n.32xlarge",
     "inf2": "inf2.48xlarge",
     "trn2": "trn2.48xlarge",
-    "trn3": "trn3.48xlarge",
+    "trn3": "trn3-gen1-ultraserver",
 }
 """Instance family -> the machine file whose core is compiled for."""
 

@@ -214,7 +214,10 @@ def find_target(text: str) -> Target:
     machine = TARGETS.get(name, name)
     if machine not in target_names():
         known = ", ".join(f for f, m in TARGETS.items() if m in target_names())
-        raise UsageError("NCC_EARG001", f"--target requires one of {known}, got {text!r}")
+        hint = "there is no machine file of this family yet" if name in TARGETS else ""
+        raise UsageError(
+            "NCC_EARG001", f"--target requires one of {known}, got {text!r}", hint=hint
+        )
     return load_target(machine)
 
 

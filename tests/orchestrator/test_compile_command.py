@@ -215,6 +215,7 @@ def test_a_refused_model_gets_a_banner_with_code_place_and_command(
         ("--target inf2 -lnc 2", "NCC_EARG001", "inf2.48xlarge"),
         ("--target trn2 --lnc 3", "SW_USAGE", "one of 1, 2"),
         ("--target gpu", "NCC_EARG001", "trn1, trn1n"),
+        ("--target trn3", "NCC_EARG001", "no machine file of this family yet"),
         ("", "SW_USAGE", "requires --target"),
         ("--framework TENSORFLOW --target trn1", "SW_USAGE", "xla"),
         ("--target trn1 --hbm-scratchpad-page-size 700", "SW_USAGE", "multiple of 512"),
@@ -253,6 +254,29 @@ def test_a_missing_model_is_a_usage_error_and_a_damaged_one_a_compile_failure(
         (folder / "bad").write_bytes(content)
         assert compile_line("shardwright compile bad --target trn1") == 70
         assert f"error[{code}]" in capsys.readouterr().err
+
+
+def test_info_tells_a_reader_what_made_the_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(folder / "m.hlo.pb", layers, ARGUMENTS)
+    flags = "--auto-cast all -O1 --compiler-version-profile 2.20.9961"
+    assert compile_line(f"shardwright compile m.hlo.pb --target trn1n {flags}") == 0
+    capsys.readouterr()
+    assert compile_line("shardwright neff info file.neff") == 0
+    out = capsys.readouterr().out
+    for text in (
+        "trn1n.32xlarge",
+        "auto_cast = all",
+        "optlevel = 1",
+        "version_profile  2.20.9961",
+        "graph_digest",
+        "compiler ",
+        "hlo proto",
+        "arg1 f32[6, 6]",
+        "out1 f32[3]",
+    ):
+        assert text in out
 
 
 def test_several_models_are_several_files(folder: Path) -> None:
