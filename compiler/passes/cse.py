@@ -14,6 +14,9 @@ from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 from compiler.passes.rewrite import Level, with_regions
 
+# Exactly, whatever the element type (IEEE 754); gradients of x * x write both orders.
+_COMMUTATIVE = frozenset(("add", "multiply", "and", "or", "xor"))
+
 
 def cse(graph: Graph) -> Graph:
     """`graph` with every pure computation done once per level."""
@@ -61,4 +64,6 @@ def _key(op: Op) -> Hashable | None:
     """What makes two ops the same; None for ops that are never merged."""
     if not OPS[op.name].pure:
         return None
+    if op.name in _COMMUTATIVE:
+        return op.name, tuple(sorted(op.operands, key=id)), op.attrs
     return op.name, op.operands, op.attrs

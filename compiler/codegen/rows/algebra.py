@@ -20,12 +20,16 @@ _WIDE = (DType.F32, DType.BF16)  # exponents of 8 bits: nothing overflows that d
 def defer_scaling(space: Space, sinks: Iterable[int]) -> tuple[Space, tuple[int, ...]]:
     """(rewritten space, numbers of `sinks` in it)."""
     wanted = tuple(sinks)
-    users = space.users(space.slice(wanted))
-    made = Space(space.name, space.sizes, [], space.splits)
+    inside = space.slice(wanted)
+    users = space.users(inside)
+    made = replace(space, values=[])
     number: dict[int, int] = {}
     for n, value in enumerate(space.values):
         moved = replace(value, inputs=tuple(number[i] for i in value.inputs))
-        number[n] = _deferred(space, made, users, n, moved, number)
+        if n in inside:
+            number[n] = _deferred(space, made, users, n, moved, number)
+        else:  # of another nest of the region
+            number[n] = _append(made, moved)
     return made, tuple(number[s] for s in wanted)
 
 

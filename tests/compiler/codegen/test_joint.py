@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compiler.codegen.joint import join_views
+from compiler.codegen.rows.algebra import defer_scaling
 from compiler.codegen.space import normalise
 from compiler.dtypes import DType
 from compiler.isa.limits import walk
@@ -94,3 +95,16 @@ def test_parts_that_are_reduced() -> None:
     total = m.reduce(m.node("multiply", a, a), (1, 2))
     m.store(m.node("multiply", b, total), (0, 1, 2))
     check(m)
+
+
+def test_nests_of_a_region_are_rewritten_one_at_a_time() -> None:
+    """The algebra of row regions looks at its own nest; another contraction of the region stays."""
+    m = Maker((64, 32, 16), "two nests")
+    x, w, v = m.load((0, 2)), m.load((2, 1)), m.load((2, 1))
+    m.store(m.contract(m.node("multiply", x, m.load((0,))), w, over=(2,)), (0, 1))
+    m.store(m.contract(m.node("multiply", x, m.load((0,))), v, over=(2,)), (0, 1))
+    space = normalise(m.program())
+    for sink in space.sinks:
+        rewritten, (moved,) = defer_scaling(space, [sink])
+        assert rewritten.values[moved].op == "store"
+        assert len(rewritten.values) >= len(space.values)

@@ -124,6 +124,17 @@ class TestDce:
 
 
 class TestCse:
+    def test_operands_of_sums_and_products_have_no_order(self) -> None:
+        b = Builder()
+        x, y = b.input((4,)), b.input((4,))
+        swapped = [
+            b.op(name, *pair) for name in ("multiply", "subtract") for pair in ((x, y), (y, x))
+        ]
+        graph = b.finish(*swapped)
+        assert names(dce(cse(graph))) == ["multiply", "subtract", "subtract"]
+        inputs = [np.arange(4, dtype=np.float32) + n for n in range(2)]
+        assert_same_values(graph, cse(graph), inputs)
+
     def test_merges_equal_pure_ops(self) -> None:
         b = Builder()
         x = b.input((4, 6))
