@@ -44,7 +44,7 @@ class Labelling:
         self.labels: dict[Value, Labels] = {}
         self.seeds: list[Op] = []
         self.sinks: list[tuple[Op, int]] = []
-        self._batch: list[Label] = []
+        self._batch: dict[Value, list[Label]] = {}  # per component: batch dims of its scores
         self._parent: dict[Value, Value] = {}
         self._links: list[tuple[Label, Label]] = []
         for op in graph.ops:
@@ -98,7 +98,17 @@ class Labelling:
         self.labels[value] = labels
         self._parent.setdefault(value, value)
         for source in sources:
-            self._parent[self.component(source)] = self.component(value)
+            self._join(self.component(source), self.component(value))
+
+    def _join(self, root: Value, other: Value) -> None:
+        """Make two components one; the longer list of batch dims takes over the shorter."""
+        if root is other:
+            return
+        a, b = self._batch.pop(root, []), self._batch.pop(other, [])
+        longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
+        longer.extend(shorter)
+        self._parent[root] = other
+        self._batch[other] = longer
 
     def _label(self, op: Op) -> None:
         """Label the results of one op."""
@@ -153,10 +163,12 @@ class Labelling:
         """A new space, unless a score is only mixed over its batch dims."""
         for side, operand in enumerate(op.operands):
             if operand in self.labels and self._mixes(op, side):
-                self._set(op.result, self._mixed(op, side), [operand])
+                mixed, new = self._mixed(op, side)
+                self._set(op.result, mixed, [operand])
+                self._batch.setdefault(self.component(operand), []).extend(new)
                 return
         self._set(op.result, fresh(op.result.type.shape), ())
-        self._batch += self.labels[op.result][: len(op.attrs.lhs_batch)]
+        self._batch[op.result] = list(self.labels[op.result][: len(op.attrs.lhs_batch)])
         self.seeds.append(op)
         self.sinks += [(op, side) for side in (0, 1) if op.operands[side] in self.labels]
 
@@ -168,20 +180,22 @@ class Labelling:
         dims, free = contracted(op, side), free_dims(op, 1 - side)
         if other in self.labels or not dims or len(free_dims(op, side)) < 2:
             return False
-        batch = {a for label in self._batch for a in leaves(label)}
+        root = self.component(operand)
+        batch = {a for label in self._batch.get(root, ()) for a in leaves(label)}
         atoms = [a for d in dims for a in leaves(self.labels[operand][d])]
         sizes = [operand.type.shape[d] for d in dims]
         return sizes == [other.type.shape[d] for d in free] and bool(atoms) and batch >= set(atoms)
 
-    def _mixed(self, op: Op, side: int) -> Labels:
-        """Labels of a mixed score: batch and free dims stay, contracted ones come back new."""
+    def _mixed(self, op: Op, side: int) -> tuple[Labels, Labels]:
+        """Labels of a mixed score, batch and free dims as they were, and those that came back new
+        for the contracted ones.
+        """
         mine, other = op.operands[side], op.operands[1 - side]
         own = self.labels[mine]
         batch = [own[d] for d in batch_dims(op, side)]
         kept = [own[d] for d in free_dims(op, side)]
         back = list(fresh([other.type.shape[d] for d in free_dims(op, 1 - side)]))
-        self._batch += back
-        return tuple(batch + (kept + back if side == 0 else back + kept))
+        return tuple(batch + (kept + back if side == 0 else back + kept)), tuple(back)
 
 
 def contracted(op: Op, side: int) -> tuple[int, ...]:

@@ -51,10 +51,21 @@ def find_attention(graph: Graph) -> list[Instance]:
 
 def _in_level(graph: Graph) -> Iterator[Instance]:
     labelling = Labelling(graph)
+    paths = Paths(labelling)
     parts: dict[Value, _Component] = {}
-    for value in labelling.labels:
+
+    def part(value: Value) -> _Component:
         root = labelling.component(value)
-        parts.setdefault(root, _Component(labelling, root)).values.append(value)
+        if root not in parts:
+            parts[root] = _Component(labelling, paths)
+        return parts[root]
+
+    for value in labelling.labels:
+        part(value).values.append(value)
+    for op in labelling.seeds:
+        part(op.result).seeds.append(op)
+    for op, side in labelling.sinks:
+        part(op.operands[side]).sinks.append((op, side))
     for component in parts.values():
         yield from component.instances()
 
@@ -62,13 +73,12 @@ def _in_level(graph: Graph) -> Iterator[Instance]:
 class _Component:
     """Values of one index space, and the contractions that lead in and out of it."""
 
-    def __init__(self, labelling: Labelling, root: Value) -> None:
+    def __init__(self, labelling: Labelling, paths: Paths) -> None:
         self.labelling = labelling
+        self.paths = paths
         self.values: list[Value] = []
-        inside = labelling.component
-        self.seeds = [op for op in labelling.seeds if inside(op.result) is root]
-        self.sinks = [(op, s) for op, s in labelling.sinks if inside(op.operands[s]) is root]
-        self.paths = Paths(labelling)
+        self.seeds: list[Op] = []
+        self.sinks: list[tuple[Op, int]] = []
 
     def instances(self) -> Iterator[Instance]:
         """Forward and backward instances."""
