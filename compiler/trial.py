@@ -1,12 +1,15 @@
 """The judge of merges: tile code for a region, timed on one core of the target.
 
-Equal regions are timed once. What matters to the time is the region's structure and the types of
-its tensors, not which tensors they are or where a window starts.
+Regions with several contractions are timed with their first tiling: what they will run is at least
+as fast, and trying more tilings twice is what would take long. Equal regions are timed once; what
+matters is the region's structure and the types of its tensors, not which tensors they are or where
+a window starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from compiler.codegen.generate import generate
@@ -38,8 +41,10 @@ class Trial:
         return found
 
     def _measure(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int | DiagnosticError:
+        many = sum(n.op == "contract" for n in program.nodes) > 1
+        options = replace(self.options, optlevel=1) if many else self.options
         try:
-            made = generate(program, tensors, self.target.name, _FIRST_REGISTER, self.options)
+            made = generate(program, tensors, self.target.name, _FIRST_REGISTER, options)
         except DiagnosticError as error:
             return error
         return region_time(made.region, tensors, self.target).duration_ps
