@@ -18,6 +18,7 @@ from compiler.isa.program import Instr, Loop, Region, Space, Tile
 # inferred: DMA moves whole 64-byte lines best (hardware.json dma_model: 64 bytes is the second
 # point of its curve)
 _ALIGN_BYTES = 64
+_SMALL_SHARE = 6  # of SBUF for tiles that share with nobody (our choice)
 _ALWAYS = 1 << 30  # after every element of a body
 Path = tuple[int, ...]
 
@@ -144,9 +145,11 @@ def _place(
     in_turn: bool,
 ) -> None:
     """Each tile at an address free of tiles that live at the same time."""
-    capacity, cursor = _capacity(space, limits), 0
+    cursor = 0
+    small, capacity = _small(region, numbers, space, limits) if in_turn else ([], 0)
+    capacity = capacity or _capacity(space, limits)
     placed: list[int] = []
-    for n in sorted(numbers, key=lambda n: -_size(region.tiles[n], limits)):
+    for n in sorted(set(numbers) - {*small}, key=lambda n: (-_size(region.tiles[n], limits), n)):
         tile, size = region.tiles[n], _size(region.tiles[n], limits)
         taken = sorted(
             (region.tiles[m].address, region.tiles[m].address + _size(region.tiles[m], limits))
@@ -161,6 +164,25 @@ def _place(
         cursor = address + size if in_turn else 0
         tile.address = address
         placed.append(n)
+
+
+def _small(
+    region: Region, numbers: Sequence[int], space: Space, limits: Limits
+) -> tuple[list[int], int]:
+    """(small tiles, where they start): placed side by side at the end of SBUF, as sharing them
+    saves little and makes engines wait for each other.
+    """
+    end = _capacity(space, limits)
+    least = end - end // _SMALL_SHARE if space is Space.SBUF else end
+    found = []
+    for n in sorted(numbers, key=lambda n: (_size(region.tiles[n], limits), n)):
+        size = _size(region.tiles[n], limits)
+        if end - size < least:
+            break
+        end -= size
+        region.tiles[n].address = end
+        found.append(n)
+    return found, end
 
 
 def _first_gap(taken: Sequence[tuple[int, int]], size: int, address: int) -> int:

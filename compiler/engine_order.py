@@ -16,9 +16,10 @@ from itertools import combinations, permutations, product
 
 from compiler.allocate import share_bytes
 from compiler.diagnostics import CapacityError
+from compiler.engine_spans import Span, Spans, disjoint
 from compiler.isa.limits import Limits
 from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
-from compiler.isa.region import Affine, Tensor, View
+from compiler.isa.region import Tensor, View
 
 Key = tuple[str, int]  # ("tile", number) or ("hbm", tensor number)
 # Per memory: engine -> whether it writes.
@@ -121,7 +122,7 @@ class Memory:
         self.root = {n: _root(tensors, n) for n in range(len(tensors))}
         self.sharing = _sharing(region.tiles)
         self.pointwise = _pointwise(region, self.root)
-        self.windows = Windows(region)
+        self.spans = Spans()
 
     def keys(self, pattern: AccessPattern) -> Iterable[Key]:
         """The memory a pattern touches: an HBM tensor (aliases are one), or a tile."""
@@ -136,71 +137,22 @@ class Memory:
             return self.tiles[key[1]].slots
         return 1
 
-    def is_window(self, key: Key, register: int) -> bool:
-        """Whether every iteration of loop `register` touches a part of a tile of its own."""
-        return key[0] == "tile" and self.windows.apart(key[1], register)
+    def is_window(self, key: Key, loop: Loop) -> bool:
+        """Whether every iteration of `loop` touches a part of a tile of its own."""
+        return key[0] == "tile" and self.spans.are_apart(key[1], loop)
 
     def drains(self, key: Key, loop: Loop) -> bool:
         """A tile whose iterations of `loop` are not ordered evenly among themselves, because its
         slots do not come round or each has its own part: the next run of the loop must wait for
         this one.
         """
-        if self.is_window(key, loop.register):
+        if self.is_window(key, loop):
             return True
         return (
             key[0] == "tile"
             and self.back(key, loop.register) > 1
             and (loop.trip % self.tiles[key[1]].slots != 0)
         )
-
-
-class Windows:
-    """Which loops move every access to a tile to a part of its own: steps as long as the reach of
-    all accesses of an iteration.
-    """
-
-    def __init__(self, region: Region) -> None:
-        # (tile, loop register) -> (step, other terms, first element, last element), None when the
-        # accesses do not move together.
-        self._found: dict[tuple[int, int], tuple[int, Affine, int, int] | None] = {}
-        self._collect(region.body, ())
-
-    def apart(self, tile: int, register: int) -> bool:
-        """Whether iterations of loop `register` touch different parts of `tile`."""
-        found = self._found.get((tile, register))
-        return found is not None and found[3] - found[2] < found[0]
-
-    def _collect(self, body: Sequence[Instr | Loop], around: tuple[Loop, ...]) -> None:
-        for item in body:
-            if isinstance(item, Loop):
-                self._collect(item.body, (*around, item))
-                continue
-            for pattern in (*item.srcs, *((item.dst,) if item.dst else ())):
-                if pattern.space is not Space.HBM:
-                    self._note(pattern, around)
-
-    def _note(self, pattern: AccessPattern, around: tuple[Loop, ...]) -> None:
-        """One access, for every loop around it."""
-        steps = dict(pattern.offset.terms)
-        low = high = pattern.offset.const
-        for stride, size in pattern.dims[1:]:
-            low, high = low + min(0, stride * (size - 1)), high + max(0, stride * (size - 1))
-        for loop in reversed(around):
-            step = steps.pop(loop.register, 0)
-            key = (pattern.buffer, loop.register)
-            rest = Affine(0, tuple(sorted(steps.items())))
-            self._found[key] = _joined(self._found.get(key, ()), (step, rest, low, high))
-            reach = step * (loop.trip - 1)
-            low, high = low + min(0, reach), high + max(0, reach)
-
-
-def _joined(
-    known: tuple[int, Affine, int, int] | tuple[()] | None, more: tuple[int, Affine, int, int]
-) -> tuple[int, Affine, int, int] | None:
-    """Two accesses as one, None when they do not move together."""
-    if known is None or (known and known[:2] != more[:2]):
-        return None
-    return (*more[:2], min(known[2], more[2]), max(known[3], more[3])) if known else more
 
 
 def _root(tensors: Sequence[Tensor], number: int) -> int:
@@ -291,7 +243,8 @@ def _edges(
         for key, engines in keys.items():
             users.setdefault(key, []).extend((at, e, w) for e, w in engines.items())
     edges: set[tuple[int, Engine, int, Engine, int]] = set()
-    for first, second, back in _conflicts(users, loop, memory):
+    spans = [memory.spans.of(item) for item in body]
+    for first, second, back in _conflicts(users, spans, loop, memory):
         (a, x, _), (b, y, _) = (first, second) if first[0] < second[0] else (second, first)
         if x is not y and a != b:
             edges.add((a, x, b, y, 0))
@@ -303,16 +256,22 @@ def _edges(
 
 
 def _conflicts(
-    users: Mapping[Key, Sequence[Use]], loop: Loop | None, memory: Memory
+    users: Mapping[Key, Sequence[Use]],
+    spans: Sequence[Mapping[int, Span | None]],
+    loop: Loop | None,
+    memory: Memory,
 ) -> Iterator[tuple[Use, Use, int]]:
     """Uses that must not change places, and after how many iterations of `loop` the memory comes
     round (0: it does not). Tiles that share bytes conflict whatever the two do.
     """
     for key, accesses in users.items():
-        around = loop is not None and not memory.is_window(key, loop.register)
-        back = memory.back(key, loop.register) if loop is not None and around else 0
+        window = loop is not None and memory.is_window(key, loop)
+        back = memory.back(key, loop.register) if loop is not None and not window else 0
+        register = loop.register if loop is not None and not window else -1
         for first, second in combinations(accesses, 2):
-            if first[2] or second[2]:
+            parts = (spans[first[0]].get(key[1]), spans[second[0]].get(key[1]))
+            apart = key[0] == "tile" and disjoint(*parts, register)
+            if (first[2] or second[2]) and not apart:
                 yield first, second, back
     for one, other in memory.sharing:
         pairs = product(users.get(("tile", one), ()), users.get(("tile", other), ()))
@@ -330,7 +289,7 @@ def _draining(
         if not isinstance(item, Loop):
             continue
         for key, engines in keys.items():
-            if memory.drains(key, item) and not memory.is_window(key, around.register):
+            if memory.drains(key, item) and not memory.is_window(key, around):
                 back = memory.back(key, around.register)
                 for x, y in permutations(engines, 2):
                     if engines[x] or engines[y]:

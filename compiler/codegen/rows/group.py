@@ -21,7 +21,7 @@ from compiler.codegen.rows.sums import Sums, divided
 from compiler.codegen.space import SINKS, SPLATS, Value
 from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
 from compiler.dtypes import DType
-from compiler.isa.program import Engine
+from compiler.isa.program import Engine, Space
 from compiler.isa.region import Affine
 
 TILE = -9  # a private atom number for "row tile of the group"
@@ -33,6 +33,7 @@ class Shared:
     """What the row tiles of a parallel point have in common."""
 
     panels: Mapping[int, Panel]
+    whole: Mapping[int, Panel]
     sums: Sums
     columns: Columns
     held: Mapping[int, Held]
@@ -51,7 +52,8 @@ class Group(Frame):
     ) -> None:
         super().__init__(scope.builder, plan.space, plan.roles.row, sorted(plan.roles.inner))
         self.plan, self.scope, self.span, self.height = plan, scope, rows, height
-        self.panels, self.sums, self.columns = shared.panels, shared.sums, shared.columns
+        self.panels, self.whole = shared.panels, shared.whole
+        self.sums, self.columns = shared.sums, shared.columns
         self.held = dict(shared.held)
         self.parts = pieces(scope.extent(plan.roles.row), height)
         self.count = sum(p.trip for p in self.parts)
@@ -59,6 +61,7 @@ class Group(Frame):
         self.turned: dict[int, Held] = {}
         self.partial: dict[int, Held] = {}
         self.same: dict[int, int] = {}  # values that are their reader here: a decided select
+        self.reducer: Engine | None = None
         self.left = self._last_readers()
 
     def _last_readers(self) -> dict[Stage, list[int]]:
@@ -83,6 +86,11 @@ class Group(Frame):
         return number in self.plan.strips or (
             number in self.plan.run and self.plan.inner(number) is None
         )
+
+    def engine(self, *held: Held) -> Engine:
+        """GpSimd also takes reductions that the plan moved there, where they do not read PSUM."""
+        chip = all(self.builder.tiles[h.tile].space is Space.SBUF for h in held)
+        return self.reducer if self.reducer and chip else super().engine(*held)
 
     def stage(self, stage: Stage) -> None:
         """All code of one stage."""
@@ -202,7 +210,9 @@ class Group(Frame):
         elif value.op == "reduce":
             total = self.partial.get(number)
             target = self.held[number] if total is None else _at(total, scope)
+            self.reducer = Engine.GPSIMD if number in self.plan.gpsimd else None
             accumulate(self, number, target, scope, looped=True)
+            self.reducer = None
         else:
             self.emit(number, scope)
         self._made(number, scope)
@@ -219,12 +229,12 @@ class Group(Frame):
         atom, rows = self.plan.inner(number), self.rows(scope)
         width = scope.extent(atom)
         first = Affine() if atom is None else scope.boxes[atom].origin * panel.column_step
-        turned = _at(self.turned[tall], scope)
+        turned, step, between = self._stationary(number, tall, scope)
         bank = Held(scope.psum("product"), {} if atom is None else {atom: 1})
         out = scope.on_chip(bank, rows, ((1, width),))
 
         def multiply(place: Scope, chunk: Affine, depth: int, zero: tuple[int, ...] | None) -> None:
-            stationary = place.on_chip(turned, depth, ((1, rows),), chunk * rows)
+            stationary = place.on_chip(turned, depth, ((between, rows),), chunk * step)
             across = ((panel.column_step, width),)
             moving = place.on_chip(panel.held, depth, across, chunk * panel.chunk_step + first)
             place.add("matmul", Engine.TENSOR, out, (stationary, moving), zero_when=zero)
@@ -241,6 +251,15 @@ class Group(Frame):
                 multiply(scope, Affine(start), depth, () if first_range else None)
             first_range = False
         self._evict(number, value, bank, scope)
+
+    def _stationary(self, number: int, tall: int, scope: Scope) -> tuple[Held, int, int]:
+        """The transposed operand of a product: (where, elements between chunks, between rows)."""
+        if number in self.whole:
+            panel = self.whole[number]
+            row = {self.plan.roles.row: panel.column_step}
+            held = _at(Held(panel.held.tile, row, panel.held.offset), scope)
+            return held, panel.chunk_step, panel.column_step
+        return _at(self.turned[tall], scope), self.rows(scope), 1
 
     def _chunks(self, number: int, panel: Panel) -> list[tuple[int, int]]:
         """(first chunk, number of chunks) of the summed atom that were computed; a short last chunk

@@ -15,15 +15,16 @@ from compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
 from compiler.codegen.rows.columns import Columns
 from compiler.codegen.rows.group import Group, Shared
 from compiler.codegen.rows.panels import Panel, load_panel
-from compiler.codegen.rows.plan import RowPlan, Stage, plan_rows, sum_depth
+from compiler.codegen.rows.plan import RowPlan, operand_type, plan_rows, sum_depth
 from compiler.codegen.rows.sums import Sums
 from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import SPLATS, Space
 from compiler.codegen.values import Frame
 from compiler.isa.region import Affine
 
-# A plan with fewer row tiles in flight is tried second, in case its tiles do better (our choice).
-_TRIES = 2
+# Plans that are generated to be timed, and up to how many values: larger ones take long (our
+# choice).
+_TRIES, _TRIED_VALUES = 2, 20
 # Bands of rows with columns of their own: each repeats the code (our choice).
 _BANDS = 8
 # Values of all bands together: ordering straight code takes long (our choice).
@@ -41,7 +42,8 @@ def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate
     def emit(plan: RowPlan, builder: Builder) -> None:
         Nest(builder, plan).emit()
 
-    plans = plan_rows(space, sinks, room)[:_TRIES]
+    plans = plan_rows(space, sinks, room)
+    plans = plans[: _TRIES if len(plans[0].run) <= _TRIED_VALUES else 1]
     return [Candidate(float(1 + at), partial(emit, plan)) for at, plan in enumerate(plans)]
 
 
@@ -52,6 +54,7 @@ class Nest:
         self.builder, self.plan, self.space = builder, plan, plan.space
         self.height = min(builder.limits.partitions, self.space.sizes[plan.roles.row])
         self.panels: dict[int, Panel] = {}
+        self.whole: dict[int, Panel] = {}
         self.sums = Sums(builder, plan)
         limits = builder.limits
         self.columns = Columns(plan, limits.transpose_max, limits.moving_max)
@@ -97,12 +100,16 @@ class Nest:
             if value.op not in SPLATS and self._depth_of(self.space.slice([n])) == depth:
                 self.shared.emit(n, scope)
         loaded: dict[object, Panel] = {}
-        for n, (_, panel) in self.plan.roles.panels.items():
-            if self._depth_of(self.space.slice([panel])) == depth:
-                key = (panel, self.space.values[n].over)
-                if key not in loaded:
-                    loaded[key] = load_panel(self.plan, n, scope)
-                self.panels[n] = loaded[key]
+        for n, operands in self.plan.roles.panels.items():
+            for side, into in ((1, self.panels), (0, self.whole)):
+                operand = operands[side]
+                key = (operand, self.space.values[n].over, operand_type(self.space, n))
+                if side == 0 and operand not in self.plan.whole:
+                    continue
+                if self._depth_of(self.space.slice([operand])) == depth:
+                    if key not in loaded:
+                        loaded[key] = load_panel(self.plan, n, side, scope)
+                    into[n] = loaded[key]
 
     # rows
 
@@ -116,8 +123,8 @@ class Nest:
             if band.trip == 1:
                 straight += groups
             else:
-                _in_stages(groups, self.plan.stages)
-        _in_stages(straight, self.plan.stages)
+                _in_stages(groups, self.plan)
+        _in_stages(straight, self.plan)
 
     def _bands(self) -> list[Piece]:
         """Pieces of the rows; where masks decide which columns are needed, several, so that each
@@ -127,10 +134,11 @@ class Nest:
         groups = size // step
         most = max(1, min(_BANDS, _VALUES // len(self.plan.run))) if self.columns.masked else 1
         each = max(1, -(-groups // most))
+        beside = _SIDE_BY_SIDE if self.plan.ways > 1 else 1  # a single tile is straight code
         found = []
         for first in range(0, groups, each):
             count = min(each, groups - first)
-            for part in pieces(count, min(count, _SIDE_BY_SIDE)):
+            for part in pieces(count, min(count, beside)):
                 start = (first + part.start) * step
                 found.append(Piece(start, part.extent * step, part.trip))
         rest = size % step
@@ -141,15 +149,18 @@ class Nest:
         box = Box(scope.boxes[row].origin + start, rows)
         first = band.start + start
         span = (first, first + (band.trip - 1) * band.extent + rows)
-        shared = Shared(self.panels, self.sums, self.columns, self.shared.held)
+        shared = Shared(self.panels, self.whole, self.sums, self.columns, self.shared.held)
         return Group(self.plan, scope.straight({row: box}), shared, self.height, span)
 
 
-def _in_stages(groups: Sequence[Group], stages: Sequence[Stage]) -> None:
+def _in_stages(groups: Sequence[Group], plan: RowPlan) -> None:
     """Emit every group one stage behind the group before it, so that what a stage waits for was
-    issued a stage ago and engines have other groups to work on.
+    issued a stage ago and engines have other groups to work on. The youngest always comes first, as
+    engines wait longest for its products; which of the others is next makes a difference too.
     """
+    stages = plan.stages
     for time in range(len(groups) + len(stages) - 1):
-        for at in reversed(range(len(groups))):
-            if 0 <= time - at < len(stages):
-                groups[at].stage(stages[time - at])
+        under_way = [at for at in range(len(groups)) if 0 <= time - at < len(stages)]
+        others = under_way[:-1] if plan.young_first else under_way[-2::-1]
+        for at in (*under_way[-1:], *others):
+            groups[at].stage(stages[time - at])

@@ -33,9 +33,11 @@ class Panel:
     column_step: int
 
 
-def load_panel(plan: RowPlan, number: int, scope: Scope) -> Panel:
-    """Load the panel of row contraction `number` for the parallel point of `scope`."""
-    form = _form(plan, number, scope)
+def load_panel(plan: RowPlan, number: int, side: int, scope: Scope) -> Panel:
+    """Load an operand of row contraction `number` for the parallel point of `scope`: side 1 is the
+    one that does not span the rows, side 0 the other one over all rows.
+    """
+    form = _form(plan, number, plan.roles.panels[number][side], scope)
     panels = Panels(scope.builder, form)
     sizes, made = form.space.sizes, form.depth_split
     boxes = {a: Box(Affine(), sizes[a]) for a in (*form.columns, form.depth)}
@@ -47,6 +49,13 @@ def load_panel(plan: RowPlan, number: int, scope: Scope) -> Panel:
         inner = scope.straight(boxes).enter(made.major, piece)
         panels.load(form.moving, panels.at(whole, inner), inner)
     return _panel(whole, form, sizes[made.major], made.tail)
+
+
+def _natural_fold(size: int, rows: int) -> int:
+    """Neighbouring rows of a natural operand on a partition: their order does not matter, as the
+    transpose puts them in place.
+    """
+    return next(f for f in (16, 8, 4, 2, 1) if size % f == 0 and (f == 1 or size // f >= rows))
 
 
 def _fold(space: Space, atom: int, fold: int) -> tuple[Space, int]:
@@ -72,15 +81,17 @@ def _panel(held: Held, form: ContractPlan, chunks: int, tail: int) -> Panel:
     return Panel(held, height, chunks * fold, 0, held.strides[folded], step)
 
 
-def _form(plan: RowPlan, number: int, scope: Scope) -> ContractPlan:
-    """The contraction seen from its panel: no rows, everything of the panel held."""
+def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPlan:
+    """The contraction seen from one operand, all of which is held."""
     roles, limits = plan.roles, scope.builder.limits
-    tall, panel = roles.panels[number]
     (depth,) = plan.space.values[number].over
-    free = tuple(plan.space.values[panel].atoms & roles.inner - {depth})
-    natural = is_natural(plan.space, panel, depth, free)
-    folded = free[0] if natural else depth
-    space, runs = _fold(plan.space, folded, plan.fold.get(folded, 1))
+    free = tuple(plan.space.values[operand].atoms & (roles.inner | {roles.row}) - {depth})
+    natural = is_natural(plan.space, operand, depth, free)
+    if natural:
+        folded, fold = free[0], _natural_fold(plan.space.sizes[free[0]], limits.transpose_max)
+    else:
+        folded, fold = depth, plan.fold.get(depth, 1)
+    space, runs = _fold(plan.space, folded, fold)
     if runs >= 0 and natural:
         columns: tuple[int, ...] = (runs, folded)
     elif runs >= 0:
@@ -91,8 +102,8 @@ def _form(plan: RowPlan, number: int, scope: Scope) -> ContractPlan:
     return ContractPlan(
         space=space,
         number=number,
-        stationary=Operand(tall, (), False),
-        moving=Operand(panel, columns, natural),
+        stationary=Operand(operand, (), False),
+        moving=Operand(operand, columns, natural),
         rows=roles.row,
         row_split=Split(-1, roles.row, 0),
         depth=depth,

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from compiler.codegen import fusion
 from compiler.codegen.rates import Rates
 from compiler.codegen.rows.algebra import defer_scaling
-from compiler.codegen.rows.roles import Roles, best_row, roles_for
+from compiler.codegen.rows.balance import balance
+from compiler.codegen.rows.roles import Roles, best_row, inner_of, roles_for
 from compiler.codegen.search import Room
 from compiler.codegen.space import SINKS, SPLATS, Space, Value, normalise
 from compiler.diagnostics import CapacityError, CompileError
@@ -26,9 +27,11 @@ from compiler.target import nominal_machine
 
 # Row tiles in flight and slots of what rotates with their loop, tried in turn (our choice: four
 # tiles cover the waiting at the end of every sweep).
-_FORMS = ((2, 1), (4, 1), (1, 1))
+_FORMS = ((2, 1, False), (2, 1, True), (4, 1, False), (1, 1, False))
 
 
+# Bytes per partition of an operand that is loaded for all rows (our choice).
+_WHOLE_BYTES = 16384
 # Of SBUF: the estimate leaves out what allocation rounds up (our choice).
 BUDGET_SHARE = 0.85
 
@@ -49,8 +52,9 @@ class RowPlan:
     `run` is the level of the stage a value is made in. `strips` are kept whole for later stages.
     `turned` maps a value that contractions need transposed to the element type they need. `order`
     are the parallel loops, outermost first. `fold` neighbours of an inner atom share a partition of
-    panels. `ways` row tiles are in flight, and tiles rotate over
-    `slots`.
+    panels. `whole` operands are loaded transposed for all rows, like panels. GpSimd computes
+    `gpsimd`. `ways` row tiles are in flight, and tiles rotate over
+    `slots`. `young_first` sets the order of groups (see `nest.py`).
     """
 
     space: Space
@@ -61,8 +65,11 @@ class RowPlan:
     turned: dict[int, DType]
     order: tuple[int, ...]
     fold: dict[int, int]
+    whole: frozenset[int]
+    gpsimd: frozenset[int]
     ways: int
     slots: int
+    young_first: bool
 
     def inner(self, number: int) -> int | None:
         """The inner atom a row value spans."""
@@ -71,7 +78,7 @@ class RowPlan:
     @property
     def read_whole(self) -> frozenset[int]:
         """Strips that a sum reads whole while it is swept along another atom."""
-        levels = _Levels(self.space, self.roles)
+        levels = _Levels(self.space, self.roles, self.whole)
         levels.run = self.run
         return frozenset(
             i
@@ -79,11 +86,6 @@ class RowPlan:
             for i in self.space.values[n].inputs
             if i in self.strips and self.inner(i) != levels.driver(n)
         )
-
-
-def inner_of(roles: Roles, value: Value) -> int | None:
-    """The one inner atom of a row value, None when it has none."""
-    return next(iter(value.atoms & roles.inner), None)
 
 
 def operand_type(space: Space, number: int) -> DType:
@@ -101,20 +103,24 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
     roles = best_row(space, sinks)
     space, values = _fused(space, sinks, roles, room)
     roles = roles_for(space, [n for n in values if space.values[n].op in SINKS], roles.row)
-    run = _Levels(space, roles).found()
+    whole_rows = _whole_operands(space, roles)
+    run = _Levels(space, roles, whole_rows).found()
     whole = RowPlan(
         space=space,
         roles=roles,
         run=run,
-        stages=_stages(space, roles, run),
-        strips=_strips(space, roles, run),
-        turned=_turned(space, roles),
+        stages=_stages(space, roles, run, whole_rows),
+        strips=_strips(space, roles, run, whole_rows),
+        turned=_turned(space, roles, whole_rows),
         order=_parallel_order(space, roles),
         fold={},
+        whole=whole_rows,
+        gpsimd=balance(space, roles, run, room),
         ways=1,
         slots=1,
+        young_first=False,
     )
-    plans = [_form(whole, ways, slots, room.limits) for ways, slots in _FORMS]
+    plans = [_form(whole, form, room.limits) for form in _FORMS]
     sizes = [_size(plan, room.limits) for plan in plans]
     fitting = [p for p, size in zip(plans, sizes, strict=True) if size.total <= room.budget]
     if not fitting:
@@ -122,14 +128,15 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
     return fitting
 
 
-def _form(plan: RowPlan, ways: int, slots: int, limits: Limits) -> RowPlan:
+def _form(plan: RowPlan, form: tuple[int, int, bool], limits: Limits) -> RowPlan:
     """The plan with `ways` row tiles to a group, whose columns are folded as many times: groups of
     masked rows then begin and end with a folded block.
     """
+    ways, slots, young_first = form
     block = limits.contraction_max * ways
     sizes = {a: plan.space.sizes[a] for a in plan.roles.inner}
     fold = {a: ways for a, size in sizes.items() if ways > 1 and size % block == 0}
-    return replace(plan, ways=ways, slots=slots, fold=fold)
+    return replace(plan, ways=ways, slots=slots, young_first=young_first, fold=fold)
 
 
 def _overflow(plan: RowPlan, size: _Size, room: Room) -> CapacityError:
@@ -176,16 +183,27 @@ def _fused(
 class _Levels:
     """The level of the stage every row value and sum is made in."""
 
-    def __init__(self, space: Space, roles: Roles) -> None:
-        self.space, self.roles = space, roles
+    def __init__(self, space: Space, roles: Roles, whole: frozenset[int]) -> None:
+        self.space, self.roles, self.whole = space, roles, whole
         self.run: dict[int, int] = {}
-        self.numbers = [n for n in (*roles.rows, *roles.sums)]
-        self.numbers.sort()
+        self.numbers = self._needed()
+
+    def _needed(self) -> list[int]:
+        """Rows and sums, without what only operands that are loaded whole need."""
+        mine = {*self.roles.rows, *self.roles.sums}
+        wanted = {n for n in mine if n in self.roles.sums or self.space.values[n].op in SINKS}
+        for n in sorted(mine, reverse=True):
+            if n in wanted:
+                wanted.update(i for i in self.space.values[n].inputs if not self._is_whole(n, i))
+        return sorted(wanted & mine)
+
+    def _is_whole(self, n: int, i: int) -> bool:
+        return n in self.roles.panels and i in self.whole
 
     def found(self) -> dict[int, int]:
         for n in self.numbers:
             value = self.space.values[n]
-            read = [i for i in value.inputs if i in self.run]
+            read = [i for i in value.inputs if i in self.run and not self._is_whole(n, i)]
             self.run[n] = max((self._earliest(n, i) for i in read), default=0)
         self._delay_loads()
         return self.run
@@ -222,18 +240,21 @@ class _Levels:
         early = [n for n in self.numbers if self._is_source(n)]
         users = self.space.users(self.numbers)
         for n in reversed(early):
-            if users.get(n) and n not in {t for t, _ in self.roles.panels.values()}:
-                step = {u: self._earliest(u, n) - self.run[n] for u in users[n]}
-                self.run[n] = min(self.run[u] - step[u] for u in users[n])
+            readers = [u for u in users.get(n, ()) if not self._is_whole(u, n)]
+            if readers and not any(u in self.roles.panels for u in readers):
+                step = {u: self._earliest(u, n) - self.run[n] for u in readers}
+                self.run[n] = min(self.run[u] - step[u] for u in readers)
 
     def _is_source(self, number: int) -> bool:
         ops = {self.space.values[m].op for m in self.space.slice([number])}
         return not ops & {"reduce", "contract", *SINKS}
 
 
-def _stages(space: Space, roles: Roles, run: dict[int, int]) -> tuple[Stage, ...]:
+def _stages(
+    space: Space, roles: Roles, run: dict[int, int], whole: frozenset[int]
+) -> tuple[Stage, ...]:
     """Levels in order; within one, single columns first, as sweeps of the level read them."""
-    levels = _Levels(space, roles)
+    levels = _Levels(space, roles, whole)
     levels.run = run
     found: dict[tuple[int, int], list[int]] = {}
     for n in sorted(run):
@@ -246,9 +267,11 @@ def _stages(space: Space, roles: Roles, run: dict[int, int]) -> tuple[Stage, ...
     )
 
 
-def _strips(space: Space, roles: Roles, run: dict[int, int]) -> frozenset[int]:
+def _strips(
+    space: Space, roles: Roles, run: dict[int, int], whole: frozenset[int]
+) -> frozenset[int]:
     """Values with an inner atom that are read outside the sweep that makes them."""
-    levels = _Levels(space, roles)
+    levels = _Levels(space, roles, whole)
     levels.run = run
     kept = set()
     for n in run:
@@ -261,9 +284,26 @@ def _strips(space: Space, roles: Roles, run: dict[int, int]) -> frozenset[int]:
     return frozenset(kept)
 
 
-def _turned(space: Space, roles: Roles) -> dict[int, DType]:
+def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
+    """Operands that span the rows, are made from loads alone and are short enough to be loaded for
+    all rows at once: their transfers then move long runs, and well before the rows need them.
+    """
+    found = set()
+    for n, (tall, _) in roles.panels.items():
+        ops = {space.values[m].op for m in space.slice([tall])}
+        (depth,) = space.values[n].over
+        short = space.sizes[roles.row] * operand_type(space, n).bytes <= _WHOLE_BYTES
+        chunks = -(-space.sizes[depth] // 128)
+        if not ops & {"reduce", "contract"} and short and chunks == 1:
+            found.add(tall)
+    return frozenset(found)
+
+
+def _turned(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DType]:
     found: dict[int, DType] = {}
     for n, (tall, _) in roles.panels.items():
+        if tall in whole:
+            continue
         wanted = operand_type(space, n)
         found[tall] = DType.F32 if DType.F32 in (wanted, found.get(tall)) else wanted
     return found
@@ -329,8 +369,11 @@ def _size(plan: RowPlan, limits: Limits) -> _Size:
     for n, (_, panel) in roles.panels.items():
         elements = math.prod(space.sizes[a] for a in values[panel].atoms & roles.inner)
         item = operand_type(space, n).bytes
-        # Twice for the next panel, twice for its rows before they are transposed.
-        size.add(f"panel {panel}", 4 * -(-elements // limits.partitions) * item)
+        # Twice for the next panel, once for its rows before they are transposed.
+        size.add(f"panel {panel}", 3 * -(-elements // limits.partitions) * item)
+    for n, (tall, _) in roles.panels.items():
+        if tall in plan.whole:
+            size.add(f"rows {tall}", 3 * space.sizes[roles.row] * operand_type(space, n).bytes)
     for n in roles.shared:
         inner = inner_of(roles, values[n])
         width = space.sizes[inner] if inner is not None else 1
@@ -338,7 +381,7 @@ def _size(plan: RowPlan, limits: Limits) -> _Size:
     for n in roles.sums:
         elements = math.prod(space.sizes[a] for a in values[n].atoms & roles.inner)
         size.add(f"sum {n}", 2 * DType.F32.bytes * -(-elements // limits.partitions))
-    size.add("blocks", 2 * max((_block_bytes(plan, s, limits) for s in plan.stages), default=0))
+    size.add("blocks", max((_block_bytes(plan, s, limits) for s in plan.stages), default=0))
     return size
 
 

@@ -34,6 +34,11 @@ class Roles:
     panels: dict[int, tuple[int, int]]
 
 
+def inner_of(roles: Roles, value: Value) -> int | None:
+    """The one inner atom of a row value, None when it has none."""
+    return next(iter(value.atoms & roles.inner), None)
+
+
 class _RefusedError(Exception):
     """The row atom at hand does not work, and why."""
 

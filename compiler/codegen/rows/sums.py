@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from compiler.codegen.rows.plan import RowPlan, inner_of, operand_type
+from compiler.codegen.rows.plan import RowPlan, operand_type
+from compiler.codegen.rows.roles import inner_of
 from compiler.codegen.space import SINKS, SPLATS, Value, split
 from compiler.codegen.values import Frame
 from compiler.dtypes import DType

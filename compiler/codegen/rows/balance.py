@@ -1,0 +1,102 @@
+"""Which engine does what of a row: work moves from the busiest engine while that helps.
+
+Reductions can go from Vector to GpSimd, copies with a scale from Scalar to Vector. What a row tile
+costs is counted over all its columns; instructions of GpSimd have a high price of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from compiler.codegen import fusion
+from compiler.codegen.rows.roles import Roles
+from compiler.codegen.search import Room
+from compiler.codegen.space import Space, Value
+from compiler.isa.program import Engine
+
+# unknown: no rule is printed for GpSimd; the default of `isa/costs.py` (150 + N cycles).
+_GPSIMD_CYCLES = 150
+_ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
+
+
+def balance(space: Space, roles: Roles, run: Mapping[int, int], room: Room) -> frozenset[int]:
+    """Reductions for GpSimd; the engines of copies are set in `space`."""
+    work = _Work(space, roles, run, room)
+    while work.improve():
+        pass
+    for n, engine in work.chosen.items():
+        value = space.values[n]
+        if value.op == fusion.SCALED:
+            space.values[n] = replace(value, attrs={**value.attrs, "engine": engine.value})
+    return frozenset(n for n, engine in work.chosen.items() if engine is Engine.GPSIMD)
+
+
+class _Work:
+    """Nanoseconds of every engine for one row tile, and what may move."""
+
+    def __init__(self, space: Space, roles: Roles, run: Mapping[int, int], room: Room) -> None:
+        self.space, self.roles, self.room = space, roles, room
+        self.chosen = {n: self._engine(n) for n in run if self._counts(n)}
+        self.busy = dict.fromkeys(_ENGINES, 0.0)
+        for n, engine in self.chosen.items():
+            self.busy[engine] += self._time(n, engine)
+        for tall in {t for t, _ in roles.panels.values()} & set(run):
+            # Transposed operands leave PSUM through Vector.
+            self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, self._points(space.values[tall]))
+
+    def improve(self) -> bool:
+        """Make the one move that helps most; False when none does."""
+        before = max(self.busy.values())
+        best: tuple[float, int, Engine] | None = None
+        for n, engine in self.chosen.items():
+            target = self._target(n, engine)
+            if target is not None:
+                after = dict(self.busy)
+                after[engine] -= self._time(n, engine)
+                after[target] += self._time(n, target)
+                # Of equals the later one: what follows a maximum waits for it.
+                option = (max(after.values()), -n, target)
+                if option[0] < before and (best is None or option[:2] < best[:2]):
+                    best = option
+        if best is None:
+            return False
+        n, target = -best[1], best[2]
+        self.busy[self.chosen[n]] -= self._time(n, self.chosen[n])
+        self.busy[target] += self._time(n, target)
+        self.chosen[n] = target
+        return True
+
+    def _target(self, n: int, engine: Engine) -> Engine | None:
+        value = self.space.values[n]
+        if value.op == "reduce" and engine is Engine.VECTOR and n not in self.roles.sums:
+            return None if value.inputs[0] in self.roles.panels else Engine.GPSIMD
+        if value.op == fusion.SCALED and engine is Engine.SCALAR:
+            return Engine.VECTOR if value.attrs["func"] == "identity" else None
+        return None
+
+    def _counts(self, n: int) -> bool:
+        """Selects and predicates are left out: most are decided by where the tile lies."""
+        value = self.space.values[n]
+        mine = value.op not in ("select", "compare", "contract", "load", "store")
+        return mine and value.dtype.is_float and self._points(value) + len(value.over) > 1
+
+    def _engine(self, n: int) -> Engine:
+        return fusion.engine_of(self.space.values[n])
+
+    def _points(self, value: Value) -> int:
+        return math.prod(self.space.sizes[a] for a in value.atoms & self.roles.inner)
+
+    def _time(self, n: int, engine: Engine) -> float:
+        value = self.space.values[n]
+        cycles = fusion.cycles(self.space, value, self._points)
+        if value.op == "divide" and self._points(self.space.values[value.inputs[1]]) == 1:
+            cycles = self._points(value)  # a product with the reciprocal of a single column
+        if engine is Engine.GPSIMD:
+            read = max(self._points(self.space.values[i]) for i in value.inputs)
+            cycles += _GPSIMD_CYCLES * -(-read // self.room.limits.moving_max)
+        return self._ns(engine, cycles)
+
+    def _ns(self, engine: Engine, cycles: float) -> float:
+        return self.room.rates.engine_ns(engine, cycles)
