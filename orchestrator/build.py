@@ -24,7 +24,7 @@ from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, parse_mesh
 from sharding.partitioned import Slot
-from sharding.plan import Plan, complete, prepare
+from sharding.plan import Plan, complete, partitioned, prepare
 
 if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
@@ -169,14 +169,17 @@ def _partition(
 ) -> Plan:
     with stages.timed("recipe"):
         prepared = prepare(graph, inputs, outputs, layout.mesh, job.strategy.name)
-    with stages.timed("partition"):
-        key = unit_key("partition", prepared.request)
+
+    def unit(request: bytes) -> bytes:
+        key = unit_key("partition", request)
         name = f"{job.strategy.name} {layout.mesh}"
-        unit = WorkUnit("partition", key, name, prepared.request)
         try:
-            answer = service.run([unit])[key]
+            return service.run([WorkUnit("partition", key, name, request)])[key]
         except UnitFailedError as failed:
             raise failed.error from failed
+
+    with stages.timed("partition"):
+        answer = partitioned(prepared, unit)
     with stages.timed("localize"):
         return complete(
             prepared,

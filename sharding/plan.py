@@ -1,8 +1,9 @@
 """From a captured step to a `Plan`: recipe, partition, rewrite, localize, cut, footprint.
 
-`build_plan` is the whole road in one call. `prepare` and `complete` are its halves on both sides of
-the partition unit (bytes to bytes), for callers that run that unit elsewhere. The plan is what
-compilation, the loader and the report read.
+`build_plan` is the whole road in one call. `prepare`, `partitioned` and `complete` are its steps,
+for callers that run the partition unit (bytes to bytes) elsewhere or time them. A graph with
+repeats is partitioned in its folded form (`fold.py`). The plan is what compilation, the loader and
+the report read.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.diagnostics import Diagnostic, ShardingError
+from compiler.diagnostics import Diagnostic, DiagnosticError, ShardingError
 from compiler.ir.types import Graph, Op
 from compiler.program import StepPlan
 from sharding.findings import TRAFFIC, with_findings
+from sharding.fold import Folded, fold
 from sharding.footprint import Footprint, footprint
 from sharding.localize import localize
 from sharding.mesh import Mesh
-from sharding.partitioned import Slot, decode_partitioned
+from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
 from sharding.rewrite import rewrite
 from sharding.shardy import encode_request, run_child
 from sharding.stages import split_step
 from sharding.strategies import Recipe
 from sharding.strategies.fsdp import fsdp
+from sharding.unfold import UnfoldError, unfold
 
 PartitionUnit = Callable[[bytes], bytes]
 RecipeOf = Callable[[Graph, Sequence[Slot], Sequence[Slot], Mesh], Recipe]
@@ -48,12 +51,16 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A decided strategy, ready for the partition unit."""
+    """A decided strategy, ready for the partition unit; `folded` is None for a graph without
+    repeats.
+    """
 
     strategy: str
     mesh: Mesh
     recipe: Recipe
-    request: bytes
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    folded: Folded | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +99,7 @@ def build_plan(
     prepared = prepare(graph, inputs, outputs, mesh, strategy)
     return complete(
         prepared,
-        partition(prepared.request),
+        partitioned(prepared, partition),
         num_microbatches=num_microbatches,
         reshard_after_forward=reshard_after_forward,
     )
@@ -105,7 +112,7 @@ def prepare(
     mesh: Mesh,
     strategy: str = "fsdp",
 ) -> Prepared:
-    """Run the recipe and write the partition unit's payload. Raises ShardingError."""
+    """Run the recipe and fold what it annotated. Raises ShardingError."""
     recipe_of = STRATEGIES.get(strategy.lower().replace("_", "-"))
     if recipe_of is None:
         raise ShardingError(
@@ -113,21 +120,47 @@ def prepare(
             f"strategy.name requires one of {', '.join(STRATEGIES)}, got {strategy}",
         )
     recipe = recipe_of(graph, inputs, outputs, mesh)
-    request = encode_request(recipe.graph, mesh, recipe.specs, inputs, outputs)
-    return Prepared(strategy=strategy, mesh=mesh, recipe=recipe, request=request)
+    return Prepared(
+        strategy=strategy,
+        mesh=mesh,
+        recipe=recipe,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        folded=fold(recipe.graph, recipe.specs, inputs, outputs),
+    )
+
+
+def partitioned(prepared: Prepared, partition: PartitionUnit) -> PartitionedGraph:
+    """What the partition unit makes of the step: of its folded form, or of the whole graph when
+    that is refused or does not carry over, so that refusals name the user's lines.
+
+    Raises ShardingError.
+    """
+    inputs, outputs, folded = prepared.inputs, prepared.outputs, prepared.folded
+    if folded is not None:
+        short = encode_request(
+            folded.graph, prepared.mesh, folded.specs, folded.inputs, folded.outputs
+        )
+        try:
+            return unfold(folded, decode_partitioned(partition(short)), inputs, outputs)
+        except (DiagnosticError, UnfoldError):
+            pass
+    recipe = prepared.recipe
+    whole = encode_request(recipe.graph, prepared.mesh, recipe.specs, inputs, outputs)
+    return decode_partitioned(partition(whole))
 
 
 def complete(
     prepared: Prepared,
-    answer: bytes,
+    answer: PartitionedGraph,
     *,
     num_microbatches: int = 1,
     reshard_after_forward: bool = True,
 ) -> Plan:
-    """Everything after the partition unit, from its answer. Raises ShardingError."""
-    partitioned = with_findings(rewrite(decode_partitioned(answer)), prepared.recipe)
+    """Everything after partitioning. Raises ShardingError."""
+    source = with_findings(rewrite(answer), prepared.recipe)
     step = split_step(
-        localize(partitioned),
+        localize(source),
         num_microbatches=num_microbatches,
         reshard_after_forward=reshard_after_forward,
     )
@@ -143,7 +176,7 @@ def complete(
         footprint=footprint(step),
         traffic=rows,
         reasons=prepared.recipe.reasons,
-        findings=(*partitioned.findings, *cut_findings),
+        findings=(*source.findings, *cut_findings),
     )
 
 
