@@ -37,6 +37,9 @@ class DType(enum.Enum):
     F32 = "f32"
     F64 = "f64"
 
+    # Types are hashed by the million; an enum's own hash is that of its name, in Python.
+    __hash__ = object.__hash__
+
     @cached_property
     def numpy(self) -> np.dtype:
         """NumPy storage type (`ml_dtypes` for bf16 and fp8, fp32 for tf32, bool for i1).

@@ -14,16 +14,22 @@ from compiler.ir.types import Graph, Op, Value
 MAX_SHOWN = 20
 
 
-def findings(graph: Graph) -> list[Diagnostic]:
-    """Everything that is wrong with `graph`, regions included; empty when it is sound."""
+def findings(graph: Graph, typed: set[Op] | None = None) -> list[Diagnostic]:
+    """Everything that is wrong with `graph`, regions included; empty when it is sound.
+
+    Ops in `typed` are known to have the right types, those found to join it: an op is never edited,
+    so a pipeline infers the types of each op once.
+    """
     found: list[Diagnostic] = []
-    _check_graph(graph, graph.name, set(), found)
+    _check_graph(graph, graph.name, set(), found, set() if typed is None else typed)
     return found
 
 
-def verify(graph: Graph) -> Graph:
-    """`graph` itself when it is sound. Raises CompileError SW_IR_INVALID with all findings."""
-    found = findings(graph)
+def verify(graph: Graph, typed: set[Op] | None = None) -> Graph:
+    """`graph` itself when it is sound; `typed` as in `findings`. Raises CompileError SW_IR_INVALID
+    with all findings.
+    """
+    found = findings(graph, typed)
     if not found:
         return graph
     lines = [d.render() for d in found[:MAX_SHOWN]]
@@ -35,7 +41,9 @@ def verify(graph: Graph) -> Graph:
     raise CompileError("SW_IR_INVALID", message, first)
 
 
-def _check_graph(graph: Graph, path: str, outside: set[Value], found: list[Diagnostic]) -> None:
+def _check_graph(
+    graph: Graph, path: str, outside: set[Value], found: list[Diagnostic], typed: set[Op]
+) -> None:
     """Check one level; `outside` are the values of enclosing levels, which it must not use."""
     defined: set[Value] = set()
     for value in graph.inputs:
@@ -43,9 +51,13 @@ def _check_graph(graph: Graph, path: str, outside: set[Value], found: list[Diagn
     for i, op in enumerate(graph.ops):
         where = f"{path}/{i}:{op.name}"
         _check_uses(op, where, defined, outside, found)
-        _check_op(op, where, found)
+        if op not in typed:
+            before = len(found)
+            _check_op(op, where, found)
+            if len(found) == before:
+                typed.add(op)
         for region in op.regions:
-            _check_graph(region, where, outside | defined, found)
+            _check_graph(region, where, outside | defined, found, typed)
         for value in op.results:
             _define(value, defined, where, op, found)
     for k, value in enumerate(graph.outputs):

@@ -139,7 +139,7 @@ class _Layout:
                 looped = read == at and isinstance(step, LoopStep)
                 if read > at or (looped and not _only_carry(step, old, operand)):
                     return False
-        if any(t == target for v, t in frame.claims.items()):
+        if target in frame.claims.values():
             return False
         frame.claims[value] = target
         if operand is not None and operand not in held and _dies_here(frame, operand, at):

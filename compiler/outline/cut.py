@@ -204,6 +204,7 @@ class _Cutter:
     def level(self) -> Level:
         """The cut level."""
         outputs = [self.bitcast_base(v) for v in self.graph.outputs]
+        leaving = frozenset(outputs)
         parts = self._parts()
         users = self._users(parts)
         steps: list[Step] = []
@@ -211,7 +212,7 @@ class _Cutter:
             if isinstance(part, Op):
                 steps.append(self._loop(part))
             else:
-                steps.append(self._piece(part, number, users))
+                steps.append(self._piece(part, number, users, leaving))
         kept = [s for s in steps if isinstance(s, LoopStep) or s.outputs]
         return Level(self.graph, kept, outputs, self.known)
 
@@ -259,11 +260,16 @@ class _Cutter:
                 users.setdefault(value, set()).add(number)
         return users
 
-    def _piece(self, ops: list[Op], number: int, users: Mapping[Value, set[int]]) -> Piece:
-        """Part `number`; its outputs are what other parts or the level's outputs read."""
+    def _piece(
+        self,
+        ops: list[Op],
+        number: int,
+        users: Mapping[Value, set[int]],
+        leaving: frozenset[Value],
+    ) -> Piece:
+        """Part `number`; its outputs are what other parts or `leaving`, the level, read."""
         results = {r for op in ops for r in op.results}
-        outputs = {self.bitcast_base(v) for v in self.graph.outputs}
-        wanted = {r for r in results if r in outputs or users.get(r, set()) - {number}}
+        wanted = {r for r in results if r in leaving or users.get(r, set()) - {number}}
         piece = Piece(ops, [], [], name=self.name)
         self._fill(piece, wanted)
         return piece

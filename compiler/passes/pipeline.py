@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compiler.ir.text import to_text
-from compiler.ir.types import Graph
+from compiler.ir.types import Graph, Op
 from compiler.ir.verify import verify
 from compiler.options import DEFAULTS, CompileOptions
 from compiler.passes.accumulate import accumulate_in_fp32
@@ -95,18 +95,19 @@ def run(
     With `dump_dir`, the input and every result are written there as `NN-name.txt`, counted from
     `first_number`. Raises: CompileError naming the pass whose result is not valid.
     """
-    verify(graph)
+    typed: set[Op] = set()
+    verify(graph, typed)
     _dump(graph, dump_dir, first_number, "input")
     for number, one in enumerate(passes, first_number + 1):
         graph = one.run(graph)
         _dump(graph, dump_dir, number, one.name)
-        _verify_after(one, graph)
+        _verify_after(one, graph, typed)
     return graph
 
 
-def _verify_after(one: Pass, graph: Graph) -> None:
+def _verify_after(one: Pass, graph: Graph, typed: set[Op]) -> None:
     try:
-        verify(graph)
+        verify(graph, typed)
     except ValueError as error:
         error.add_note(f"after pass {one.name}")
         raise

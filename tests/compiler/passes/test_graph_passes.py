@@ -18,7 +18,7 @@ from compiler.ir.build import Builder
 from compiler.ir.ops import PadAttrs
 from compiler.ir.reference import evaluate
 from compiler.ir.text import to_text
-from compiler.ir.types import Graph, Op, Value
+from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.ir.verify import verify
 from compiler.passes.cse import cse
 from compiler.passes.dce import dce
@@ -346,6 +346,20 @@ class TestPipeline:
         with pytest.raises(CompileError, match="SW_IR_INVALID") as caught:
             run(layer_stack(), (*PASSES, Pass("lose_ops", lose_ops)))
         assert caught.value.__notes__ == ["after pass lose_ops"]
+
+    def test_an_op_a_pass_gives_the_wrong_type_is_found(self) -> None:
+        """Types of an op are inferred once per pipeline, those of an op a pass made again."""
+
+        def mistype(graph: Graph) -> Graph:
+            last = graph.ops[-1]
+            kind = last.results[0].type
+            wrong = (Value(tensor_type((7, *kind.shape), kind.dtype)), *last.results[1:])
+            ops = (*graph.ops[:-1], Op(last.name, last.operands, wrong, last.attrs, last.regions))
+            return Graph(graph.inputs, ops, wrong[:1], graph.name)
+
+        with pytest.raises(CompileError, match="requires results") as caught:
+            run(layer_stack(), (*PASSES, Pass("mistype", mistype)))
+        assert caught.value.__notes__ == ["after pass mistype"]
 
 
 BINARY = (
