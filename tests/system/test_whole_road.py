@@ -44,6 +44,11 @@ def prime() -> TrainTask:
     return prime_model.train_task(seq_len=7)
 
 
+def deep() -> TrainTask:
+    """Unrolled blocks enough for the graph to be partitioned in its folded form."""
+    return prime_model.train_task(num_blocks=9, seq_len=7)
+
+
 @dataclass(frozen=True)
 class Case:
     make: Callable[[], TrainTask]
@@ -57,6 +62,7 @@ CASES = {
     "llama bf16 fsdp": Case(lambda: small_llama("bf16"), {"dp_shard": 4}, "llama fsdp"),
     "flax hsdp": Case(flax, {"dp_replicate": 2, "dp_shard": 2}),
     "prime fsdp": Case(prime, {"dp_shard": 4}),
+    "deep prime hsdp": Case(deep, {"dp_replicate": 2, "dp_shard": 2}),
 }
 
 
