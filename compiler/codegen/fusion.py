@@ -22,6 +22,8 @@ SCALED = "scaled"
 # Below this many elements per partition the extra instructions on [P, 1] operands are not paid back
 # (the shortest instruction takes 64 cycles: hardware.json instruction costs).
 _MIN_ELEMENTS = 256
+# Arithmetic whose result Vector or Scalar rounds as it leaves the engine.
+_ROUNDED = (SCALED, "multiply", "divide", "add", "subtract")
 
 # documented: instruction costs of nki/api/nki/isa/__init__.py, reciprocal; divide is inferred
 _DIVIDE_CYCLES = 8.0
@@ -54,7 +56,11 @@ class _Fuser:
         return len(self.values) - 1
 
     def _fused(self, n: int, value: Value) -> Value:
-        if n not in self.wanted or not value.dtype.is_float or self.points(value) < _MIN_ELEMENTS:
+        if n not in self.wanted or not value.dtype.is_float:
+            return value
+        if self._is_rounding(n, value):
+            return replace(self.values[value.inputs[0]], dtype=value.dtype)
+        if self.points(value) < _MIN_ELEMENTS:
             return value
         if value.op == "multiply" and len({*value.inputs}) == 1 and value.dtype is DType.F32:
             attrs = {"func": "square", "scale": 1.0, "bias": 0.0}
@@ -64,7 +70,7 @@ class _Fuser:
         if value.op in ACTIVATIONS:
             return self._function(n, value)
         if value.op == "convert":
-            return self._converted(n, value)
+            return self._converted(value)
         return value
 
     def _scaled(self, x: int, like: Value, scale: int | None, bias: int | None) -> Value:
@@ -119,12 +125,15 @@ class _Fuser:
             return replace(value, op=SCALED, inputs=source.inputs, attrs=attrs)
         return value
 
-    def _converted(self, n: int, value: Value) -> Value:
-        """Rounding to a shorter type happens when the result is written."""
+    def _is_rounding(self, n: int, value: Value) -> bool:
+        """Whether `n` converts what nothing else reads: its maker rounds when it writes."""
+        if value.op != "convert" or not self._is_only_reader(n, value.inputs[0]):
+            return False
         source = self.values[value.inputs[0]]
-        alone = self._is_only_reader(n, value.inputs[0])
-        if alone and source.op == SCALED and source.dtype is DType.F32:
-            return replace(source, dtype=value.dtype)
+        return source.op in _ROUNDED and source.dtype is DType.F32
+
+    def _converted(self, value: Value) -> Value:
+        source = self.values[value.inputs[0]]
         if source.dtype.is_float:
             return self._scaled(value.inputs[0], value, None, None)
         return value

@@ -44,7 +44,8 @@ def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate
 
     plans = plan_rows(space, sinks, room)
     plans = plans[: _TRIES if len(plans[0].run) <= _TRIED_VALUES else 1]
-    return [Candidate(float(1 + at), partial(emit, plan)) for at, plan in enumerate(plans)]
+    # No estimate tells them apart, so every effort that times at all times all of them.
+    return [Candidate(1.0, partial(emit, plan)) for plan in plans]
 
 
 class Nest:
@@ -155,12 +156,12 @@ class Nest:
 
 def _in_stages(groups: Sequence[Group], plan: RowPlan) -> None:
     """Emit every group one stage behind the group before it, so that what a stage waits for was
-    issued a stage ago and engines have other groups to work on. The youngest always comes first, as
-    engines wait longest for its products; which of the others is next makes a difference too.
+    issued a stage ago and engines have other groups to work on. The oldest comes first, as it frees
+    tiles that younger ones fill, or the youngest, as engines wait longest for its products.
     """
     stages = plan.stages
     for time in range(len(groups) + len(stages) - 1):
         under_way = [at for at in range(len(groups)) if 0 <= time - at < len(stages)]
-        others = under_way[:-1] if plan.young_first else under_way[-2::-1]
-        for at in (*under_way[-1:], *others):
+        first = under_way[-1:] if plan.young_first else []
+        for at in dict.fromkeys([*first, *under_way]):
             groups[at].stage(stages[time - at])

@@ -16,6 +16,10 @@ from compiler.codegen.rows.plan import RowPlan, operand_type
 from compiler.codegen.space import Space, Split, split
 from compiler.isa.region import Affine
 
+# Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
+# efficiency_by_bytes_per_partition).
+_RUN_BYTES = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class Panel:
@@ -51,11 +55,12 @@ def load_panel(plan: RowPlan, number: int, side: int, scope: Scope) -> Panel:
     return _panel(whole, form, sizes[made.major], made.tail)
 
 
-def _natural_fold(size: int, rows: int) -> int:
+def _natural_fold(size: int, rows: int, row_bytes: int) -> int:
     """Neighbouring rows of a natural operand on a partition: their order does not matter, as the
-    transpose puts them in place.
+    transpose puts them in place, but that many elements apart, so no more than long runs need.
     """
-    return next(f for f in (16, 8, 4, 2, 1) if size % f == 0 and (f == 1 or size // f >= rows))
+    fits = [f for f in (1, 2, 4, 8, 16) if size % f == 0 and (f == 1 or size // f >= rows)]
+    return next((f for f in fits if f * row_bytes >= _RUN_BYTES), fits[-1])
 
 
 def _fold(space: Space, atom: int, fold: int) -> tuple[Space, int]:
@@ -88,7 +93,9 @@ def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPla
     free = tuple(plan.space.values[operand].atoms & (roles.inner | {roles.row}) - {depth})
     natural = is_natural(plan.space, operand, depth, free)
     if natural:
-        folded, fold = free[0], _natural_fold(plan.space.sizes[free[0]], limits.transpose_max)
+        folded, sizes = free[0], plan.space.sizes
+        row_bytes = sizes[depth] * plan.space.values[operand].dtype.bytes
+        fold = _natural_fold(sizes[folded], limits.transpose_max, row_bytes)
     else:
         folded, fold = depth, plan.fold.get(depth, 1)
     space, runs = _fold(plan.space, folded, fold)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from compiler.codegen import fusion
 from compiler.codegen.rates import Rates
@@ -25,9 +26,27 @@ from compiler.isa.limits import Limits
 from compiler.isa.region import RegionProgram, Tensor
 from compiler.target import nominal_machine
 
-# Row tiles in flight and slots of what rotates with their loop, tried in turn (our choice: four
-# tiles cover the waiting at the end of every sweep).
-_FORMS = ((2, 1, False), (2, 1, True), (4, 1, False), (1, 1, False))
+
+class _Form(NamedTuple):
+    """Row tiles in flight, slots of what rotates with their loop, whether transposes get a sweep of
+    their own, and which group comes first.
+    """
+
+    ways: int
+    slots: int
+    apart: bool
+    young_first: bool
+
+
+# Tried in turn, the last ones because they need less SBUF (our choice: engines wait least in the
+# first two, the first with sums over rows and the second without).
+_FORMS = (
+    _Form(2, 1, True, True),
+    _Form(2, 1, True, False),
+    _Form(2, 1, False, True),
+    _Form(4, 1, False, True),
+    _Form(1, 1, False, True),
+)
 
 
 # Bytes per partition of an operand that is loaded for all rows (our choice).
@@ -53,8 +72,8 @@ class RowPlan:
     `turned` maps a value that contractions need transposed to the element type they need. `order`
     are the parallel loops, outermost first. `fold` neighbours of an inner atom share a partition of
     panels. `whole` operands are loaded transposed for all rows, like panels. GpSimd computes
-    `gpsimd`. `ways` row tiles are in flight, and tiles rotate over
-    `slots`. `young_first` sets the order of groups (see `nest.py`).
+    `gpsimd`. `ways` row tiles are in flight, and tiles rotate over `slots`. `young_first` sets the
+    order of groups (see `nest.py`).
     """
 
     space: Space
@@ -103,40 +122,48 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
     roles = best_row(space, sinks)
     space, values = _fused(space, sinks, roles, room)
     roles = roles_for(space, [n for n in values if space.values[n].op in SINKS], roles.row)
-    whole_rows = _whole_operands(space, roles)
-    run = _Levels(space, roles, whole_rows).found()
-    whole = RowPlan(
-        space=space,
-        roles=roles,
-        run=run,
-        stages=_stages(space, roles, run, whole_rows),
-        strips=_strips(space, roles, run, whole_rows),
-        turned=_turned(space, roles, whole_rows),
-        order=_parallel_order(space, roles),
-        fold={},
-        whole=whole_rows,
-        gpsimd=balance(space, roles, run, room),
-        ways=1,
-        slots=1,
-        young_first=False,
-    )
-    plans = [_form(whole, form, room.limits) for form in _FORMS]
+    swept = {apart: _swept(space, roles, apart, room) for apart in (False, True)}
+    plans = [_formed(swept[form.apart], form, room.limits) for form in _FORMS]
     sizes = [_size(plan, room.limits) for plan in plans]
     fitting = [p for p, size in zip(plans, sizes, strict=True) if size.total <= room.budget]
     if not fitting:
-        raise _overflow(whole, sizes[-1], room)
+        raise _overflow(plans[-1], sizes[-1], room)
     return fitting
 
 
-def _form(plan: RowPlan, form: tuple[int, int, bool], limits: Limits) -> RowPlan:
+def _swept(space: Space, roles: Roles, apart: bool, room: Room) -> RowPlan:
+    """The plan for one row tile; `apart` gives transposes a sweep of their own."""
+    space = replace(space, values=list(space.values))
+    whole = _whole_operands(space, roles)
+    turned = _turned(space, roles, whole)
+    levels = _Levels(space, roles, whole, frozenset(turned if apart else ()))
+    run = levels.found()
+    return RowPlan(
+        space=space,
+        roles=roles,
+        run=run,
+        stages=_stages(levels),
+        strips=_strips(levels),
+        turned=turned,
+        order=_parallel_order(space, roles),
+        fold={},
+        whole=whole,
+        gpsimd=balance(space, roles, run, room),
+        ways=1,
+        slots=1,
+        young_first=True,
+    )
+
+
+def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
     """The plan with `ways` row tiles to a group, whose columns are folded as many times: groups of
     masked rows then begin and end with a folded block.
     """
-    ways, slots, young_first = form
+    ways = form.ways
     block = limits.contraction_max * ways
     sizes = {a: plan.space.sizes[a] for a in plan.roles.inner}
     fold = {a: ways for a, size in sizes.items() if ways > 1 and size % block == 0}
-    return replace(plan, ways=ways, slots=slots, young_first=young_first, fold=fold)
+    return replace(plan, ways=ways, slots=form.slots, young_first=form.young_first, fold=fold)
 
 
 def _overflow(plan: RowPlan, size: _Size, room: Room) -> CapacityError:
@@ -183,8 +210,14 @@ def _fused(
 class _Levels:
     """The level of the stage every row value and sum is made in."""
 
-    def __init__(self, space: Space, roles: Roles, whole: frozenset[int]) -> None:
-        self.space, self.roles, self.whole = space, roles, whole
+    def __init__(
+        self,
+        space: Space,
+        roles: Roles,
+        whole: frozenset[int],
+        apart: frozenset[int] = frozenset(),
+    ) -> None:
+        self.space, self.roles, self.whole, self.apart = space, roles, whole, apart
         self.run: dict[int, int] = {}
         self.numbers = self._needed()
 
@@ -233,7 +266,15 @@ class _Levels:
         level = self.run[i] + (self.space.values[i].op == "reduce")
         inner = self._inner(i)
         in_step = inner is None or (inner == self._home(n) and n not in self.roles.panels)
-        return level if in_step else level + 1
+        return level if in_step and not self._waits(n, i) else level + 1
+
+    def _waits(self, n: int, i: int) -> bool:
+        """Whether `n` is read transposed and made from `i` alone, which costs one more strip: the
+        sweep that makes `i` then has no part in the transposes.
+        """
+        if n not in self.apart or self._is_source(i) or i in self.roles.panels:
+            return False
+        return [m for m in self.space.values[n].inputs if self._inner(m) is not None] == [i]
 
     def _delay_loads(self) -> None:
         """Values made from loads alone move to the stage that reads them first."""
@@ -250,12 +291,9 @@ class _Levels:
         return not ops & {"reduce", "contract", *SINKS}
 
 
-def _stages(
-    space: Space, roles: Roles, run: dict[int, int], whole: frozenset[int]
-) -> tuple[Stage, ...]:
+def _stages(levels: _Levels) -> tuple[Stage, ...]:
     """Levels in order; within one, single columns first, as sweeps of the level read them."""
-    levels = _Levels(space, roles, whole)
-    levels.run = run
+    space, run = levels.space, levels.run
     found: dict[tuple[int, int], list[int]] = {}
     for n in sorted(run):
         home = levels._home(n)
@@ -267,12 +305,9 @@ def _stages(
     )
 
 
-def _strips(
-    space: Space, roles: Roles, run: dict[int, int], whole: frozenset[int]
-) -> frozenset[int]:
+def _strips(levels: _Levels) -> frozenset[int]:
     """Values with an inner atom that are read outside the sweep that makes them."""
-    levels = _Levels(space, roles, whole)
-    levels.run = run
+    space, roles, run = levels.space, levels.roles, levels.run
     kept = set()
     for n in run:
         if n in roles.panels:

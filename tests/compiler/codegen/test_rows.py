@@ -8,7 +8,7 @@ from compiler.codegen.rows import fits
 from compiler.diagnostics import CapacityError, CompileError
 from compiler.evaluate import region_time
 from compiler.isa.limits import limits_for
-from compiler.target import load_target
+from compiler.target import PS_PER_S, load_target
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, forward
 
@@ -42,6 +42,25 @@ def test_masked_columns_are_left_out() -> None:
     """Half of the square is masked; bands keep what is above their last row."""
     assert busy(forward(EVEN, F32, "causal")) < 0.75 * busy(forward(EVEN, F32))
     assert busy(forward(EVEN, F32, "window")) < 0.5 * busy(forward(EVEN, F32))
+
+
+def test_engines_overlap() -> None:
+    """Causal attention keeps the busiest engine busy for 1 / 1.3 of the time, and the tensor engine
+    for a fifth of it with the half of the square that counts.
+    """
+    heads, length, width = 8, 2048, 128
+    m, target = forward((heads, length, length, width, width), BF16, "causal"), load_target(TARGET)
+    time = region_time(m.region(), m.tensors, target)
+    assert time.duration_ps <= 1.3 * max(time.busy_ps.values())
+    useful = heads * length**2 * width * 4 / 2
+    assert useful / target.core.peak_bf16_flops_per_s >= 0.20 * time.duration_ps / PS_PER_S
+
+
+def test_backward_overlaps() -> None:
+    """Transposes of four query heads and their sums over rows run beside each other."""
+    m = backward((2, 512, 512, 64, 64, 4), BF16, "causal")
+    time = region_time(m.region(), m.tensors, load_target(TARGET))
+    assert time.duration_ps <= 1.4 * max(time.busy_ps.values())
 
 
 def test_rows_without_a_key_keep_all_columns() -> None:

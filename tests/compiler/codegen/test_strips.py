@@ -395,3 +395,13 @@ def test_a_square_goes_to_the_engine_with_less_to_do() -> None:
     m.store(m.node("tanh", m.node("sine", m.node("multiply", y, y))), (0, 1))
     opcodes = {i.opcode for i in walk(check(m).body) if i.attrs.get("op") == "multiply"}
     assert opcodes == {"tensor_tensor"}
+
+
+def test_results_round_when_they_are_written() -> None:
+    """No instruction only converts what arithmetic has made, however few columns there are."""
+    for columns in (64, 700):
+        m = Maker((256, columns), "rounding")
+        x, y = m.load((0, 1)), m.load((0, 1))
+        m.store(m.node("convert", m.node("multiply", x, y), dtype=BF16), (0, 1))
+        assert sum(i.opcode != "dma" for i in walk(m.region().body)) == 1
+        check(m, 1e-2)
