@@ -7,7 +7,6 @@ user's line where the graph is known.
 
 from __future__ import annotations
 
-from compiler.codegen.generate import generate
 from compiler.diagnostics import DiagnosticError, Loc
 from compiler.ir.types import Graph, Op
 from compiler.isa.program import Function, Program, Region
@@ -32,18 +31,16 @@ def compile_function(payload: bytes, target: str, options: CompileOptions = DEFA
     graph, signature = read_payload(payload)
     machine = load_target(target)
     graph = run(with_ordinals(graph), unit_passes(options, machine.core.generation))
-    lowered = lower_function(graph, signature, options, Trial(machine, options))
-    return pack_function(generate_function(lowered, target, options))
+    trial = Trial(machine, options)
+    return pack_function(generate_function(lower_function(graph, signature, options, trial), trial))
 
 
-def generate_function(
-    lowered: Lowered, target: str, options: CompileOptions = DEFAULTS
-) -> Function:
+def generate_function(lowered: Lowered, trial: Trial) -> Function:
     """Tile code for every region of a lowered function. Raises CompileError, CapacityError."""
     regions: list[Region] = []
     registers = lowered.num_registers
     for program in lowered.regions:
-        made = generate(program, lowered.tensors, target, registers, options)
+        made = trial.generate(program, lowered.tensors, registers)
         regions.append(made.region)
         registers = max(registers, made.next_register)
     return Function(
@@ -56,7 +53,7 @@ def generate_function(
         regions=regions,
         collectives=lowered.collectives,
         scratch_bytes=lowered.scratch_bytes,
-        target=target,
+        target=trial.target.name,
     )
 
 

@@ -1,9 +1,9 @@
 """The judge of merges: tile code for a region, timed on one core of the target.
 
-Regions with several contractions are timed with their first tiling: what they will run is at least
+Row regions are timed with their first tiling: what they will run is at least
 as fast, and trying more tilings twice is what would take long. Equal regions are timed once; what
 matters is the region's structure and the types of its tensors, not which tensors they are or where
-a window starts.
+a window starts. A tiling that was searched for is remembered, so that nothing is searched twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from compiler.codegen.generate import generate
+from compiler.codegen.generate import Generated, Recipe, generate
 from compiler.diagnostics import DiagnosticError
 from compiler.evaluate import region_time
 from compiler.isa.region import RegionProgram, Tensor, View
@@ -29,25 +29,59 @@ class Trial:
         self.target = target
         self.options = options
         self._known: dict[Hashable, int | DiagnosticError] = {}
+        self._recipes: dict[Hashable, Recipe] = {}
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
         key = _structure(program, tensors)
         if key not in self._known:
-            self._known[key] = self._measure(program, tensors)
+            self._known[key] = self._measure(key, program, tensors)
         found = self._known[key]
         if isinstance(found, DiagnosticError):
             raise found
         return found
 
-    def _measure(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int | DiagnosticError:
-        many = sum(n.op == "contract" for n in program.nodes) > 1
-        options = replace(self.options, optlevel=1) if many else self.options
+    def _measure(
+        self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
+    ) -> int | DiagnosticError:
         try:
-            made = generate(program, tensors, self.target.name, _FIRST_REGISTER, options)
+            if _is_row_region(program):
+                quick = replace(self.options, optlevel=1)
+                made = generate(program, tensors, self.target.name, _FIRST_REGISTER, quick)
+            else:
+                made = self._searched(key, program, tensors, _FIRST_REGISTER)
         except DiagnosticError as error:
             return error
         return region_time(made.region, tensors, self.target).duration_ps
+
+    def generate(
+        self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int
+    ) -> Generated:
+        """Code for a region; what was found for one of the same structure is not searched again.
+
+        Raises CompileError, CapacityError.
+        """
+        return self._searched(_structure(program, tensors), program, tensors, first_register)
+
+    def _searched(
+        self,
+        key: Hashable,
+        program: RegionProgram,
+        tensors: Sequence[Tensor],
+        first_register: int,
+    ) -> Generated:
+        target, known = self.target.name, self._recipes.get(key)
+        made = generate(program, tensors, target, first_register, self.options, known)
+        if made.recipe is not None:
+            self._recipes[key] = made.recipe
+        return made
+
+
+def _is_row_region(program: RegionProgram) -> bool:
+    """Several contractions, or one and reductions beside it."""
+    ops = [n.op for n in program.nodes]
+    contractions = ops.count("contract")
+    return contractions > 1 or (contractions == 1 and "reduce" in ops)
 
 
 def _structure(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from compiler.diagnostics import SimulationError
+from compiler.diagnostics import DiagnosticError, SimulationError
 from compiler.isa.limits import limits_for
 from compiler.isa.program import CollectiveCall, Function, Region
 from compiler.isa.region import RegionProgram, Tensor, View
@@ -192,7 +192,7 @@ class FunctionCode:
         try:
             return self._action(region)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            if isinstance(error, SimulationError):
+            if isinstance(error, DiagnosticError):
                 raise
             raise SimulationError(
                 "SW_NEFF_CONTENT",

@@ -10,7 +10,7 @@ of the target before anybody else sees it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.allocate import allocate
 from compiler.codegen.builder import Builder
@@ -20,7 +20,7 @@ from compiler.codegen.in_place import refuse_stale_reads
 from compiler.codegen.overlap import overlap
 from compiler.codegen.rates import Rates
 from compiler.codegen.rows import row_candidates
-from compiler.codegen.search import EFFORTS, Candidate, Room, fastest, worth_trying
+from compiler.codegen.search import EFFORTS, ROW_EFFORTS, Candidate, Room, fastest, worth_trying
 from compiler.codegen.space import Space, normalise
 from compiler.codegen.strip_plan import strip_candidates
 from compiler.diagnostics import CapacityError, CompileError
@@ -38,11 +38,23 @@ _BUDGETS = (0.95, 0.85, 0.6, 0.4, 0.2, 0.1, 0.05)
 
 
 @dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a search chose: the share of SBUF planned for, the candidate of each nest by position,
+    and how many iterations lie side by side. Regions of one structure have one recipe.
+    """
+
+    share: float
+    positions: tuple[int, ...]
+    ways: int
+
+
+@dataclass(frozen=True, slots=True)
 class Generated:
-    """A region with code, and the first register number it left free."""
+    """A region with code, the first register number it left free, and how it was chosen."""
 
     region: Region
     next_register: int
+    recipe: Recipe | None = None
 
 
 def generate(
@@ -51,10 +63,12 @@ def generate(
     target: str | Limits,
     first_register: int,
     options: CompileOptions = DEFAULTS,
+    recipe: Recipe | None = None,
 ) -> Generated:
     """Tiles and instructions for `program`.
 
     Loop counters are registers from `first_register` on. Regions other than `compute` have no code.
+    With a `recipe` nothing is searched: it is that of a region of the same structure.
 
     Raises: CompileError for what the engines cannot do, CapacityError when no tiling fits.
     """
@@ -64,7 +78,12 @@ def generate(
     machine = nominal_machine(target if isinstance(target, str) else target.generation)
     space = normalise(program)
     nests = _nests(space, tensors)
-    effort = EFFORTS[options.optlevel]
+    rows = any(plan is row_candidates for plan, _ in nests)
+    effort = (ROW_EFFORTS if rows else EFFORTS)[options.optlevel]
+
+    def planned(share: float) -> list[Sequence[Candidate]]:
+        room = Room(limits, Rates(machine.core), tensors, int(share * limits.sbuf_bytes))
+        return [worth_trying(plan(space, sinks, room), effort) for plan, sinks in nests]
 
     def build(chosen: Sequence[Candidate], ways: int) -> Generated:
         builder = Builder(limits, tensors, first_register)
@@ -80,17 +99,22 @@ def generate(
     def time(made: Generated) -> int:
         return region_time(made.region, tensors, machine).duration_ps
 
+    if recipe is not None:
+        options_of = zip(planned(recipe.share), recipe.positions, strict=True)
+        made = build([tried[position] for tried, position in options_of], recipe.ways)
+        _verify(made.region, limits)
+        return replace(made, recipe=recipe)
     failure: CapacityError | None = None
     for share in _BUDGETS:
-        room = Room(limits, Rates(machine.core), tensors, int(share * limits.sbuf_bytes))
-        tried = [worth_trying(plan(space, sinks, room), effort) for plan, sinks in nests]
+        tried = planned(share)
         try:
-            made = fastest(tried, effort, build, time)
+            made, chosen, ways = fastest(tried, effort, build, time)
         except CapacityError as error:
             failure = error
             continue
         _verify(made.region, limits)
-        return made
+        positions = tuple(t.index(c) for t, c in zip(tried, chosen, strict=True))
+        return replace(made, recipe=Recipe(share, positions, ways))
     assert failure is not None
     raise failure
 

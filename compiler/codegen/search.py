@@ -59,6 +59,13 @@ EFFORTS = {
     3: Effort(12, 4.0, ((1, 2, 4, 8), (2,), (4, 8))),
 }
 
+# Row regions lay their tiles side by side themselves, and their code takes long to make.
+ROW_EFFORTS = {
+    1: Effort(1, 1.0, ((1,),)),
+    2: Effort(2, 1.5, ((1,),)),
+    3: Effort(12, 4.0, ((1, 2),)),
+}
+
 
 def worth_trying(candidates: Sequence[Candidate], effort: Effort) -> Sequence[Candidate]:
     """The candidates a level tries, cheapest estimate first."""
@@ -71,8 +78,9 @@ def fastest(
     effort: Effort,
     build: Callable[[Sequence[Candidate], int], Made],
     time: Callable[[Made], int],
-) -> Made:
-    """The fastest code found for `nests` on the walks that `effort` allows.
+) -> tuple[Made, Sequence[Candidate], int]:
+    """The fastest code found for `nests` on the walks that `effort` allows, the candidate of each
+    nest, and how many iterations lie side by side.
 
     Raises CapacityError (the first) when nothing that was tried fits on chip.
     """
@@ -80,7 +88,7 @@ def fastest(
     def made(chosen: Sequence[Any]) -> Made:
         return build(chosen[:-1], chosen[-1])
 
-    found: list[Made] = []
+    found: list[tuple[Made, Sequence[Any]]] = []
     failure: CapacityError | None = None
     for ways in effort.ways:
         try:
@@ -90,15 +98,17 @@ def fastest(
     if not found:
         assert failure is not None
         raise failure
-    return min(found, key=time) if len(found) > 1 else found[0]
+    best = min(found, key=lambda f: time(f[0])) if len(found) > 1 else found[0]
+    return best[0], best[1][:-1], best[1][-1]
 
 
 def walk(
     choices: Sequence[Sequence[Any]],
     build: Callable[[Sequence[Any]], Made],
     time: Callable[[Made], int],
-) -> Made:
-    """The best code found by changing one choice at a time, from the first option of each on.
+) -> tuple[Made, Sequence[Any]]:
+    """The best code found by changing one choice at a time, from the first option of each on, and
+    its choices.
 
     Raises CapacityError (the first) when nothing that was tried fits on chip.
     """
@@ -122,4 +132,4 @@ def walk(
     if best is None:
         assert failure is not None
         raise failure
-    return best
+    return best, chosen

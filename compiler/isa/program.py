@@ -19,6 +19,8 @@ from compiler.isa.region import Affine, RegionProgram, Tensor
 class Engine(enum.Enum):
     """An in-order instruction queue of one NeuronCore."""
 
+    __hash__ = object.__hash__  # members are single objects; Enum hashes their names in Python
+
     TENSOR = "tensor"
     VECTOR = "vector"
     SCALAR = "scalar"
@@ -30,6 +32,8 @@ class Engine(enum.Enum):
 
 class Space(enum.Enum):
     """Where a buffer lives."""
+
+    __hash__ = object.__hash__
 
     HBM = "hbm"
     SBUF = "sbuf"

@@ -7,12 +7,10 @@ fact, so the loop ends.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.attention import find_attention
-from compiler.diagnostics import DiagnosticError
 from compiler.ir.types import Graph, Value
 from compiler.lower.accept import Judge, Trials, policy_of
 from compiler.lower.body import IDENTITY, UPDATES, Body
@@ -115,20 +113,8 @@ def settle(
         again = _settled(attempt)
         if cost(again.groups, budget) >= MIN_GAIN * cost(settled.groups, budget):
             break
-        if judge is not None and _time(again, judge) > _time(settled, judge):
-            break
         settled = again
     return settled
-
-
-def _time(settled: Settled, judge: Judge) -> float:
-    """Picoseconds of all compute regions; infinite when one has no code."""
-    lowered = settled.lowered
-    regions = [r for r in lowered.regions if r.kind == "compute"]
-    try:
-        return sum(judge(region, lowered.tensors) for region in regions)
-    except DiagnosticError:
-        return math.inf
 
 
 def _settled(attempt: _Try) -> Settled:

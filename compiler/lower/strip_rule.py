@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 EPILOGUE = frozenset(("convert", COPY, WRITE))
 MIN_ROWS = 32  # fewer rows would leave most of the 128 partitions idle (our choice)
+MAX_SPREAD = 4  # points of a region over those of its largest value (our choice)
+SMALL_POINTS = 1 << 14  # one tile of 128 rows: below that a longer walk costs nothing
 _ROW_BYTES = 4  # values are held as fp32 on chip
 
 
@@ -64,6 +66,8 @@ class StripRule:
         inner = {t.number for t in tasks if t.op.name == "reduce" and groups.is_used(t, members)}
         parallel = _parallel(space, tasks, inner)
         biggest = max((_points(labels) for labels in space.results.values()), default=1)
+        if _wanders(space, tasks):
+            return Refusal("space", "values walk indices that no value of the region joins")
         if not parallel:
             whole = any(t.number in inner and _points(space.operand(t, 0)) > 1 for t in tasks)
             small = biggest == 1 and not whole
@@ -81,6 +85,17 @@ class StripRule:
 
 def _points(labels: Labels) -> int:
     return math.prod(a.size for a in all_leaves(labels))
+
+
+def _wanders(space: Space, tasks: Sequence[Task]) -> bool:
+    """Whether the indices of a region are many times those of any value: tiles would walk the
+    product of spaces that have nothing to do with each other.
+    """
+    walked = [set(all_leaves(space.results[t.result])) for t in tasks]
+    walked += [set(all_leaves(space.operand(t, k))) for t in tasks for k in range(len(t.data))]
+    most = max(math.prod(a.size for a in atoms) for atoms in walked)
+    whole = math.prod(a.size for a in set().union(*walked))
+    return whole > MAX_SPREAD * max(most, SMALL_POINTS)
 
 
 def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> set[Atom]:

@@ -40,4 +40,5 @@ def test_forms_agree_and_move_fewer_bytes(fn, count: int, level: int) -> None:
         for value_level in ("L0", "L1"):
             assert worst_distance(made.run(value_level), made.expected()) <= 1e-5, form
     assert moved[0] > 1.5 * moved[1] > 3 * moved[2]
-    assert moved[2] < 4 * HEADS * T * T, "a score tensor went through HBM"
+    stored = [t for f in made.program.functions for t in f.tensors] + made.program.buffers
+    assert all(np.prod(t.shape) < HEADS * T * T for t in stored), "a score tensor in HBM"

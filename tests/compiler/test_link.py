@@ -10,7 +10,6 @@ import pytest
 from compiler.diagnostics import CompileError, LoadError, Loc
 from compiler.driver import compile_function, compile_graph
 from compiler.ir.build import Builder
-from compiler.ir.ops import ReverseAttrs
 from compiler.isa.encode import encode_program
 from compiler.isa.program import Program
 from compiler.link import link
@@ -71,7 +70,7 @@ def test_refusals_reach_the_user_with_file_and_line() -> None:
     b = Builder()
     x = b.op("tanh", b.input((4, 3)))
     b.loc = Loc("model.py", 41)
-    graph = b.finish(b.op("reverse", x, attrs=ReverseAttrs((0,))))
+    graph = b.finish(b.all_slice(x, 0, ("dp_shard",), group_size=2))
     step = StepProgram(name="step", graph=graph, inputs=("x",), outputs=("y",))
-    with pytest.raises(CompileError, match=r"model.py:41: error\[NCC_EVRF001\]: reverse"):
+    with pytest.raises(CompileError, match=r"model.py:41: error\[NCC_EVRF001\]: all_slice"):
         compile_graph(step, TARGET)

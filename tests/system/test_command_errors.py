@@ -34,8 +34,8 @@ from compiler.frontend.task import TrainTask
 
 def loss_fn(params, batch):
     y = batch["x"] @ params["w"]
-    ranked = jnp.sort(y, axis=-1)
-    return jnp.mean(ranked * batch["x"])
+    odd = jax.lax.reduce(jax.lax.stop_gradient(y), 1.0, lambda a, b: a - b * a, (1,))
+    return jnp.mean(odd[:, None] * y)
 
 
 def make_task():
@@ -50,7 +50,7 @@ def make_task():
         batch=lambda n: {"x": jax.ShapeDtypeStruct((n, 32), np.float32)},
     )
 '''
-SORT_LINE = 1 + MODEL[: MODEL.index("jnp.sort")].count("\n")
+SUM_LINE = 1 + MODEL[: MODEL.index("jax.lax.reduce")].count("\n")
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +78,8 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
 
 
 def entry_job(folder: Path) -> Path:
-    (folder / "sorting_model.py").write_text(MODEL)
-    (folder / "job.toml").write_text('[model]\nentry = "sorting_model:make_task"\n')
+    (folder / "summing_model.py").write_text(MODEL)
+    (folder / "job.toml").write_text('[model]\nentry = "summing_model:make_task"\n')
     return folder / "job.toml"
 
 
@@ -90,14 +90,14 @@ def test_an_unsupported_operator_names_the_users_line(
     job = entry_job(tmp_path)
     code, out, err = command(capsys, verb, job)
     assert code == 70
-    assert f"sorting_model.py:{SORT_LINE}: error[NCC_EVRF001]: operator sort" in err
+    assert f"summing_model.py:{SUM_LINE}: error[NCC_EVRF001]: reduce requires a body of" in err
     assert not out
     code, data = as_json(capsys, verb, job)
     assert code == 70
     assert data["error"]["code"] == "NCC_EVRF001"
     assert (data["error"]["loc"]["file"], data["error"]["loc"]["line"]) == (
-        "sorting_model.py",
-        SORT_LINE,
+        "summing_model.py",
+        SUM_LINE,
     )
 
 

@@ -33,7 +33,8 @@ def test_the_shortest_time_wins_one_nest_at_a_time() -> None:
         built.append(tuple(c.cost for c in chosen))
         return built[-1]
 
-    assert walk([first, second], build, times.__getitem__) == (2.0, 2.0)
+    made, chosen = walk([first, second], build, times.__getitem__)
+    assert made == (2.0, 2.0) and chosen == [first[1], second[1]]
     assert len(built) == len(set(built)) == 4
 
 
@@ -43,7 +44,7 @@ def test_what_does_not_fit_is_passed_over_and_the_first_reason_is_kept() -> None
             raise CapacityError("SW_SBUF_CAPACITY", f"tile {chosen[0].cost}")
         return chosen[0].cost
 
-    assert walk([candidates(1.0, 2.0, 3.0)], build, int) == 3.0
+    assert walk([candidates(1.0, 2.0, 3.0)], build, int)[0] == 3.0
     with pytest.raises(CapacityError, match=r"tile 1\.0"):
         walk([candidates(1.0, 2.0)], build, int)
 
@@ -58,8 +59,9 @@ def test_every_row_of_ways_is_a_walk_of_its_own() -> None:
 
     nests = [candidates(1.0, 2.0)]
     one, both = Effort(2, 9.0, ((1, 2),)), Effort(2, 9.0, ((1, 2), (2,)))
-    assert fastest(nests, one, build, times.__getitem__) == (1.0, 1)
-    assert fastest(nests, both, build, times.__getitem__) == (2.0, 2)
+    (first, second), time = nests[0], times.__getitem__
+    assert fastest(nests, one, build, time) == ((1.0, 1), [first], 1)
+    assert fastest(nests, both, build, time) == ((2.0, 2), [second], 2)
 
 
 def products() -> Maker:
