@@ -19,7 +19,7 @@ from tests.support.model_table import DTYPES, MODELS, PARTS, Row, measure
 
 COLUMNS = (
     "model", "part", "type", "L0 error", "L1 error", "bound", "time us", "tensor use",
-    "HBM KiB", "x ideal",
+    "HBM KiB", "x ideal", "within",
 )  # fmt: skip
 INTRODUCTION = """# Small real models
 
@@ -44,6 +44,7 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{f.tensor_use:.2%}",
         f"{f.hbm_bytes / 1024:.0f}",
         f"{f.hbm_bytes / f.ideal_bytes:.1f}",
+        "yes" if row.passes else "**no**",
     )
 
 

@@ -62,8 +62,8 @@ EFFORTS = {
 # Row regions lay their tiles side by side themselves, and their code takes long to make.
 ROW_EFFORTS = {
     1: Effort(1, 1.0, ((1,),)),
-    2: Effort(2, 1.5, ((1,),)),
-    3: Effort(12, 4.0, ((1, 2),)),
+    2: Effort(2, 1.5, ((1, 4),)),
+    3: Effort(12, 4.0, ((1, 2, 4),)),
 }
 
 
