@@ -28,6 +28,10 @@ BOUND = {"float32": 1e-5, "bfloat16": 2e-2}
 ONE_OPERAND = "the sum over rows took the additions behind it as an epilogue first"
 NO_CODE = "the row region has no code at these sizes and is taken apart"
 GAPS = {
+    **dict.fromkeys(
+        ("jax_nn_local_window", "segment_ids", "padding_of_rows_and_keys", "clipped_exponential"),
+        "the backward region of this mask or clip has no tile code",
+    ),
     "concatenated_sink": "a concatenation along the keys is not part of row regions",
     **dict.fromkeys(
         (
