@@ -21,8 +21,10 @@ SCALINGS = frozenset(("divide", "multiply", "negate"))
 _FINE = 1024  # weights are bytes * _FINE + number of scalings, so that bytes always decide first
 
 
-class CutRefused(Exception):  # noqa: N818 - not a user error: the caller decides whether it is one
-    """The step cannot be cut; `reason` says why, `loc` where."""
+class CutRefusedError(Exception):
+    """The step cannot be cut; `reason` says why, `loc` where. The caller decides whether that is
+    the user's mistake.
+    """
 
     def __init__(self, reason: str, loc: Loc = UNKNOWN_LOC) -> None:
         super().__init__(reason)
@@ -85,7 +87,7 @@ def find_cut(view: StepView, outputs: Sequence[Value]) -> list[Value]:
     """The sums over samples through which `outputs` depend on the batch, cheapest to accumulate, in
     program order.
 
-    Raises: CutRefused when an output depends on single samples past every sum.
+    Raises: CutRefusedError when an output depends on single samples past every sum.
     """
     sinks = _zone_sinks(view, outputs)
     sources, edges, zone = _zone(view, sinks)
@@ -93,7 +95,7 @@ def find_cut(view: StepView, outputs: Sequence[Value]) -> list[Value]:
     try:
         return network.minimum_cut()
     except ValueError as error:
-        raise CutRefused("the update reads a sum over samples of integers only") from error
+        raise CutRefusedError("the update reads a sum over samples of integers only") from error
 
 
 def _zone_sinks(view: StepView, outputs: Sequence[Value]) -> list[Value]:
@@ -115,13 +117,13 @@ def _zone_sinks(view: StepView, outputs: Sequence[Value]) -> list[Value]:
     return list(sinks)
 
 
-def _per_sample(view: StepView, value: Value) -> CutRefused:
+def _per_sample(view: StepView, value: Value) -> CutRefusedError:
     """The refusal at a value that holds single samples."""
     op = view.producers.get(value)
     if op is None:
-        return CutRefused("the new state reads the batch itself, not a sum over it")
+        return CutRefusedError("the new state reads the batch itself, not a sum over it")
     reason = f"the new state reads {op.name} of {value.type}, which holds single samples"
-    return CutRefused(reason, op.loc)
+    return CutRefusedError(reason, op.loc)
 
 
 def _zone(

@@ -215,7 +215,9 @@ class ShardyReader:
 
 def _entry(attributes: Any, key: str) -> Any:
     """An entry of an MLIR attribute dictionary (not all have `get`); None when absent."""
-    return attributes[key] if key in attributes else None  # noqa: SIM401
+    if key in attributes:
+        return attributes[key]
+    return None
 
 
 def axis_lists(text: str) -> tuple[tuple[str, ...], ...]:

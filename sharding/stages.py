@@ -23,7 +23,7 @@ from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from compiler.passes.placement import place_late
 from compiler.program import BufferInfo, StepPlan, StepProgram
 from sharding.coordinates import coordinate_name, hoist_coordinates
-from sharding.gradients import CutRefused, StepView, depends_on, find_cut
+from sharding.gradients import CutRefusedError, StepView, depends_on, find_cut
 from sharding.linearity import Kind, label_values
 from sharding.localize import Localized
 from sharding.partitioned import Slot
@@ -52,7 +52,7 @@ def split_step(
     step = _Step.of(local)
     try:
         return _Builder(step, num_microbatches, reshard_after_forward).build()
-    except CutRefused as refused:
+    except CutRefusedError as refused:
         return _uncut(step, num_microbatches, refused)
 
 
@@ -215,7 +215,7 @@ class _Builder:
         self.findings: list[Diagnostic] = []
 
     def build(self) -> StepPlan:
-        """The plan. Raises CutRefused when the dataflow does not allow the cut."""
+        """The plan. Raises CutRefusedError when the dataflow does not allow the cut."""
         graph, view = self.step.graph, self.step.view
         state = [(s, v) for s, v in self.step.outputs if s.role in STATE_ROLES]
         cut = find_cut(view, [v for _, v in state])
@@ -258,7 +258,7 @@ class _Builder:
         label = self.step.view.labels.get(value)
         if op is None or label is None or label.kind is Kind.SAMPLE:
             reason = f"output {slot.name} of {value.type} holds single samples"
-            raise CutRefused(reason, *([op.loc] if op else []))
+            raise CutRefusedError(reason, *([op.loc] if op else []))
         if label.kind is Kind.MIXED:
             self.findings.append(
                 Diagnostic(
@@ -461,7 +461,7 @@ def _splat(number: float, type: TensorType) -> ConstantAttrs:
     return ConstantAttrs(np.asarray(number).astype(type.dtype.numpy).tobytes(), type)
 
 
-def _uncut(step: _Step, num_microbatches: int, refused: CutRefused) -> StepPlan:
+def _uncut(step: _Step, num_microbatches: int, refused: CutRefusedError) -> StepPlan:
     """The whole step as one program, which is only right for one micro-batch."""
     if num_microbatches > 1:
         raise ShardingError(

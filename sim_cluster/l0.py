@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, final
 
 import numpy as np
 
@@ -32,6 +32,7 @@ DEFAULT_TARGET = "trn1n.32xlarge"
 _PRUNE_AT = 512  # records of one HBM history before the ones everybody has passed are dropped
 
 
+@final
 @dataclass(slots=True)
 class _LoopCode:
     """A decoded loop; `fresh` are the tiles that get a new slot per iteration."""
@@ -114,7 +115,7 @@ class RegionCode:
     def _run(self, body: list[Step | _LoopCode]) -> None:
         for item in body:
             if type(item) is not _LoopCode:
-                item()  # type: ignore[operator]
+                item()
                 continue
             for i in range(item.trip):
                 self.registers[item.register] = i

@@ -17,7 +17,8 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -45,7 +46,7 @@ class Reader:
         self._timeout_s = timeout_s
         self._child: subprocess.Popen[bytes] | None = None
         self._noise: IO[bytes] | None = None
-        self._files = ExitStack()
+        self._running = ExitStack()
 
     def __enter__(self) -> Reader:
         return self
@@ -86,28 +87,12 @@ class Reader:
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._child is None:
-            root = str(Path(__file__).resolve().parents[2])
-            path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-            self._noise = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "compiler.frontend.isolated"],
-                env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._noise,
-            )
+            self._child, self._noise = self._running.enter_context(_spawned())
         return self._child
 
     def _stop(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            assert child.stdin and child.stdout
-            child.kill()
-            child.wait()
-            with suppress(BrokenPipeError):  # what it never read
-                child.stdin.close()
-            child.stdout.close()
-        self._files.close()
+        self._child = self._noise = None
+        self._running.close()
 
     def _exchange(
         self, child: subprocess.Popen[bytes], request: Any, deadline: float
@@ -140,6 +125,30 @@ class Reader:
             f"XLA ended with {how} while it read the module" + (f": {last}" if last else ""),
             hint=advice,
         )
+
+
+@contextmanager
+def _spawned() -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """A waiting child and the file of what native code prints there; it is killed on leaving."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    with tempfile.TemporaryFile() as noise:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "compiler.frontend.isolated"],
+            env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=noise,
+        )
+        assert child.stdin and child.stdout
+        try:
+            yield child, noise
+        finally:
+            child.kill()
+            child.wait()
+            with suppress(BrokenPipeError):  # what it never read
+                child.stdin.close()
+            child.stdout.close()
 
 
 def _error_of(row: tuple[Any, ...], name: str) -> DiagnosticError:

@@ -129,12 +129,12 @@ def _find_function(module_name: str, function_name: str, folder: Path) -> Callab
         raise UsageError(
             "SW_ENTRY", f"[model] entry requires a module {module_name}, none in {folder}"
         ) from error
-    function = getattr(module, function_name, None)
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise UsageError(
             "SW_ENTRY", f"[model] entry requires a function {function_name} in {module.__file__}"
         )
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _forget_namesake(module_name: str, folder: Path) -> None:

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from compiler.ir import ops as _ops  # noqa: F401  registers the ops
+from compiler.ir import ops as ops

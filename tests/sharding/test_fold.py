@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from sharding.unfold import UnfoldError, unfold
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
 
+Weights = dict[str, jax.Array]
 FSDP = make_mesh({"dp_shard": 4})
 HSDP = make_mesh({"dp_replicate": 2, "dp_shard": 2})
 
@@ -124,21 +126,21 @@ def loops_task(count: int) -> TrainTask:
         steps, _ = jax.lax.scan(lambda c, _: (jnp.tanh(c) * 0.5 + c, None), x, length=3)
         return x + jnp.tanh(steps @ w)
 
-    def loss(params: dict[str, jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
+    def loss(params: Weights, batch: Weights) -> jax.Array:
         x = batch["x"]
         for w in params.values():
             x = block(x, w)
         return jnp.mean(x * x)
 
-    def step(params, state, batch):  # type: ignore[no-untyped-def]
+    def step(params: Weights, state: Any, batch: Weights) -> tuple[Weights, Any, Weights]:
         value, grads = jax.value_and_grad(loss)(params, batch)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), state, {"loss": value}
 
-    def init(key: jax.Array):  # type: ignore[no-untyped-def]
+    def init(key: jax.Array) -> tuple[Weights, tuple[()]]:
         keys = jax.random.split(key, count)
         return {f"w{i:02d}": jax.random.normal(k, (8, 8)) for i, k in enumerate(keys)}, ()
 
-    def batch(samples: int):  # type: ignore[no-untyped-def]
+    def batch(samples: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {"x": jax.ShapeDtypeStruct((samples, 8), np.float32)}
 
     return TrainTask(step=step, init=init, batch=batch, tokens_per_sample=1)

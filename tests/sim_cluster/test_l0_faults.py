@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,17 +33,17 @@ def region(tiles: list[Tile], *body: Instr | Loop, tokens: tuple[int, ...] = (0,
 
 
 def sbuf(
-    name: str = "t", elements: int = 8, address: int = 0, partitions: int = 128, **more: object
+    name: str = "t", elements: int = 8, address: int = 0, partitions: int = 128, **more: Any
 ) -> Tile:
-    return Tile(name, Space.SBUF, partitions, elements, F32, address=address, **more)  # type: ignore
+    return Tile(name, Space.SBUF, partitions, elements, F32, address=address, **more)
 
 
 def psum(elements: int = 512, address: int = 0) -> Tile:
     return Tile("p", Space.PSUM, 128, elements, F32, address=address)
 
 
-def zeros(number: int, **more: object) -> Instr:
-    return instr("memset", VEC, tile(number, 128, ROW), value=0.0, **more)  # type: ignore[arg-type]
+def zeros(number: int, **more: Any) -> Instr:
+    return instr("memset", VEC, tile(number, 128, ROW), value=0.0, **more)
 
 
 def refuses(code: str, case: Region, *arrays: np.ndarray, match: str | None = None) -> None:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-import compiler.lower.function  # noqa: F401  (fills the table of lowerings)
 from compiler.frontend.coverage import is_supported
 from compiler.frontend.rules import RULES
 from compiler.frontend.rules.registry import REFUSALS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -29,14 +31,14 @@ TYPES = {
 }
 
 
-def compiled(graph: Graph, **options: object) -> Program:
+def compiled(graph: Graph, **options: Any) -> Program:
     inputs = tuple(f"arg{i}" for i in range(len(graph.inputs)))
     outputs = tuple(f"out{i}" for i in range(len(graph.outputs)))
     step = StepProgram(name="main", graph=graph, inputs=inputs, outputs=outputs)
-    return compile_graph(step, TARGET, CompileOptions(**options))  # type: ignore[arg-type]
+    return compile_graph(step, TARGET, CompileOptions(**options))
 
 
-def results(graph: Graph, arrays: list[np.ndarray], level: str, **options: object) -> np.ndarray:
+def results(graph: Graph, arrays: list[np.ndarray], level: str, **options: Any) -> np.ndarray:
     named = {f"arg{i}": a for i, a in enumerate(arrays)}
     return run_single(compiled(graph, **options), named, level)["out0"]
 

@@ -516,11 +516,12 @@ def test_hlo_text_and_proto() -> None:
 ENTRY %main (p0: f32[3,4], p1: f32[4,2]) -> (f32[3,2], f32[]) {
   %p0 = f32[3,4]{1,0} parameter(0)
   %p1 = f32[4,2]{1,0} parameter(1)
-  %dot.3 = f32[3,2]{1,0} dot(%p0, %p1), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="mm" source_file="train.py" source_line=12}
+  %dot.3 = f32[3,2]{1,0} dot(%p0, %p1), lhs_contracting_dims={1}, rhs_contracting_dims={0},
+    metadata={op_name="mm" source_file="train.py" source_line=12}
   %zero = f32[] constant(0)
   %total = f32[] reduce(%dot.3, %zero), dimensions={0,1}, to_apply=%sum
   ROOT %out = (f32[3,2]{1,0}, f32[]) tuple(%dot.3, %total)
-}"""  # noqa: E501
+}"""
     from jaxlib import _hlo
 
     proto = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
@@ -538,8 +539,9 @@ def test_hlo_custom_calls_are_refused_by_name() -> None:
     text = """HloModule m
 ENTRY %main (p0: f32[3]) -> f32[3] {
   %p0 = f32[3]{0} parameter(0)
-  ROOT %cc = f32[3]{0} custom-call(%p0), custom_call_target="AwsNeuronCustomOp", metadata={op_name="gelu" source_file="net.py" source_line=7}
-}"""  # noqa: E501
+  ROOT %cc = f32[3]{0} custom-call(%p0), custom_call_target="AwsNeuronCustomOp",
+    metadata={op_name="gelu" source_file="net.py" source_line=7}
+}"""
     with pytest.raises(ImportRuleError) as caught:
         import_hlo(text)
     assert caught.value.code == "NCC_EHCA005"

@@ -146,7 +146,9 @@ def test_unrolled_layers_get_a_copy_each_and_cse_leaves_it() -> None:
 
 
 def test_a_checkpointed_layer_makes_scores_again_for_its_backward_part() -> None:
-    loss = lambda w, x: scanned(w, x, jax.checkpoint(wide_attention))  # noqa: E731
+    def loss(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return scanned(w, x, jax.checkpoint(wide_attention))
+
     before, after = before_and_after(loss, weights(), example())
     assert waiting(before) == waiting(after) == LAYERS * T * WIDTH, "only the input is stored"
     assert count_ops(after)["dot_general"] == count_ops(before)["dot_general"] + 1
