@@ -68,11 +68,11 @@ class Target:
     hbm_bytes_per_s_per_core: float
     reserve_bytes_per_core: int
     published_flops_per_s_per_core: float  # bf16; the denominator of MFU
-    torus: tuple[int, int]
+    torus: tuple[int, int] | None  # None: chips behind switches
     link_bytes_per_s: float  # one direction of one NeuronLink
     efa_bytes_per_s: float  # whole instance
     efa_devices: int
-    usd_per_hour: float
+    usd_per_hour: float | None  # None: not published
     digest: str  # of the data files
 
     @property
@@ -163,7 +163,7 @@ def _target(name: str, core: CoreModel, f: Mapping[str, Any], digest: str) -> Ta
         hbm_bytes_per_s_per_core=f["hbm_gb_per_s_per_chip"] * 1e9 / cores_per_chip,
         reserve_bytes_per_core=reserve_mb * 10**6,
         published_flops_per_s_per_core=f["chip_bf16_tflops_published"] * 1e12 / cores_per_chip,
-        torus=(f["torus_rows"], f["torus_cols"]),
+        torus=None if f.get("network") == "switch" else (f["torus_rows"], f["torus_cols"]),
         link_bytes_per_s=f["neuronlink_gb_per_s_per_link_per_direction"] * 1e9,
         efa_bytes_per_s=f["efa_gbps"] * 1e9 / 8,
         efa_devices=f["efa_devices"],

@@ -89,6 +89,13 @@ def layout_of(job: JobConfig) -> Layout:
             f"cluster.lnc requires 1 for now, got {job.cluster.lnc}: regions are not split over two"
             " physical cores yet",
         )
+    if target.torus is None:
+        raise UsageError(
+            "SW_NETWORK",
+            f"cluster.target requires a machine whose network is modelled, got {target.name}: its"
+            " chips stand behind switches",
+            hint="use a trn1, trn1n, trn2 or inf2 machine; `shardwright compile --target` takes it",
+        )
     cores = target.cores * job.cluster.instances
     axes = {name: getattr(job.mesh, name) for name in ("dp_replicate", "dp_shard")}
     given = {n: "auto" if s == AUTO else s for n, s in axes.items() if s}

@@ -207,9 +207,12 @@ def collective_rows(timing: StepTiming) -> list[dict[str, Any]]:
     ]
 
 
-def cost_section(built: Built, timing: StepTiming) -> dict[str, float]:
-    """On-demand price of the instances for the time of a step."""
-    usd_per_hour = built.layout.target.usd_per_hour * built.job.cluster.instances
+def cost_section(built: Built, timing: StepTiming) -> dict[str, float | None]:
+    """On-demand price of the instances for the time of a step; None where none is published."""
+    price = built.layout.target.usd_per_hour
+    if price is None:
+        return dict.fromkeys(("usd_per_hour", "usd_per_step", "usd_per_1e6_tokens"))
+    usd_per_hour = price * built.job.cluster.instances
     usd_per_step = usd_per_hour * timing.step_time_ps / PS_PER_S / 3600
     tokens = built.layout.global_batch * built.tokens_per_sample
     return {

@@ -162,10 +162,11 @@ def _timing(console: Console, report: dict[str, Any]) -> None:
         f"[bold]rates[/]    MFU {timing['mfu']:.2%}  HFU {timing['hfu']:.2%}  "
         f"{timing['tokens_per_s']:,.0f} tokens/s"
     )
-    console.print(
-        f"[bold]cost[/]     ${cost['usd_per_step']:.6f} per step, "
-        f"${cost['usd_per_1e6_tokens']:.4f} per million tokens, on demand"
-    )
+    if cost["usd_per_hour"] is not None:
+        console.print(
+            f"[bold]cost[/]     ${cost['usd_per_step']:.6f} per step, "
+            f"${cost['usd_per_1e6_tokens']:.4f} per million tokens, on demand"
+        )
 
 
 def _indented(console: Console, parts: list[str]) -> None:

@@ -25,6 +25,7 @@ MAX_DMA_SHARE = (
 
 def cluster_topology(target: Target, instances: int) -> Topology:
     """The torus of one instance of `target`, `instances` times, joined by EFA."""
+    assert target.torus is not None, target.name  # jobs refuse switched machines (SW_NETWORK)
     rates = (round(target.link_bytes_per_s), round(target.efa_bytes_per_s), target.efa_devices)
     return _topology(target.torus, target.cores_per_chip, instances, rates)
 

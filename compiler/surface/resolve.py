@@ -213,8 +213,8 @@ def find_target(text: str) -> Target:
         raise UsageError("SW_USAGE", f"compile requires --target, one of {known}")
     machine = TARGETS.get(name, name)
     if machine not in target_names():
-        known = ", ".join(f for f, m in TARGETS.items() if m in target_names())
-        hint = "there is no machine file of this family yet" if name in TARGETS else ""
+        known = ", ".join((*TARGETS, *sorted(set(target_names()) - set(TARGETS.values()))))
+        hint = "inf1 (NeuronCore-v1) is compiled for by neuron-cc" if "inf1" in name else ""
         raise UsageError(
             "NCC_EARG001", f"--target requires one of {known}, got {text!r}", hint=hint
         )

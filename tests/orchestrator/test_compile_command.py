@@ -97,6 +97,12 @@ COMMAND_LINES: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
         (),
     ),
     (
+        "neuronx-cc compile --framework XLA m.hlo.pb --target trn3 --lnc 1 --output g.neff",
+        "trn3-gen1-ultraserver",
+        {"optlevel": 2},
+        (),
+    ),
+    (
         "neuronx-cc compile --target trn1n --framework XLA --distribution_strategy NEMO"
         " --enable-experimental-O1 --num-parallel-jobs 8 m.hlo.pb --output g.neff"
         " --pipeline compile SaveTemps --logfile my.log",
@@ -215,7 +221,7 @@ def test_a_refused_model_gets_a_banner_with_code_place_and_command(
         ("--target inf2 -lnc 2", "NCC_EARG001", "inf2.48xlarge"),
         ("--target trn2 --lnc 3", "SW_USAGE", "one of 1, 2"),
         ("--target gpu", "NCC_EARG001", "trn1, trn1n"),
-        ("--target trn3", "NCC_EARG001", "no machine file of this family yet"),
+        ("--target inf1", "NCC_EARG001", "compiled for by neuron-cc"),
         ("", "SW_USAGE", "requires --target"),
         ("--framework TENSORFLOW --target trn1", "SW_USAGE", "xla"),
         ("--target trn1 --hbm-scratchpad-page-size 700", "SW_USAGE", "multiple of 512"),

@@ -25,12 +25,12 @@ def graph_of(fn: Callable, *arguments: np.ndarray) -> Graph:
     return import_module(jax.jit(fn, keep_unused=True).lower(*arguments).as_text(debug_info=True))
 
 
-def link(graph: Graph, options: CompileOptions = DEFAULTS) -> Program:
+def link(graph: Graph, options: CompileOptions = DEFAULTS, target: str = TARGET) -> Program:
     """`graph` compiled as one program; inputs are called arg0, ..., outputs out0, ..."""
     inputs = tuple(f"arg{i}" for i in range(len(graph.inputs)))
     outputs = tuple(f"out{i}" for i in range(len(graph.outputs)))
     step = StepProgram(name="step", graph=run(graph), inputs=inputs, outputs=outputs)
-    return compile_graph(step, TARGET, options)
+    return compile_graph(step, target, options)
 
 
 def run_levels(
@@ -38,9 +38,10 @@ def run_levels(
     inputs: Sequence[np.ndarray],
     levels: Sequence[str] = ("L0", "L1"),
     options: CompileOptions = DEFAULTS,
+    target: str = TARGET,
 ) -> list[list[np.ndarray]]:
     """Outputs of `graph` per level."""
-    program = link(graph, options)
+    program = link(graph, options, target)
     named = {f"arg{i}": np.asarray(a) for i, a in enumerate(inputs)}
     found = [run_single(program, named, level) for level in levels]
     return [[out[f"out{i}"] for i in range(len(graph.outputs))] for out in found]

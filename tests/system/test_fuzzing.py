@@ -7,6 +7,8 @@ reproducible from its number.
 from __future__ import annotations
 
 import random
+import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -40,14 +42,18 @@ def reader() -> Iterator[Reader]:
         yield made
 
 
+def case(number: int, programs: list[tuple[bytes, bytes]]) -> tuple[str, bytes]:
+    """(name, content) of the damaged file with this number."""
+    rng = random.Random(number)
+    mutate, form = rng.choice(KINDS)
+    return mutate.__name__, mutate(rng.choice(programs)[form], rng)
+
+
 def run_cases(numbers: range, programs: list[tuple[bytes, bytes]], reader: Reader) -> Counter[str]:
     tally: Counter[str] = Counter()
     for number in numbers:
-        rng = random.Random(number)
-        mutate, form = rng.choice(KINDS)
-        data = mutate(rng.choice(programs)[form], rng)
         try:
-            answer = verdict(data, reader)
+            answer = verdict(case(number, programs)[1], reader)
         except BaseException as error:
             error.add_note(f"case {number}")
             raise
@@ -74,10 +80,30 @@ def test_two_thousand_damaged_models(
     assert sum(tally.values()) == 500
 
 
+def long_run(numbers: range) -> int:
+    """The number of findings among these cases, each printed with its number and trace."""
+    programs, tally, findings = sources(), Counter[str](), 0
+    with Reader(timeout_s=CASE_TIMEOUT_S) as reader:
+        for done, number in enumerate(numbers, 1):
+            kind, data = case(number, programs)
+            try:
+                answer = verdict(data, reader)
+            except Exception:
+                answer = "raised"
+                traceback.print_exc(limit=-6, file=sys.stdout)
+            if answer in ("raised", "SW_INTERNAL"):
+                findings += 1
+                print(f"FINDING {answer}: case {number}, {kind}")
+            tally[answer] += 1
+            if done % 100 == 0 or done == len(numbers):
+                print(f"{done} of {len(numbers)}: {dict(tally.most_common())}", flush=True)
+    return findings
+
+
 def main() -> None:
-    """The long run."""
-    with Reader(timeout_s=CASE_TIMEOUT_S) as made:
-        run_cases(range(10_000, 20_000), sources(), made)
+    """The long run: `python -m tests.system.test_fuzzing [FIRST [COUNT]]`."""
+    first, count = (*map(int, sys.argv[1:3]), *(10_000, 10_000)[len(sys.argv) - 1 :])
+    sys.exit(1 if long_run(range(first, first + count)) else 0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+"""Machine files: every figure says where it is from, and code is made, run and timed for each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.diagnostics import UsageError
+from compiler.ir.types import Graph
+from compiler.surface.flags import TARGETS
+from compiler.surface.resolve import find_target
+from compiler.target import load_target, target_names
+from orchestrator.build import layout_of
+from orchestrator.config import load
+from tests.support.compiled import graph_of, run_levels
+
+FILES = sorted((Path(__file__).resolve().parents[2] / "compiler" / "targets").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_every_figure_has_a_status_and_a_source(file: Path) -> None:
+    for key, fact in json.loads(file.read_text())["facts"].items():
+        assert fact["status"] in ("documented", "inferred", "unknown"), key
+        assert fact["source"], key
+        if fact["status"] == "unknown" and fact["value"] is not None:
+            low, high = fact["range"]
+            assert low <= fact["value"] <= high, key
+
+
+def test_every_family_of_the_surface_is_a_machine() -> None:
+    for family, machine in TARGETS.items():
+        assert find_target(family.upper()) is load_target(machine)
+    assert {m.partition(".")[0].partition("-")[0] for m in target_names()} == set(TARGETS)
+
+
+def layer() -> tuple[Graph, list[np.ndarray], np.ndarray]:
+    """A layer whose contraction, reduction and row work use every engine."""
+    import jax
+    import jax.numpy as jnp
+
+    def fn(x: Any, w: Any) -> Any:
+        h = jax.nn.gelu(x @ w, approximate=True)
+        return jax.nn.softmax(h - h.mean(-1, keepdims=True)) @ w.T
+
+    rng = np.random.default_rng(2)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((131, 67), (67, 257)))
+    return graph_of(fn, x, w), [x, w], np.asarray(jax.jit(fn)(jnp.asarray(x), jnp.asarray(w)))
+
+
+@pytest.mark.parametrize("name", target_names())
+def test_a_layer_runs_on_every_machine(name: str) -> None:
+    graph, arguments, wanted = layer()
+    for (given,) in run_levels(graph, arguments, target=name):
+        np.testing.assert_allclose(given, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_a_switched_machine_takes_programs_but_no_jobs() -> None:
+    assert load_target("trn3-gen1-ultraserver").torus is None
+    job = load(None, ["cluster.target=trn3-gen1-ultraserver"])
+    with pytest.raises(UsageError, match="SW_NETWORK"):
+        layout_of(job)
+
+
+def test_newer_cores_hold_more_and_are_not_confused() -> None:
+    machines = [load_target(TARGETS[family]) for family in ("trn1", "trn2", "trn3")]
+    sizes = [machine.core.sbuf_bytes_per_partition for machine in machines]
+    assert sizes == [192 * 1024, 224 * 1024, 256 * 1024]
+    assert len({load_target(name).digest for name in target_names()}) == len(target_names())
