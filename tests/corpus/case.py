@@ -7,8 +7,10 @@ groups, t rows, s keys, d head width, e value width, m model width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from typing import Any
 
 import jax
@@ -62,8 +64,11 @@ def _array(rng: np.random.Generator, letters: str, dtype: str) -> np.ndarray:
 
 
 def is_score(shape: Sequence[int]) -> bool:
-    """True for a shape with two position indices."""
-    return sum(n in POSITIONS for n in shape) > 1
+    """True for a shape with two position indices, whatever dims they are merged into: no other size
+    has the prime factors of positions twice.
+    """
+    elements = math.prod(shape)
+    return any(elements % (a * b) == 0 for a, b in combinations_with_replacement(POSITIONS, 2))
 
 
 CORPUS: dict[str, Spelling] = {}
