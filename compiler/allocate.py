@@ -219,5 +219,9 @@ def overlaps(region: Region) -> list[str]:
 
 def share_bytes(a: Tile, b: Tile) -> bool:
     """Whether two tiles have bytes in common."""
-    ends = [t.address + t.slots * t.slot_bytes for t in (a, b)]
-    return a.space is b.space and a.address < ends[1] and b.address < ends[0]
+    return a.space is b.space and a.address < end_address(b) and b.address < end_address(a)
+
+
+def end_address(tile: Tile) -> int:
+    """The first byte behind all slots of a tile that has its address."""
+    return tile.address + tile.slots * tile.slot_bytes

@@ -10,13 +10,15 @@ it stands in. Edges that others imply are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations, product
+from functools import cache
+from itertools import combinations, permutations
 
-from compiler.allocate import share_bytes
+from compiler.allocate import end_address, share_bytes
 from compiler.diagnostics import CapacityError
-from compiler.engine_spans import Span, Spans, disjoint
+from compiler.engine_spans import Spans, disjoint
 from compiler.isa.limits import Limits
 from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from compiler.isa.region import Tensor, View
@@ -41,11 +43,14 @@ class Edge:
 
     def rank(self) -> tuple[int, int, int, str, str]:
         """Sort key."""
-        return (self.source, self.to, self.back, self.from_engine.value, self.to_engine.value)
+        return (self.source, self.to, self.back, _NAMES[self.from_engine], _NAMES[self.to_engine])
 
     def position(self, count: int) -> int:
         """Place of the source relative to this iteration, in elements of a body of `count`."""
         return self.source - self.back * count
+
+
+_NAMES = {engine: engine.value for engine in Engine}
 
 
 def order_engines(region: Region, tensors: Sequence[Tensor], limits: Limits) -> None:
@@ -193,28 +198,31 @@ def _is_injective(view: View, atoms: Sequence[int]) -> bool:
     return True
 
 
-def _sharing(tiles: Sequence[Tile]) -> list[tuple[int, int]]:
-    """Pairs of tiles that share bytes."""
+def _sharing(tiles: Sequence[Tile]) -> dict[int, list[int]]:
+    """Per tile that shares bytes with others: those tiles."""
+    found: dict[int, list[int]] = {}
     placed = [n for n, tile in enumerate(tiles) if tile.address >= 0]
-    return [(a, b) for a, b in combinations(placed, 2) if share_bytes(tiles[a], tiles[b])]
+    reaching: list[int] = []  # tiles that may reach beyond the address of the next one
+    for n in sorted(placed, key=lambda n: tiles[n].address):
+        start = tiles[n].address
+        reaching = [m for m in reaching if end_address(tiles[m]) > start]
+        for m in reaching:
+            if share_bytes(tiles[m], tiles[n]):
+                found.setdefault(m, []).append(n)
+                found.setdefault(n, []).append(m)
+        reaching.append(n)
+    return found
 
 
-def touched(item: Instr | Loop, memory: Memory) -> Touched:
-    """What an element of a body touches, instructions of inner loops included."""
+def touched(instr: Instr, memory: Memory) -> Touched:
+    """What an instruction touches."""
     result: Touched = {}
-    if isinstance(item, Loop):
-        for inner in item.body:
-            for key, engines in touched(inner, memory).items():
-                mine = result.setdefault(key, {})
-                for engine, writes in engines.items():
-                    mine[engine] = mine.get(engine, False) or writes
-        return result
-    for pattern, writes in [(p, False) for p in item.srcs] + (
-        [(item.dst, True)] if item.dst else []
+    for pattern, writes in [(p, False) for p in instr.srcs] + (
+        [(instr.dst, True)] if instr.dst else []
     ):
         for key in memory.keys(pattern):
             mine = result.setdefault(key, {})
-            mine[item.engine] = mine.get(item.engine, False) or writes
+            mine[instr.engine] = mine.get(instr.engine, False) or writes
     return result
 
 
@@ -224,67 +232,149 @@ def _order_body(
     depth: int,
     memory: Memory,
     bodies: list[Ordered],
+) -> Touched:
+    """Collect the edges of one body, inner bodies first; what the body touches."""
+    uses = [
+        _order_body(item.body, item, depth + 1, memory, bodies)
+        if isinstance(item, Loop)
+        else touched(item, memory)
+        for item in body
+    ]
+    waits = _Waits(len(body))
+    _collect(body, uses, loop, memory, waits)
+    bodies.append(Ordered(body, depth, _reduce(waits, loop is not None)))
+    return _together(uses)
+
+
+def _together(uses: Iterable[Touched]) -> Touched:
+    """What all of them touch."""
+    result: Touched = {}
+    for one in uses:
+        for key, engines in one.items():
+            mine = result.setdefault(key, {})
+            for engine, writes in engines.items():
+                mine[engine] = mine.get(engine, False) or writes
+    return result
+
+
+class _Waits:
+    """The orders asked for in a body of `count` elements. Of several sources on one queue that an
+    element waits for, only the latest is kept: it implies the others.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        # (element, its queue, queue of the source) -> Edge.position of the source
+        self._latest: dict[tuple[int, Engine, Engine], int] = {}
+
+    def add(self, source: int, from_engine: Engine, to: int, to_engine: Engine, back: int) -> None:
+        """Ask for an edge."""
+        key, position = (to, to_engine, from_engine), source - back * self.count
+        known = self._latest.get(key)
+        if known is None or position > known:
+            self._latest[key] = position
+
+    def edges(self) -> list[Edge]:
+        """What is left, the oldest sources first."""
+        found = [
+            Edge(position % self.count, x, to, y, -(position // self.count))
+            for (to, y, x), position in self._latest.items()
+        ]
+        return sorted(found, key=lambda e: (e.position(self.count), e.rank()))
+
+
+def _collect(
+    body: Sequence[Instr | Loop],
+    uses: Sequence[Touched],
+    loop: Loop | None,
+    memory: Memory,
+    waits: _Waits,
 ) -> None:
-    """Collect the edges of one body, inner bodies first."""
-    uses = [touched(item, memory) for item in body]
-    for item in body:
-        if isinstance(item, Loop):
-            _order_body(item.body, item, depth + 1, memory, bodies)
-    edges = _edges(body, uses, loop, memory)
-    bodies.append(Ordered(body, depth, _reduce(edges, len(body), loop is not None)))
-
-
-def _edges(
-    body: Sequence[Instr | Loop], uses: Sequence[Touched], loop: Loop | None, memory: Memory
-) -> set[Edge]:
     """All orders the memory asks for between elements of a body, forward and around the loop."""
     users: dict[Key, list[Use]] = {}
     for at, keys in enumerate(uses):
         for key, engines in keys.items():
             users.setdefault(key, []).extend((at, e, w) for e, w in engines.items())
-    edges: set[tuple[int, Engine, int, Engine, int]] = set()
-    spans = [memory.spans.of(item) for item in body]
-    for first, second, back in _conflicts(users, spans, loop, memory):
-        (a, x, _), (b, y, _) = (first, second) if first[0] < second[0] else (second, first)
-        if x is not y and a != b:
-            edges.add((a, x, b, y, 0))
-            if back:
-                edges.add((b, y, a, x, back))
+    _same_memory(body, users, loop, memory, waits)
+    _shared_bytes(users, loop is not None, memory, waits)
     if loop is not None:
-        edges |= _draining(body, uses, loop, memory)
-    return {Edge(a, x, b, y, back) for a, x, b, y, back in edges}
+        _draining(body, uses, loop, memory, waits)
 
 
-def _conflicts(
+def _same_memory(
+    body: Sequence[Instr | Loop],
     users: Mapping[Key, Sequence[Use]],
-    spans: Sequence[Mapping[int, Span | None]],
     loop: Loop | None,
     memory: Memory,
-) -> Iterator[tuple[Use, Use, int]]:
-    """Uses that must not change places, and after how many iterations of `loop` the memory comes
-    round (0: it does not). Tiles that share bytes conflict whatever the two do.
-    """
+    waits: _Waits,
+) -> None:
+    """Orders between uses of one memory, one of them writing, unless spans show them apart."""
+    spans = cache(lambda at: memory.spans.of(body[at]))
     for key, accesses in users.items():
+        pairs = _conflicts(accesses)
+        if not pairs:
+            continue
         window = loop is not None and memory.is_window(key, loop)
         back = memory.back(key, loop.register) if loop is not None and not window else 0
         register = loop.register if loop is not None and not window else -1
-        for first, second in combinations(accesses, 2):
-            parts = (spans[first[0]].get(key[1]), spans[second[0]].get(key[1]))
-            apart = key[0] == "tile" and disjoint(*parts, register)
-            if (first[2] or second[2]) and not apart:
-                yield first, second, back
-    for one, other in memory.sharing:
-        pairs = product(users.get(("tile", one), ()), users.get(("tile", other), ()))
-        yield from ((first, second, int(loop is not None)) for first, second in pairs)
+        for (a, x, _), (b, y, _) in pairs:
+            if key[0] == "tile" and disjoint(spans(a).get(key[1]), spans(b).get(key[1]), register):
+                continue
+            waits.add(a, x, b, y, 0)
+            if back:
+                waits.add(b, y, a, x, back)
+
+
+def _conflicts(accesses: Sequence[Use]) -> list[tuple[Use, Use]]:
+    """Pairs of uses, in program order, on different queues, of which one writes."""
+    if not any(writes for _, _, writes in accesses):
+        return []
+    return [
+        (first, second)
+        for first, second in combinations(accesses, 2)
+        if first[1] is not second[1] and first[0] != second[0] and (first[2] or second[2])
+    ]
+
+
+def _shared_bytes(
+    users: Mapping[Key, Sequence[Use]], is_loop: bool, memory: Memory, waits: _Waits
+) -> None:
+    """Orders between uses of tiles that share bytes: whatever the two do, every use waits for the
+    latest one of the other tile, before it and, in a loop, in the iteration before.
+    """
+    sharing = [(n, others) for n, others in memory.sharing.items() if ("tile", n) in users]
+    queues = {n: _by_queue(users["tile", n]) for n, _ in sharing}
+    for n, others in sharing:
+        for other in others:
+            for engine, places in queues.get(other, {}).items():
+                for at, mine, _ in users["tile", n]:
+                    if mine is engine:
+                        continue
+                    earlier = bisect_left(places, at)
+                    if earlier:
+                        waits.add(places[earlier - 1], engine, at, mine, 0)
+                    if is_loop and places[-1] > at:
+                        waits.add(places[-1], engine, at, mine, 1)
+
+
+def _by_queue(accesses: Sequence[Use]) -> dict[Engine, list[int]]:
+    """Elements per queue, in order."""
+    found: dict[Engine, list[int]] = {}
+    for at, engine, _ in accesses:
+        found.setdefault(engine, []).append(at)
+    return found
 
 
 def _draining(
-    body: Sequence[Instr | Loop], uses: Sequence[Touched], around: Loop, memory: Memory
-) -> set[tuple[int, Engine, int, Engine, int]]:
-    """Edges from one run of an inner loop to its next run, for tiles whose use in it is not ordered
-    around the loop.
+    body: Sequence[Instr | Loop],
+    uses: Sequence[Touched],
+    around: Loop,
+    memory: Memory,
+    waits: _Waits,
+) -> None:
+    """Orders from one run of an inner loop to its next run, for tiles whose use in it is not
+    ordered around the loop.
     """
-    edges = set()
     for at, (item, keys) in enumerate(zip(body, uses, strict=True)):
         if not isinstance(item, Loop):
             continue
@@ -293,23 +383,18 @@ def _draining(
                 back = memory.back(key, around.register)
                 for x, y in permutations(engines, 2):
                     if engines[x] or engines[y]:
-                        edges.add((at, x, at, y, back))
-    return edges
+                        waits.add(at, x, at, y, back)
 
 
-def _reduce(edges: set[Edge], count: int, is_loop: bool) -> list[Edge]:
-    """The edges that no others imply, for a body of `count` elements."""
-    strictest: dict[tuple[int, Engine, Engine], Edge] = {}
-    for edge in sorted(edges, key=Edge.rank):
-        key = (edge.to, edge.to_engine, edge.from_engine)
-        if key not in strictest or edge.position(count) > strictest[key].position(count):
-            strictest[key] = edge
+def _reduce(waits: _Waits, is_loop: bool) -> list[Edge]:
+    """The edges that no others imply."""
+    edges = waits.edges()
     into: dict[Engine, list[Edge]] = {}
-    for edge in strictest.values():
+    for edge in edges:
         into.setdefault(edge.to_engine, []).append(edge)
-    for edge in sorted(strictest.values(), key=lambda e: (e.position(count), e.rank())):
+    for edge in edges:
         into[edge.to_engine].remove(edge)
-        if not _implied(edge, into, count, is_loop):
+        if not _implied(edge, into, waits.count, is_loop):
             into[edge.to_engine].append(edge)
     return sorted((e for kept in into.values() for e in kept), key=Edge.rank)
 
@@ -341,17 +426,14 @@ def _implied(edge: Edge, into: Mapping[Engine, Sequence[Edge]], count: int, is_l
 
 def _insert(ordered: Ordered, numbers: Sequence[int]) -> None:
     """Waits and signals of every edge; bare ones where an end of the edge is a loop."""
-    body = ordered.body
-    waits: dict[tuple[int, Engine], tuple[int, ...]] = {}
-    signals: dict[tuple[int, Engine], tuple[int, ...]] = {}
+    waits: list[_Semaphores] = [{} for _ in ordered.body]
+    signals: list[_Semaphores] = [{} for _ in ordered.body]
     for edge, number in zip(ordered.edges, numbers, strict=True):
-        taker, giver = (edge.to, edge.to_engine), (edge.source, edge.from_engine)
-        waits[taker] = (*waits.get(taker, ()), number)
-        signals[giver] = (*signals.get(giver, ()), number)
+        taken, given = waits[edge.to], signals[edge.source]
+        taken[edge.to_engine] = (*taken.get(edge.to_engine, ()), number)
+        given[edge.from_engine] = (*given.get(edge.from_engine, ()), number)
     result: list[Instr | Loop] = []
-    for at, item in enumerate(body):
-        taken = {e: s for (i, e), s in waits.items() if i == at}
-        given = {e: s for (i, e), s in signals.items() if i == at}
+    for item, taken, given in zip(ordered.body, waits, signals, strict=True):
         if isinstance(item, Instr):
             item.waits += taken.get(item.engine, ())
             item.signals += given.get(item.engine, ())
@@ -360,4 +442,7 @@ def _insert(ordered: Ordered, numbers: Sequence[int]) -> None:
         result += [Instr("wait", e, None, waits=s) for e, s in taken.items()]
         result.append(item)
         result += [Instr("signal", e, None, signals=s) for e, s in given.items()]
-    body[:] = result
+    ordered.body[:] = result
+
+
+_Semaphores = dict[Engine, tuple[int, ...]]

@@ -1,28 +1,21 @@
-"""Time of compiled functions on one core: program-order max-plus evaluation with loop folding.
-
-Engines are in-order queues and every wait names its token, so the start of an instruction is the
-maximum of its queue's clock and its tokens' times: one pass in program order is exact for queues
-that do not share a rate. A loop whose whole state (every clock and every token it touches) moves by
-the same amount over one, two or four iterations is in its periodic regime, and the rest of it is a
-multiplication. Comparing end times alone would be wrong: a prefetching DMA queue drifts relative to
-the tensor engine. `tests/support/event_heap.py` is the oracle.
+"""Time of compiled functions on one core: instruction costs at given rates, evaluated by
+`max_plus.py`.
 
 Shares scale what a core contends for: `dma_share` the rate of the DMA queues, `hbm_share` the HBM
-bandwidth.
+bandwidth. Busy times and bytes are sums over the code; only clocks need evaluation.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.isa.costs import instr_interval_ps
 from compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
 from compiler.isa.region import Tensor
+from compiler.max_plus import QUEUE, Timed, TimedLoop, Timeline, timed_loop
 from compiler.target import PS_PER_S, CoreModel, Target
 
-_PERIODS = (1, 2, 4)
 _DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 _COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
@@ -56,179 +49,17 @@ class Segment:
     regions: tuple[RegionTime, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """An instruction with its costs."""
+class _Totals:
+    """What a region's code adds up to, whatever waits for what."""
 
-    engine: Engine
-    interval_ps: int
-    latency_ps: int
-    waits: tuple[int, ...]
-    signals: tuple[int, ...]
-    hbm_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedLoop:
-    trip: int
-    body: tuple[_Timed | _TimedLoop, ...]
-    engines: tuple[Engine, ...]
-    semaphores: tuple[int, ...]
-
-
-class _State:
-    """Clocks and tokens of one region, and what was counted so far."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.clock = dict.fromkeys(Engine, 0)
-        self.done = dict.fromkeys(Engine, 0)  # completion of the last instruction of each queue
-        self.tokens = [deque([0] * n) for n in tokens]
+    def __init__(self) -> None:
         self.busy = dict.fromkeys(Engine, 0)
         self.hbm_bytes = 0
-        self.intervals: list[tuple[int, int]] = []  # compute engines busy
-        self.folded_compute_ps = 0
 
-    def run(self, body: Sequence[_Timed | _TimedLoop]) -> None:
-        for item in body:
-            if isinstance(item, _TimedLoop):
-                self.loop(item)
-            else:
-                self.issue(item)
-
-    def issue(self, i: _Timed) -> None:
-        start = self.clock[i.engine]
-        for semaphore in i.waits:
-            start = max(start, self.tokens[semaphore].popleft())
-        end = start + i.interval_ps
-        self.clock[i.engine] = end
-        finished = max(self.done[i.engine], end + i.latency_ps)
-        self.done[i.engine] = finished
-        for semaphore in i.signals:
-            self.tokens[semaphore].append(finished)
-        if i.interval_ps:
-            self.busy[i.engine] += i.interval_ps
-            self.hbm_bytes += i.hbm_bytes
-            if i.engine in _COMPUTE:
-                self.intervals.append((start, end))
-
-    def loop(self, loop: _TimedLoop) -> None:
-        history: list[_Snapshot] = []
-        done = 0
-        while done < loop.trip:
-            history.append(_Snapshot(self, loop))
-            period, shift = _periodic(history)
-            left = loop.trip - done
-            if period and left >= period:
-                repeats = left // period
-                self.advance(loop, history[-1 - period], repeats, shift)
-                done += repeats * period
-                history = []
-                for _ in range(left - repeats * period):
-                    self.run(loop.body)
-                return
-            self.run(loop.body)
-            done += 1
-
-    def advance(self, loop: _TimedLoop, before: _Snapshot, repeats: int, shift: int) -> None:
-        """Repeat the last period `repeats` times: everything the loop touches moves by `repeats *
-        shift`."""
-        for engine in Engine:
-            self.busy[engine] += repeats * (self.busy[engine] - before.busy[engine])
-        self.hbm_bytes += repeats * (self.hbm_bytes - before.hbm_bytes)
-        explicit = _wrapped_union(self.intervals[before.num_intervals :], shift)
-        inner = self.folded_compute_ps - before.folded_compute_ps
-        self.folded_compute_ps += repeats * min(shift, explicit + inner)
-        for engine in loop.engines:
-            self.clock[engine] += repeats * shift
-            self.done[engine] += repeats * shift
-        for semaphore in loop.semaphores:
-            tokens = self.tokens[semaphore]
-            self.tokens[semaphore] = deque(t + repeats * shift for t in tokens)
-
-
-class _Snapshot:
-    """State that a loop touches, and the counters, before an iteration."""
-
-    __slots__ = ("busy", "folded_compute_ps", "hbm_bytes", "num_intervals", "times")
-
-    def __init__(self, state: _State, loop: _TimedLoop) -> None:
-        clocks = [t for e in loop.engines for t in (state.clock[e], state.done[e])]
-        tokens = [tuple(state.tokens[s]) for s in loop.semaphores]
-        self.times = (tuple(clocks), *tokens)
-        self.busy = dict(state.busy)
-        self.hbm_bytes = state.hbm_bytes
-        self.num_intervals = len(state.intervals)
-        self.folded_compute_ps = state.folded_compute_ps
-
-
-def _periodic(history: Sequence[_Snapshot]) -> tuple[int, int]:
-    """(period, shift) when the last period moved the whole state by one amount, else (0, 0)."""
-    for period in _PERIODS:
-        if len(history) > period:
-            shift = _uniform_shift(history[-1 - period].times, history[-1].times)
-            if shift is not None:
-                return period, shift
-    return 0, 0
-
-
-def _uniform_shift(
-    before: tuple[tuple[int, ...], ...], after: tuple[tuple[int, ...], ...]
-) -> int | None:
-    shift: int | None = None
-    for old, new in zip(before, after, strict=True):
-        if len(old) != len(new):
-            return None
-        for a, b in zip(old, new, strict=True):
-            if shift is None:
-                shift = b - a
-            elif b - a != shift:
-                return None
-    return shift
-
-
-def _union(intervals: Sequence[tuple[int, int]]) -> int:
-    """Length of the union."""
-    total, reach = 0, -1
-    for start, end in sorted(intervals):
-        if end > reach:
-            total += end - max(start, reach)
-            reach = end
-    return total
-
-
-def _wrapped_union(intervals: Sequence[tuple[int, int]], period: int) -> int:
-    """Length of the union of one period of a periodic pattern: intervals wrap around."""
-    if period <= 0:
-        return 0
-    pieces = []
-    for start, end in intervals:
-        if end - start >= period:
-            return period
-        low, high = start % period, start % period + end - start
-        pieces.append((low, min(high, period)))
-        if high > period:
-            pieces.append((0, high - period))
-    return _union(pieces)
-
-
-def _timed(
-    body: Sequence[Instr | Loop], region: Region, tensors: Sequence[Tensor], rates: _Rates
-) -> tuple[_Timed | _TimedLoop, ...]:
-    out: list[_Timed | _TimedLoop] = []
-    for item in body:
-        if isinstance(item, Instr):
-            out.append(rates.timed(item, region, tensors))
-            continue
-        inner = _timed(item.body, region, tensors, rates)
-        engines = {e for i in inner for e in ((i.engine,) if isinstance(i, _Timed) else i.engines)}
-        semaphores = {
-            s
-            for i in inner
-            for s in (i.waits + i.signals if isinstance(i, _Timed) else i.semaphores)
-        }
-        order = tuple(e for e in Engine if e in engines)
-        out.append(_TimedLoop(item.trip, inner, order, tuple(sorted(semaphores))))
-    return tuple(out)
+    @property
+    def dma_ps(self) -> int:
+        """Loads and stores are separate queues but share the DMA engines."""
+        return sum(self.busy[e] for e in _DMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,20 +70,45 @@ class _Rates:
     hbm_bytes_per_s: float
     dma_share: float
 
-    def timed(self, instr: Instr, region: Region, tensors: Sequence[Tensor]) -> _Timed:
-        interval = instr_interval_ps(instr, region.tiles, tensors, self.core)
-        waits, signals = instr.waits, instr.signals
+    def timed(
+        self, instr: Instr, region: Region, tensors: Sequence[Tensor], recorded: bool
+    ) -> Timed:
+        """Costs of an instruction; intervals of compute engines are kept when `recorded`."""
+        queue, waits, signals = QUEUE[instr.engine], instr.waits, instr.signals
         if instr.opcode in ("wait", "signal"):
-            return _Timed(instr.engine, 0, 0, waits, signals, 0)
+            return Timed(queue, 0, 0, waits, signals)
+        interval = instr_interval_ps(instr, region.tiles, tensors, self.core)
         if instr.engine in _DMA:
-            moved = _hbm_bytes(instr, tensors)
-            floor = round(moved / self.hbm_bytes_per_s * PS_PER_S)
+            floor = round(_hbm_bytes(instr, tensors) / self.hbm_bytes_per_s * PS_PER_S)
             interval = max(round(interval / self.dma_share), floor)
-            return _Timed(instr.engine, interval, self.core.dma_fixed_ps, waits, signals, moved)
+            return Timed(queue, interval, self.core.dma_fixed_ps, waits, signals)
         hertz = self.core.clock_hz[instr.engine.value]
         latency = self.core.compute_latency_cycles * PS_PER_S // hertz
         latency += self.core.semaphore_ps if signals else 0
-        return _Timed(instr.engine, interval, latency, waits, signals, 0)
+        kept = recorded and interval > 0 and instr.engine in _COMPUTE
+        return Timed(queue, interval, latency, waits, signals, kept)
+
+
+def _timed(
+    region: Region, tensors: Sequence[Tensor], rates: _Rates, recorded: bool
+) -> tuple[list[Timed | TimedLoop], _Totals]:
+    """The code of a region with its costs, and what it adds up to."""
+    totals = _Totals()
+
+    def body(items: Sequence[Instr | Loop], times: int) -> list[Timed | TimedLoop]:
+        out: list[Timed | TimedLoop] = []
+        for item in items:
+            if isinstance(item, Loop):
+                out.append(timed_loop(item.trip, body(item.body, times * item.trip)))
+                continue
+            timed = rates.timed(item, region, tensors, recorded)
+            totals.busy[item.engine] += times * timed.interval_ps
+            if timed.interval_ps and item.engine in _DMA:
+                totals.hbm_bytes += times * _hbm_bytes(item, tensors)
+            out.append(timed)
+        return out
+
+    return body(region.body, 1), totals
 
 
 def _hbm_bytes(instr: Instr, tensors: Sequence[Tensor]) -> int:
@@ -272,7 +128,7 @@ def instr_cost(
 ) -> tuple[int, int]:
     """(initiation interval, latency after it) of one instruction that signals; ps."""
     rates = _Rates(target.core, target.hbm_bytes_per_s_per_core, 1.0)
-    timed = rates.timed(replace(instr, signals=(0,)), region, tensors)
+    timed = rates.timed(replace(instr, signals=(0,)), region, tensors, recorded=False)
     return timed.interval_ps, timed.latency_ps
 
 
@@ -285,17 +141,30 @@ def region_time(
 ) -> RegionTime:
     """Time of one region from barrier to barrier.
 
-    Loads and stores are separate queues but share the DMA engines: the duration is at least their
-    summed time.
+    The duration is at least the summed time of loads and stores.
     """
     rates = _Rates(target.core, target.hbm_bytes_per_s_per_core * hbm_share, dma_share)
-    state = _State(region.tokens)
-    state.run(_timed(region.body, region, tensors, rates))
-    both_queues = sum(state.busy[e] for e in _DMA)
-    duration = max(*state.clock.values(), *state.done.values(), both_queues)
-    compute = min(duration, _union(state.intervals) + state.folded_compute_ps)
-    busy = {e.value: t for e, t in state.busy.items() if t}
-    return RegionTime(region.program.name, duration, busy, compute, state.hbm_bytes)
+    timeline, totals = _evaluated(region, tensors, rates, recorded=True)
+    duration = max(timeline.end_ps, totals.dma_ps)
+    compute = min(duration, timeline.recorded_ps)
+    busy = {e.value: t for e, t in totals.busy.items() if t}
+    return RegionTime(region.program.name, duration, busy, compute, totals.hbm_bytes)
+
+
+def region_duration_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
+    """`region_time(...).duration_ps` alone, for those who compare many tilings."""
+    rates = _Rates(target.core, target.hbm_bytes_per_s_per_core, 1.0)
+    timeline, totals = _evaluated(region, tensors, rates, recorded=False)
+    return max(timeline.end_ps, totals.dma_ps)
+
+
+def _evaluated(
+    region: Region, tensors: Sequence[Tensor], rates: _Rates, recorded: bool
+) -> tuple[Timeline, _Totals]:
+    body, totals = _timed(region, tensors, rates, recorded)
+    timeline = Timeline(region.tokens)
+    timeline.run(body)
+    return timeline, totals
 
 
 def function_segments(

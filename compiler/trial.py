@@ -14,7 +14,7 @@ from typing import Any
 
 from compiler.codegen.generate import Generated, Recipe, generate
 from compiler.diagnostics import DiagnosticError
-from compiler.evaluate import region_time
+from compiler.evaluate import region_duration_ps
 from compiler.isa.region import RegionProgram, Tensor, View
 from compiler.options import CompileOptions
 from compiler.target import Target
@@ -52,7 +52,7 @@ class Trial:
                 made = self._searched(key, program, tensors, _FIRST_REGISTER)
         except DiagnosticError as error:
             return error
-        return region_time(made.region, tensors, self.target).duration_ps
+        return region_duration_ps(made.region, tensors, self.target)
 
     def generate(
         self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int

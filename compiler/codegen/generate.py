@@ -25,7 +25,7 @@ from compiler.codegen.space import Space, normalise
 from compiler.codegen.strip_plan import strip_candidates
 from compiler.diagnostics import CapacityError, CompileError
 from compiler.engine_order import order_engines
-from compiler.evaluate import instr_cost, region_time
+from compiler.evaluate import instr_cost, region_duration_ps
 from compiler.isa.limits import Limits, check_region, limits_for
 from compiler.isa.program import Region
 from compiler.isa.region import RegionProgram, Tensor
@@ -97,7 +97,7 @@ def generate(
         return Generated(region, builder.next_register)
 
     def time(made: Generated) -> int:
-        return region_time(made.region, tensors, machine).duration_ps
+        return region_duration_ps(made.region, tensors, machine)
 
     if recipe is not None:
         options_of = zip(planned(recipe.share), recipe.positions, strict=True)

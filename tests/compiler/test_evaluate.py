@@ -8,37 +8,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.evaluate import _State, _Timed, _TimedLoop
 from compiler.isa.program import Engine
+from compiler.max_plus import QUEUE, Body, Timed, TimedLoop, Timeline, timed_loop
 from tests.support.event_heap import end_time
 
 ENGINES = [Engine.DMA_IN, Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.DMA_OUT]
 
 
-def timed(engine: Engine, ps: int, waits: tuple[int, ...] = (), signals: tuple[int, ...] = ()):
-    return _Timed(engine, ps, 7, waits, signals, 0)
+def timed(
+    engine: Engine, ps: int, waits: tuple[int, ...] = (), signals: tuple[int, ...] = ()
+) -> Timed:
+    return Timed(QUEUE[engine], ps, 7, waits, signals, recorded=ps > 0)
 
 
-def loop(trip: int, *body: _Timed | _TimedLoop) -> _TimedLoop:
-    engines = {e for i in body for e in ((i.engine,) if isinstance(i, _Timed) else i.engines)}
-    semaphores = {
-        s for i in body for s in (i.waits + i.signals if isinstance(i, _Timed) else i.semaphores)
-    }
-    order = tuple(e for e in Engine if e in engines)
-    return _TimedLoop(trip, tuple(body), order, tuple(sorted(semaphores)))
+def loop(trip: int, *body: Timed | TimedLoop) -> TimedLoop:
+    return timed_loop(trip, body)
 
 
-def folded_end(body: list[_Timed | _TimedLoop], tokens: list[int]) -> tuple[int, int]:
-    state = _State(tokens)
-    state.run(body)
-    return max(*state.clock.values(), *state.done.values()), len(state.intervals)
+def evaluated(body: Body, tokens: list[int]) -> Timeline:
+    timeline = Timeline(tokens)
+    timeline.run(body)
+    return timeline
 
 
-def pipeline(seed: int, trip: int, inner: int) -> tuple[list[_Timed | _TimedLoop], list[int]]:
+def folded_end(body: Body, tokens: list[int]) -> tuple[int, int]:
+    timeline = evaluated(body, tokens)
+    return timeline.end_ps, len(timeline.intervals)
+
+
+def pipeline(seed: int, trip: int, inner: int) -> tuple[list[Timed | TimedLoop], list[int]]:
     """A chain of engines with double-buffered hand-overs, the shape every generated region has."""
     rng = random.Random(seed)
     stages = rng.sample(ENGINES, rng.randint(2, len(ENGINES)))
-    body: list[_Timed | _TimedLoop] = []
+    body: list[Timed | TimedLoop] = []
     tokens: list[int] = []
     for k, engine in enumerate(stages):
         waits: list[int] = []
@@ -86,10 +88,33 @@ def test_time_never_falls_when_an_instruction_gets_slower(factor: int) -> None:
     for seed in range(30):
         body, tokens = pipeline(seed, 20, 1)
         (nest,) = body
-        assert isinstance(nest, _TimedLoop)
+        assert isinstance(nest, TimedLoop)
         base = folded_end(body, tokens)[0]
         for k, item in enumerate(nest.body):
-            assert isinstance(item, _Timed)
-            slower = timed(item.engine, item.interval_ps * factor, item.waits, item.signals)
+            assert isinstance(item, Timed)
+            slower = item._replace(interval_ps=item.interval_ps * factor)
             changed = loop(nest.trip, *nest.body[:k], slower, *nest.body[k + 1 :])
             assert folded_end([changed], tokens)[0] >= base
+
+
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 12), st.integers(1, 3))
+@settings(max_examples=80, deadline=None)
+def test_nests_entered_again_equal_the_event_heap(
+    seed: int, outer: int, trip: int, inner: int
+) -> None:
+    """Between runs of a nest another queue drifts, so that some entries repeat and some do not."""
+    body, tokens = pipeline(seed, trip, inner)
+    drift = timed(Engine.SCALAR, seed % 50 + 1)
+    nest: Body = [loop(outer, drift, *body, drift)]
+    assert folded_end(nest, tokens)[0] == end_time(nest, tokens)
+
+
+def test_a_nest_entered_in_the_same_state_is_evaluated_once_and_records_the_same() -> None:
+    def nest() -> TimedLoop:
+        return loop(3, timed(Engine.VECTOR, 5, (1,), (0,)), timed(Engine.SCALAR, 3, (0,), (1,)))
+
+    once = nest()
+    again = evaluated([once] * 6, [0, 1])
+    apart = evaluated([nest() for _ in range(6)], [0, 1])
+    assert again.clock == apart.clock and again.recorded_ps == apart.recorded_ps
+    assert len(again.known) < len(apart.known) == 6

@@ -6,26 +6,25 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-from compiler.evaluate import _Timed, _TimedLoop
-from compiler.isa.program import Engine
+from compiler.max_plus import ENGINES, Body, Timed, TimedLoop
 
 
-def expand(body: Sequence[_Timed | _TimedLoop], engine: Engine) -> Iterator[_Timed]:
-    """The instruction stream of one engine."""
+def expand(body: Body, queue: int) -> Iterator[Timed]:
+    """The instruction stream of one queue."""
     for item in body:
-        if isinstance(item, _TimedLoop):
+        if isinstance(item, TimedLoop):
             for _ in range(item.trip):
-                yield from expand(item.body, engine)
-        elif item.engine is engine:
+                yield from expand(item.body, queue)
+        elif item.queue == queue:
             yield item
 
 
-def end_time(body: Sequence[_Timed | _TimedLoop], tokens: Sequence[int]) -> int:
+def end_time(body: Body, tokens: Sequence[int]) -> int:
     """When the last instruction has finished, by discrete events."""
-    streams = {e: expand(body, e) for e in Engine}
-    head = {e: next(s, None) for e, s in streams.items()}
-    free = dict.fromkeys(Engine, 0)
-    done = dict.fromkeys(Engine, 0)
+    streams = {q: expand(body, q) for q in range(len(ENGINES))}
+    head = {q: next(s, None) for q, s in streams.items()}
+    free = dict.fromkeys(streams, 0)
+    done = dict.fromkeys(streams, 0)
     count = list(tokens)
     events: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
     sequence = 0
@@ -37,22 +36,22 @@ def end_time(body: Sequence[_Timed | _TimedLoop], tokens: Sequence[int]) -> int:
         progress = True
         while progress:
             progress = False
-            for engine, instr in head.items():
-                if instr is None or free[engine] > now:
+            for queue, instr in head.items():
+                if instr is None or free[queue] > now:
                     continue
                 need = {s: instr.waits.count(s) for s in instr.waits}
                 if any(count[s] < n for s, n in need.items()):
                     continue
                 for s, n in need.items():
                     count[s] -= n
-                free[engine] = now + instr.interval_ps
-                done[engine] = max(done[engine], free[engine] + instr.latency_ps)
-                last = max(last, done[engine])
+                free[queue] = now + instr.interval_ps
+                done[queue] = max(done[queue], free[queue] + instr.latency_ps)
+                last = max(last, done[queue])
                 sequence += 2
-                heapq.heappush(events, (free[engine], sequence, ()))
-                heapq.heappush(events, (done[engine], sequence + 1, instr.signals))
-                head[engine] = next(streams[engine], None)
+                heapq.heappush(events, (free[queue], sequence, ()))
+                heapq.heappush(events, (done[queue], sequence + 1, instr.signals))
+                head[queue] = next(streams[queue], None)
                 progress = True
-    stuck = [e for e, instr in head.items() if instr is not None]
+    stuck = [ENGINES[q] for q, instr in head.items() if instr is not None]
     assert not stuck, f"deadlock on {stuck}"
     return last
