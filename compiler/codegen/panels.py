@@ -58,13 +58,13 @@ class Panels:
         made = self.space.splits.get(atom)
         return self.space.sizes[atom] + (1 if made and made.tail else 0)
 
-    def whole(self, scope: Scope) -> Held:
+    def whole(self, scope: Scope, slots: int = 0) -> Held:
         """A panel for the whole moving operand at `scope`."""
         axes = (*self.plan.spanned, *self.plan.across, *self.plan.columns)
         wide = scope.straight({a: Box(Affine(), self.space.sizes[a]) for a in axes})
         tiles = self.tiles_of(self.major) if self.major >= 0 else 1
         tiles *= math.prod(self.tiles_of(a) for a in self.plan.along)
-        return self.empty(replace(self.plan.moving, free=axes), wide, tiles, 0)
+        return self.empty(replace(self.plan.moving, free=axes), wide, tiles, slots)
 
     def at(self, panel: Held, scope: Scope, free: Sequence[int] = ()) -> Held:
         """The part of a kept panel for the k boxes of `scope`, and for its boxes of `free`."""

@@ -7,6 +7,6 @@ tile and sizes its tiles, `nest.py` emits the loops around groups of row tiles a
 """
 
 from compiler.codegen.rows.nest import row_candidates
-from compiler.codegen.rows.plan import fits, plan_rows
+from compiler.codegen.rows.plan import plan_rows
 
-__all__ = ["fits", "plan_rows", "row_candidates"]
+__all__ = ["plan_rows", "row_candidates"]

@@ -15,8 +15,9 @@ from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
 from compiler.codegen.fusion import SCALED
 from compiler.codegen.reductions import accumulate, accumulator_type
 from compiler.codegen.rows.columns import Columns
+from compiler.codegen.rows.levels import Stage
 from compiler.codegen.rows.panels import Panel
-from compiler.codegen.rows.plan import RowPlan, Stage
+from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.rows.sums import Sums, divided
 from compiler.codegen.space import SINKS, SPLATS, Value
 from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
@@ -141,7 +142,7 @@ class Group(Frame):
     ) -> Held:
         """A tile of `size` elements for each row tile of the group."""
         rows = rows or min(self.height, self.scope.extent(self.plan.roles.row))
-        tile = self.scope.tile(name, rows, size * self.count, dtype, self.plan.slots)
+        tile = self.scope.tile(name, rows, size * self.count, dtype, 1)
         return Held(tile, {**strides, TILE: size})
 
     def _unit(self, atom: int) -> int:

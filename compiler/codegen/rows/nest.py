@@ -15,7 +15,7 @@ from compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
 from compiler.codegen.rows.columns import Columns
 from compiler.codegen.rows.group import Group, Shared
 from compiler.codegen.rows.panels import Panel, load_panel
-from compiler.codegen.rows.plan import RowPlan, operand_type, plan_rows, sum_depth
+from compiler.codegen.rows.plan import RowPlan, plan_rows, sum_depth
 from compiler.codegen.rows.sums import Sums
 from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import SPLATS, Space
@@ -96,7 +96,7 @@ class Nest:
 
     def _prepare(self, depth: int, scope: Scope) -> None:
         """Panels and vectors that the loops so far choose."""
-        for n in self.plan.roles.shared:
+        for n in self.plan.vectors:
             value = self.space.values[n]
             if value.op not in SPLATS and self._depth_of(self.space.slice([n])) == depth:
                 self.shared.emit(n, scope)
@@ -104,7 +104,7 @@ class Nest:
         for n, operands in self.plan.roles.panels.items():
             for side, into in ((1, self.panels), (0, self.whole)):
                 operand = operands[side]
-                key = (operand, self.space.values[n].over, operand_type(self.space, n))
+                key = (operand, self.space.values[n].over, self.plan.operand_type(n))
                 if side == 0 and operand not in self.plan.whole:
                     continue
                 if self._depth_of(self.space.slice([operand])) == depth:

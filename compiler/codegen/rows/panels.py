@@ -7,12 +7,13 @@ summed atom on the partitions, transposed on the tensor engine where it is inner
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.codegen.builder import Box, Held, Scope, pieces
 from compiler.codegen.contract_plan import ContractPlan, Operand, is_natural
 from compiler.codegen.panels import Panels
-from compiler.codegen.rows.plan import RowPlan, operand_type
+from compiler.codegen.rows.plan import RowPlan
+from compiler.codegen.rows.size import STAGING_BYTES
 from compiler.codegen.space import Space, Split, split
 from compiler.isa.region import Affine
 
@@ -45,14 +46,30 @@ def load_panel(plan: RowPlan, number: int, side: int, scope: Scope) -> Panel:
     panels = Panels(scope.builder, form)
     sizes, made = form.space.sizes, form.depth_split
     boxes = {a: Box(Affine(), sizes[a]) for a in (*form.columns, form.depth)}
-    whole = panels.whole(scope.straight(boxes))
+    whole = panels.whole(scope.straight(boxes), 1 if plan.lean else 0)
     if made.major < 0:
-        panels.load(form.moving, whole, scope.straight(boxes))
+        _fill(plan, panels, whole, scope.straight(boxes))
         return _panel(whole, form, 1, 0)
     for piece in pieces(sizes[made.major], sizes[made.major], made):
         inner = scope.straight(boxes).enter(made.major, piece)
-        panels.load(form.moving, panels.at(whole, inner), inner)
+        _fill(plan, panels, panels.at(whole, inner), inner)
     return _panel(whole, form, sizes[made.major], made.tail)
+
+
+def _fill(plan: RowPlan, panels: Panels, whole: Held, scope: Scope) -> None:
+    """Load a panel: at once, or in a lean plan, rows that are transposed a few at a time."""
+    form, operand = panels.plan, panels.plan.moving
+    if not (plan.lean and operand.natural):
+        panels.load(operand, whole, scope)
+        return
+    runs, *beside = form.columns
+    beside_bytes = scope.elements(beside) * form.space.sizes[form.depth] * form.panel_type.bytes
+    blocks = max(1, STAGING_BYTES // beside_bytes)
+    size, extent = form.space.sizes[runs], blocks * scope.builder.limits.transpose_max
+    for piece in pieces(size, min(size, extent)):
+        inner = scope.enter(runs, piece)
+        offset = whole.offset + inner.boxes[runs].origin * whole.strides[runs]
+        panels.load(operand, replace(whole, offset=offset), inner)
 
 
 def _natural_fold(size: int, rows: int, row_bytes: int) -> int:
@@ -126,7 +143,7 @@ def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPla
         staged=False,
         held=True,
         spanned=(),
-        panel_type=operand_type(plan.space, number),
+        panel_type=plan.operand_type(number),
         stationary_slots=1,
         accumulator_slots=2,
         turning_slots=2,

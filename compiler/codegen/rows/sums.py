@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from compiler.codegen.rows.plan import RowPlan, operand_type
+from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.rows.roles import inner_of
 from compiler.codegen.space import SINKS, SPLATS, Value, split
 from compiler.codegen.values import Frame
@@ -50,7 +50,7 @@ class Sums:
         atoms = [self._own(n, value) for n in (a, b)]
         if self._is_innermost(number, atoms[0]) or atoms[0] is None:
             a, b, atoms = b, a, atoms[::-1]
-        return Layout(atoms[0], atoms[1], a, b, operand_type(self.space, number))
+        return Layout(atoms[0], atoms[1], a, b, self.plan.operand_type(number))
 
     def _own(self, operand: int, value: Value) -> int | None:
         atoms = self.space.values[operand].atoms & value.atoms & self.plan.roles.inner
@@ -84,7 +84,8 @@ class Sums:
         height, width = self.height(number), self.width(number)
         tall = self.layouts[number].tall
         chunks = 1 if tall is None else -(-self.space.sizes[tall] // height)
-        tile = scope.tile(f"sum{number}", height, chunks * width, DType.F32)
+        slots = 1 if self.plan.lean else 0
+        tile = scope.tile(f"sum{number}", height, chunks * width, DType.F32, slots)
         self.held[number] = Held(tile, {})
         whole = scope.on_chip(self.held[number], height, ((1, chunks * width),))
         scope.add("memset", Engine.VECTOR, whole, (), value=0.0)

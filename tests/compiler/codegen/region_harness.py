@@ -11,7 +11,7 @@ import numpy as np
 from compiler.allocate import overlaps
 from compiler.codegen import generate
 from compiler.dtypes import DType
-from compiler.isa.limits import check_region, limits_for, walk
+from compiler.isa.limits import Limits, check_region, limits_for, walk
 from compiler.isa.program import Region
 from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from sim_cluster import l0, regions
@@ -86,7 +86,7 @@ class Maker:
     def program(self) -> RegionProgram:
         return RegionProgram("compute", self.name, self.atoms, tuple(self.nodes))
 
-    def region(self, target=TARGET) -> Region:
+    def region(self, target: str | Limits = TARGET) -> Region:
         return generate(self.program(), self.tensors, target, 0).region
 
 
@@ -131,13 +131,16 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def check(
-    m: Maker, bound: float = 1e-6, inputs: dict[int, np.ndarray] | None = None, seed: int = 0
+    m: Maker,
+    bound: float = 1e-6,
+    inputs: dict[int, np.ndarray] | None = None,
+    seed: int = 0,
+    target: str | Limits = TARGET,
 ) -> Region:
     """Generate, verify, run in L0 and L1, compare every output."""
-    program = m.program()
-    region = generate(program, m.tensors, TARGET, 0).region
+    program, region = m.program(), m.region(target)
     assert not overlaps(region)
-    assert not check_region(region, limits_for(TARGET))
+    assert not check_region(region, limits_for(target))
     got, want = arrays(m.tensors, seed, inputs), arrays(m.tensors, seed, inputs)
     regions.run_region(program, want, {})
     l0.run_region(region, got, {})

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 
-from compiler.codegen.rows import fits
+from compiler.allocate import overlaps
 from compiler.diagnostics import CapacityError, CompileError
 from compiler.evaluate import region_time
-from compiler.isa.limits import limits_for
+from compiler.isa.limits import Limits, limits_for
+from compiler.isa.program import Region
 from compiler.target import PS_PER_S, load_target
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, forward
@@ -88,9 +92,50 @@ def test_grouped_queries(dtype) -> None:
     check(backward((2, 200, 200, 32, 32, 4), dtype, "causal"), BOUND[dtype])
 
 
-def test_fits_agrees_with_generation() -> None:
-    m = forward((2, 300, 700, 130, 40))
-    assert fits(m.program(), m.tensors, limits_for(TARGET))
+def small(sbuf_bytes: int) -> Limits:
+    """The machine with less SBUF per partition."""
+    return replace(limits_for(TARGET), sbuf_bytes=sbuf_bytes)
+
+
+def tensor_ps(m: Maker, region: Region) -> int:
+    return region_time(region, m.tensors, load_target(TARGET)).busy_ps["tensor"]
+
+
+@pytest.mark.parametrize("mask", ["", "causal", "window"])
+@pytest.mark.parametrize(("dtype", "sbuf_bytes"), [(F32, 48_000), (BF16, 29_000)])
+def test_rows_that_do_not_fit_forward(dtype, sbuf_bytes: int, mask: str) -> None:
+    """Scores are made again for the exponentials instead of being kept."""
+    m = forward(EVEN, dtype, mask, statistics=True)
+    region = check(m, BOUND[dtype], target=small(sbuf_bytes))
+    assert tensor_ps(m, region) > 1.05 * tensor_ps(m, m.region())
+
+
+@pytest.mark.parametrize("mask", ["", "causal", "window"])
+@pytest.mark.parametrize(("dtype", "sbuf_bytes"), [(F32, 84_000), (BF16, 60_000)])
+def test_rows_that_do_not_fit_backward(dtype, sbuf_bytes: int, mask: str) -> None:
+    """Probabilities and their gradient are made again after the sum of their products is known."""
+    m = backward(EVEN, dtype, mask, delta=False)
+    region = check(m, BOUND[dtype], target=small(sbuf_bytes))
+    assert tensor_ps(m, region) > 1.05 * tensor_ps(m, m.region())
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, (2, 200, 200, 32, 32, 4)])
+def test_small_memory_with_odd_sizes(sizes) -> None:
+    """The smallest memory the region has code for: odd ends, grouped queries."""
+    for m in (forward(sizes, F32, "causal", True), backward(sizes, F32, "causal", False)):
+        for sbuf_bytes in range(8_000, 96_000, 4_000):
+            with contextlib.suppress(CapacityError):
+                check(m, BOUND[F32], target=small(sbuf_bytes))
+                break
+        else:
+            pytest.fail("no memory is enough")
+
+
+@pytest.mark.parametrize("made", [forward, backward])
+def test_rows_of_8192_fit(made) -> None:
+    """Attention of width 128 in bf16, forward and backward, is one region on the real machine."""
+    m = made((1, 8192, 8192, 128, 128), BF16, "causal")
+    assert not overlaps(m.region())
 
 
 def test_norm_gradients_beside_a_contraction() -> None:
@@ -121,7 +166,5 @@ def test_no_row_atom_is_refused() -> None:
 def test_capacity_error_names_the_tile() -> None:
     with pytest.raises(CapacityError) as error:
         forward((1, 128, 200000, 64, 64)).region()
-    m = forward((1, 128, 200000, 64, 64))
-    assert not fits(m.program(), m.tensors, limits_for(TARGET))
     text = str(error.value)
     assert "SBUF per partition" in text and any(t in text for t in ("strip", "panel", "transposed"))

@@ -11,18 +11,23 @@ from compiler.lower.function import Signature, settle
 from compiler.lower.rule import traffic
 from compiler.options import CompileOptions
 from compiler.passes.pipeline import run, step_passes, unit_passes
+from compiler.target import load_target
+from compiler.trial import Trial
 from tests.support.llama_step import unrolled_step
 
 BOUND = 1.1  # of the reference figures
 REFERENCE_GB = {2048: 5.85, 8192: 12.7}  # from an independent prototype of strip fusion
 
 
+@pytest.mark.parametrize("coded", [False, True], ids=["legal", "coded"])
 @pytest.mark.parametrize("seq_len", [2048, pytest.param(8192, marks=pytest.mark.matrix)])
-def test_bytes_of_a_step(seq_len: int) -> None:
+def test_bytes_of_a_step(seq_len: int, coded: bool) -> None:
+    """With every legal merge, and with those that have code and are not slower than their parts."""
     options = CompileOptions()
     graph, state = unrolled_step(seq_len)
     graph = run(run(graph, step_passes(options)), unit_passes(options))
-    settled = settle(graph, Signature(aliases=tuple((i, i) for i in range(state))), options)
+    judge = Trial(load_target("trn1n.32xlarge"), options) if coded else None
+    settled = settle(graph, Signature(aliases=tuple((i, i) for i in range(state))), options, judge)
     moved = sum(traffic(settled.groups, part.members) for part in settled.groups.parts.values())
     assert moved <= BOUND * REFERENCE_GB[seq_len] * 1e9
     scores = [t for t in settled.lowered.tensors if math.prod(t.shape) == 4 * seq_len**2]

@@ -1,0 +1,150 @@
+"""In which sweep every value of a row tile is made, and what must then be kept whole.
+
+A value that reads a reduction or a transposed operand belongs to a later level than what it reads;
+values of one level and one inner atom share a sweep. What another sweep reads again is a strip.
+Next: `plan.py` chooses between plans, `again.py` makes values again instead of keeping them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from compiler.codegen.rows.roles import Roles, inner_of
+from compiler.codegen.space import SINKS, SPLATS, Space
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Work on one row tile: a sweep over `inner`, or single columns when it is None."""
+
+    level: int
+    inner: int | None
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweeping:
+    """How the sweeps of a plan are laid out.
+
+    `whole` operands are loaded for all rows and belong to no sweep. Values in `apart` wait for a
+    sweep of their own, `vectors` are made in sweeps although they do not span the rows, `again` are
+    made where they are read. With `early`, loads for another sweep come before the first one, so
+    that what is made from them and that sweep's values need not be kept.
+    """
+
+    whole: frozenset[int]
+    apart: frozenset[int] = frozenset()
+    vectors: frozenset[int] = frozenset()
+    again: frozenset[int] = frozenset()
+    early: bool = False
+
+
+class Levels:
+    """The level of the stage every row value and sum is made in (`run`)."""
+
+    def __init__(self, space: Space, roles: Roles, sweeping: Sweeping) -> None:
+        self.space, self.roles, self.sweeping = space, roles, sweeping
+        self.run: dict[int, int] = {}
+        self.numbers = self._needed()
+        for n in self.numbers:
+            read = [i for i in space.values[n].inputs if i in self.run and not self._is_whole(n, i)]
+            first = -1 if sweeping.early and self._is_source(n) else 0
+            self.run[n] = max([first, *(self._earliest(n, i) for i in read)])
+        self._delay()
+
+    def _needed(self) -> list[int]:
+        """Rows and sums, without what only operands that are loaded whole need."""
+        mine = {*self.roles.rows, *self.roles.sums, *self.sweeping.vectors}
+        wanted = {n for n in mine if n in self.roles.sums or self.space.values[n].op in SINKS}
+        for n in sorted(mine, reverse=True):
+            if n in wanted:
+                wanted.update(i for i in self.space.values[n].inputs if not self._is_whole(n, i))
+        return sorted(wanted & mine)
+
+    def _is_whole(self, n: int, i: int) -> bool:
+        return n in self.roles.panels and i in self.sweeping.whole
+
+    def inner(self, number: int) -> int | None:
+        """The inner atom a value spans."""
+        return inner_of(self.roles, self.space.values[number])
+
+    def home(self, number: int) -> int | None:
+        """The inner atom of the sweep a value is made in."""
+        value = self.space.values[number]
+        if number in self.roles.sums:
+            return self.driver(number)
+        if value.op == "reduce":
+            return self.inner(value.inputs[0])
+        return self.inner(number)
+
+    def driver(self, number: int) -> int | None:
+        """The inner atom a sum is swept along: that of the operand that is ready last."""
+        inputs = [i for i in self.space.values[number].inputs if self.inner(i) is not None]
+        if not inputs:
+            return None
+        size = self.space.sizes
+        return self.inner(max(inputs, key=lambda i: (self.run[i], size[self.inner(i) or 0])))
+
+    def _earliest(self, n: int, i: int) -> int:
+        """First level at which `n` can read `i`."""
+        level = self.run[i] + (self.space.values[i].op == "reduce")
+        inner = self.inner(i)
+        in_step = inner is None or (inner == self.home(n) and n not in self.roles.panels)
+        return level if in_step and not self._waits(n, i) else level + 1
+
+    def _waits(self, n: int, i: int) -> bool:
+        """Whether `n` is read transposed and made from `i` alone, which costs one more strip: the
+        sweep that makes `i` then has no part in the transposes.
+        """
+        if n not in self.sweeping.apart or self._is_source(i) or i in self.roles.panels:
+            return False
+        return [m for m in self.space.values[n].inputs if self.inner(m) is not None] == [i]
+
+    def _delay(self) -> None:
+        """Values made from loads alone, or made again, move to the stage that reads them first."""
+        again = self.sweeping.again
+        early = [n for n in self.numbers if n in again or self._is_source(n)]
+        users = self.space.users(self.numbers)
+        for n in reversed(early):
+            readers = [u for u in users.get(n, ()) if not self._is_whole(u, n)]
+            if readers and not any(u in self.roles.panels for u in readers):
+                step = {u: self._earliest(u, n) - self.run[n] for u in readers}
+                self.run[n] = min(self.run[u] - step[u] for u in readers)
+
+    def _is_source(self, number: int) -> bool:
+        ops = {self.space.values[m].op for m in self.space.slice([number])}
+        return not ops & {"reduce", "contract", *SINKS}
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Levels in order; within one, single columns first, as sweeps of the level read them."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for n in sorted(self.run):
+            home = self.home(n)
+            found.setdefault((self.run[n], -1 if home is None else home), []).append(n)
+        return tuple(
+            Stage(level, None if inner < 0 else inner, tuple(values))
+            for (level, inner), values in sorted(found.items())
+            if any(self.space.values[n].op not in SPLATS for n in values)
+        )
+
+    def is_late(self, n: int, i: int) -> bool:
+        """Whether `n` reads `i` element by element outside the sweep that makes it."""
+        if n in self.roles.panels or i not in self.run or self.inner(i) is None:
+            return False
+        return self.run[i] != self.run[n] or self.inner(i) != self.home(n)
+
+    def strips(self) -> frozenset[int]:
+        """Values with an inner atom that are read outside the sweep that makes them."""
+        return frozenset(
+            i for n in self.run for i in self.space.values[n].inputs if self.is_late(n, i)
+        )
+
+    def read_whole(self, strips: Collection[int]) -> frozenset[int]:
+        """Strips that a sum reads whole while it is swept along another atom."""
+        return frozenset(
+            i
+            for n in self.roles.sums
+            for i in self.space.values[n].inputs
+            if i in strips and self.inner(i) != self.driver(n)
+        )

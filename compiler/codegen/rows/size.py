@@ -1,0 +1,99 @@
+"""SBUF that a plan of a row region takes, before any code is made.
+
+An estimate, tile by tile: what belongs to all rows once, what belongs to a group of row tiles twice
+when the next group fills its own meanwhile. The allocator has the last word.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compiler.codegen.rows.roles import inner_of
+from compiler.dtypes import DType
+from compiler.isa.limits import Limits
+
+if TYPE_CHECKING:
+    from compiler.codegen.rows.levels import Stage
+    from compiler.codegen.rows.plan import RowPlan
+
+STAGING_BYTES = 4096
+"""Rows of a panel that wait to be transposed, per partition, when memory is short: two runs that
+reach 0.81 of the DMA rate (hardware.json efficiency_by_bytes_per_partition).
+"""
+
+
+@dataclass(slots=True)
+class Size:
+    """SBUF bytes per partition, and the largest tile of it."""
+
+    total: int = 0
+    largest: int = 0
+    largest_name: str = ""
+
+    def add(self, name: str, size: int) -> None:
+        """Count a tile."""
+        self.total += size
+        if size > self.largest:
+            self.largest, self.largest_name = size, name
+
+
+def size_of(plan: RowPlan, limits: Limits) -> Size:
+    """What the tiles of a plan take, lifetimes not counted."""
+    size = Size()
+    _of_rows(size, plan, limits)
+    _of_panels(size, plan, limits)
+    space, values, slots = plan.space, plan.space.values, 1 if plan.lean else 2
+    for n in plan.vectors:
+        size.add(f"vector {values[n].op}{n}", _width(plan, n) * values[n].dtype.bytes)
+    for n in plan.roles.sums:
+        elements = math.prod(space.sizes[a] for a in values[n].atoms & plan.roles.inner)
+        size.add(f"sum {n}", slots * DType.F32.bytes * -(-elements // limits.partitions))
+    size.add("blocks", max((_block_bytes(plan, s, limits) for s in plan.stages), default=0))
+    return size
+
+
+def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
+    """A group's tiles, and those the next group fills meanwhile."""
+    values, per_way = plan.space.values, 2 * plan.ways
+    for n in plan.strips:
+        size.add(f"strip {values[n].op}{n}", _width(plan, n) * values[n].dtype.bytes * per_way)
+    for n, dtype in plan.turned.items():
+        chunks = -(-_width(plan, n) // limits.partitions)
+        name = f"transposed {values[n].op}{n}"
+        size.add(name, chunks * limits.partitions * dtype.bytes * per_way)
+
+
+def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
+    """Operands held for all rows: twice for the next one, once for rows not transposed yet."""
+    space, values, counted = plan.space, plan.space.values, set[object]()
+    if plan.lean:
+        size.add("rows of panels", 2 * STAGING_BYTES)
+    for n, (tall, panel) in plan.roles.panels.items():
+        item, depth = plan.operand_type(n).bytes, values[n].over
+        elements = math.prod(space.sizes[a] for a in values[panel].atoms & plan.roles.inner)
+        held = -(-elements // limits.partitions) * item
+        if (panel, depth, item) not in counted:
+            counted.add((panel, depth, item))
+            size.add(f"panel {panel}", held if plan.lean else 3 * held)
+        if tall in plan.whole:
+            size.add(f"rows {tall}", 3 * space.sizes[plan.roles.row] * item)
+
+
+def _width(plan: RowPlan, number: int) -> int:
+    inner = inner_of(plan.roles, plan.space.values[number])
+    return 1 if inner is None else plan.space.sizes[inner]
+
+
+def _block_bytes(plan: RowPlan, stage: Stage, limits: Limits) -> int:
+    """Largest number of bytes of a block's values alive at a time, twice for those that rotate."""
+    values = plan.space.values
+    last = {i: n for n in stage.values for i in values[n].inputs}
+    alive = peak = 0
+    for n in stage.values:
+        alive += 2 * limits.moving_max * values[n].dtype.bytes
+        peak = max(peak, alive)
+        ended = [i for i in set(values[n].inputs) & set(stage.values) if last[i] == n]
+        alive -= sum(2 * limits.moving_max * values[i].dtype.bytes for i in ended)
+    return peak
