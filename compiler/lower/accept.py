@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 from compiler.diagnostics import DiagnosticError
 from compiler.isa.region import RegionProgram, Tensor
-from compiler.lower.emit import ClashError
 from compiler.lower.group import Groups, Part
 from compiler.lower.rule import Budget, Refusal
 from compiler.lower.storage import Storage
-from compiler.lower.task import NeedsCopyError, NeedsScratchError
+from compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
 from compiler.lower.write_out import region_program
 from compiler.options import CompileOptions
 

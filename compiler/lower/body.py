@@ -279,6 +279,8 @@ def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
         target = base.get(op.operands[0], op.operands[0])
         if target in kept or (target in inputs and op.result not in donated):
             continue
+        if op.name == "scatter" and any(base.get(v, v) is target for v in op.operands[1:]):
+            continue  # rows are read in another order than they are written
         others = [u for u in readers[target] if u is not op]
         updated = any(
             base.get(u.operands[0], u.operands[0]) is target for u in others if u.name in UPDATES

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from compiler.ir.types import Op
 from compiler.lower.labels import Labels, leaves, unify
 from compiler.lower.registry import Lowering, register
-from compiler.lower.task import CONTRACT, Task, unsupported
+from compiler.lower.task import CONTRACT, ClashError, Task, unsupported
 
 if TYPE_CHECKING:
     from compiler.lower.body import Body
@@ -42,7 +42,10 @@ def _emit(emitter: Emitter, task: Task) -> int:
     over = [atom for d in task.op.attrs.lhs_contract for atom in leaves(labels[d])]
     lhs, rhs = emitter.operand(task, 0), emitter.operand(task, 1)
     spanned = emitter.atoms_of(lhs) | emitter.atoms_of(rhs)
-    if any(a not in spanned for a in over):
+    if any(a not in spanned for a in over):  # neither moves along it: the sum needs copies
+        if emitter.space.is_inside(task.data[0]):
+            base, _ = emitter.body.base(task.data[0])
+            raise ClashError(emitter.body.producer[base].number, task.number)
         lhs = emitter.load(task.data[0], labels, everywhere=True)
         spanned |= emitter.atoms_of(lhs)
     attrs = {"over": emitter.numbers(over)}

@@ -18,16 +18,15 @@ from compiler.lower.free import remake
 from compiler.lower.labels import Atom, Labels, all_leaves, leaves
 from compiler.lower.space import Space
 from compiler.lower.storage import Place, Storage
-from compiler.lower.task import WRITE, NeedsCopyError, NeedsScratchError, Task, WriteAttrs
+from compiler.lower.task import (
+    WRITE,
+    ClashError,
+    NeedsCopyError,
+    NeedsScratchError,
+    Task,
+    WriteAttrs,
+)
 from compiler.lower.views import align, strides_of
-
-
-class ClashError(Exception):
-    """Two tasks may not share a region: one would overwrite what the other still reads."""
-
-    def __init__(self, reader: int, writer: int) -> None:
-        super().__init__(reader, writer)
-        self.pair = (reader, writer)
 
 
 class Emitter:

@@ -118,10 +118,14 @@ def _broadcast(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
 
 
 def _reshape(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+    """Labels are split or merged; where they cannot be, the result gets memory, and where that copy
+    is what cannot be labelled (a transpose inside), the operand does.
+    """
     source = op.operands[0]
     inner = regroup(labels, source.type.shape)
     if inner is None or any(o != (ZERO, 1) for o in origin):
-        raise NeedsCopyError(op.result)
+        copied = emitter.body.now(op.result) is not op.result
+        raise NeedsCopyError(source if copied else op.result)
     return _remake(emitter, source, inner, ((ZERO, 1),) * source.type.rank)
 
 

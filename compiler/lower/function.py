@@ -15,7 +15,6 @@ from compiler.ir.types import Graph, Value
 from compiler.lower.accept import Judge, Trials, policy_of
 from compiler.lower.body import IDENTITY, UPDATES, Body
 from compiler.lower.canonical import canonical
-from compiler.lower.emit import ClashError
 from compiler.lower.epilogue_rule import EpilogueRule
 from compiler.lower.expand import expand
 from compiler.lower.group import Groups
@@ -26,7 +25,7 @@ from compiler.lower.rule import Budget, Rule
 from compiler.lower.scalars import parameter
 from compiler.lower.storage import Storage
 from compiler.lower.strip_rule import StripRule
-from compiler.lower.task import NeedsCopyError, NeedsScratchError, unsupported
+from compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError, unsupported
 from compiler.lower.windows import expand_windows, stored_windows
 from compiler.lower.write_out import Lowered, write_out
 from compiler.options import DEFAULTS, CompileOptions

@@ -207,6 +207,8 @@ class _Address:
         sizes = self.windows.sizes
         room = {d: self.shape[d] - (1 if d in folded else sizes[d]) for d in self._addressed()}
         strides = {d: self._stride(d) for d, n in room.items() if n}
+        if any(stride < 0 for stride in strides.values()):  # rows count upwards
+            raise self.emitter.storage.dense_copy_of(self.value)
         unit = math.gcd(*strides.values()) or 1
         of = {d: stride // unit for d, stride in strides.items()}
         return _Steps(unit, 1 + sum(n * of[d] for d, n in room.items() if n), of)

@@ -77,6 +77,16 @@ class Task:
         return self.op.result
 
 
+class ClashError(Exception):
+    """Two tasks may not share a region: one would overwrite what the other still reads, or needs
+    the other's result in memory.
+    """
+
+    def __init__(self, reader: int, writer: int) -> None:
+        super().__init__(reader, writer)
+        self.pair = (reader, writer)
+
+
 class NeedsCopyError(Exception):
     """Strides cannot express a use of `value`: it has to be stored densely first."""
 

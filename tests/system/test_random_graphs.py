@@ -1,0 +1,97 @@
+"""Random valid modules, compiled and run at both levels, against XLA: zero wrong results.
+
+A short slice here and by hypothesis, a long one in the matrix, any range of seeds by `python -m
+tests.system.test_random_graphs FIRST COUNT`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from compiler.frontend.stablehlo import import_module
+from tests.support import random_ops, random_ops_indexed, xla
+from tests.support.compiled import run_levels
+from tests.support.random_graphs import Module, Var, random_module
+
+GROWTHS = (*random_ops.GROWTHS, *random_ops_indexed.GROWTHS)
+SLACK = 2.0  # both sides may be off by the error, and in opposite directions
+
+
+def check(module: Module) -> None:
+    """Every output at L0 and L1 against XLA."""
+    wanted = xla.run(module.text, module.inputs)
+    for level, given_ in zip(("L0", "L1"), _runs(module), strict=True):
+        for number, (var, have, want) in enumerate(
+            zip(module.outputs, given_, wanted, strict=True)
+        ):
+            _check_output(var, have, want, f"{level} output {number}")
+
+
+def _runs(module: Module) -> list[list[np.ndarray]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        return run_levels(import_module(module.text), module.inputs)
+
+
+def _check_output(var: Var, have: np.ndarray, want: np.ndarray, where: str) -> None:
+    assert have.shape == want.shape and have.dtype == want.dtype, where
+    if not var.error:
+        np.testing.assert_array_equal(have, want, err_msg=where)
+        return
+    distance = np.abs(have.astype(np.float64) - want.astype(np.float64))
+    assert np.all(distance <= SLACK * var.error), (where, float(distance.max()), var.error)
+
+
+def module_of(seed: int) -> Module:
+    rng = random.Random(seed)
+    return random_module(rng, GROWTHS, rng.choice((3, 6, 10, 16)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_seeded_modules(seed: int) -> None:
+    check(module_of(seed))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False), st.integers(1, 5))
+def test_drawn_modules(rng: random.Random, steps: int) -> None:
+    """The same modules from hypothesis' draws, so that a failure shrinks."""
+    check(random_module(rng, GROWTHS, steps))
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("block", range(4))
+def test_a_thousand_seeded_modules(block: int) -> None:
+    for seed in range(1000 + 250 * block, 1250 + 250 * block):
+        try:
+            check(module_of(seed))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def main() -> None:
+    """`python -m tests.system.test_random_graphs FIRST COUNT`: seeds that fail, with the error."""
+    first, count = map(int, sys.argv[1:3])
+    failed = 0
+    for seed in range(first, first + count):
+        try:
+            check(module_of(seed))
+        except Exception:
+            failed += 1
+            print(f"FINDING seed {seed}: {traceback.format_exc(limit=-2)[-1500:]}", flush=True)
+    print(f"{failed} of {count} seeds failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
