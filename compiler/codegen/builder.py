@@ -86,6 +86,14 @@ class Builder:
         self.next_register += 1
         return self.next_register - 1
 
+    def code(self) -> tuple[list[Tile], list[Instr | Loop]]:
+        """Tiles and code made so far, as copies: later steps edit them in place."""
+        tiles = [
+            Tile(t.name, t.space, t.partitions, t.elements, t.dtype, t.slots, t.loop, t.address)
+            for t in self.tiles
+        ]
+        return tiles, _copied([*self.prefix, *self.body])
+
     def root(self, tensor: int) -> int:
         """The tensor whose memory `tensor` uses."""
         return root_of(self.tensors, tensor)
@@ -117,6 +125,15 @@ class Builder:
             self.prefix.append(_fill(value, dst, dtype))
             self._splats[key] = Held(tile, {})
         return self._splats[key]
+
+
+def _copied(body: Sequence[Instr | Loop]) -> list[Instr | Loop]:
+    return [
+        Loop(i.register, i.trip, _copied(i.body))
+        if isinstance(i, Loop)
+        else Instr(i.opcode, i.engine, i.dst, i.srcs, i.attrs, i.waits, i.signals)
+        for i in body
+    ]
 
 
 def _fill(value: Any, dst: AccessPattern, dtype: DType) -> Instr:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from compiler.allocate import allocate
 from compiler.codegen.builder import Builder
@@ -74,49 +75,85 @@ def generate(
     """
     if program.kind != "compute":
         return Generated(Region(program), first_register)
-    limits = limits_for(target)
-    machine = nominal_machine(target if isinstance(target, str) else target.generation)
-    space = normalise(program)
-    nests = _nests(space, tensors)
-    rows = any(plan is row_candidates for plan, _ in nests)
-    effort = (ROW_EFFORTS if rows else EFFORTS)[options.optlevel]
+    codes = _Codes(program, tensors, target, first_register, options)
+    made = codes.searched() if recipe is None else codes.repeated(recipe)
+    _verify(made.region, codes.limits)
+    return made
 
-    def planned(share: float) -> list[Sequence[Candidate]]:
-        room = Room(limits, Rates(machine.core), tensors, int(share * limits.sbuf_bytes))
-        return [worth_trying(plan(space, sinks, room), effort) for plan, sinks in nests]
 
-    def build(chosen: Sequence[Candidate], ways: int) -> Generated:
-        builder = Builder(limits, tensors, first_register)
-        for candidate in chosen:
-            candidate.emit(builder)
-        region = Region(program, builder.tiles, [*builder.prefix, *builder.body])
+class _Codes:
+    """The codes of one region that planners offer."""
+
+    def __init__(
+        self,
+        program: RegionProgram,
+        tensors: Sequence[Tensor],
+        target: str | Limits,
+        first_register: int,
+        options: CompileOptions,
+    ) -> None:
+        self.program, self.tensors, self.first_register = program, tensors, first_register
+        self.limits = limits_for(target)
+        self.machine = nominal_machine(target if isinstance(target, str) else target.generation)
+        self.space = normalise(program)
+        self.nests = _nests(self.space, tensors)
+        rows = any(plan is row_candidates for plan, _ in self.nests)
+        self.effort = (ROW_EFFORTS if rows else EFFORTS)[options.optlevel]
+        self._emitted: dict[tuple[Candidate, ...], Builder] = {}
+
+    def searched(self) -> Generated:
+        """The fastest code with the largest share of SBUF that anything fits in.
+
+        Raises CapacityError when nothing does.
+        """
+        failure: CapacityError | None = None
+        for share in _BUDGETS:
+            tried = self._planned(share)
+            try:
+                made, chosen, ways = fastest(tried, self.effort, self._build, self._time)
+            except CapacityError as error:
+                failure = error
+                continue
+            positions = tuple(t.index(c) for t, c in zip(tried, chosen, strict=True))
+            return replace(made, recipe=Recipe(share, positions, ways))
+        assert failure is not None
+        raise failure
+
+    def repeated(self, recipe: Recipe) -> Generated:
+        """The code that a recipe names."""
+        options_of = zip(self._planned(recipe.share), recipe.positions, strict=True)
+        made = self._build([tried[position] for tried, position in options_of], recipe.ways)
+        return replace(made, recipe=recipe)
+
+    def _planned(self, share: float) -> list[Sequence[Candidate]]:
+        """Per nest what the level of optimisation tries."""
+        budget = int(share * self.limits.sbuf_bytes)
+        room = Room(self.limits, Rates(self.machine.core), self.tensors, budget)
+        return [
+            worth_trying(plan(self.space, sinks, room), self.effort) for plan, sinks in self.nests
+        ]
+
+    def _code(self, chosen: tuple[Candidate, ...]) -> Builder:
+        """Code before it is laid side by side and ordered."""
+        if chosen not in self._emitted:
+            builder = Builder(self.limits, self.tensors, self.first_register)
+            for candidate in chosen:
+                candidate.emit(builder)
+            self._emitted[chosen] = builder
+        return self._emitted[chosen]
+
+    def _build(self, chosen: Sequence[Candidate], ways: int) -> Generated:
+        builder = self._code(tuple(chosen))
+        region = Region(self.program, *builder.code())
         if ways > 1:
-            overlap(region, tensors, ways, lambda i: instr_cost(i, region, tensors, machine))
-        allocate(region, limits)
-        order_engines(region, tensors, limits)
+            cost = partial(instr_cost, region=region, tensors=self.tensors, target=self.machine)
+            overlap(region, self.tensors, ways, cost)
+        allocate(region, self.limits)
+        order_engines(region, self.tensors, self.limits)
         return Generated(region, builder.next_register)
 
-    def time(made: Generated) -> int:
-        return region_duration_ps(made.region, tensors, machine)
-
-    if recipe is not None:
-        options_of = zip(planned(recipe.share), recipe.positions, strict=True)
-        made = build([tried[position] for tried, position in options_of], recipe.ways)
-        _verify(made.region, limits)
-        return replace(made, recipe=recipe)
-    failure: CapacityError | None = None
-    for share in _BUDGETS:
-        tried = planned(share)
-        try:
-            made, chosen, ways = fastest(tried, effort, build, time)
-        except CapacityError as error:
-            failure = error
-            continue
-        _verify(made.region, limits)
-        positions = tuple(t.index(c) for t, c in zip(tried, chosen, strict=True))
-        return replace(made, recipe=Recipe(share, positions, ways))
-    assert failure is not None
-    raise failure
+    def _time(self, made: Generated) -> int:
+        return region_duration_ps(made.region, self.tensors, self.machine)
 
 
 Plan = Callable[[Space, list[int], Room], Sequence[Candidate]]

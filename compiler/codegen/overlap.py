@@ -20,7 +20,8 @@ from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Spa
 from compiler.isa.region import Affine, Tensor
 
 # (initiation interval, latency after it) of an instruction in ps.
-Cost = Callable[[Instr], tuple[int, int]]
+Costs = tuple[int, int]
+Cost = Callable[[Instr], Costs]
 # Longer bodies are left alone: their queues have enough to do, and ordering them takes long.
 _MAX_INSTRUCTIONS = 96
 
@@ -31,9 +32,10 @@ def overlap(region: Region, tensors: Sequence[Tensor], ways: int, cost: Cost) ->
     for loop in _innermost(region.body):
         count = _ways(loop, ways)
         if len(loop.body) * count <= _MAX_INSTRUCTIONS:
+            costs = [cost(i) for i in loop.body if isinstance(i, Instr)]
             copies = [c for u in range(count) for c in _copy(loop, u, count, region.tiles)]
             loop.trip //= count
-            loop.body[:] = schedule(copies, memory, cost)
+            loop.body[:] = schedule(copies, memory, costs * count)
 
 
 def _innermost(body: Sequence[Instr | Loop]) -> list[Loop]:
@@ -81,11 +83,11 @@ def _turned(
 
     def affine(value: Affine) -> Affine:
         step = dict(value.terms).get(register, 0)
-        return value + Affine(step * turn, ((register, step * (count - 1)),) if step else ())
+        return value + Affine(step * turn, ((register, step * (count - 1)),)) if step else value
 
     def pattern(p: AccessPattern) -> AccessPattern:
         buffer = p.buffer if p.space is Space.HBM else tile(p.buffer)
-        return replace(p, buffer=buffer, offset=affine(p.offset))
+        return AccessPattern(p.space, buffer, affine(p.offset), p.dims, p.start)
 
     attrs: dict[str, Any] = {
         k: affine(v) if isinstance(v, Affine) else v for k, v in instr.attrs.items()
@@ -96,29 +98,32 @@ def _turned(
     return Instr(instr.opcode, instr.engine, dst, tuple(map(pattern, instr.srcs)), attrs)
 
 
-def schedule(instrs: Sequence[Instr], memory: Memory, cost: Cost) -> list[Instr]:
+def schedule(instrs: Sequence[Instr], memory: Memory, costs: Sequence[Costs]) -> list[Instr]:
     """A list schedule: always the instruction that can start first, of equals the one with the
     longest way to go.
     """
-    costs = [cost(i) for i in instrs]
     before = _dependences(instrs, memory)
     ahead = _ways_to_go(before, costs)
+    after: list[list[int]] = [[] for _ in instrs]
+    for n, earlier in enumerate(before):
+        for b in earlier:
+            after[b].append(n)
     clock = dict.fromkeys(Engine, 0)
-    done: dict[int, int] = {}
+    open_inputs = [len(earlier) for earlier in before]
+    ready_ps = [0] * len(instrs)  # when the last input so far has finished
+    ready = [n for n, count in enumerate(open_inputs) if not count]
     order: list[int] = []
-    waiting = set(range(len(instrs)))
-    while waiting:
-        starts = {
-            n: max(clock[instrs[n].engine], *(done[b] for b in before[n]), 0)
-            for n in waiting
-            if all(b in done for b in before[n])
-        }
-        n = min(starts, key=lambda n: (starts[n], -ahead[n], n))
+    while ready:
+        start, _, n = min((max(clock[instrs[n].engine], ready_ps[n]), -ahead[n], n) for n in ready)
         interval, latency = costs[n]
-        clock[instrs[n].engine] = starts[n] + interval
-        done[n] = starts[n] + interval + latency
+        clock[instrs[n].engine] = start + interval
+        ready.remove(n)
         order.append(n)
-        waiting.remove(n)
+        for m in after[n]:
+            ready_ps[m] = max(ready_ps[m], start + interval + latency)
+            open_inputs[m] -= 1
+            if not open_inputs[m]:
+                ready.append(m)
     return [instrs[n] for n in order]
 
 
@@ -136,7 +141,7 @@ def _dependences(instrs: Sequence[Instr], memory: Memory) -> list[list[int]]:
     return before
 
 
-def _ways_to_go(before: Sequence[Sequence[int]], costs: Sequence[tuple[int, int]]) -> list[int]:
+def _ways_to_go(before: Sequence[Sequence[int]], costs: Sequence[Costs]) -> list[int]:
     """Longest chain of costs from the start of each instruction to the end."""
     ahead = [sum(c) for c in costs]
     for n in range(len(before) - 1, -1, -1):

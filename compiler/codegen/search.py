@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from compiler.codegen.builder import Builder
 from compiler.codegen.rates import Rates
@@ -73,6 +73,36 @@ def worth_trying(candidates: Sequence[Candidate], effort: Effort) -> Sequence[Ca
     return [c for c in ranked if c.cost <= effort.spread * ranked[0].cost]
 
 
+class _Once(Generic[Made]):
+    """Code by what was chosen, each choice built and timed once: walks meet, and planners may offer
+    one tiling several times.
+    """
+
+    def __init__(self, build: Callable[[Sequence[Any]], Made], time: Callable[[Made], int]) -> None:
+        self._build, self._time = build, time
+        self._made: dict[tuple[Any, ...], Made | CapacityError] = {}
+        self._times: dict[int, int] = {}  # by the identity of the code, which `_made` keeps alive
+
+    def build(self, chosen: Sequence[Any]) -> Made:
+        """Raises CapacityError, again too."""
+        key = tuple(chosen)
+        if key not in self._made:
+            try:
+                self._made[key] = self._build(chosen)
+            except CapacityError as error:
+                self._made[key] = error
+        found = self._made[key]
+        if isinstance(found, CapacityError):
+            raise found
+        return found
+
+    def time(self, made: Made) -> int:
+        """Simulated time of what `build` gave."""
+        if id(made) not in self._times:
+            self._times[id(made)] = self._time(made)
+        return self._times[id(made)]
+
+
 def fastest(
     nests: Sequence[Sequence[Candidate]],
     effort: Effort,
@@ -84,21 +114,18 @@ def fastest(
 
     Raises CapacityError (the first) when nothing that was tried fits on chip.
     """
-
-    def made(chosen: Sequence[Any]) -> Made:
-        return build(chosen[:-1], chosen[-1])
-
+    once = _Once(lambda chosen: build(chosen[:-1], chosen[-1]), time)
     found: list[tuple[Made, Sequence[Any]]] = []
     failure: CapacityError | None = None
     for ways in effort.ways:
         try:
-            found.append(walk([*nests, ways], made, time))
+            found.append(walk([*nests, ways], once.build, once.time))
         except CapacityError as error:
             failure = failure or error
     if not found:
         assert failure is not None
         raise failure
-    best = min(found, key=lambda f: time(f[0])) if len(found) > 1 else found[0]
+    best = min(found, key=lambda f: once.time(f[0])) if len(found) > 1 else found[0]
     return best[0], best[1][:-1], best[1][-1]
 
 

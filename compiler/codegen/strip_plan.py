@@ -54,22 +54,19 @@ def strip_candidates(space: Space, sinks: Iterable[int], room: Room) -> list[Can
         emit_strips(builder, plan)
 
     plans = plan_strips(*join_views(space, sinks, room.tensors), room)
-    return [Candidate(plan.cost, partial(emit, plan)) for plan in plans]
+    made = {id(plan): Candidate(plan.cost, partial(emit, plan)) for plan in plans}
+    return [made[id(plan)] for plan in plans]
 
 
 def plan_strips(space: Space, sinks: Iterable[int], room: Room) -> list[StripPlan]:
-    """Tilings of everything `sinks` need, with at most about the room's SBUF bytes.
+    """Tilings of everything `sinks` need, with at most about the room's SBUF bytes; one that
+    several choices lead to is there as often.
 
     Raises CompileError when no partition atom and loop order can compute it.
     """
     plans = []
     for candidate, partition in _candidates(space, sinks, room.limits):
-        values = tuple(candidate.slice(sinks))
-        for slots, row_bytes in product(_SLOTS, _ROW_BYTES):
-            planner = _Planner(candidate, values, partition, room, slots, row_bytes)
-            plan = planner.plan()
-            if plan is not None:
-                plans.append(plan)
+        plans += _Planner(candidate, tuple(candidate.slice(sinks)), partition, room).plans()
     if not plans:
         raise CompileError(
             "SW_CODEGEN_STRIP",
@@ -125,58 +122,38 @@ def _runs(size: int, partitions: int) -> list[int]:
 
 
 class _Planner:
-    """Extents, order and cost for one partition atom."""
+    """Extents for one partition atom, and the tilings they make."""
 
     def __init__(
-        self,
-        space: Space,
-        values: tuple[int, ...],
-        partition: int | None,
-        room: Room,
-        slots: tuple[int, int],
-        row_bytes: int,
+        self, space: Space, values: tuple[int, ...], partition: int | None, room: Room
     ) -> None:
         self.space = space
-        self.slots, self.row_bytes = slots, row_bytes
         self.values = values
         self.nodes = [space.values[n] for n in values]
         self.partition = partition
         self.room, self.limits, self.budget = room, room.limits, room.budget
         self.stored = {i for v in self.nodes if v.op == "store" for i in v.inputs}
         self.sizes = {a: space.sizes[a] for v in self.nodes for a in (*v.atoms, *v.over)}
+        self.reduced = {a for v in self.nodes if v.op == "reduce" for a in v.over}
+        self.homes = space.homes(values)
+        self.freed = self._freed()
 
-    def plan(self) -> StripPlan | None:
-        """The plan, or None when this partition atom cannot do it."""
+    def plans(self) -> list[StripPlan]:
+        """Plans by slots and longest row; none when this partition atom cannot do it."""
         if not all(self._is_legal(v) for v in self.nodes):
-            return None
+            return []
         ranked = self._ranked_atoms()
-        extents = self._extents(ranked)
-        self._fuse(extents)
-        axes = tuple(a for a in ranked if extents[a] > 1 and a != self.partition)
-        order = self._order(ranked, extents)
-        if order is None:
-            return None
-        cost = self._cost(extents, axes, order)
-        return StripPlan(
-            space=self.space,
-            values=self.values,
-            partition=self.partition,
-            axes=axes,
-            extents=extents,
-            order=order,
-            slots=self.slots,
-            cost=cost,
-        )
-
-    def _fuse(self, extents: Mapping[int, int]) -> None:
-        """From here on the space is the one of these tiles."""
-
-        def points(value: Value) -> int:
-            return math.prod(extents[a] for a in value.atoms if a != self.partition)
-
-        self.space, self.values = fusion.fuse(self.space, self.values, points, self.room.rates)
-        self.nodes = [self.space.values[n] for n in self.values]
-        self.stored = {i for v in self.nodes if v.op == "store" for i in v.inputs}
+        known: dict[tuple[int, ...], _Tiling] = {}
+        found = []
+        for slots, row_bytes in product(_SLOTS, _ROW_BYTES):
+            extents = self._extents(ranked, slots, row_bytes)
+            key = tuple(extents[a] for a in ranked)
+            if key not in known:
+                known[key] = _Tiling(self, ranked, extents)
+            plan = known[key].plan(slots)
+            if plan is not None:
+                found.append(plan)
+        return found
 
     def _is_legal(self, value: Value) -> bool:
         p = self.partition
@@ -209,7 +186,9 @@ class _Planner:
 
     # extents
 
-    def _extents(self, ranked: list[int]) -> dict[int, int]:
+    def _extents(
+        self, ranked: Sequence[int], slots: tuple[int, int], row_bytes: int
+    ) -> dict[int, int]:
         """Tile extents: reduced atoms first, then from the innermost outwards, while the budget
         lasts.
         """
@@ -224,27 +203,28 @@ class _Planner:
         for value in self.nodes:
             if _is_indexed(value):
                 fixed |= self.space.values[value.inputs[-1]].atoms
-        reduced = {a for v in self.nodes if v.op == "reduce" for a in v.over}
         inner = [a for a in reversed(ranked) if a not in fixed]
-        for atom in sorted(inner, key=lambda a: a not in reduced):
+        for atom in sorted(inner, key=lambda a: a not in self.reduced):
             if sum(1 for a in inner if extents[a] > 1) == _MAX_AXES:
                 break
-            if not self._grow(extents, atom, atom in reduced):
+            if not self._grow(extents, atom, slots, row_bytes):
                 break
         return extents
 
-    def _grow(self, extents: dict[int, int], atom: int, whole: bool) -> bool:
+    def _grow(
+        self, extents: dict[int, int], atom: int, slots: tuple[int, int], row_bytes: int
+    ) -> bool:
         """Give `atom` the largest extent that fits; False when that is not all of it."""
         size = self.sizes[atom]
-        row = self._row_bytes(extents)
-        limit = size if whole else max(1, min(size, self.row_bytes // row))
-        if not self._fits(extents | {atom: limit}):
+        limit = size
+        if atom not in self.reduced:
+            limit = max(1, min(size, row_bytes // self._row_bytes(extents)))
+        if not self._fits(extents | {atom: limit}, slots):
             low, high = 1, limit
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (
-                    (middle, high) if self._fits(extents | {atom: middle}) else (low, middle)
-                )
+                fits = self._fits(extents | {atom: middle}, slots)
+                low, high = (middle, high) if fits else (low, middle)
             limit = low
         blocks = math.ceil(size / limit)
         extents[atom] = math.ceil(size / blocks)
@@ -255,45 +235,94 @@ class _Planner:
 
     def _tile_elements(self, value: Value, extents: Mapping[int, int]) -> int:
         spanned = value.atoms | value.over if value.op in SINKS else value.atoms
-        return math.prod(extents[a] for a in spanned if a != self.partition)
+        return math.prod([extents[a] for a in spanned if a != self.partition])
 
-    def _fits(self, extents: Mapping[int, int]) -> bool:
+    def _fits(self, extents: Mapping[int, int], slots: tuple[int, int]) -> bool:
         widest = max(self._tile_elements(v, extents) for v in self.nodes)
-        return widest <= self.limits.dim_stride_max and self._footprint(extents) <= self.budget
+        return (
+            widest <= self.limits.dim_stride_max and self._footprint(extents, slots) <= self.budget
+        )
 
-    def _footprint(self, extents: Mapping[int, int]) -> int:
-        """Peak SBUF bytes of the values alive at a time, all their slots counted."""
-        homes = self.space.homes(self.values)
-        last = {homes.get(i, i): at for at, v in enumerate(self.nodes) for i in v.inputs}
-        ending: dict[int, list[int]] = {}
+    def _freed(self) -> list[list[int]]:
+        """Per value, in order, what nothing reads any more once it is computed."""
+        last = {self.homes.get(i, i): at for at, v in enumerate(self.nodes) for i in v.inputs}
+        freed: list[list[int]] = [[] for _ in self.nodes]
         for n, at in last.items():
-            ending.setdefault(at, []).append(n)
+            freed[at].append(n)
+        for at, number in enumerate(self.values):
+            if number not in last:
+                freed[at].append(number)
+        return freed
+
+    def _footprint(self, extents: Mapping[int, int], slots: tuple[int, int]) -> int:
+        """Peak SBUF bytes of the values alive at a time, all their slots counted."""
         alive, peak, sizes = 0, 0, {}
-        for at, (number, value) in enumerate(zip(self.values, self.nodes, strict=True)):
-            held = value.op in SPLATS or number in homes
-            sizes[number] = 0 if held else self._bytes(number, value, extents)
+        for number, value, freed in zip(self.values, self.nodes, self.freed, strict=True):
+            held = value.op in SPLATS or number in self.homes
+            sizes[number] = 0 if held else self._bytes(number, value, extents, slots)
             alive += sizes[number]
             peak = max(peak, alive)
-            alive -= sum(sizes[n] for n in ending.get(at, ()))
-            alive -= sizes[number] if number not in last else 0
+            alive -= sum([sizes[n] for n in freed])
         return peak
 
-    def _bytes(self, number: int, value: Value, extents: Mapping[int, int]) -> int:
+    def _bytes(
+        self, number: int, value: Value, extents: Mapping[int, int], slots: tuple[int, int]
+    ) -> int:
         if value.op == "store" and self.space.values[value.inputs[0]].op not in SPLATS:
             return 0
         moved = value.op in ("load", "load_indexed") or number in self.stored
         rotates = any(extents[a] < self.sizes[a] for a in value.atoms)
-        slots = self.slots[0 if moved else 1] if rotates else 1
+        count = slots[0 if moved else 1] if rotates else 1
         partials = 4 if value.op == "reduce" and value.dtype.is_float else 0
-        return self._tile_elements(value, extents) * (value.dtype.bytes * slots + partials)
+        return self._tile_elements(value, extents) * (value.dtype.bytes * count + partials)
+
+
+class _Tiling:
+    """Loop order and cost of tiles of some extents; the space is the one fused for these tiles."""
+
+    def __init__(self, planner: _Planner, ranked: Sequence[int], extents: dict[int, int]) -> None:
+        self.partition, self.sizes, self.room = planner.partition, planner.sizes, planner.room
+        self.extents = extents
+        self.space, self.values = fusion.fuse(
+            planner.space, planner.values, self._points, self.room.rates
+        )
+        self.nodes = [self.space.values[n] for n in self.values]
+        self.axes = tuple(a for a in ranked if extents[a] > 1 and a != self.partition)
+        self.plans: dict[tuple[int, int], StripPlan] = {}
+        self.order = self._order(ranked)
+        if self.order is not None:
+            self.moved_ns, self.busiest_ns = self._costs(self.order)
+
+    def plan(self, slots: tuple[int, int]) -> StripPlan | None:
+        """The plan (one object per `slots`), or None when no loop order can compute it."""
+        if self.order is not None and slots not in self.plans:
+            self.plans[slots] = self._plan(self.order, slots)
+        return self.plans.get(slots)
+
+    def _plan(self, order: tuple[int, ...], slots: tuple[int, int]) -> StripPlan:
+        moved, busiest = self.moved_ns, self.busiest_ns
+        return StripPlan(
+            space=self.space,
+            values=self.values,
+            partition=self.partition,
+            axes=self.axes,
+            extents=self.extents,
+            order=order,
+            slots=slots,
+            cost=max(moved, busiest) + _SLOTS[slots] * min(moved, busiest),
+        )
+
+    def _points(self, value: Value) -> int:
+        """Elements per partition of a value in a tile."""
+        return math.prod([self.extents[a] for a in value.atoms if a != self.partition])
 
     # loop order
 
-    def _order(self, ranked: list[int], extents: Mapping[int, int]) -> tuple[int, ...] | None:
+    def _order(self, ranked: Sequence[int]) -> tuple[int, ...] | None:
         """Looped atoms, outermost first: the partition atom last, but what a sum runs over after
         the rest.
         """
-        looped = [a for a in ranked if self._is_looped(a, extents)]
+        looped = [a for a in ranked if self._is_looped(a)]
         looped.sort(key=lambda a: a == self.partition)
         before: dict[int, set[int]] = {a: set() for a in looped}
         for value in self.nodes:
@@ -316,8 +345,8 @@ class _Planner:
             order.append(free[0])
         return tuple(order) if self._sums_nest(order) else None
 
-    def _is_looped(self, atom: int, extents: Mapping[int, int]) -> bool:
-        parts = pieces(self.sizes[atom], extents[atom], self.space.splits.get(atom))
+    def _is_looped(self, atom: int) -> bool:
+        parts = pieces(self.sizes[atom], self.extents[atom], self.space.splits.get(atom))
         return len(parts) > 1 or parts[0].trip > 1
 
     def _sums_nest(self, order: Sequence[int]) -> bool:
@@ -331,45 +360,36 @@ class _Planner:
 
     # cost
 
-    def _cost(self, extents: Mapping[int, int], axes: Sequence[int], order: Sequence[int]) -> float:
+    def _costs(self, order: Sequence[int]) -> tuple[float, float]:
+        """(nanoseconds of transfers, of computation)."""
         found = depths(self.space, self.values, order)
-        trips = [math.ceil(self.sizes[a] / extents[a]) for a in order]
+        trips = [math.ceil(self.sizes[a] / self.extents[a]) for a in order]
         moved = 0.0
         computed = dict.fromkeys((Engine.VECTOR, Engine.SCALAR), 0.0)
         for n, value in zip(self.values, self.nodes, strict=True):
             runs = math.prod(trips[: found[n].run])
             if value.walk and value.walk.tensor >= 0:
-                moved += self._transfer_ns(value, value.walk, extents, axes, runs)
+                moved += self._transfer_ns(value, value.walk, runs)
             elif value.op not in SPLATS:
                 engine = fusion.engine_of(value)
-                computed[engine] += runs * self._compute_ns(value, extents, engine)
+                computed[engine] += runs * self._compute_ns(value, engine)
         # What both engines do alternates within a tile: a part of the shorter work shows.
         busiest = max(computed.values()) + _ALTERNATING * min(computed.values())
-        return max(moved, busiest) + _SLOTS[self.slots] * min(moved, busiest)
+        return moved, busiest
 
-    def _transfer_ns(
-        self,
-        value: Value,
-        walk: Walk,
-        extents: Mapping[int, int],
-        axes: Sequence[int],
-        runs: int,
-    ) -> float:
-        spanned = [a for a in axes if walk.stride(a)]
+    def _transfer_ns(self, value: Value, walk: Walk, runs: int) -> float:
+        spanned = [a for a in self.axes if walk.stride(a)]
         item = self.room.tensors[walk.tensor].dtype.bytes
-        run = contiguous_run(self.space, walk, spanned, extents) * item
-        elements = math.prod(extents[a] for a in spanned)
+        run = contiguous_run(self.space, walk, spanned, self.extents) * item
+        elements = math.prod(self.extents[a] for a in spanned)
         # Values that do not span the partition atom are loaded onto every partition, but stored
         # once.
         is_store = value.op == "store" and not walk.stride(self.partition)
-        rows = 1 if is_store or self.partition is None else extents[self.partition]
+        rows = 1 if is_store or self.partition is None else self.extents[self.partition]
         return runs * self.room.rates.transfer_ns(elements * rows * item, run, rows)
 
-    def _compute_ns(self, value: Value, extents: Mapping[int, int], engine: Engine) -> float:
-        def points(of: Value) -> int:
-            return math.prod(extents[a] for a in of.atoms if a != self.partition)
-
-        cycles = max(MIN_CYCLES, fusion.cycles(self.space, value, points))
+    def _compute_ns(self, value: Value, engine: Engine) -> float:
+        cycles = max(MIN_CYCLES, fusion.cycles(self.space, value, self._points))
         if self.partition in value.over:
             cycles *= 4
         return self.room.rates.engine_ns(engine, cycles)

@@ -36,6 +36,7 @@ class Columns:
     def __init__(self, plan: RowPlan, chunk: int, width: int) -> None:
         self.plan, self.space = plan, plan.space
         self.chunk, self.width = chunk, width
+        self.read_whole = plan.read_whole
         wanted = {*plan.roles.rows, *plan.roles.sums, *plan.roles.shared}
         self.numbers = plan.space.slice(wanted)
         self.selects = [n for n in plan.roles.rows if plan.space.values[n].op == "select"]
@@ -91,7 +92,7 @@ class Columns:
         if value.op == "reduce":
             neutral = {"max": Fact.LOW, "add": Fact.ZERO}.get(value.attrs["kind"])
             return neutral is not None and given[0] is neutral
-        whole = number in plan.read_whole
+        whole = number in self.read_whole
         return (number not in plan.turned or known.get(number) is Fact.ZERO) and not whole
 
     def _rows_live(

@@ -71,7 +71,7 @@ def ordered(instrs: list[Instr], costs: dict[Engine, int]) -> list[int]:
     """Positions of `instrs` in a list schedule where an instruction takes what its engine says."""
     tiles = [Tile(f"t{n}", Space.SBUF, 128, 64, F32) for n in range(8)]
     region = Region(RegionProgram("compute", "order"), tiles)
-    made = schedule(instrs, Memory(region, ()), lambda i: (costs[i.engine], 0))
+    made = schedule(instrs, Memory(region, ()), [(costs[i.engine], 0) for i in instrs])
     return [instrs.index(i) for i in made]
 
 

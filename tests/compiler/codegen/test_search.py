@@ -64,6 +64,29 @@ def test_every_row_of_ways_is_a_walk_of_its_own() -> None:
     assert fastest(nests, both, build, time) == ((2.0, 2), [second], 2)
 
 
+def test_what_several_walks_or_candidates_come_to_is_built_and_timed_once() -> None:
+    nests = [candidates(1.0, 2.0)]
+    first, second = nests[0]
+    built: list[tuple[float, int]] = []
+    timed: list[tuple[float, int]] = []
+
+    def build(chosen: list[Candidate], ways: int) -> tuple[float, int]:
+        built.append((chosen[0].cost, ways))
+        if chosen[0] is second and ways == 4:
+            raise CapacityError("SW_SBUF_CAPACITY", "tile")
+        return built[-1]
+
+    def time(made: tuple[float, int]) -> int:
+        timed.append(made)
+        return 10 // made[1]
+
+    nests = [[first, second, first, second]]
+    effort = Effort(4, 9.0, ((1, 4), (4,)))
+    assert fastest(nests, effort, build, time) == ((1.0, 4), [first], 4)
+    assert sorted(built) == [(1.0, 1), (1.0, 4), (2.0, 1), (2.0, 4)]
+    assert sorted(timed) == [(1.0, 1), (1.0, 4), (2.0, 1)]
+
+
 def products() -> Maker:
     """A product whose operands both have k innermost, as in x @ w.T."""
     m = Maker((1021, 768, 2048), "products")
