@@ -1,9 +1,12 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
+# A file of tests stays in one process: its fixtures and caches are built once, Ray starts once.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test check bench docs count format
+.PHONY: help setup run test matrix check bench docs count format
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -17,8 +20,11 @@ setup: $(STAMP) ## create .venv and install the pinned set
 run: setup ## run the main job: a byte-level Llama under FSDP on one simulated trn1n.32xlarge
 	$(BIN)/shardwright run examples/llama_fsdp/job.toml --out $(CURDIR)/out/llama_fsdp
 
-test: setup ## run the tests
-	$(BIN)/python -m pytest
+test: setup ## run the tests, on WORKERS processes (2)
+	$(PYTEST)
+
+matrix: setup ## run the long matrices that plain `make test` leaves out
+	$(PYTEST) -m matrix
 
 check: setup ## format, lint, types, layer rules
 	$(BIN)/ruff format --check .

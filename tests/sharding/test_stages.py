@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from compiler.diagnostics import Loc, ShardingError
 from compiler.dtypes import DType
+from compiler.ir.analysis import count_ops
 from compiler.ir.build import Builder
 from compiler.ir.ops import ScatterAttrs
 from compiler.ir.reference import evaluate
@@ -208,7 +209,10 @@ def test_clipping_by_norm_stays_after_the_cut() -> None:
         w, m = b.momentum(b.op("divide", grad, b.broadcast(norm, grad.type.shape)))
         return b.finish(w, m, loss)
 
-    same_as_whole_batch(make, 2, cut(make(ROWS), 2))
+    plan = cut(make(ROWS), 2)
+    roots = {p.name: count_ops(p.graph).get("sqrt", 0) for p in plan.programs}
+    assert roots["backward"] == 0 and roots["update"] == 2, "the norm is that of the whole batch"
+    same_as_whole_batch(make, 2, plan)
 
 
 def test_metrics_of_the_gradient_are_computed_by_update() -> None:

@@ -106,20 +106,19 @@ def matmul_region(m: int, n: int, k: int, dtype: DType = F32) -> Region:
             signals=(5,),
         ),
     ]
-    program = RegionProgram(
-        kind="compute",
-        name="matmul",
-        atoms=(m, n, k),
-        nodes=(
-            node("load", (), (0, 2), dtype, view=View(0, Affine(), (1, 0, m))),
-            node("load", (), (1, 2), dtype, view=View(1, Affine(), (0, 1, n))),
-            node("contract", (0, 1), (0, 1), over=(2,)),
-            node("store", (2,), (0, 1), view=View(2, Affine(), (n, 1, 0))),
-        ),
+    nest = Loop(0, m // tm, [Loop(1, n // tn, column)])
+    return Region(matmul_program(m, n, k, dtype), tiles, [nest], tokens=(0, 2, 0, 2, 0, 1))
+
+
+def matmul_program(m: int, n: int, k: int, dtype: DType) -> RegionProgram:
+    """What the tiled matmul computes."""
+    nodes = (
+        node("load", (), (0, 2), dtype, view=View(0, Affine(), (1, 0, m))),
+        node("load", (), (1, 2), dtype, view=View(1, Affine(), (0, 1, n))),
+        node("contract", (0, 1), (0, 1), over=(2,)),
+        node("store", (2,), (0, 1), view=View(2, Affine(), (n, 1, 0))),
     )
-    return Region(
-        program, tiles, [Loop(0, m // tm, [Loop(1, n // tn, column)])], tokens=(0, 2, 0, 2, 0, 1)
-    )
+    return RegionProgram(kind="compute", name="matmul", atoms=(m, n, k), nodes=nodes)
 
 
 def norm_region(rows: int, width: int, eps: float = 1e-5) -> Region:
@@ -130,8 +129,7 @@ def norm_region(rows: int, width: int, eps: float = 1e-5) -> Region:
     factor ready, 4 result ready, 5 result stored, 6 weight loaded.
     """
     p = min(rows, 128)
-    v, s, din, dout = Engine.VECTOR, Engine.SCALAR, Engine.DMA_IN, Engine.DMA_OUT
-    wide, one = (1, width), (1, 1)
+    wide = (1, width)
     tiles = [
         Tile("x", SBUF, p, width, F32, slots=2, loop=0, address=0),
         Tile("square", SBUF, p, width, F32, slots=1, loop=0, address=16384),
@@ -141,85 +139,54 @@ def norm_region(rows: int, width: int, eps: float = 1e-5) -> Region:
         Tile("out", SBUF, p, width, F32, slots=2, loop=0, address=65536),
     ]
     at = Affine(0, ((0, p * width),))
+    x, out = hbm(0, at, (width, p), wide), hbm(2, at, (width, p), wide)
+    block = [
+        instr("dma", Engine.DMA_IN, tile(0, p, wide), x, waits=(1,), signals=(0,)),
+        *norm_block(p, width, eps),
+        instr("dma", Engine.DMA_OUT, out, tile(5, p, wide), waits=(4,), signals=(5,)),
+    ]
+    weight = hbm(1, Affine(), (0, p), wide)
     body = [
-        instr("dma", din, tile(0, p, wide), hbm(0, at, (width, p), wide), waits=(1,), signals=(0,)),
-        instr(
-            "tensor_tensor",
-            v,
-            tile(1, p, wide),
-            tile(0, p, wide),
-            tile(0, p, wide),
-            waits=(0,),
-            op="multiply",
-        ),
-        instr(
-            "tensor_reduce",
-            v,
-            tile(2, p, one),
-            tile(1, p, wide),
-            signals=(2,),
-            op="add",
-            num_reduced=1,
-            zero_when=(),
-        ),
-        instr(
-            "activation",
-            s,
-            tile(3, p, one),
-            tile(2, p, one),
-            waits=(2,),
-            signals=(3,),
-            func="rsqrt",
-            scale=1 / width,
-            bias=eps,
-        ),
-        instr(
-            "tensor_scalar",
-            v,
-            tile(5, p, wide),
-            tile(0, p, wide),
-            tile(3, p, one),
-            waits=(3, 5),
-            signals=(1,),
-            op0="multiply",
-            scalar0=None,
-            op1=None,
-            scalar1=0.0,
-        ),
-        instr(
-            "tensor_tensor",
-            v,
-            tile(5, p, wide),
-            tile(5, p, wide),
-            tile(4, p, wide),
-            signals=(4,),
-            op="multiply",
-        ),
-        instr(
-            "dma", dout, hbm(2, at, (width, p), wide), tile(5, p, wide), waits=(4,), signals=(5,)
-        ),
+        instr("dma", Engine.DMA_IN, tile(4, p, wide), weight, signals=(6,)),
+        instr("wait", Engine.VECTOR, None, waits=(6,)),
+        Loop(0, rows // p, block),
     ]
-    program = RegionProgram(
-        kind="compute",
-        name="norm",
-        atoms=(rows, width),
-        nodes=(
-            node("load", (), (0, 1), view=View(0, Affine(), (width, 1))),
-            node("multiply", (0, 0), (0, 1)),
-            node("reduce", (1,), (0,), kind="add", over=(1,)),
-            node("constant", (), (), value=1 / width),
-            node("multiply", (2, 3), (0,)),
-            node("constant", (), (), value=eps),
-            node("add", (4, 5), (0,)),
-            node("rsqrt", (6,), (0,)),
-            node("multiply", (0, 7), (0, 1)),
-            node("load", (), (1,), view=View(1, Affine(), (0, 1))),
-            node("multiply", (8, 9), (0, 1)),
-            node("store", (10,), (0, 1), view=View(2, Affine(), (width, 1))),
-        ),
+    return Region(norm_program(rows, width, eps), tiles, body, tokens=(0, 2, 0, 0, 0, 2, 0))
+
+
+def norm_block(p: int, width: int, eps: float) -> list[Instr]:
+    """The arithmetic on a block of `p` rows that has been loaded."""
+    widths = (width, width, 1, 1, width, width)
+    x, square, total, factor, weight, out = (
+        tile(number, p, (1, columns)) for number, columns in enumerate(widths)
     )
-    head = [
-        instr("dma", din, tile(4, p, wide), hbm(1, Affine(), (0, p), wide), signals=(6,)),
-        instr("wait", v, None, waits=(6,)),
+    reduction: dict[str, Any] = {"op": "add", "num_reduced": 1, "zero_when": ()}
+    root: dict[str, Any] = {"func": "rsqrt", "scale": 1 / width, "bias": eps}
+    scaling: dict[str, Any] = {"op0": "multiply", "scalar0": None, "op1": None, "scalar1": 0.0}
+    v = Engine.VECTOR
+    return [
+        instr("tensor_tensor", v, square, x, x, waits=(0,), op="multiply"),
+        instr("tensor_reduce", v, total, square, signals=(2,), **reduction),
+        instr("activation", Engine.SCALAR, factor, total, waits=(2,), signals=(3,), **root),
+        instr("tensor_scalar", v, out, x, factor, waits=(3, 5), signals=(1,), **scaling),
+        instr("tensor_tensor", v, out, out, weight, signals=(4,), op="multiply"),
     ]
-    return Region(program, tiles, [*head, Loop(0, rows // p, body)], tokens=(0, 2, 0, 0, 0, 2, 0))
+
+
+def norm_program(rows: int, width: int, eps: float) -> RegionProgram:
+    """What the norm computes."""
+    nodes = (
+        node("load", (), (0, 1), view=View(0, Affine(), (width, 1))),
+        node("multiply", (0, 0), (0, 1)),
+        node("reduce", (1,), (0,), kind="add", over=(1,)),
+        node("constant", (), (), value=1 / width),
+        node("multiply", (2, 3), (0,)),
+        node("constant", (), (), value=eps),
+        node("add", (4, 5), (0,)),
+        node("rsqrt", (6,), (0,)),
+        node("multiply", (0, 7), (0, 1)),
+        node("load", (), (1,), view=View(1, Affine(), (0, 1))),
+        node("multiply", (8, 9), (0, 1)),
+        node("store", (10,), (0, 1), view=View(2, Affine(), (width, 1))),
+    )
+    return RegionProgram(kind="compute", name="norm", atoms=(rows, width), nodes=nodes)

@@ -207,9 +207,13 @@ def test_two_engines_write_without_order() -> None:
 
 
 def test_two_engines_may_write_different_parts() -> None:
-    left = instr("memset", VEC, tile(0, 128, (1, 4)), value=0.0)
-    right = instr("memset", GPS, tile(0, 128, (1, 4), offset=Affine(4)), value=0.0)
-    l0.run_region(region([sbuf()], left, right), [], {})
+    left = instr("memset", VEC, tile(0, 128, (1, 4)), value=2.0, signals=(0,))
+    right = instr("memset", GPS, tile(0, 128, (1, 4), offset=Affine(4)), value=3.0, signals=(1,))
+    out = np.zeros(4096, np.float32)
+    store = replace_waits(COPY_OUT, (0, 1))
+    l0.run_region(region([sbuf()], left, right, store), [out, out], {})
+    written = out[:1024].reshape(128, 8)
+    assert (written[:, :4] == 2).all() and (written[:, 4:] == 3).all()
 
 
 def test_order_passes_through_a_third_engine() -> None:

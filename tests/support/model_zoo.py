@@ -7,6 +7,7 @@ compiler. `training_step` makes the AdamW step that every framework would. Image
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,23 @@ def training_step(model: Model) -> tuple[Callable[[Params], Any], Callable[..., 
         return optax.apply_updates(params, updates), state, loss
 
     return optimizer.init, step
+
+
+def classifier(
+    name: str,
+    init: Callable[[jax.Array], Params],
+    batch: Callable[[jax.Array], Batch],
+    scores: Callable[..., jax.Array],
+) -> Model:
+    """A model whose batch ends with the labels that its scores are trained on."""
+
+    def forward(params: Params, *batch: jax.Array) -> jax.Array:
+        return scores(params, *batch[:-1])
+
+    def loss(params: Params, *batch: jax.Array) -> jax.Array:
+        return cross_entropy(scores(params, *batch[:-1]), batch[-1])
+
+    return Model(name=name, init=init, batch=batch, forward=forward, loss=loss)
 
 
 def dense(key: jax.Array, *shape: int) -> jax.Array:
@@ -83,19 +101,40 @@ def attention_params(key: jax.Array, width: int, heads: int, head: int) -> Param
 
 
 def attend(
-    p: Params, x: jax.Array, source: jax.Array, heads: int, mask: jax.Array | None
+    p: Params,
+    x: jax.Array,
+    source: jax.Array,
+    heads: int,
+    mask: jax.Array | None,
+    core: Callable[..., jax.Array] = attention,
 ) -> jax.Array:
-    """Multi-head attention of `x` [batch, time, width] over `source`."""
+    """Multi-head attention of `x` [batch, time, width] over `source`; `core` works per head."""
     q, k, v = (
         (y @ p[n]).reshape(*y.shape[:2], heads, -1)
         for n, y in (("q", x), ("k", source), ("v", source))
     )
-    out = attention(q, k, v, mask)
+    out = core(q, k, v, mask)
     return out.reshape(*out.shape[:2], -1) @ p["o"]
+
+
+def biased_attention(
+    table: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None
+) -> jax.Array:
+    """T5's form: no scale, a bias per distance and head from `table` [buckets, heads]."""
+    distance = jnp.arange(k.shape[1])[None, :] - jnp.arange(q.shape[1])[:, None]
+    bucket = jnp.clip(jnp.abs(distance), 0, table.shape[0] - 1)
+    scores = jnp.einsum("bthd,bshd->bhts", q, k) + jnp.moveaxis(table[bucket], -1, 0)
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores, axis=-1), v)
 
 
 def causal(time: int) -> jax.Array:
     return jnp.tril(jnp.ones((time, time), bool))
+
+
+def cast(params: Params, dtype: Any) -> Params:
+    return jax.tree.map(lambda x: x.astype(dtype), params)
 
 
 def tokens(key: jax.Array, *shape: int, vocabulary: int) -> jax.Array:
@@ -131,7 +170,7 @@ def decoder(
         return {"embed": dense(embed, vocabulary, width) * width**0.5, "layers": stacked}
 
     def forward(params: Params, ids: jax.Array) -> jax.Array:
-        params = jax.tree.map(lambda x: x.astype(dtype), params)
+        params = cast(params, dtype)
         mask = causal(ids.shape[1])
 
         def layer(x: jax.Array, p: Params) -> tuple[jax.Array, None]:
@@ -172,13 +211,9 @@ def encoder(
         def layer(keys: jax.Array) -> Params:
             zeros = {n: jnp.zeros(width) for n in ("b1", "b2")} | {"bff": jnp.zeros(ff)}
             gains = {n: jnp.ones(width) for n in ("g1", "g2")}
+            attention = attention_params(keys[0], width, heads, width // heads)
             mlp = {"up": dense(keys[1], width, ff), "down": dense(keys[2], ff, width)}
-            return {
-                **zeros,
-                **gains,
-                **mlp,
-                "attention": attention_params(keys[0], width, heads, width // heads),
-            }
+            return {**zeros, **gains, **mlp, "attention": attention}
 
         return {
             "embed": dense(keys[-1], vocabulary, width) * width**0.5,
@@ -187,8 +222,8 @@ def encoder(
             "layers": [layer(keys[3 * i : 3 * i + 3]) for i in range(layers)],
         }
 
-    def forward(params: Params, ids: jax.Array, lengths: jax.Array) -> jax.Array:
-        params = jax.tree.map(lambda x: x.astype(dtype), params)
+    def scores(params: Params, ids: jax.Array, lengths: jax.Array) -> jax.Array:
+        params = cast(params, dtype)
         keep = jnp.arange(ids.shape[1]) < lengths[:, None]
         x = params["embed"][ids] + params["positions"]
         for p in params["layers"]:
@@ -206,16 +241,7 @@ def encoder(
         labels = jax.random.randint(c, (samples,), 0, classes)
         return tokens(a, samples, time, vocabulary=vocabulary), lengths, labels
 
-    def loss(params: Params, ids: jax.Array, lengths: jax.Array, labels: jax.Array) -> jax.Array:
-        return cross_entropy(forward(params, ids, lengths), labels)
-
-    return Model(
-        name="encoder",
-        init=init,
-        batch=batch,
-        loss=loss,
-        forward=lambda p, ids, lengths, labels: forward(p, ids, lengths),
-    )
+    return classifier("encoder", init, batch, scores)
 
 
 def encoder_decoder(
@@ -235,48 +261,32 @@ def encoder_decoder(
     def init(key: jax.Array) -> Params:
         keys = iter(jax.random.split(key, 12))
 
-        def block(cross: bool) -> Params:
-            p = {"self": attention_params(next(keys), width, heads, width // heads)}
-            if cross:
-                p["cross"] = attention_params(next(keys), width, heads, width // heads)
+        def block(*kinds: str) -> Params:
+            parts = {n: attention_params(next(keys), width, heads, width // heads) for n in kinds}
             gains = {f"g{i}": jnp.ones(width) for i in range(3)}
-            return {
-                **p,
-                **gains,
-                "up": dense(next(keys), width, ff),
-                "down": dense(next(keys), ff, width),
-            }
+            mlp = {"up": dense(next(keys), width, ff), "down": dense(next(keys), ff, width)}
+            return {**parts, **gains, **mlp}
 
         return {
             "embed": dense(next(keys), vocabulary, width) * width**0.5,
             "bias": dense(next(keys), buckets, heads),
-            "encoder": block(cross=False),
-            "decoder": block(cross=True),
+            "encoder": block("self"),
+            "decoder": block("self", "cross"),
         }
 
-    def self_attention(p: Params, bias: jax.Array, x: jax.Array, causally: bool) -> jax.Array:
-        time = x.shape[1]
-        distance = jnp.arange(time)[None, :] - jnp.arange(time)[:, None]
-        bucket = jnp.clip(jnp.abs(distance), 0, buckets - 1)
-        q, k, v = ((x @ p[n]).reshape(*x.shape[:2], heads, -1) for n in "qkv")
-        scores = jnp.einsum("bthd,bshd->bhts", q, k) + jnp.moveaxis(bias[bucket], -1, 0)
-        if causally:
-            scores = jnp.where(causal(time), scores, jnp.finfo(scores.dtype).min)
-        out = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores, axis=-1), v)
-        return out.reshape(*x.shape[:2], -1) @ p["o"]
+    def self_attention(p: Params, x: jax.Array, core: Any, mask: jax.Array | None) -> jax.Array:
+        normed = rms_norm(x, p["g0"])
+        return x + attend(p["self"], normed, normed, heads, mask, core)
 
     def mlp(p: Params, x: jax.Array) -> jax.Array:
         return x + jax.nn.relu(rms_norm(x, p["g2"]) @ p["up"]) @ p["down"]
 
     def forward(params: Params, given: jax.Array, wanted: jax.Array) -> jax.Array:
-        params = jax.tree.map(lambda x: x.astype(dtype), params)
-        enc, dec, bias = params["encoder"], params["decoder"], params["bias"]
-        memory = params["embed"][given]
-        memory = mlp(
-            enc, memory + self_attention(enc["self"], bias, rms_norm(memory, enc["g0"]), False)
-        )
-        x = params["embed"][wanted]
-        x = x + self_attention(dec["self"], bias, rms_norm(x, dec["g0"]), True)
+        params = cast(params, dtype)
+        enc, dec = params["encoder"], params["decoder"]
+        core = functools.partial(biased_attention, params["bias"])
+        memory = mlp(enc, self_attention(enc, params["embed"][given], core, None))
+        x = self_attention(dec, params["embed"][wanted], core, causal(wanted.shape[1]))
         x = mlp(dec, x + attend(dec["cross"], rms_norm(x, dec["g1"]), memory, heads, None))
         return (x @ params["embed"].T).astype(jnp.float32)
 
@@ -313,8 +323,8 @@ def lstm(
             "head": dense(o, width, classes),
         }
 
-    def forward(params: Params, series: jax.Array) -> jax.Array:
-        params = jax.tree.map(lambda x: x.astype(dtype), params)
+    def scores(params: Params, series: jax.Array) -> jax.Array:
+        params = cast(params, dtype)
 
         def cell(state: Any, x: jax.Array) -> Any:
             h, c = state
@@ -333,16 +343,7 @@ def lstm(
             b, (samples,), 0, classes
         )
 
-    def loss(params: Params, series: jax.Array, labels: jax.Array) -> jax.Array:
-        return cross_entropy(forward(params, series), labels)
-
-    return Model(
-        name="lstm",
-        init=init,
-        batch=batch,
-        loss=loss,
-        forward=lambda p, series, labels: forward(p, series),
-    )
+    return classifier("lstm", init, batch, scores)
 
 
 def diffusion(
@@ -365,7 +366,7 @@ def diffusion(
         }
 
     def noise(params: Params, x: jax.Array, step: jax.Array) -> jax.Array:
-        params = jax.tree.map(lambda p: p.astype(dtype), params)
+        params = cast(params, dtype)
         freq = jnp.exp(-jnp.arange(16) * (jnp.log(10000.0) / 16))
         angle = step[:, None] * freq
         embedding = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1).astype(dtype)
@@ -418,7 +419,7 @@ def random_user(
         }
 
     def run(params: Params, x: jax.Array, seed: jax.Array) -> tuple[jax.Array, ...]:
-        params = jax.tree.map(lambda p: p.astype(dtype), params)
+        params = cast(params, dtype)
         drop, draw = jax.random.split(jax.random.wrap_key_data(seed))
         h = jax.nn.relu(x.astype(dtype) @ params["in"])
         keep = jax.random.bernoulli(drop, 0.9, h.shape)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from jaxlib import _jax
 
+from compiler.dtypes import DType
 from compiler.frontend.capture import Captured, capture
 from compiler.frontend.context import make_context, parse_module
 from compiler.frontend.hlo import import_hlo
@@ -248,4 +249,7 @@ def test_step_traces_at_any_batch_size() -> None:
 
 def test_flax_bf16_imports_too() -> None:
     captured = capture(flax_decoder.train_task(dtype=jnp.bfloat16, num_layers=1), 2)
-    verify(import_module(captured.artifact))
+    graph = verify(import_module(captured.artifact))
+    assert [v.type.shape for v in graph.inputs] == [i.shape for i in captured.inputs]
+    products = [op.result.type.dtype for op in graph.walk() if op.name == "dot_general"]
+    assert products.count(DType.BF16) > len(products) / 2
