@@ -4,7 +4,7 @@ buffers.
 `forward` computes the loss and other metrics, `backward` the sums over samples the optimizer needs,
 `update` the rest. With several micro-batches the first two repeat and add up in fp32 accumulators;
 `update` takes the mean and clears them. No name and no location is read: what may be accumulated
-follows from `linearity.py`, where to cut from `gradients.py`, what is kept in between from
+follows from `linearity`, where to cut from `gradients.py`, what is kept in between from
 `residuals.py`.
 """
 

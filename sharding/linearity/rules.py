@@ -1,0 +1,50 @@
+"""The table of transfer functions: op name -> label of its results from those of its operands.
+
+Ops without an entry are functions of elements. Each file of an op family registers its functions
+here; `walk.py` applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compiler.ir.types import Op, Value
+from sharding.linearity.labels import FREE, MIXED, Kind, Label, merge
+
+Labels = dict[Value, Label]
+Transfer = Callable[[Op, Sequence[Label], "Scope"], Label]
+TRANSFERS: dict[str, Transfer] = {}
+
+
+@dataclass(slots=True)
+class Scope:
+    """What a transfer function may look up: labels and producers of the region at hand."""
+
+    labels: Labels
+    producers: dict[Value, Op]
+
+
+def transfers(*names: str) -> Callable[[Transfer], Transfer]:
+    """Register a transfer function. Raises ValueError on a second one for a name."""
+
+    def register(fn: Transfer) -> Transfer:
+        for name in names:
+            if name in TRANSFERS:
+                raise ValueError(f"two transfer functions for {name}")
+            TRANSFERS[name] = fn
+        return fn
+
+    return register
+
+
+def elementwise(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
+    """Any function of elements: SAMPLE dims pass through, a SUM does not stay one."""
+    if any(label.kind is Kind.SAMPLE for label in operands):
+        return merge(operands, op.results[0].type.shape)
+    return MIXED if any(label.on_batch for label in operands) else FREE
+
+
+def no_sum(operands: Sequence[Label]) -> list[Label]:
+    """SUM read by a function that is not linear."""
+    return [MIXED if label.kind is Kind.SUM else label for label in operands]

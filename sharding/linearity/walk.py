@@ -1,0 +1,68 @@
+"""Labels of all values of a graph: the transfer functions applied op by op, loops until nothing
+changes.
+
+Whatever a loop's carry may be in any iteration, its label covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compiler.ir.types import Graph, Op, Value
+from sharding.linearity.labels import FREE, MIXED, Kind, Label, fit, join, sample
+from sharding.linearity.rules import TRANSFERS, Labels, Scope, elementwise
+
+
+def label_values(graph: Graph, batch: Mapping[Value, int]) -> Labels:
+    """Label every top-level value of `graph`; `batch` gives the sample dim of each batch input."""
+    inputs = [_input_label(v, batch.get(v)) for v in graph.inputs]
+    return _label_region(graph, inputs)
+
+
+def _input_label(value: Value, batch_dim: int | None) -> Label:
+    """The label of a graph input; a scalar batch leaf is data of the whole batch."""
+    if batch_dim is None:
+        return FREE
+    if not value.type.rank:
+        return MIXED
+    return sample([((n, d == batch_dim),) for d, n in enumerate(value.type.shape)])
+
+
+def _label_region(graph: Graph, inputs: Sequence[Label]) -> Labels:
+    """Labels of all values of one region."""
+    scope = Scope(dict(zip(graph.inputs, inputs, strict=True)), graph.producers())
+    for op in graph.ops:
+        operands = [scope.labels[v] for v in op.operands]
+        if op.name == "loop":
+            results: Sequence[Label] = _loop(op, operands)
+        elif op.name == "optimization_barrier":
+            results = operands
+        else:
+            results = [_label(op, operands, scope)] * len(op.results)
+        scope.labels.update(zip(op.results, results, strict=True))
+    return scope.labels
+
+
+def _loop(op: Op, operands: Sequence[Label]) -> list[Label]:
+    """Carries: the join over iterations, by repetition until nothing changes."""
+    (body,) = op.regions
+    carries = list(operands)
+    while True:
+        inside = _label_region(body, carries)
+        after = [
+            join(carry, inside[out], out) for carry, out in zip(carries, body.outputs, strict=True)
+        ]
+        if after == carries:
+            return after
+        carries = after
+
+
+def _label(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
+    """The label of the results of an op, which are alike."""
+    transfer = TRANSFERS.get(op.name)
+    if transfer is None:
+        transfer = elementwise
+    label = transfer(op, operands, scope)
+    if label.kind is Kind.SAMPLE:
+        return sample(fit(label.dims, op.results[0].type.shape))
+    return label
