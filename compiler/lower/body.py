@@ -37,6 +37,17 @@ VIEWS = LABEL_VIEWS | {"slice", "dynamic_slice", "reverse", "unfold"}
 UPDATES = frozenset(("dynamic_update_slice", "scatter"))
 
 
+def is_constant_like(op: Op) -> bool:
+    """True for ops whose result needs no memory when their operands need none: splats, counts,
+    views, elementwise.
+    """
+    if op.name == "constant":
+        return bool(op.attrs.is_splat)
+    if op.name == "iota":
+        return True
+    return OPS[op.name].elementwise or (op.name in VIEWS and op.name != "unfold")
+
+
 class Body:
     """The tasks of one function.
 
@@ -97,11 +108,9 @@ class Body:
                 self.producer[copy].fusable = value not in self._dense
 
     def _makes_free(self, op: Op) -> bool:
-        if op.result in self.known or op.name == "iota":
+        if op.result in self.known:
             return True
-        if op.name == "constant":
-            return bool(op.attrs.is_splat)
-        if not (OPS[op.name].elementwise or op.name in VIEWS) or op.name == "unfold":
+        if not is_constant_like(op):
             return False
         if op.name == "dynamic_slice" and any(v not in self.known for v in op.operands[1:]):
             return False

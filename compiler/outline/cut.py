@@ -364,7 +364,7 @@ class _PieceBuilder:
         computed again behind it.
         """
         source = self.value(op.operands[op.results.index(value)])
-        if op.name != "optimization_barrier" or value in self.cutter.free:
+        if op.name != "optimization_barrier":
             return source
         return self._append(make_op("optimization_barrier", (source,), loc=op.loc))
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
-from compiler.lower.body import VIEWS
+from compiler.lower.body import is_constant_like
 
 HEAVY = frozenset(
     (
@@ -44,15 +43,6 @@ def sink_invariants(graph: Graph) -> Graph:
         ops.append(op)
         made.update(dict.fromkeys(op.results, op))
     return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
-
-
-def is_constant_like(op: Op) -> bool:
-    """True for ops whose result is free when their operands are: splats, counts, views,
-    elementwise.
-    """
-    if op.name == "constant":
-        return bool(op.attrs.is_splat)
-    return op.name == "iota" or OPS[op.name].elementwise or op.name in VIEWS
 
 
 def _sink(loop: Op, made: Mapping[Value, Op], free: set[Value]) -> Op:

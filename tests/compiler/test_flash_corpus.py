@@ -28,8 +28,6 @@ WAYS = ("forward", "backward")
 LEAST = 60  # spellings that hold both ways
 FEW = ALL[::11]
 
-MASK = "the mask is stored for the backward pass instead of being made again"
-CLIP = "what the backward pass wants of the clip or cap is made, and stored, in the forward pass"
 SUMS = "a gradient sums over rows and keys at once, which the row region has no code for"
 HEADS = "a contraction over the heads is not part of row regions"
 CONCATENATED = "a concatenation along the keys is not part of row regions"
@@ -37,13 +35,6 @@ GAPS = {
     **{
         (name, "backward"): why
         for why, names in {
-            MASK: (
-                "jax_nn_local_window",
-                "linen_padding",
-                "padding_of_rows_and_keys",
-                "segment_ids",
-            ),
-            CLIP: ("clipped_exponential", "soft_cap"),
             SUMS: ("learned_temperature", "row_scale_and_key_bias"),
         }.items()
         for name in names

@@ -4,7 +4,9 @@ memory.
 A reader is far from an earlier one when it depends on it through a contraction whose result is
 small beside the value: the backward pass of attention depends on its output, the next layer on this
 one. Such readers can never be in one strip region, so each such group is better off with a copy of
-its own. Dependences are bit sets, one bit per (value, reader).
+its own. A cheap op stands where it is needed first, not where the program has it: what only the
+backward pass wants of the scores belongs there. Dependences are bit sets, one bit per (value,
+reader).
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Readers:
         edges = [Edge(v, op) for v in chosen for op in users[v]]
         self._bit = {edge: 1 << i for i, edge in enumerate(edges)}
         self._far: dict[Op, int] = {}
+        self._place: dict[Op, int] = {}
         self._spread(graph, edges)
+        self._delay(graph)
 
     def _spread(self, graph: Graph, edges: Sequence[Edge]) -> None:
         """Carry bits from operands to results; at a contraction those of much larger values become
@@ -62,6 +66,22 @@ class Readers:
                 moved = close & self._at_least(result.type.num_bytes * RATIO) if shrinks else 0
                 near[result], far[result] = close & ~moved, distant | moved
 
+    def _delay(self, graph: Graph) -> None:
+        """Move cheap ops to their first reader: they are far from whatever all readers are far
+        from.
+        """
+        stored = set(graph.outputs)
+        for position, op in reversed(list(enumerate(graph.ops))):
+            self._place[op] = position
+            readers = [u for v in op.results for u in self.users.get(v, ())]
+            if not readers or not is_cheap(op) or any(v in stored for v in op.results):
+                continue
+            self._place[op] = min(self._place[u] for u in readers)
+            common = self._far[readers[0]]
+            for reader in readers:
+                common &= self._far[reader]
+            self._far[op] |= common
+
     def _at_least(self, size: int) -> int:
         """Bits of the edges of values of `size` bytes or more."""
         smaller = bisect_right(self._sizes, size - 1)
@@ -74,9 +94,11 @@ class Readers:
         return bool(self._far[op] & self._bit[edge])
 
     def groups(self, value: Value) -> list[list[Op]]:
-        """Readers of `value` in program order, split where they are far from one another."""
+        """Readers of `value` in the order of their places, split where they are far from one
+        another.
+        """
         found: list[list[Op]] = []
-        for op in self.users.get(value, ()):
+        for op in sorted(self.users.get(value, ()), key=self._place.__getitem__):
             if found and not any(self.is_far(Edge(value, u), op) for u in found[-1]):
                 found[-1].append(op)
             else:

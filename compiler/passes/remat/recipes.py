@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
-from compiler.lower.body import VIEWS
+from compiler.lower.body import LABEL_VIEWS, VIEWS, is_constant_like
 
 RATIO = 4
 """A value is quadratic when all it follows from takes a quarter of its bytes (our choice: storing
@@ -45,7 +46,6 @@ MOVES = frozenset(
         "transpose",
     )
 )
-_REPEATED = MOVES | IDENTITIES | {"dot_general", "loop", "reduce"}
 
 Question = Callable[[Value], bool]
 
@@ -69,7 +69,9 @@ _CONTRACTIONS = frozenset(("dot_general", "convolution"))
 
 
 def is_cheap(op: Op) -> bool:
-    """Ops that only move data or work element by element."""
+    """Ops that only move data or work element by element; a table of constants is in memory."""
+    if op.name == "constant":
+        return is_constant_like(op)
     return op.name in MOVES or op.name in IDENTITIES or OPS[op.name].elementwise
 
 
@@ -79,7 +81,7 @@ def may_repeat(op: Op) -> bool:
     """
     if op.name == "loop":
         return all(is_cheap(inner) for inner in op.regions[0].ops)
-    return op.name in _REPEATED or OPS[op.name].elementwise
+    return is_cheap(op) or op.name in ("dot_general", "reduce")
 
 
 class Recipes:
@@ -95,15 +97,25 @@ class Recipes:
         """How to make `value` again, if that pays.
 
         `resident` are level inputs that stay in memory as they are, `available` values that the
-        place of the recipe has for other reasons.
+        place of the recipe has for other reasons. Views cost nothing, so sizes are compared with
+        what `value` is a view of.
         """
-        first = self._search(value, lambda x: self._is_small(x, value))
+        kept = self._behind_views(value)
+        first = self._search(value, partial(self._is_small, kept))
         if first is None:
             return None
         recipe = self._with_cheap_leaves(first, resident, available)
-        return recipe if self._pays(value, recipe, resident, available) else None
+        return recipe if self._pays(kept, recipe, resident, available) else None
 
-    def _is_small(self, x: Value, value: Value) -> bool:
+    def _behind_views(self, value: Value) -> Value:
+        """The value that would be in memory if `value` were kept."""
+        op = self.producers.get(value)
+        while op is not None and op.name in LABEL_VIEWS:
+            (value, *_) = operands_of(op, value)
+            op = self.producers.get(value)
+        return value
+
+    def _is_small(self, value: Value, x: Value) -> bool:
         return x.type.num_bytes * RATIO <= value.type.num_bytes
 
     def _search(
@@ -138,20 +150,35 @@ class Recipes:
         return Recipe(tuple(sorted(ops, key=self.position.__getitem__)), tuple(leaves))
 
     def _with_cheap_leaves(self, recipe: Recipe, resident: Question, available: Question) -> Recipe:
-        """`recipe` with leaves replaced by cheap ops on values that are there anyway."""
+        """`recipe` with leaves replaced by cheap ops, where that needs less memory."""
 
         def there(x: Value) -> bool:
             return (x in self.inputs and resident(x)) or available(x)
 
-        ops, leaves = set(recipe.ops), dict.fromkeys(recipe.leaves)
-        for leaf in recipe.leaves:
-            longer = None if there(leaf) else self._search(leaf, there, is_cheap, _CHEAP_OPS)
-            if longer is None or not _all_there(leaf, longer, there):
+        ops, leaves = set(recipe.ops), dict[Value, None]()
+        todo = list(reversed(recipe.leaves))
+        while todo:
+            leaf = todo.pop()
+            longer = self._cheap(leaf, resident, there)
+            if longer is None:
+                leaves[leaf] = None
                 continue
-            del leaves[leaf]
             ops.update(longer.ops)
-            leaves.update(dict.fromkeys(longer.leaves))
+            todo += reversed(longer.leaves)
         return Recipe(tuple(sorted(ops, key=self.position.__getitem__)), tuple(leaves))
+
+    def _cheap(self, leaf: Value, resident: Question, there: Question) -> Recipe | None:
+        """Cheap ops that make `leaf` from what is there; or from values small beside it when it is
+        quadratic itself (a mask that all heads share): others make it again, so it is not kept.
+        """
+        if leaf in self.inputs and resident(leaf):
+            return None
+        is_small = partial(self._is_small, self._behind_views(leaf))
+        found = self._search(leaf, is_small, is_cheap)
+        if found is not None and all(map(is_small, found.leaves)):
+            return found
+        found = None if there(leaf) else self._search(leaf, there, is_cheap, _CHEAP_OPS)
+        return found if found is not None and _all_there(leaf, found, there) else None
 
     def _pays(self, value: Value, recipe: Recipe, resident: Question, available: Question) -> bool:
         """Small leaves, few contractions, and less arithmetic than the memory traffic is worth."""
@@ -164,7 +191,7 @@ class Recipes:
             return False
         kept = [x for x in recipe.leaves if x in self.inputs and resident(x)]
         made = [x for x in recipe.leaves if x not in kept]
-        if not all(self._is_small(x, value) for x in made):
+        if not all(self._is_small(value, x) for x in made):
             return False
         stored = sum(x.type.num_bytes for x in made if not available(x))
         read = sum(x.type.num_bytes for x in kept)
@@ -188,7 +215,7 @@ def free_values(graph: Graph) -> set[Value]:
     """Values made of constants and counts alone."""
     free: set[Value] = set()
     for op in graph.ops:
-        made = op.name in MOVES or (OPS[op.name].elementwise and op.name not in IDENTITIES)
+        made = is_cheap(op) and op.name not in IDENTITIES
         if made and all(v in free for v in op.operands):
             free.update(op.results)
     return free

@@ -21,6 +21,7 @@ from compiler.lower.body import VIEWS
 from compiler.options import CompileOptions
 from compiler.outline import outline_programs
 from compiler.passes.pipeline import REMAKE_PASSES, STEP_PASSES, run, step_passes, unit_passes
+from compiler.passes.remat.groups import Readers
 from compiler.passes.remat.recipes import free_values
 from compiler.program import StepProgram
 from tests.support.compiled import graph_of
@@ -213,3 +214,47 @@ def graph_after(fn: Callable, *shapes: tuple[int, ...]) -> tuple[Graph, Graph]:
 def test_what_does_not_pay_is_left_alone(fn: Callable, shapes: tuple[tuple[int, ...], ...]) -> None:
     before, after = graph_after(fn, *shapes)
     assert count_ops(after) == count_ops(before)
+
+
+LEGAL = np.abs(np.arange(T) * 7 % T - T // 2)  # a table: positions in an order of their own
+
+
+def shared_by_heads(ids: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where((ids[:, None] == ids)[None], x, -1e9)
+
+
+def from_a_table(ids: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.asarray(LEGAL)[:, None] >= jnp.asarray(LEGAL), x, -1e9)
+
+
+def clipped(ids: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.clip(x, -3.0, 3.0)
+
+
+def capped(ids: jax.Array, x: jax.Array) -> jax.Array:
+    return 5.0 * jnp.tanh(x / 5.0)
+
+
+def waits_for_a_contraction(graph: Graph) -> list[str]:
+    """Ops whose quadratic result, no view, has readers on both sides of a contraction of it."""
+    made, free = graph.producers(), free_values(graph)
+    large = [v for v in made if v not in free and v.type.num_elements >= T * T]
+    values = [v for v in large if made[v].name not in VIEWS]
+    readers = Readers(graph, values)
+    return [made[v].name for v in readers.values() if len(readers.groups(v)) > 1]
+
+
+@pytest.mark.parametrize("change", [shared_by_heads, from_a_table, clipped, capped])
+def test_what_the_backward_pass_wants_of_scores_is_made_there(change: Callable) -> None:
+    ids = np.repeat(np.arange(T // 24, dtype=np.int32), 24)
+    q, k, v = (np.random.default_rng(i).normal(size=(T, 4, D)).astype(np.float32) for i in range(3))
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+        p = jax.nn.softmax(change(ids, jnp.einsum("thd,shd->hts", q, k)))
+        return jnp.sum(jnp.einsum("hts,shd->thd", p, v) ** 2)
+
+    graph = run(graph_of(jax.grad(loss, (0, 1, 2)), q, k, v, ids), STEP_PASSES)
+    after = run(graph, REMAKE_PASSES)
+    assert waits_for_a_contraction(graph)
+    assert not waits_for_a_contraction(after)
+    equal(graph, after, q, k, v, ids)
