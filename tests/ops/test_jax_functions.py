@@ -129,6 +129,9 @@ def test_integer_dot_warns_with_the_line() -> None:
 KNOWN_CALLS: dict[str, Callable[..., Any]] = {
     "AwsNeuronErf": lax.erf,
     "AwsNeuronGelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "AwsNeuronGeluBackward": lambda x: (
+        jax.scipy.stats.norm.cdf(x) + x * jax.scipy.stats.norm.pdf(x)
+    ),
     "AwsNeuronGeluApprxTanh": jax.nn.gelu,
     "AwsNeuronSilu": jax.nn.silu,
     "AwsNeuronModuleMarkerStart-Forward": lambda x: x,

@@ -18,6 +18,8 @@ X = np.random.default_rng(3).normal(size=(6, 20)).astype(np.float32)
 X[2, 5] = X[2, 11] = 9.0  # a tie: the first position counts
 WEIGHT = np.linspace(0.5, 1.5, 20, dtype=np.float32)
 EPS = np.float32(1e-3)
+SOFT = np.asarray(jax.nn.softmax(X, 0))
+IMAGE = np.random.default_rng(4).normal(size=(2, 5, 6, 3)).astype(np.float32)
 
 
 def module(target: str, config: str, operands: tuple[Any, ...], results: str) -> str:
@@ -42,8 +44,16 @@ def rms_norm(x: Any, w: Any, eps: Any) -> Any:
 CASES: list[tuple[str, str, tuple[Any, ...], str, Callable[..., Any]]] = [
     ("AwsNeuronArgMax", "1", (X,), "tensor<6xui32>", lambda x: jnp.argmax(x, 1)),
     ("AwsNeuronArgMax", "0", (X,), "tensor<20xui32>", lambda x: jnp.argmax(x, 0)),
+    ("AwsNeuronArgMax", "1", (X,), "tensor<6xi64>", lambda x: jnp.argmax(x, 1).astype("i4")),
     ("AwsNeuronArgMin", "-1", (X,), "tensor<6xui32>", lambda x: jnp.argmin(x, 1)),
     ("AwsNeuronRmsNorm", "1", (X, WEIGHT, EPS), "tensor<6x20xf32>", rms_norm),
+    (
+        "AwsNeuronSoftmaxBackward",
+        "0",
+        (X, SOFT),
+        "tensor<6x20xf32>",
+        lambda g, y: y * (g - jnp.sum(g * y, 0)),
+    ),
     ("AwsNeuronSoftmax", "", (X,), "tensor<6x20xf32>", jax.nn.softmax),
     (
         "AwsNeuronTopK",
@@ -78,3 +88,80 @@ def test_forms_that_make_no_sense(target: str, config: str, results: str) -> Non
         import_module(module(target, config, (X,), results))
     assert caught.value.code == "NCC_EVRF064"
     assert caught.value.loc is not None and caught.value.loc.line == 7
+
+
+def points(size: int, count: int, config: str) -> np.ndarray:
+    """Where the pixels of a resized dim lie in the image dim, in pixels from its first."""
+    corners, centers = config[0] == "1", config[1] == "1"
+    scale = (size - 1) / (count - 1) if corners else size / count
+    return (np.arange(count) + 0.5 * centers) * scale - 0.5 * centers
+
+
+def nearest(image: Any, shape: tuple[int, int], config: str) -> Any:
+    """Pixels picked by position."""
+    for dim, count in zip((1, 2), shape, strict=True):
+        at = points(image.shape[dim], count, config) + 0.5 * (config[1] == "1")
+        at = np.round(at + 1e-6) if config[0] == "1" else np.floor(at + 1e-6)
+        image = jnp.take(image, at.astype(int), axis=dim)
+    return image
+
+
+def bilinear(image: Any, shape: tuple[int, int], config: str) -> Any:
+    """Between the two pixels on either side, the border pixel beyond the border."""
+    for dim, count in zip((1, 2), shape, strict=True):
+        at = np.clip(points(image.shape[dim], count, config), 0, image.shape[dim] - 1)
+        low = np.floor(at).astype(int)
+        high = np.minimum(low + 1, image.shape[dim] - 1)
+        part = (at - low).reshape([-1 if d == dim else 1 for d in range(4)])
+        image = jnp.take(image, low, dim) * (1 - part) + jnp.take(image, high, dim) * part
+    return image
+
+
+@pytest.mark.parametrize("config", ["00", "01", "10"])
+@pytest.mark.parametrize("shape", [(10, 12), (7, 4), (5, 13)])
+@pytest.mark.parametrize("target", ["ResizeNearest", "ResizeBilinear", "ResizeNearestGrad"])
+def test_resized_images(target: str, shape: tuple[int, int], config: str) -> None:
+    large = (2, *shape, 3)
+    if target == "ResizeNearestGrad":
+        grad = np.random.default_rng(5).normal(size=large).astype(np.float32)
+        (wanted,) = jax.vjp(lambda x: nearest(x, shape, config), IMAGE)[1](grad)
+        given = grad
+    else:
+        wanted = (nearest if target == "ResizeNearest" else bilinear)(IMAGE, shape, config)
+        given = IMAGE
+    result = "tensor<" + "x".join(map(str, wanted.shape)) + "xf32>"
+    graph = import_module(module(target, f"\\22{config}\\22", (given,), result))
+    exact = target == "ResizeNearest"
+    for (have,) in run_levels(graph, [given]):
+        if exact:
+            np.testing.assert_array_equal(have, wanted)
+        np.testing.assert_allclose(have, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_half_pixel_centers_are_those_of_jax_image() -> None:
+    for target, method in (("ResizeNearest", "nearest"), ("ResizeBilinear", "bilinear")):
+        graph = import_module(module(target, "01", (IMAGE,), "tensor<2x11x12x3xf32>"))
+        wanted = jax.image.resize(IMAGE, (2, 11, 12, 3), method, antialias=False)
+        for (have,) in run_levels(graph, [IMAGE]):
+            np.testing.assert_allclose(have, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "result"), [("11", "2x10x12x3xf32"), ("00", "2x10x12x4xf32"), ("00", "2x9x3xf32")]
+)
+def test_resizes_that_make_no_sense(config: str, result: str) -> None:
+    with pytest.raises(ImportRuleError, match="NCC_EVRF064"):
+        import_module(module("ResizeNearest", config, (IMAGE,), f"tensor<{result}>"))
+
+
+@pytest.mark.parametrize("target", ["AwsNeuronDropoutMaskV1", "AwsNeuronSiluBackward"])
+def test_calls_without_a_public_form_say_so(target: str) -> None:
+    with pytest.raises(ImportRuleError, match="is not public") as caught:
+        import_module(module(target, "", (X,), "tensor<6x20xf32>"))
+    assert caught.value.code == "NCC_EHCA005" and caught.value.loc is not None
+
+
+def test_a_transfer_with_a_static_ring_passes_its_operand_on() -> None:
+    graph = import_module(module("AwsNeuronTransferWithStaticRing", "", (X,), "tensor<6x20xf32>"))
+    for (have,) in run_levels(graph, [X]):
+        np.testing.assert_array_equal(have, X)

@@ -16,7 +16,7 @@ from compiler.ir.types import Value
 if TYPE_CHECKING:
     from compiler.frontend.importer import Site
 
-_HINT = "give the unpartitioned module, and the mesh and strategy beside it"
+UNPARTITIONED = "give the unpartitioned module, and the mesh and strategy beside it"
 
 
 @imports(
@@ -31,7 +31,9 @@ def grouped(site: Site) -> Sequence[Value]:
     size = site.op.attributes["replica_groups"].type.shape[-1]
     if size != 1:
         name = site.name.partition(".")[2]
-        refuse("NCC_EVRF001", f"{name} requires groups of one rank, got {size or 'all'}", _HINT)
+        refuse(
+            "NCC_EVRF001", f"{name} requires groups of one rank, got {size or 'all'}", UNPARTITIONED
+        )
     return site.operands
 
 
@@ -40,7 +42,11 @@ def collective_permute(site: Site) -> Sequence[Value]:
     """Rank 0 to itself changes nothing."""
     pairs = list(site.op.attributes["source_target_pairs"])
     if pairs != [0, 0]:
-        refuse("NCC_EVRF001", f"collective_permute requires the pair (0, 0), got {pairs}", _HINT)
+        refuse(
+            "NCC_EVRF001",
+            f"collective_permute requires the pair (0, 0), got {pairs}",
+            UNPARTITIONED,
+        )
     return site.operands
 
 

@@ -1,17 +1,18 @@
 """Custom calls the vendor's compiler knows by name: a table from target to ops of our IR.
 
-Activations have one operand; markers and sharding hints pass their operands on; the rest is in
-`vendor_calls.py`. Any other target is refused: no library is there to call. Names: error page
-NCC_EHCA005.
+Activations have one operand; markers and hints pass their operands on; the rest is in
+`vendor_calls.py`, `resize.py` and `gspmd.py`. Any other target is refused: no library is there to
+call. Names: error page NCC_EHCA005.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from compiler.dtypes import DType
+from compiler.frontend.rules import gspmd, resize
 from compiler.frontend.rules import vendor_calls as calls
 from compiler.frontend.rules.bits import binary, convert
 from compiler.frontend.rules.registry import imports, refuse
@@ -48,6 +49,18 @@ def _gated(site: Site, x: Value, gate: Value) -> Value:
     return site.emit("multiply", (half, binary(site, "add", gate, 1.0))).result
 
 
+def _gelu_slope(site: Site, x: Value) -> Value:
+    """The derivative of Gelu, (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi); the caller
+    multiplies it by the gradient (torch-neuronx: `AwsNeuronGeluBackward` has one operand).
+    """
+    gate = binary(site, "add", _erf(site, binary(site, "multiply", x, math.sqrt(0.5))), 1.0)
+    square = site.emit("multiply", (x, x)).result
+    bell = site.emit("exponential", (binary(site, "multiply", square, -0.5),)).result
+    slope = binary(site, "multiply", bell, 1 / math.sqrt(2 * math.pi))
+    moving = site.emit("multiply", (x, slope)).result
+    return site.emit("add", (binary(site, "multiply", gate, 0.5), moving)).result
+
+
 def _silu(site: Site, x: Value) -> Value:
     return site.emit("multiply", (x, site.emit("logistic", (x,)).result)).result
 
@@ -56,30 +69,23 @@ ACTIVATIONS: dict[str, Function] = {
     "AwsNeuronErf": _erf,
     "AwsNeuronGelu": _gelu,
     "AwsNeuronGeluApprxTanh": _gelu_tanh,
+    "AwsNeuronGeluBackward": _gelu_slope,
     "AwsNeuronSilu": _silu,
 }
 _VENDOR = "AwsNeuron"
-_DOCUMENTED = frozenset(
+_NO_PUBLIC_FORM = frozenset(
     _VENDOR + name
-    for name in [
-        "GeluBackward",
-        "SiluBackward",
-        "RmsNorm",
-        "Softmax",
-        "SoftmaxBackward",
+    for name in (
         "CollectiveMatmul",
-        "IntMatmult",
-        "ArgMax",
-        "ArgMin",
-        "TopK",
-        "DropoutMaskV1",
         "CustomNativeKernel",
         "CustomOp",
         "DevicePrint",
-        "TransferWithStaticRing",
-    ]
+        "DropoutMaskV1",
+        "IntMatmult",
+        "SiluBackward",
+    )
 )
-"""Listed by the error page, not offered here."""
+"""Listed by the error page; what they take is written down nowhere public, so they stay refused."""
 PASSED_ON = frozenset(
     (
         "AwsNeuronLNCShardingConstraint",
@@ -87,6 +93,7 @@ PASSED_ON = frozenset(
         "AwsNeuronModuleMarkerEnd-Forward",
         "AwsNeuronModuleMarkerStart-Backward",
         "AwsNeuronModuleMarkerStart-Forward",
+        "AwsNeuronTransferWithStaticRing",
         "NeuronBoundaryMarker-End",
         "NeuronBoundaryMarker-Start",
     )
@@ -98,8 +105,15 @@ COMPOSITES: dict[str, Composite] = {
     "AwsNeuronArgMin": calls.arg_min,
     "AwsNeuronRmsNorm": calls.rms_norm,
     "AwsNeuronSoftmax": calls.softmax,
+    "AwsNeuronSoftmaxBackward": calls.softmax_backward,
     "AwsNeuronTopK": calls.top_k,
     "ApproxTopK": approx_top_k,
+    "ResizeBilinear": resize.bilinear,
+    "ResizeNearest": resize.nearest,
+    "ResizeNearestGrad": resize.nearest_grad,
+    "SPMDFullToShardShape": gspmd.annotation,
+    "SPMDShardToFullShape": gspmd.annotation,
+    "Sharding": gspmd.annotation,
 }
 
 
@@ -110,14 +124,7 @@ def custom_call(site: Site) -> Sequence[Value]:
     if target in COMPOSITES:
         return COMPOSITES[target](site)
     if target not in ACTIVATIONS and target not in PASSED_ON:
-        hint = "replace it with ordinary operators"
-        if target in ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"):
-            hint = "use Shardy shardings (jax_use_shardy_partitioner, the default of JAX)"
-        # Both codes have one page that does not say which stage raises which. Our reading: a name
-        # made up in the vendor's own space fails verification, any other has no code.
-        made_up = target.startswith(_VENDOR) and target not in _DOCUMENTED
-        code = "NCC_EVRF015" if made_up else "NCC_EHCA005"
-        refuse(code, f"custom call {target} is not supported", hint)
+        _refuse(target)
     results = [site.result_type(i) for i in range(len(site.op.results))]
     given = [v.type for v in site.operands]
     passed = target in PASSED_ON
@@ -128,3 +135,15 @@ def custom_call(site: Site) -> Sequence[Value]:
         return site.operands
     wide = convert(site, site.operands[0], DType.F32)
     return (convert(site, ACTIVATIONS[target](site, wide), given[0].dtype),)
+
+
+def _refuse(target: str) -> NoReturn:
+    """Both codes have one page that does not say which stage raises which. Our reading: a name made
+    up in the vendor's own space fails verification, any other has no code.
+    """
+    hint = "replace it with ordinary operators"
+    if target in _NO_PUBLIC_FORM:
+        why = "is known to neuronx-cc, but what it takes is not public"
+        refuse("NCC_EHCA005", f"custom call {target} {why}", hint)
+    code = "NCC_EVRF015" if target.startswith(_VENDOR) else "NCC_EHCA005"
+    refuse(code, f"custom call {target} is not supported", hint)

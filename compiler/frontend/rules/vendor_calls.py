@@ -1,8 +1,8 @@
 """Custom calls of the vendor's frameworks that stand for more than one op, written out in ours.
 
-Forms as the open front ends emit them (transformers-neuronx `AwsNeuronArgMax`; the RmsNorm wrapper
-of neuronx-distributed-inference): the dim, or k, is text in `backend_config`; indices are u32; the
-epsilon of RmsNorm is a scalar operand. Where no public form is known the call stays refused.
+Forms as the front ends emit them (transformers-neuronx, torch-neuronx): the dim, or k, is text in
+`backend_config`; indices are u32 or s64; the epsilon of RmsNorm is a scalar operand; the backward
+pass of softmax takes the gradient and the forward's result.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 def arg_max(site: Site) -> Sequence[Value]:
-    """First position of the largest element along a dim, u32."""
+    """First position of the largest element along a dim."""
     return (_extreme_position(site, "max"),)
 
 
 def arg_min(site: Site) -> Sequence[Value]:
-    """First position of the smallest element along a dim, u32."""
+    """First position of the smallest element along a dim."""
     return (_extreme_position(site, "min"),)
 
 
@@ -84,6 +84,21 @@ def softmax(site: Site) -> Sequence[Value]:
     return (convert(site, result, given.type.dtype),)
 
 
+def softmax_backward(site: Site) -> Sequence[Value]:
+    """y * (g - sum(g * y)) along a dim, of the gradient g and the result y, in fp32."""
+    given = _operands(site, 2)
+    type = given[0].type
+    if given[1].type.shape != type.shape:
+        refuse("NCC_EVRF064", f"SoftmaxBackward requires equal shapes, got {type}, {given[1].type}")
+    dim = _number(site, type.rank - 1)
+    others = tuple(d for d in range(type.rank) if d != dim)
+    grad, y = (convert(site, v, DType.F32) for v in given)
+    product = site.emit("multiply", (grad, y)).result
+    total = site.emit("reduce", (product,), ReduceAttrs("add", (dim,))).result
+    rest = site.emit("subtract", (grad, _spread(site, total, others, type.shape))).result
+    return (convert(site, site.emit("multiply", (y, rest)).result, type.dtype),)
+
+
 def _extreme_position(site: Site, kind: str) -> Value:
     (x,) = _operands(site, 1)
     dim = _number(site, x.type.rank - 1)
@@ -94,7 +109,8 @@ def _extreme_position(site: Site, kind: str) -> Value:
     place = _positions(site, x, dim)
     beyond = constant(site, x.type.shape[dim], place.type)
     candidate = site.emit("select", (found, place, beyond)).result
-    return site.emit("reduce", (candidate,), ReduceAttrs("min", (dim,))).result
+    first = site.emit("reduce", (candidate,), ReduceAttrs("min", (dim,))).result
+    return convert(site, first, site.result_type().dtype)
 
 
 def _positions(site: Site, like: Value, dim: int) -> Value:
