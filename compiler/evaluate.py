@@ -138,13 +138,14 @@ def region_time(
     target: Target,
     dma_share: float = 1.0,
     hbm_share: float = 1.0,
+    recorded: bool = True,
 ) -> RegionTime:
-    """Time of one region from barrier to barrier.
+    """Time of one region from barrier to barrier; `compute_ps` is 0 unless `recorded`.
 
     The duration is at least the summed time of loads and stores.
     """
     rates = _Rates(target.core, target.hbm_bytes_per_s_per_core * hbm_share, dma_share)
-    timeline, totals = _evaluated(region, tensors, rates, recorded=True)
+    timeline, totals = _evaluated(region, tensors, rates, recorded)
     duration = max(timeline.end_ps, totals.dma_ps)
     compute = min(duration, timeline.recorded_ps)
     busy = {e.value: t for e, t in totals.busy.items() if t}
@@ -152,10 +153,8 @@ def region_time(
 
 
 def region_duration_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
-    """`region_time(...).duration_ps` alone, for those who compare many tilings."""
-    rates = _Rates(target.core, target.hbm_bytes_per_s_per_core, 1.0)
-    timeline, totals = _evaluated(region, tensors, rates, recorded=False)
-    return max(timeline.end_ps, totals.dma_ps)
+    """The duration alone, for those who compare many tilings."""
+    return region_time(region, tensors, target, recorded=False).duration_ps
 
 
 def _evaluated(
@@ -168,9 +167,16 @@ def _evaluated(
 
 
 def function_segments(
-    function: Function, target: Target, dma_share: float = 1.0, hbm_share: float = 1.0
+    function: Function,
+    target: Target,
+    dma_share: float = 1.0,
+    hbm_share: float = 1.0,
+    recorded: bool = True,
 ) -> tuple[Segment, ...]:
-    """The function as compute stretches between collective starts and waits."""
+    """The function as compute stretches between collective starts and waits; arguments as in
+    `region_time`.
+    """
+    tensors = function.tensors
     out: list[Segment] = []
     pending: list[RegionTime] = []
     for region in function.regions:
@@ -183,7 +189,7 @@ def function_segments(
         elif kind == "register_load":
             pending.append(RegionTime(region.program.name, target.core.dma_fixed_ps, {}, 0, 4))
         else:
-            pending.append(region_time(region, function.tensors, target, dma_share, hbm_share))
+            pending.append(region_time(region, tensors, target, dma_share, hbm_share, recorded))
     return tuple(out + _joined(pending))
 
 

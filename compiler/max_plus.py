@@ -137,8 +137,9 @@ class Timeline:
             self._repeat(loop, mark.base_ps, known)
             return
         self._loop(loop)
-        intervals = self.intervals[mark.num_intervals :]
-        moved = tuple((a - mark.base_ps, b - mark.base_ps) for a, b in intervals)
+        intervals = merged(self.intervals[mark.num_intervals :])
+        self.intervals[mark.num_intervals :] = intervals
+        moved = tuple([(a - mark.base_ps, b - mark.base_ps) for a, b in intervals])
         after = self._mark(loop)
         after = after._replace(base_ps=after.base_ps - mark.base_ps)
         self.known[key] = _Outcome(after, moved, self.folded_ps - mark.folded_ps)
@@ -203,14 +204,25 @@ def _period(history: Sequence[_Mark]) -> int:
     return 0
 
 
+def merged(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same points as intervals that do not touch, in order."""
+    found: list[tuple[int, int]] = []
+    first = reach = -1
+    for start, end in sorted(intervals):
+        if start > reach:
+            if reach > first:
+                found.append((first, reach))
+            first, reach = start, end
+        elif end > reach:
+            reach = end
+    if reach > first:
+        found.append((first, reach))
+    return found
+
+
 def _union(intervals: Sequence[tuple[int, int]]) -> int:
     """Length of the union."""
-    total, reach = 0, -1
-    for start, end in sorted(intervals):
-        if end > reach:
-            total += end - max(start, reach)
-            reach = end
-    return total
+    return sum([end - start for start, end in merged(intervals)])
 
 
 def _wrapped_union(intervals: Sequence[tuple[int, int]], period: int) -> int:

@@ -60,7 +60,7 @@ MacroOp = Stretch | Start | Wait
 def function_macros(function: Function, target: Target) -> tuple[MacroOp, ...]:
     """The macro-operations of one call of `function`."""
     full = function_segments(function, target)
-    half = function_segments(function, target, dma_share=HALF_SHARE)
+    half = function_segments(function, target, dma_share=HALF_SHARE, recorded=False)
     out: list[MacroOp] = []
     for a, b in zip(full, half, strict=True):
         if a.kind == "compute":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.isa.program import Engine
-from compiler.max_plus import QUEUE, Body, Timed, TimedLoop, Timeline, timed_loop
+from compiler.max_plus import QUEUE, Body, Timed, TimedLoop, Timeline, merged, timed_loop
 from tests.support.event_heap import end_time
 
 ENGINES = [Engine.DMA_IN, Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.DMA_OUT]
@@ -118,3 +119,13 @@ def test_a_nest_entered_in_the_same_state_is_evaluated_once_and_records_the_same
     apart = evaluated([nest() for _ in range(6)], [0, 1])
     assert again.clock == apart.clock and again.recorded_ps == apart.recorded_ps
     assert len(again.known) < len(apart.known) == 6
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=40))
+@settings(deadline=None)
+def test_merged_intervals_cover_the_same_points(pairs: list[tuple[int, int]]) -> None:
+    intervals = [(start, start + length) for start, length in pairs]
+    points = {p for start, end in intervals for p in range(start, end)}
+    found = merged(intervals)
+    assert {p for start, end in found for p in range(start, end)} == points
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
