@@ -57,32 +57,3 @@ def _surprise(op: Op) -> Diagnostic:
         hint="see what this line reduces, moves or merges: the sample dim, or a sharded weight dim",
         severity="warning",
     )
-
-
-def traffic_bytes(part: PartitionedGraph) -> dict[tuple[str, tuple[str, ...]], int]:
-    """Bytes per core of the larger side of each collective, by (kind, axes), loops multiplied by
-    their trips.
-
-    Units: bytes; the larger of operand and result as they are on one core.
-    """
-    totals: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    _add_traffic(part, part.graph, 1, totals)
-    return dict(totals)
-
-
-def _add_traffic(
-    part: PartitionedGraph,
-    graph: Graph,
-    times: int,
-    totals: Counter[tuple[str, tuple[str, ...]]],
-) -> None:
-    """Add the collectives of one level, run `times` times."""
-    sizes = part.mesh.sizes
-    for op in graph.ops:
-        for region in op.regions:
-            _add_traffic(part, region, times * op.attrs.trip, totals)
-        if op.name in TRAFFIC:
-            sides = (*op.operands, *op.results)
-            ways = min(part.mesh.size(part.specs[v].axes) for v in sides)
-            assert all(axis in sizes for axis in op.attrs.axes)
-            totals[(op.name, op.attrs.axes)] += times * op.result.type.num_bytes // ways

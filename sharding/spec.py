@@ -26,11 +26,6 @@ class ShardingSpec:
         """Every axis that shards some dim, in dim order."""
         return tuple(axis for dim in self.dims for axis in dim)
 
-    @property
-    def is_replicated(self) -> bool:
-        """True when every core holds the whole, reduced value."""
-        return not self.axes and not self.unreduced
-
     def with_dim(self, dim: int, axes: Iterable[str]) -> ShardingSpec:
         """The same spec with `dim` sharded by `axes`."""
         dims = (*self.dims[:dim], tuple(axes), *self.dims[dim + 1 :])

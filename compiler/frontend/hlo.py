@@ -1,4 +1,4 @@
-"""HLO in: a serialised `HloModuleProto` or HLO text becomes StableHLO, then goes the common way.
+"""HLO in: a serialised `HloModuleProto` or HLO text becomes StableHLO.
 
 jaxlib converts; this file only tells the forms apart and translates failures.
 """
@@ -7,18 +7,8 @@ from __future__ import annotations
 
 from compiler.diagnostics import ImportRuleError
 from compiler.frontend.context import place_in_module
-from compiler.frontend.stablehlo import import_module
-from compiler.ir.types import Graph
 
 _TEXT_START = "HloModule"
-
-
-def import_hlo(source: bytes | str, *, base_dir: str | None = None) -> Graph:
-    """Import an HLO module given as proto bytes or as text (`HloModule ...`).
-
-    Raises: ImportRuleError when it is neither, or holds what the importer refuses.
-    """
-    return import_module(hlo_to_stablehlo(source), base_dir=base_dir)
 
 
 def hlo_to_stablehlo(source: bytes | str) -> bytes:

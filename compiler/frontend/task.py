@@ -67,11 +67,6 @@ class TrainTask:
                 "SW_TASK_ROLE", f"roles of a TrainTask are {', '.join(ROLES)}, got {unknown}"
             )
 
-    @property
-    def timing_only(self) -> bool:
-        """True when there is no `init`, hence no values to run."""
-        return self.init is None
-
     def role_of(self, path: str) -> str:
         """The role of the state leaf at `path`: the longest entry of `roles` above it, else its
         state's name.

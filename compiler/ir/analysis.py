@@ -1,5 +1,4 @@
-"""Questions about a graph: its identity, arithmetic, what depends on what, and how long values
-live.
+"""Questions about a graph: its arithmetic, what is known of its values, and how long they live.
 
 All of them read only. Positions count the ops of one level, so an interval inside a loop body is
 about the body.
@@ -7,8 +6,7 @@ about the body.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,49 +57,6 @@ def _known(
     return memo[value]
 
 
-def structural_hash(graph: Graph) -> str:
-    """sha256 of op names, attrs, types and edges; locations and graph names do not count."""
-    digest = hashlib.sha256()
-    _hash_level(graph, digest.update)
-    return digest.hexdigest()
-
-
-def _hash_level(graph: Graph, update: object) -> None:
-    """Feed one level, values numbered in order of definition."""
-    assert callable(update)
-    numbers: dict[Value, int] = {}
-    for value in graph.inputs:
-        numbers[value] = len(numbers)
-    update(f"inputs {[str(v.type) for v in graph.inputs]}\n".encode())
-    for op in graph.ops:
-        operands = [numbers[v] for v in op.operands]
-        results = [str(v.type) for v in op.results]
-        update(f"{op.name} {operands} {op.attrs!r} {results} {len(op.regions)}\n".encode())
-        for region in op.regions:
-            _hash_level(region, update)
-        for value in op.results:
-            numbers[value] = len(numbers)
-    update(f"outputs {[numbers[v] for v in graph.outputs]}\n".encode())
-
-
-def descendants(graph: Graph, values: Iterable[Value]) -> set[Value]:
-    """`values` and every value of this level computed from them."""
-    reached = set(values)
-    for op in graph.ops:
-        if any(v in reached for v in op.operands):
-            reached.update(op.results)
-    return reached
-
-
-def ancestors(graph: Graph, values: Iterable[Value]) -> set[Value]:
-    """`values` and every value of this level they are computed from."""
-    reached = set(values)
-    for op in reversed(graph.ops):
-        if any(v in reached for v in op.results):
-            reached.update(op.operands)
-    return reached
-
-
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A value is defined by op `start` (-1 for inputs) and last read by op `end`.
@@ -125,20 +80,6 @@ def liveness(graph: Graph) -> dict[Value, Interval]:
     for value in graph.outputs:
         end[value] = len(graph.ops)
     return {value: Interval(begin, end[value]) for value, begin in start.items()}
-
-
-def peak_live_bytes(graph: Graph, ignore: Collection[Value] = ()) -> int:
-    """Largest sum of live dense bytes over this level's ops, without `ignore`."""
-    change = [0] * (len(graph.ops) + 3)
-    for value, interval in liveness(graph).items():
-        if value not in ignore:
-            change[interval.start + 1] += value.type.num_bytes
-            change[interval.end + 2] -= value.type.num_bytes
-    live = peak = 0
-    for step in change:
-        live += step
-        peak = max(peak, live)
-    return peak
 
 
 def invariant_carries(loop: Op) -> tuple[int, ...]:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.types import Op, Value
+from compiler.tables import entering
 from sharding.linearity.labels import FREE, MIXED, Kind, Label, merge
 
 Labels = dict[Value, Label]
 Transfer = Callable[[Op, Sequence[Label], "Scope"], Label]
 TRANSFERS: dict[str, Transfer] = {}
+transfers = entering(TRANSFERS, "transfer function")
 
 
 @dataclass(slots=True)
@@ -23,19 +25,6 @@ class Scope:
 
     labels: Labels
     producers: dict[Value, Op]
-
-
-def transfers(*names: str) -> Callable[[Transfer], Transfer]:
-    """Register a transfer function. Raises ValueError on a second one for a name."""
-
-    def register(fn: Transfer) -> Transfer:
-        for name in names:
-            if name in TRANSFERS:
-                raise ValueError(f"two transfer functions for {name}")
-            TRANSFERS[name] = fn
-        return fn
-
-    return register
 
 
 def elementwise(op: Op, operands: Sequence[Label], scope: Scope) -> Label:

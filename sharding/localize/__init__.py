@@ -27,20 +27,20 @@ from sharding.localize.rules import (
 )
 from sharding.partitioned import PartitionedGraph
 
-__all__ = ["Localized", "localize"]
-
-RULE_FILES = (
-    collective,
-    control,
-    convolution,
-    dot,
-    elementwise,
-    gather,
-    reduce,
-    shape,
-    sort,
-    window,
-)
+__all__ = [
+    "Localized",
+    "collective",
+    "control",
+    "convolution",
+    "dot",
+    "elementwise",
+    "gather",
+    "localize",
+    "reduce",
+    "shape",
+    "sort",
+    "window",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from compiler.diagnostics import UNKNOWN_LOC, ShardingError
 from compiler.dtypes import DType
-from compiler.ir.opdef import OPS, make_op
+from compiler.ir.opdef import make_op
 from compiler.ir.ops import (
     AxisIndexAttrs,
     BroadcastInDimAttrs,
@@ -24,6 +24,7 @@ from compiler.ir.ops import (
     DynamicSliceAttrs,
 )
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from compiler.tables import entering
 from sharding.mesh import Mesh
 from sharding.spec import ShardingSpec
 
@@ -32,17 +33,7 @@ Rule = Callable[["Localizer", Op], Sequence[Value]]
 RULES: dict[str, Rule] = {}
 
 
-def localizes(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for the named ops. Raises ValueError on a second rule for a name."""
-
-    def register(rule: Rule) -> Rule:
-        for name in names:
-            if name in RULES:
-                raise ValueError(f"op {name} has two localization rules")
-            RULES[name] = rule
-        return rule
-
-    return register
+localizes = entering(RULES, "localization rule")
 
 
 class Localizer:
@@ -219,8 +210,3 @@ def _show(dims: object) -> str:
     if isinstance(dims, tuple):
         return "[" + ", ".join("+".join(d) if isinstance(d, tuple) else str(d) for d in dims) + "]"
     return str(dims)
-
-
-def is_elementwise(op: Op) -> bool:
-    """True for ops that pass every dim through."""
-    return OPS[op.name].elementwise

@@ -69,7 +69,7 @@ def test_specs_say_local_shapes_and_refuse_what_does_not_divide() -> None:
     sizes = {"dp_replicate": 2, "dp_shard": 4}
     assert spec.local_shape((3, 16), sizes) == (3, 2)
     assert str(spec) == "[-, dp_replicate+dp_shard]"
-    assert replicated(2).is_replicated and not spec.is_replicated
-    assert not ShardingSpec(((),), ("tp",)).is_replicated
+    assert spec.axes == ("dp_replicate", "dp_shard") and not replicated(2).axes
+    assert str(ShardingSpec(((),), ("tp",))) == "[-] partial over tp"
     with pytest.raises(ValueError, match="dim 1 requires a multiple of 8, got 12"):
         spec.local_shape((3, 12), sizes)

@@ -30,7 +30,7 @@ from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph
 from compiler.ir.verify import verify
 from sharding import shardy
-from sharding.findings import TRAFFIC, collectives, traffic_bytes, unexpected, with_findings
+from sharding.findings import TRAFFIC, collectives, unexpected, with_findings
 from sharding.mesh import Mesh, make_mesh
 from sharding.partitioned import (
     PartitionedGraph,
@@ -44,7 +44,7 @@ from sharding.spec import ShardingSpec, sharded
 from sharding.strategies import INPUT, OUTPUT, Recipe
 from sharding.strategies.fsdp import fsdp
 from tests.models import flax_decoder, prime_model
-from tests.support.partitioned import run_global, run_sharded
+from tests.support.partitioned import run_global, run_sharded, traffic_bytes
 from tests.support.road import captured_graph
 from tests.support.whole_runs import run_whole
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
+
 import numpy as np
 
 from compiler.diagnostics import Loc
@@ -56,3 +59,27 @@ def stack_by_hand(x: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.nd
         saved.append(x)
         x = np.tanh(x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5) @ w)
     return x, np.stack(saved)
+
+
+def structural_hash(graph: Graph) -> str:
+    """sha256 of op names, attrs, types and edges; locations and graph names do not count."""
+    digest = hashlib.sha256()
+    _hash_level(graph, digest.update)
+    return digest.hexdigest()
+
+
+def _hash_level(graph: Graph, update: Callable[[bytes], None]) -> None:
+    """Feed one level, values numbered in order of definition."""
+    numbers: dict[Value, int] = {}
+    for value in graph.inputs:
+        numbers[value] = len(numbers)
+    update(f"inputs {[str(v.type) for v in graph.inputs]}\n".encode())
+    for op in graph.ops:
+        operands = [numbers[v] for v in op.operands]
+        results = [str(v.type) for v in op.results]
+        update(f"{op.name} {operands} {op.attrs!r} {results} {len(op.regions)}\n".encode())
+        for region in op.regions:
+            _hash_level(region, update)
+        for value in op.results:
+            numbers[value] = len(numbers)
+    update(f"outputs {[numbers[v] for v in graph.outputs]}\n".encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph, Value
 from compiler.program import BufferInfo, StepPlan, StepProgram
 from sharding.coordinates import coordinate_name, hoist_coordinates
+from sharding.findings import TRAFFIC
 from sharding.localize import localize
 from sharding.mesh import Mesh
 from sharding.partitioned import PartitionedGraph, Slot, all_values
@@ -99,3 +101,32 @@ def as_plan(part: PartitionedGraph) -> StepPlan:
         programs=(program,),
         schedule=((("step",), 1),),
     )
+
+
+def traffic_bytes(part: PartitionedGraph) -> dict[tuple[str, tuple[str, ...]], int]:
+    """Bytes per core of the larger side of each collective, by (kind, axes), loops multiplied by
+    their trips.
+
+    Units: bytes; the larger of operand and result as they are on one core.
+    """
+    totals: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    _add_traffic(part, part.graph, 1, totals)
+    return dict(totals)
+
+
+def _add_traffic(
+    part: PartitionedGraph,
+    graph: Graph,
+    times: int,
+    totals: Counter[tuple[str, tuple[str, ...]]],
+) -> None:
+    """Add the collectives of one level, run `times` times."""
+    sizes = part.mesh.sizes
+    for op in graph.ops:
+        for region in op.regions:
+            _add_traffic(part, region, times * op.attrs.trip, totals)
+        if op.name in TRAFFIC:
+            sides = (*op.operands, *op.results)
+            ways = min(part.mesh.size(part.specs[v].axes) for v in sides)
+            assert all(axis in sizes for axis in op.attrs.axes)
+            totals[(op.name, op.attrs.axes)] += times * op.result.type.num_bytes // ways

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from compiler.tables import entering
+
 if TYPE_CHECKING:
     from compiler.frontend.importer import Site
     from compiler.ir.types import Value
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 Rule = Callable[["Site"], "Sequence[Value]"]
 
 RULES: dict[str, Rule] = {}
+imports = entering(RULES, "import rule")
 REFUSALS: set[str] = set()
 """Names whose rule always refuses: it is there to say more than "not supported"."""
 
@@ -39,16 +42,3 @@ def refuses(*names: str) -> Callable[[Rule], Rule]:
     """Register a rule that always refuses. Raises ValueError, as `imports`."""
     REFUSALS.update(names)
     return imports(*names)
-
-
-def imports(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for MLIR op names. Raises ValueError when a name has a rule already."""
-
-    def register(rule: Rule) -> Rule:
-        for name in names:
-            if name in RULES:
-                raise ValueError(f"import rule of {name} is defined twice")
-            RULES[name] = rule
-        return rule
-
-    return register

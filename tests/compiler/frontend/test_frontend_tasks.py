@@ -108,7 +108,7 @@ def test_state_without_init_is_timing_only() -> None:
     full = tiny_task()
     state = jax.eval_shape(full.init, jax.random.key(0))
     task = tiny_task(init=None, state=state)
-    assert task.timing_only
+    assert task.init is None
     assert capture(task, 5).inputs == capture(full, 5).inputs
     with pytest.raises(UsageError, match=r"requires TrainTask\.init"):
         initial_state(task, 0)

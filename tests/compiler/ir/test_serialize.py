@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from compiler.diagnostics import LoadError, Loc
-from compiler.ir.analysis import structural_hash
 from compiler.ir.build import Builder
 from compiler.ir.opdef import OPS
 from compiler.ir.reference import evaluate
@@ -16,7 +15,7 @@ from compiler.ir.types import Graph
 from compiler.ir.verify import verify
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph
-from tests.support.graphs import layer_stack, stack_inputs
+from tests.support.graphs import layer_stack, stack_inputs, structural_hash
 
 
 def test_round_trip_of_every_harness_row() -> None:

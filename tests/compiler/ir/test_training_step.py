@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from compiler.frontend.stablehlo import import_module
-from compiler.ir.analysis import count_ops, flops, structural_hash
+from compiler.ir.analysis import count_ops, flops
 from compiler.ir.printer import to_stablehlo
 from compiler.ir.reference import evaluate
 from compiler.ir.serialize import dump, load
@@ -22,6 +22,7 @@ from compiler.ir.types import Graph
 from compiler.ir.verify import verify
 from compiler.passes.pipeline import run
 from tests.support import xla
+from tests.support.graphs import structural_hash
 
 BATCH, TIME, WIDTH, HEADS, LAYERS, VOCAB = 2, 7, 12, 3, 3, 17
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
