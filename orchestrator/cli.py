@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from compiler.diagnostics import DiagnosticError, UsageError
-from orchestrator import config
+from orchestrator import cc_flags, config
 from orchestrator.compile_flags import split_verb
 
 _FLAGS = {
@@ -193,7 +193,10 @@ def job_config(args: argparse.Namespace) -> config.JobConfig:
     flags = {key: getattr(args, key) for key, _ in _FLAGS.values()}
     flags.update(_model_flag(args.model))
     flags.update(_mesh_flag(args.mesh))
-    job = config.load(args.job, args.set, flags)
+    environment = cc_flags.job_tables(os.environ)
+    for notice in environment.notices:
+        print(notice.render(), file=sys.stderr)
+    job = config.load(args.job, args.set, flags, environment.tables)
     return config.with_absolute_output(job)
 
 

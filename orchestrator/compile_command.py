@@ -34,7 +34,7 @@ from compiler.passes.pipeline import run, step_passes, unit_passes
 from compiler.program import StepProgram
 from compiler.surface.resolve import Resolved, resolve
 from orchestrator.bundling import compiler_version
-from orchestrator.compile_flags import parse
+from orchestrator.compile_flags import of_environment, parse
 from orchestrator.compile_log import CompileLog
 
 COMPILE_FAILURE, USAGE = 70, 2
@@ -43,7 +43,7 @@ COMPILE_FAILURE, USAGE = 70, 2
 def main(arguments: Sequence[str]) -> int:
     """Run `compile`; returns the exit code. Mistakes on the command line raise UsageError."""
     files, given = parse(arguments, "shardwright compile")
-    resolved = resolve(given)
+    resolved = resolve([*of_environment(os.environ), *given])  # the right-most wins
     outputs = _outputs(files, resolved.command.output)
     with CompileLog(Path(resolved.command.logfile), resolved.command.verbose) as log:
         for notice in resolved.notices:

@@ -8,12 +8,15 @@ with a dash; `-` and `_` are one, long names have no case. What the flags mean i
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from compiler.diagnostics import UsageError
 from compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name, find
 from compiler.surface.resolve import Given
+
+ENVIRONMENT = "NEURON_CC_FLAGS"
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -44,7 +47,7 @@ def parser(prog: str) -> FlagParser:
         allow_abbrev=False,
         description="Compile HLO or StableHLO for one NeuronCore. Takes neuronx-cc's flags.",
     )
-    made.add_argument("files", nargs="+", metavar="FILE", help="HLO, StableHLO or jax.export file")
+    made.add_argument("files", nargs="*", metavar="FILE", help="HLO, StableHLO or jax.export file")
     made.set_defaults(given=[])
     for flag in FLAGS:
         _add(made, flag)
@@ -72,8 +75,25 @@ def _help(flag: Flag) -> str:
 
 def parse(arguments: Sequence[str], prog: str) -> tuple[list[str], list[Given]]:
     """(files, flags in order) of the text after the verb. Raises UsageError."""
-    found = parser(prog).parse_args(joined(arguments))
+    made = parser(prog)
+    found = made.parse_args(joined(arguments))
+    if not found.files:
+        made.error("the following arguments are required: FILE")
     return found.files, found.given
+
+
+def of_environment(environment: Mapping[str, str]) -> list[Given]:
+    """The flags of NEURON_CC_FLAGS, in order. Raises UsageError for what is no flag."""
+    try:
+        words = shlex.split(environment.get(ENVIRONMENT, ""))
+    except ValueError as error:
+        raise UsageError("SW_USAGE", f"{ENVIRONMENT} requires closed quotes: {error}") from error
+    made = parser(ENVIRONMENT)
+    found = made.parse_args(joined(words))
+    if found.files:
+        made.error(f"unrecognized arguments: {' '.join(found.files)}")
+    given: list[Given] = found.given
+    return given
 
 
 def joined(arguments: Sequence[str]) -> list[str]:

@@ -156,9 +156,13 @@ TABLES: dict[str, type[Any]] = {
 
 
 def load(
-    path: Path | None, overrides: Iterable[str] = (), flags: Mapping[str, Any] | None = None
+    path: Path | None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    below: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> JobConfig:
-    """The job of `path` (or the defaults), changed by `table.key=value` overrides, then by flags.
+    """The job of `path` (or the defaults), changed by `table.key=value` overrides, then by flags;
+    `below` are tables for what nothing else says.
 
     Raises UsageError (SW_USAGE) for a file, table, key or value that is not understood.
     """
@@ -173,6 +177,9 @@ def load(
         if value is not None:
             table, _, name = key.partition(".")
             data.setdefault(table, {})[name] = value
+    for table, values in (below or {}).items():
+        if isinstance(given := data.setdefault(table, {}), dict):
+            data[table] = {**values, **given}
     source = str(path) if path else "the command line"
     unknown = sorted(set(data) - set(TABLES))
     if unknown:

@@ -61,30 +61,69 @@ class Resolved:
     notices: tuple[Diagnostic, ...] = ()
 
 
-def resolve(given: Sequence[Given]) -> Resolved:
-    """What the flags mean.
-
-    Raises: UsageError with SW_USAGE for a value, flag or combination that is not understood,
-    NCC_EARG001 for a target or a logical core size the target does not have.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Values of flags before a machine is known: `given` those that were typed, `defaults` the
+    release's, both by field; `effective` are the flags with deprecated ones replaced.
     """
-    profile = releases.profile(_last(given, "compiler-version-profile") or "own")
+
+    profile: Profile
+    effective: tuple[Given, ...]
+    given: dict[str, Any]
+    defaults: dict[str, Any]
+    recorded: dict[str, str]
+    notices: tuple[Diagnostic, ...]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every field with a value."""
+        return self.defaults | self.given
+
+    @property
+    def options(self) -> CompileOptions:
+        """The fields that are compile options."""
+        names = CompileOptions.__dataclass_fields__
+        return CompileOptions(**{k: v for k, v in self.values.items() if k in names})
+
+
+def settings_of(flags: Sequence[Given]) -> Settings:
+    """The values of flags. Raises UsageError (SW_USAGE) for a flag or value that is not
+    understood.
+    """
+    profile = releases.profile(_last(flags, "compiler-version-profile") or "own")
     notices: list[Diagnostic] = []
-    effective = [_effective(item, profile, notices) for item in given]
-    settings: dict[str, Any] = {}
+    effective = tuple(_effective(item, profile, notices) for item in flags)
+    defaults: dict[str, Any] = {}
     for flag in FLAGS:
         if flag.field and flag.default(profile) is not None:
-            settings.setdefault(flag.field, flag.default(profile))
+            defaults.setdefault(flag.field, flag.default(profile))
+    given: dict[str, Any] = {}
     recorded: dict[str, str] = {}
     for item in effective:
         if item.flag.effect is Effect.RECORDED:
             recorded[item.flag.name] = item.value or "on"
         elif item.flag.field:
-            settings[item.flag.field] = _value(item, notices)
-    names = set(CompileOptions.__dataclass_fields__)
-    options = CompileOptions(**{k: v for k, v in settings.items() if k in names})
-    command = _command(settings, profile)
-    notices += _ineffective(effective, options, command)
-    return Resolved(options=options, command=command, recorded=recorded, notices=tuple(notices))
+            given[item.flag.field] = _value(item, notices)
+    return Settings(
+        profile=profile,
+        effective=effective,
+        given=given,
+        defaults=defaults,
+        recorded=recorded,
+        notices=tuple(notices),
+    )
+
+
+def resolve(flags: Sequence[Given]) -> Resolved:
+    """What the flags mean.
+
+    Raises: UsageError with SW_USAGE for a value, flag or combination that is not understood,
+    NCC_EARG001 for a target or a logical core size the target does not have.
+    """
+    settings = settings_of(flags)
+    options, command = settings.options, _command(settings.values, settings.profile)
+    notices = (*settings.notices, *_ineffective(settings.effective, options, command))
+    return Resolved(options=options, command=command, recorded=settings.recorded, notices=notices)
 
 
 def _last(given: Sequence[Given], name: str) -> str:

@@ -1,0 +1,69 @@
+"""NEURON_CC_FLAGS for jobs: the flags of the compiler's command become keys of the job.
+
+The variable is read through the flag table (`compiler/surface/flags.py`); the job file, `--set` and
+flags of the job beat it. Flags that steer the compile command alone mean nothing to a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.diagnostics import Diagnostic, UsageError
+from compiler.options import DEFAULTS, CompileOptions
+from compiler.surface.resolve import Settings, find_target, settings_of
+from orchestrator.compile_flags import ENVIRONMENT, of_environment
+
+_KEYS = {
+    "target": ("cluster", "target"),
+    "lnc": ("cluster", "lnc"),
+    "strategy": ("strategy", "name"),
+}
+"""Field of a flag -> the job's key with the same meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the variable says: tables of a job, and warnings for the user."""
+
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notices: tuple[Diagnostic, ...] = ()
+
+
+def job_tables(environment: Mapping[str, str]) -> Environment:
+    """The variable as tables of a job.
+
+    Raises: UsageError naming the variable for a flag or value that is not understood.
+    """
+    try:
+        flags = of_environment(environment)
+        settings = settings_of(flags)
+        tables = _tables(settings)
+    except UsageError as error:
+        d = error.diagnostic
+        message = d.message if ENVIRONMENT in d.message else f"{ENVIRONMENT}: {d.message}"
+        raise UsageError(d.code, message, d.loc, d.hint) from error
+    cache = [item.value for item in flags if item.flag.name == "cache_dir"]
+    if cache:  # documented: it beats NEURON_COMPILE_CACHE_URL
+        tables["cache"] = {"dir": cache[-1]}
+    warnings = tuple(n for n in settings.notices if n.severity == "warning")
+    return Environment(tables, warnings)
+
+
+def _tables(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Options that differ from the defaults, and the flags that are keys of other tables."""
+    options = settings.options
+    tables: dict[str, dict[str, Any]] = {
+        "compiler": {
+            name: getattr(options, name)
+            for name in CompileOptions.__dataclass_fields__
+            if getattr(options, name) != getattr(DEFAULTS, name)
+        }
+    }
+    for name, (table, key) in _KEYS.items():
+        if name in settings.given:
+            value = settings.given[name]
+            value = find_target(value).name if name == "target" else value
+            tables.setdefault(table, {})[key] = value
+    return tables
