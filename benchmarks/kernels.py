@@ -33,6 +33,7 @@ from compiler.isa.program import Function
 from compiler.lower.function import Signature
 from compiler.options import CompileOptions
 from compiler.outline.unit import Unit
+from compiler.passes.dce import dce
 from compiler.target import PS_PER_S, Target, load_target
 
 HEADER = (
@@ -177,13 +178,15 @@ def kernels() -> list[Kernel]:
     found += convolution(56, 128, 256, 1, stride=2)
     found += convolution(224, 3, 64, 7, stride=2)
     found += convolution(56, 128, 128, 3, groups=128)
+    found += convolution(32, 320, 320, 3)
+    found += convolution(224, 3, 768, 16, stride=16)
     found.append(Kernel("max_pool 112 64", max_pool, (array(8, 112, 112, 64),)))
     return found
 
 
 def graph_of(kernel: Kernel) -> Graph:
     traced = jax.jit(kernel.function, keep_unused=True).trace(*kernel.arguments)
-    return import_module(artifact_of(traced))
+    return dce(import_module(artifact_of(traced)))
 
 
 def compiled(graph: Graph, target: Target, options: CompileOptions) -> Function:
@@ -201,10 +204,9 @@ def bound_s(graph: Graph, target: Target, share: float) -> tuple[float, float]:
         ),
         default=1,
     )
-    useful = flops(graph, CONTRACTIONS)
-
-    useful = share * flops(graph, ("dot_general",))
-    moved = sum(v.type.num_bytes for v in (*dict.fromkeys(graph.inputs), *graph.outputs))
+    useful = share * flops(graph, CONTRACTIONS)
+    read = [v for v in dict.fromkeys(graph.inputs) if any(v in op.operands for op in graph.ops)]
+    moved = sum(v.type.num_bytes for v in (*read, *graph.outputs))
     dma = core.dma_engines * core.dma_engine_bytes_per_s
     return useful * passes / core.peak_bf16_flops_per_s, moved / dma
 
@@ -241,7 +243,10 @@ def main() -> None:
     print(HEADER)
     for kernel in kernels():
         if not args.names or any(name in kernel.name for name in args.names):
-            print(report(kernel, target, options))
+            try:
+                print(report(kernel, target, options), flush=True)
+            except Exception as e:
+                print(kernel.name, str(e)[:200])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
-from compiler.isa.region import Affine, Node, RegionProgram, View
+from compiler.isa.region import Affine, Bound, Node, RegionProgram, View
 from sim_cluster import elementwise as ew
 from sim_cluster.contract import plan_contract
 from sim_cluster.index_watch import Outside
@@ -93,6 +93,35 @@ class _Value:
     owned: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """Where a bounded coordinate goes: its value at index 0, size and unit of the dim, step per
+    axis, padding the dim needs, and where index 0 is in the padded dim.
+    """
+
+    start: int
+    size: int
+    unit: int
+    steps: Mapping[int, int]
+    sides: tuple[int, int]
+    first: int
+    after: int  # bounded dims behind this one
+
+    def place(self) -> tuple[Any, ...]:
+        """The index of a padded array at which index 0 of the coordinate is first."""
+        return (..., slice(self.first, None), *(slice(None) for _ in range(self.after)))
+
+
+def _reach(bound: Bound, sizes: Sequence[int], after: int = 0) -> _Reach:
+    steps = {a: s for a, s in enumerate(bound.strides) if s}
+    ends = [s * (sizes[a] - 1) for a, s in steps.items()]
+    low = bound.offset + sum(min(0, e) for e in ends)
+    high = bound.offset + sum(max(0, e) for e in ends)
+    sides = (max(0, -low), max(0, high + 1 - bound.size))
+    first = bound.offset + sides[0]
+    return _Reach(bound.offset, bound.size, bound.unit, steps, sides, first, after)
+
+
 class _Planner:
     """Turns the nodes of one region into steps."""
 
@@ -144,6 +173,8 @@ class _Planner:
         return tuple(view.strides[a] if a in spanned else 0 for a in range(len(self.sizes)))
 
     def _load(self, number: int, node: Node) -> tuple[Step, bool]:
+        if "bounds" in node.attrs:
+            return self._load_windows(node), True
         view: View = node.attrs["view"]
         tensor, dtype = view.tensor, self.dtypes[view.tensor]
         item, stored = dtype.bytes, dtype.numpy
@@ -164,6 +195,36 @@ class _Planner:
                 shape, stored, arrays[tensor], offset(registers), strides
             ).astype(held)
         ), True
+
+    def _load_windows(self, node: Node) -> Step:
+        """Windows that may leave the tensor: the dims they move along are padded with zeros."""
+        view: View = node.attrs["view"]
+        tensor, stored, held = view.tensor, self.dtypes[view.tensor], ew.storage(node.dtype)
+        item = stored.bytes
+        bounds: Sequence[Bound] = node.attrs["bounds"]
+        reaches = [_reach(b, self.sizes, len(bounds) - i - 1) for i, b in enumerate(bounds)]
+        offset = affine(view.offset + -sum(r.start * r.unit for r in reaches), item)
+        bounded = {a for r in reaches for a in r.steps}
+        shape = self.shape(node.atoms)
+        still = [1 if a in bounded else n for a, n in enumerate(shape)]
+        moving = self.strides(view, node.atoms)
+        strides = [0 if a in bounded else s * item for a, s in enumerate(moving)]
+        whole = (*still, *(r.size for r in reaches))
+        steps = (*strides, *(r.unit * item for r in reaches))
+        sides = ((0, 0),) * len(still) + tuple(r.sides for r in reaches)
+
+        def load(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+            inside = np.ndarray(whole, stored.numpy, arrays[tensor], offset(registers), steps)
+            padded = np.pad(inside, sides)
+            found = list(padded.strides[: len(shape)])
+            for r, step in zip(reaches, padded.strides[len(shape) :], strict=True):
+                padded = padded[r.place()]
+                for atom, coefficient in r.steps.items():
+                    found[atom] = coefficient * step
+            windows = np.lib.stride_tricks.as_strided(padded, shape, found)
+            return windows.astype(held)
+
+        return load
 
     def _is_stored_directly(self, number: int) -> bool:
         """True when a view must become a copy: another store could change the memory before it is

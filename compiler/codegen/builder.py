@@ -300,10 +300,13 @@ class Scope:
 
     def address(self, walk: Walk) -> Affine:
         """Where a walk starts here."""
-        offset = walk.offset
-        for atom, stride in walk.strides.items():
-            offset = offset + self.boxes[atom].origin * stride
-        return offset
+        return self.address_of(walk.offset, walk, walk.strides)
+
+    def address_of(self, start: Affine, walk: Walk, atoms: Iterable[int]) -> Affine:
+        """`start` moved along `atoms` of a walk to the origins of this scope's boxes."""
+        for atom in atoms:
+            start = start + self.boxes[atom].origin * walk.stride(atom)
+        return start
 
 
 def merge_dims(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dims]:

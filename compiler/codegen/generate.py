@@ -24,6 +24,7 @@ from compiler.codegen.rows import row_candidates
 from compiler.codegen.search import EFFORTS, ROW_EFFORTS, Candidate, Room, fastest, worth_trying
 from compiler.codegen.space import Space, normalise
 from compiler.codegen.strip_plan import strip_candidates
+from compiler.codegen.windows import has_windows, window_candidates
 from compiler.diagnostics import CapacityError, CompileError
 from compiler.engine_order import order_engines
 from compiler.evaluate import instr_cost, region_duration_ps
@@ -169,7 +170,7 @@ def _nests(space: Space, tensors: Sequence[Tensor]) -> list[tuple[Plan, list[int
     for sink in space.sinks:
         copied = is_copy(space, sink, tensors)
         key: object = ("copy", sink) if copied else joined[sink]
-        plan = copy_candidates if copied else _planner(space, joined[sink])
+        plan = copy_candidates if copied else _planner(space, joined[sink], sink)
         found.setdefault(key, (plan, []))[1].append(sink)
     nests = list(found.values())
     refuse_stale_reads(space, tensors, [sinks for _, sinks in nests])
@@ -194,8 +195,10 @@ def _folds(space: Space, sinks: Iterable[int]) -> tuple[frozenset[int], bool]:
     return contracts, any(space.values[n].op == "reduce" for n in inside)
 
 
-def _planner(space: Space, contracts: frozenset[int]) -> Plan:
-    """Who plans the nest of stores that need `contracts`."""
+def _planner(space: Space, contracts: frozenset[int], sink: int) -> Plan:
+    """Who plans the nest of `sink` and other stores that need `contracts`."""
+    if has_windows(space, [sink]):
+        return window_candidates
     if not contracts:
         return strip_candidates
     sinks = [n for n in space.sinks if _folds(space, [n])[0] & contracts]

@@ -10,18 +10,28 @@ divide it. Next: `strips.py` and `contraction.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
-from compiler.isa.region import Affine, Node, RegionProgram, View
+from compiler.isa.region import Affine, Bound, Node, RegionProgram, View
 
 SINKS = ("store", "store_indexed")
 SPLATS = ("constant", "register")
 PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """A bounded coordinate of a walk (`isa.region.Bound`): start, size, unit, step per atom."""
+
+    start: int
+    size: int
+    unit: int
+    strides: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,7 @@ class Walk:
     offset: Affine
     strides: Mapping[int, int]
     tensor: int = -1
+    bounds: tuple[Limited, ...] = ()
 
     def stride(self, atom: int | None) -> int:
         """Step along `atom`, 0 when it does not move."""
@@ -153,6 +164,7 @@ def _append(space: Space, node: Node, inputs: tuple[int, ...]) -> int:
     values, attrs = space.values, dict(node.attrs)
     walk = _walk_of(space, node, attrs)
     atoms = frozenset(walk.strides) if walk else frozenset()
+    atoms = atoms.union(*(b.strides for b in walk.bounds)) if walk else atoms
     if node.op != "load":
         atoms = atoms.union(*(values[i].atoms for i in inputs))
     over = frozenset(attrs.pop("over", ())) & set(space.sizes)
@@ -165,7 +177,8 @@ def _append(space: Space, node: Node, inputs: tuple[int, ...]) -> int:
     if over:
         inputs = (_scaled(space, inputs[0], over - atoms, attrs.get("kind", "add")), *inputs[1:])
         over &= atoms
-    op = _without_sum(node.op, over)
+    windows = any(w.bounds for w in (values[i].walk for i in inputs) if w)
+    op = node.op if windows else _without_sum(node.op, over)
     if op == "divide" and (inverse := _inverse(values[inputs[1]])) is not None:
         op, inputs = "multiply", (inputs[0], len(values))
         values.append(inverse)
@@ -201,7 +214,13 @@ def _walk_of(space: Space, node: Node, attrs: dict[str, Any]) -> Walk | None:
     moving = {a: view.strides[a] for a in space.sizes if view.strides[a]}
     if node.op in ("load", "load_indexed"):
         moving = {a: s for a, s in moving.items() if a in node.atoms}
-    return Walk(view.offset, moving, view.tensor)
+    bounds = tuple(_limited(space, b) for b in attrs.pop("bounds", ()))
+    return Walk(view.offset, moving, view.tensor, bounds)
+
+
+def _limited(space: Space, bound: Bound) -> Limited:
+    moving = {a: bound.strides[a] for a in space.sizes if bound.strides[a]}
+    return Limited(bound.offset, bound.size, bound.unit, moving)
 
 
 def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> int:
@@ -305,17 +324,41 @@ def _walk_as_one(space: Space, outer: int, inner: int) -> bool:
             return False
         if (outer in value.over) != (inner in value.over):
             return False
-        if value.walk and value.walk.stride(outer) != value.walk.stride(inner) * size:
+        if value.walk and any(
+            s.get(outer, 0) != s.get(inner, 0) * size for s in _moves(value.walk)
+        ):
             return False
         if not _keeps_order(value, outer, inner):
             return False
     return True
 
 
+def _moves(walk: Walk) -> list[Mapping[int, int]]:
+    """Steps per atom of the address and of every bounded coordinate."""
+    return [walk.strides, *(b.strides for b in walk.bounds)]
+
+
+def _moved(walk: Walk, change: Callable[[Mapping[int, int]], Mapping[int, int]]) -> Walk:
+    """`walk` with `change` applied to the steps of the address and of every coordinate."""
+    bounds = tuple(replace(b, strides=change(b.strides)) for b in walk.bounds)
+    return replace(walk, strides=change(walk.strides), bounds=bounds)
+
+
 def _keeps_order(value: Value, outer: int, inner: int) -> bool:
     """Whether one index over both atoms runs through an ordered store in its order."""
     order = value.attrs.get("order", ())
     return outer not in order or order[order.index(outer) + 1 :][:1] == (inner,)
+
+
+def joined_atoms(space: Space, numbers: Iterable[int], outer: int, inner: int) -> Space | None:
+    """`space` with two atoms as one, `inner`, for the values `numbers`; None where those do not
+    walk them as one. Other values are not to be used afterwards.
+    """
+    if not _walk_as_one(replace(space, values=[space.values[n] for n in numbers]), outer, inner):
+        return None
+    joined = replace(space, sizes=dict(space.sizes), values=list(space.values))
+    _merge_pair(joined, outer, inner)
+    return joined
 
 
 def _merge_pair(space: Space, outer: int, inner: int) -> None:
@@ -327,8 +370,8 @@ def _merge_pair(space: Space, outer: int, inner: int) -> None:
 def _without(value: Value, atom: int) -> Value:
     """`value` where another atom has taken over the index of `atom`."""
     walk, attrs = value.walk, value.attrs
-    if walk is not None and atom in walk.strides:
-        walk = replace(walk, strides={a: s for a, s in walk.strides.items() if a != atom})
+    if walk is not None:
+        walk = _moved(walk, lambda steps: {a: s for a, s in steps.items() if a != atom})
     if atom in attrs.get("order", ()):
         attrs = {**attrs, "order": tuple(a for a in attrs["order"] if a != atom)}
     return replace(
@@ -357,9 +400,11 @@ def _split_value(value: Value, atom: int, major: int, minor_size: int) -> Value:
     atoms = value.atoms | {major} if atom in value.atoms else value.atoms
     over = value.over | {major} if atom in value.over else value.over
     walk = value.walk
-    if walk and atom in walk.strides:
-        strides = dict(walk.strides) | {major: walk.strides[atom] * minor_size}
-        walk = replace(walk, strides=strides)
+    if walk:
+        walk = _moved(
+            walk,
+            lambda steps: {**steps, major: steps[atom] * minor_size} if atom in steps else steps,
+        )
     return replace(value, atoms=atoms, over=over, walk=walk)
 
 

@@ -149,12 +149,13 @@ class Builder:
         starts: Dims | None = None,
         strides: Dims | None = None,
         dilations: Dims | None = None,
+        padded: bool = False,
     ) -> Value:
         """Windows along `dims`; starts are 0, strides and dilations 1 unless given."""
         ones = (1,) * len(dims)
         begin = tuple(starts) if starts is not None else (0,) * len(dims)
         steps, gaps = (tuple(v) if v is not None else ones for v in (strides, dilations))
-        attrs = UnfoldAttrs(tuple(dims), begin, tuple(counts), steps, tuple(sizes), gaps)
+        attrs = UnfoldAttrs(tuple(dims), begin, tuple(counts), steps, tuple(sizes), gaps, padded)
         return self.op("unfold", a, attrs=attrs)
 
     def concatenate(self, values: Sequence[Value], dim: int) -> Value:

@@ -31,7 +31,7 @@ from compiler.isa.program import (
     Space,
     Tile,
 )
-from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from compiler.isa.region import Affine, Bound, Node, RegionProgram, Tensor, View
 
 Sections = dict[str, "np.ndarray[Any, Any] | bytes"]
 T = TypeVar("T", bound=Hashable)
@@ -40,7 +40,7 @@ _DTYPES = tuple(DType)
 _ENGINES = tuple(Engine)
 _SPACES = tuple(Space)
 _INSTR, _LOOP, _END = 0, 1, 2
-_AFFINE_EXT, _VIEW_EXT, _DTYPE_EXT = 1, 2, 3
+_AFFINE_EXT, _VIEW_EXT, _DTYPE_EXT, _BOUND_EXT = 1, 2, 3, 4
 
 
 class Pool(Generic[T]):
@@ -84,11 +84,16 @@ def _ext(value: Any) -> Any:
         return msgpack.ExtType(_AFFINE_EXT, pack_attrs([value.const, value.terms]))
     if isinstance(value, View):
         return msgpack.ExtType(_VIEW_EXT, pack_attrs([value.tensor, value.offset, value.strides]))
+    if isinstance(value, Bound):
+        fields = [value.offset, value.size, value.unit, value.strides]
+        return msgpack.ExtType(_BOUND_EXT, pack_attrs(fields))
     if isinstance(value, DType):
         return msgpack.ExtType(_DTYPE_EXT, value.value.encode())
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"attribute values are plain data, Affine, View or DType, got {type(value)}")
+    raise TypeError(
+        f"attribute values are plain data, Affine, View, Bound or DType, got {type(value)}"
+    )
 
 
 def _unext(code: int, data: bytes) -> Any:
@@ -96,6 +101,8 @@ def _unext(code: int, data: bytes) -> Any:
         return Affine(*unpack_attrs(data))
     if code == _VIEW_EXT:
         return View(*unpack_attrs(data))
+    if code == _BOUND_EXT:
+        return Bound(*unpack_attrs(data))
     return DType(data.decode())
 
 

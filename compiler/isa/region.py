@@ -79,12 +79,27 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """A coordinate of a view that may leave memory: `offset + sum(index * stride)` over the atoms.
+
+    Where it is not in 0..size-1 the element reads as 0. `unit` is the step of the address in
+    elements per step of the coordinate.
+    """
+
+    offset: int
+    size: int
+    unit: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One value (or store) of a region.
 
     Written as `op (inputs), attrs: meaning`.
 
-    load (), view: the elements of the view.
+    load (), view[, bounds]: the elements of the view; with `bounds` (of the windows of a
+        convolution) those inside all of them, and 0 elsewhere.
     load_indexed (index[, inside]), view, stride, rows, mode: the view shifted by index * stride
         elements per point; `rows` legal rows; mode "clamp" (the index) or "fill" (out of range
         reads 0). Points where `inside` is false count as out of bounds; it has no other effect.

@@ -17,6 +17,7 @@ from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.ops import ConvolutionAttrs
 from compiler.ir.types import Op, Value
+from compiler.lower import window_product
 from compiler.lower.task import unsupported
 
 _PARTITIONS = 128
@@ -55,6 +56,8 @@ def expand(b: Builder, op: Op) -> Value:
     """The ops that compute convolution `op`. Raises CompileError for what neuronx-cc refuses."""
     attrs: ConvolutionAttrs = op.attrs
     _require(op)
+    if window_product.is_possible(op):
+        return window_product.expand(b, op)
     axes = [_axis(op, i) for i in range(len(attrs.strides))]
     lhs, rhs = _grouped(b, attrs, _padded_lhs(b, op, axes), op.operands[1])
     parts = [_part(b, op, axes, phases, lhs, rhs) for phases in product(*(a.phases for a in axes))]

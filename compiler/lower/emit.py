@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from compiler.dtypes import DType
 from compiler.ir.types import Op, Value
-from compiler.isa.region import Node, RegionProgram, View
+from compiler.isa.region import Bound, Node, RegionProgram, View
 from compiler.lower import registry
 from compiler.lower.free import remake
 from compiler.lower.labels import Atom, Labels, all_leaves, leaves
@@ -26,7 +26,7 @@ from compiler.lower.task import (
     Task,
     WriteAttrs,
 )
-from compiler.lower.views import align, strides_of
+from compiler.lower.views import Coordinate, Layout, align, strides_of
 
 
 class Emitter:
@@ -120,9 +120,15 @@ class Emitter:
         """A load of `value`; `everywhere` makes it span atoms it is only repeated along, `place` is
         a part of it to load.
         """
-        view = self.view(place or self.storage.place(value), labels, value)
-        span = {a for a in all_leaves(labels) if everywhere or view.strides[self._atoms[a]]}
-        number = self.node("load", (), span, value.type.dtype, {"view": view})
+        place = place or self.storage.place(value)
+        view = self.view(place, labels, value)
+        bounds = tuple(self._bound(c, labels, value) for c in place.bounds)
+        moving = [view.strides, *(b.strides for b in bounds)]
+        span = {
+            a for a in all_leaves(labels) if everywhere or any(s[self._atoms[a]] for s in moving)
+        }
+        attrs = {"view": view} | ({"bounds": bounds} if bounds else {})
+        number = self.node("load", (), span, value.type.dtype, attrs)
         assert self._task is not None
         self._loads.append((self._task.number, view))
         return number
@@ -132,8 +138,19 @@ class Emitter:
 
         Raises NeedsCopyError when pieces and atoms do not divide.
         """
+        return View(place.tensor, place.layout.offset, self._strides(place.layout, labels, value))
+
+    def _bound(self, coordinate: Coordinate, labels: Labels, value: Value) -> Bound:
+        where = coordinate.where
+        strides = self._strides(where, labels, value)
+        return Bound(where.offset.const, coordinate.size, coordinate.unit, strides)
+
+    def _strides(self, layout: Layout, labels: Labels, value: Value) -> tuple[int, ...]:
+        """Step per atom of the region. Raises NeedsCopyError when pieces and atoms do not
+        divide.
+        """
         pairs: list[tuple[Atom, int]] = []
-        for label, pieces in zip(labels, place.layout.dims, strict=True):
+        for label, pieces in zip(labels, layout.dims, strict=True):
             if not align(label, pieces):
                 raise self.storage.dense_copy_of(value)
             pairs += strides_of(label, pieces)
@@ -141,7 +158,7 @@ class Emitter:
         strides = [0] * len(self._atoms)
         for atom, stride in pairs:
             strides[self._atoms[atom]] += stride
-        return View(place.tensor, place.layout.offset, tuple(strides))
+        return tuple(strides)
 
     def _store(self, task: Task) -> None:
         """Store the result of a task where it lives."""

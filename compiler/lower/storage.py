@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.ir.types import Op, Value
 from compiler.isa.region import Tensor
@@ -26,15 +26,16 @@ from compiler.lower.task import (
     NeedsScratchError,
     Task,
 )
-from compiler.lower.views import Layout, dense
+from compiler.lower.views import Coordinate, Layout, dense
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A value in memory: tensor number and strides."""
+    """A value in memory: tensor number and strides, and where windows may leave it."""
 
     tensor: int
     layout: Layout
+    bounds: tuple[Coordinate, ...] = ()
 
 
 class Storage:
@@ -86,12 +87,26 @@ class Storage:
         base, chain = self.body.base(value)
         place = self.home(base)
         layout, seen = place.layout, base
+        bounds: tuple[Coordinate, ...] = ()
         for view in chain:
+            op = self.body.views[view]
+            if op.name == "unfold" and op.attrs.padded:
+                padded = views.padded_windows(seen.type.shape, layout, op.attrs)
+                if padded is None:
+                    raise self.dense_copy_of(seen)
+                (layout, bounds), seen = padded, view
+                continue
             behind = _through(self.body, view, layout)
-            if behind is None:
+            moved = [_through(self.body, view, b.where) for b in bounds]
+            if behind is None or None in moved:
                 raise self.dense_copy_of(seen)
+            bounds = tuple(
+                replace(b, where=where)
+                for b, where in zip(bounds, moved, strict=True)
+                if where is not None
+            )
             layout, seen = behind, view
-        return Place(place.tensor, layout)
+        return Place(place.tensor, layout, bounds)
 
     def dense_copy_of(self, value: Value) -> NeedsCopyError | NeedsScratchError:
         """The request for a dense form of `value`: a copy, or an output that is not permuted at

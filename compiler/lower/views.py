@@ -7,8 +7,9 @@ means that strides cannot express it and the value must be copied first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.ir.ops import UnfoldAttrs
 from compiler.isa.region import Affine
@@ -28,6 +29,17 @@ class Layout:
     def shape(self) -> tuple[int, ...]:
         """Sizes of the dims."""
         return tuple(_size(pieces) for pieces in self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """A position in a dim of `size` elements, `unit` elements apart in memory, as a function of the
+    indices of a value: the layout it would have if the position were an address.
+    """
+
+    where: Layout
+    size: int
+    unit: int
 
 
 def dense(shape: Sequence[int]) -> Layout:
@@ -150,6 +162,37 @@ def reverse(layout: Layout, dims: Sequence[int]) -> Layout:
         offset = offset + sum((size - 1) * stride for size, stride in layout.dims[d])
         turned[d] = tuple((size, -stride) for size, stride in layout.dims[d])
     return Layout(offset, tuple(turned))
+
+
+def padded_windows(
+    shape: Sequence[int], layout: Layout, attrs: UnfoldAttrs
+) -> tuple[Layout, tuple[Coordinate, ...]] | None:
+    """Windows that may leave a dense operand of `shape`: addresses as if memory went on, and per
+    dim of `attrs` the coordinate that says where it ends. None when the operand is not dense.
+    """
+    if replace(layout, offset=Affine()) != dense(shape):
+        return None
+    dims, inner, offset = list(layout.dims), [], layout.offset
+    coordinates = []
+    rows = zip(attrs.starts, attrs.counts, attrs.strides, attrs.sizes, attrs.dilations, strict=True)
+    for i, (d, (start, count, step, size, gap)) in enumerate(zip(attrs.dims, rows, strict=True)):
+        unit = math.prod(shape[d + 1 :])
+        offset = offset + start * unit
+        dims[d] = _steps(count, step * unit)
+        inner.append(_steps(size, gap * unit))
+        still = [
+            _steps(attrs.counts[attrs.dims.index(o)] if o in attrs.dims else n, 0)
+            for o, n in enumerate(shape)
+        ]
+        taps = [_steps(n, 0) for n in attrs.sizes]
+        still[d], taps[i] = _steps(count, step), _steps(size, gap)
+        where = Layout(Affine(start), (*still, *taps))
+        coordinates.append(Coordinate(where, shape[d], unit))
+    return Layout(offset, (*dims, *inner)), tuple(coordinates)
+
+
+def _steps(size: int, stride: int) -> Pieces:
+    return ((size, stride),) if size != 1 else ()
 
 
 def unfold(layout: Layout, attrs: UnfoldAttrs) -> Layout | None:

@@ -232,11 +232,13 @@ def stored_windows(graph: Graph) -> set[Value]:
 
 
 def _repeats(value: Value, made: Mapping[Value, Op]) -> bool:
-    """True for windows, seen through other views, that hold elements more than once."""
+    """True for windows, seen through other views, that hold elements more than once. Windows that
+    may leave their operand stay windows: their code loads every element once.
+    """
     op = made.get(value)
     while op is not None and op.name in ("transpose", "reshape", "slice"):
         op = made.get(op.operands[0])
-    if op is None or op.name != "unfold":
+    if op is None or op.name != "unfold" or op.attrs.padded:
         return False
     return value.type.num_elements > op.operands[0].type.num_elements
 

@@ -99,11 +99,24 @@ def _grid(region: RegionProgram, atoms: Sequence[int], view: View, registers) ->
     return total
 
 
+def _load(region, node: Node, memory, registers):
+    """Elements of a view; zeros where a bounded coordinate leaves its dim."""
+    where = _grid(region, node.atoms, node.attrs["view"], registers)
+    inside = np.ones(where.shape, bool)
+    for bound in node.attrs.get("bounds", ()):
+        indices = np.indices(where.shape, sparse=True)
+        steps = zip(indices, bound.strides, strict=True)
+        position = sum((i * s for i, s in steps), bound.offset)
+        inside = inside & (position >= 0) & (position < bound.size)
+    found = memory[node.attrs["view"].tensor][np.where(inside, where, 0)]
+    return np.where(inside, found, np.zeros((), found.dtype))
+
+
 def _node(region, node: Node, args, memory, registers):
     attrs = node.attrs
     full = tuple(n if a in node.atoms else 1 for a, n in enumerate(region.atoms))
     if node.op == "load":
-        return memory[attrs["view"].tensor][_grid(region, node.atoms, attrs["view"], registers)]
+        return _load(region, node, memory, registers)
     if node.op == "load_indexed":
         rows = np.clip(args[0].astype(np.int64), 0, attrs["rows"] - 1) * attrs["stride"]
         return memory[attrs["view"].tensor][

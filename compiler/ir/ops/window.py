@@ -43,6 +43,7 @@ class UnfoldAttrs:
 
     Dim `dims[i]` becomes `counts[i]` windows, and a new dim at the end holds the `sizes[i]`
     elements of each: element k of window o is operand element starts + o * strides + k * dilations.
+    `padded` windows may leave the operand, where they read zeros.
     """
 
     dims: Dims
@@ -51,6 +52,7 @@ class UnfoldAttrs:
     strides: Dims
     sizes: Dims
     dilations: Dims
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +118,25 @@ def _infer_unfold(types: Types, attrs: Any, regions: Regions) -> tuple[TensorTyp
     rows = zip(attrs.starts, attrs.counts, attrs.strides, attrs.sizes, attrs.dilations, strict=True)
     for d, (start, count, stride, size, dilation) in zip(attrs.dims, rows, strict=True):
         last = start + (count - 1) * stride + (size - 1) * dilation
-        if min(start, count - 1, size - 1, stride - 1, dilation - 1) < 0 or last >= shape[d]:
+        leaves = start < 0 or last >= shape[d]
+        if min(count, size, stride, dilation) < 1 or (leaves and not attrs.padded):
             raise mismatch("unfold", f"windows inside of {shape[d]}", (start, count, size))
         shape[d] = count
     return (tensor_type((*shape, *attrs.sizes), operand.dtype),)
 
 
 def _unfold_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    a = op.attrs
-    return (
-        np.array(
-            window_array(args[0], a.dims, a.starts, a.counts, a.strides, a.sizes, a.dilations)
-        ),
-    )
+    a, (x,) = op.attrs, args
+    starts = a.starts
+    if a.padded:
+        sides = [(0, 0)] * x.ndim
+        rows = zip(a.starts, a.counts, a.strides, a.sizes, a.dilations, strict=True)
+        for d, (start, count, stride, size, gap) in zip(a.dims, rows, strict=True):
+            last = start + (count - 1) * stride + (size - 1) * gap
+            sides[d] = (max(0, -start), max(0, last + 1 - x.shape[d]))
+        x = np.pad(x, sides)
+        starts = tuple(max(0, s) for s in a.starts)
+    return (np.array(window_array(x, a.dims, starts, a.counts, a.strides, a.sizes, a.dilations)),)
 
 
 def _windowed(name: str, operand: TensorType, attrs: Any) -> tuple[int, ...]:

@@ -1,0 +1,218 @@
+"""The other operand of windows on chip: [partitions of a step, steps, columns].
+
+With columns innermost in memory every step is a DMA of rows. With channels innermost, rows of
+columns arrive and are turned on the tensor engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from compiler.codegen.builder import Held, Scope, merge_dims
+from compiler.codegen.windows.form import Form
+from compiler.codegen.windows.steps import Step
+from compiler.dtypes import DType
+from compiler.isa.program import AccessPattern, Engine, Space
+
+STEP = -13  # private atom number of a tile of filters
+_WAITING_ELEMENTS = 8192  # per partition of rows that wait to be turned (our choice)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` steps from number `step` on that move alike: `rows` partitions from `start` on, at
+    `address`, `delta` elements from step to step.
+    """
+
+    step: int
+    count: int
+    start: int
+    rows: int
+    address: int
+    delta: int
+
+
+class Filters:
+    """Loads the other operand of `form` for `steps`, columns `axes` (major to minor)."""
+
+    def __init__(self, form: Form, steps: Sequence[Step], axes: Sequence[int]) -> None:
+        self.form = form
+        self.steps = steps
+        self.axes = tuple(axes)
+        self.wide = max(axes, key=lambda a: form.space.sizes[a], default=None)
+
+    @property
+    def turns(self) -> bool:
+        """Whether channels are innermost in memory."""
+        lone = self.wide is not None and self.form.weights.stride(self.wide) == 1
+        return self.wide is not None and not lone and abs(self.steps[0].column) == 1
+
+    def load(self, scope: Scope) -> Held:
+        """The filters for the boxes of `scope` of the columns."""
+        width = scope.elements(self.axes)
+        most = max(s.partitions for s in self.steps)
+        number = scope.tile("filters", most, len(self.steps) * width, self.form.panel_type, slots=1)
+        held = scope.hold(number, self.axes)
+        held = Held(number, {**held.strides, STEP: width})
+        (self._turned if self.turns else self._rows)(scope, held)
+        return held
+
+    def _rows(self, scope: Scope, held: Held) -> None:
+        walk = self.form.weights
+        axes = sorted(self.axes, key=lambda a: -abs(walk.stride(a)))
+        for run in _runs(self.steps):
+            sizes = [run.count, *(scope.extent(a) for a in axes)]
+            hbm, chip = merge_dims(
+                sizes,
+                [
+                    [run.delta, *(walk.stride(a) for a in axes)],
+                    [held.strides[STEP], *(held.strides[a] for a in axes)],
+                ],
+            )
+            address = scope.address_of(walk.offset, walk, self.axes) + run.address
+            column = self.steps[run.step].column
+            source = AccessPattern(Space.HBM, walk.tensor, address, ((column, run.rows), *hbm))
+            at = held.offset + run.step * held.strides[STEP]
+            target = AccessPattern(Space.SBUF, held.tile, at, ((1, run.rows), *chip), run.start)
+            scope.add("dma", Engine.DMA_IN, target, (source,))
+
+    # channels innermost
+
+    def _turned(self, scope: Scope, held: Held) -> None:
+        assert self.wide is not None
+        others = [a for a in self.axes if a != self.wide]
+        most = scope.builder.limits.transpose_max
+        for at in product(*(range(scope.extent(a)) for a in others)):
+            index = dict(zip(others, at, strict=True))
+            for start in range(0, scope.extent(self.wide), most):
+                count = min(most, scope.extent(self.wide) - start)
+                for chunk in _chunks(self.steps):
+                    self._turn(scope, held, {**index, self.wide: start}, count, chunk)
+
+    def _turn(
+        self, scope: Scope, held: Held, index: dict[int, int], count: int, chunk: range
+    ) -> None:
+        """Rows of `count` columns from `index` on, for the steps of `chunk`."""
+        steps = [self.steps[n] for n in chunk]
+        starts = [sum(s.partitions for s in steps[:n]) for n in range(len(steps))]
+        dtype = self.form.panel_type
+        rows = Held(scope.tile("rows", count, sum(s.partitions for s in steps), dtype, 1), {})
+        for address, delta, number, at in _blocks(steps):
+            self._fetch(scope, rows, index, count, (address, delta, number, at), steps[0])
+        columns = sum(i * held.strides[a] for a, i in index.items())
+        bank = scope.builder.limits.psum_bank_bytes // DType.F32.bytes // count
+        for first, last in _alike(steps, bank):
+            parts = steps[first].partitions
+            turned = Held(scope.psum("turned", 1, 1), {})
+            for n in range(first, last):
+                source = scope.on_chip(rows, count, ((1, parts),), starts[n])
+                block = scope.on_chip(turned, parts, ((1, count),), (n - first) * count)
+                scope.add("transpose", Engine.TENSOR, block, (source,))
+            assert self.wide is not None
+            strides = [held.strides[STEP], held.strides[self.wide]]
+            into, out = merge_dims([last - first, count], [[count, 1], strides])
+            at = (chunk[0] + first) * held.strides[STEP] + columns
+            engine = Engine.VECTOR if first % 2 else Engine.SCALAR
+            target = scope.on_chip(held, parts, out, at)
+            scope.add("tensor_copy", engine, target, (scope.on_chip(turned, parts, into),))
+        scope.release(rows)
+
+    def _fetch(
+        self,
+        scope: Scope,
+        rows: Held,
+        index: dict[int, int],
+        count: int,
+        run: tuple[int, int, int, int],
+        step: Step,
+    ) -> None:
+        address, delta, number, at = run
+        walk, wide = self.form.weights, self.wide
+        assert wide is not None
+        width = step.slice.count
+        hbm, chip = merge_dims([number, width], [[delta, step.column], [width, 1]])
+        start = scope.address_of(walk.offset, walk, self.axes) + address
+        start = start + sum(i * walk.stride(a) for a, i in index.items())
+        lines = (walk.stride(wide), count)
+        source = AccessPattern(Space.HBM, walk.tensor, start, (lines, *hbm))
+        target = scope.on_chip(rows, count, chip, at)
+        scope.add("dma", Engine.DMA_IN, target, (source,))
+
+
+def _runs(steps: Sequence[Step]) -> Iterator[Run]:
+    """All rows of all steps, as few transfers as move alike."""
+    last: Run | None = None
+    for number, step in enumerate(steps):
+        pieces = list(_row_pieces(step))
+        for start, rows, address in pieces:
+            alone = Run(number, 1, start, rows, address, 0)
+            if last is None or len(pieces) > 1 or not (joined := _joined(last, alone)):
+                if last is not None:
+                    yield last
+                last = alone
+            else:
+                last = joined
+    if last is not None:
+        yield last
+
+
+def _joined(run: Run, other: Run) -> Run | None:
+    alike = (run.start, run.rows, run.step + run.count) == (other.start, other.rows, other.step)
+    delta = other.address - run.address - (run.count - 1) * run.delta
+    if not alike or (run.count > 1 and delta != run.delta):
+        return None
+    return Run(run.step, run.count + 1, run.start, run.rows, run.address, delta)
+
+
+def _row_pieces(step: Step) -> Iterator[tuple[int, int, int]]:
+    """(first partition, partitions, address): blocks that continue each other's rows."""
+    width = step.slice.count
+    start, blocks = 0, 1
+    for n, address in enumerate(step.blocks):
+        if n and address - step.blocks[n - 1] == width * step.column:
+            blocks += 1
+            continue
+        if n:
+            yield start * width, blocks * width, step.blocks[start]
+        start, blocks = n, 1
+    yield start * width, blocks * width, step.blocks[start]
+
+
+def _chunks(steps: Sequence[Step]) -> Iterator[range]:
+    """Steps of one slice width, as many as may wait at a time."""
+    first, waiting = 0, 0
+    for n, step in enumerate(steps):
+        changed = step.slice.count != steps[first].slice.count
+        if n > first and (changed or waiting + step.partitions > _WAITING_ELEMENTS):
+            yield range(first, n)
+            first, waiting = n, 0
+        waiting += step.partitions
+    yield range(first, len(steps))
+
+
+def _blocks(steps: Sequence[Step]) -> Iterator[tuple[int, int, int, int]]:
+    """(address, distance, number of blocks, place in a row) of blocks at even distances."""
+    addresses = [b for s in steps for b in s.blocks]
+    width, first = steps[0].slice.count, 0
+    while first < len(addresses):
+        count = 1
+        delta = addresses[first + 1] - addresses[first] if first + 1 < len(addresses) else 0
+        while (
+            first + count < len(addresses)
+            and addresses[first + count] - addresses[first + count - 1] == delta
+        ):
+            count += 1
+        yield addresses[first], delta, count, first * width
+        first += count
+
+
+def _alike(steps: Sequence[Step], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of up to `most` steps with the same number of partitions."""
+    first = 0
+    for n in range(1, len(steps) + 1):
+        full = n - first == max(1, most)
+        if n == len(steps) or full or steps[n].partitions != steps[first].partitions:
+            yield first, n
+            first = n

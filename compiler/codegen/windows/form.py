@@ -1,0 +1,159 @@
+"""The structure of a contraction of windows: which index places a window, which walks its taps,
+which runs over images and channels.
+
+Memory is [images..., spatial dims..., channels], channels innermost and dense. The innermost
+spatial dim is `inner`, the next one `line`: a line of memory holds all positions and channels of
+one step of the line dim. Every other spatial dim is in `depths`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from compiler.codegen.space import Limited, Space, Value, Walk
+from compiler.diagnostics import CompileError
+from compiler.dtypes import DType
+from compiler.isa.region import Affine
+
+Steps = tuple[tuple[int, int], ...]  # (atom, step), smallest step first
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A spatial dim: coordinate `start + sum(index * step)`, `unit` elements of memory apart, of
+    which 0..size-1 exist. `kept` are the atoms the contraction keeps, `summed` the others.
+    """
+
+    start: int
+    size: int
+    unit: int
+    kept: Steps
+    summed: Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A contraction `number` of windows (value `windows`) with another operand (value `other`).
+
+    `images` and `channels` are the unbounded atoms of the windows, major to minor, `pixel` the
+    channels in memory; `groups` are channel atoms that the other operand has too. `columns` are the
+    atoms of the result that only the other operand has.
+    """
+
+    space: Space
+    number: int
+    windows: int
+    other: int
+    walk: Walk
+    weights: Walk
+    depths: tuple[Dim, ...]
+    line: Dim
+    inner: Dim
+    images: tuple[int, ...]
+    channels: tuple[int, ...]
+    groups: tuple[int, ...]
+    columns: tuple[int, ...]
+    over: frozenset[int]
+
+    @property
+    def pixel(self) -> int:
+        """Elements of one position: all channels."""
+        return self.inner.unit
+
+    @property
+    def panel_type(self) -> DType:
+        """Element type of operands on chip: the tensor engine takes fp32 with fp32 only."""
+        types = [self.space.values[n].dtype for n in (self.windows, self.other)]
+        return DType.F32 if DType.F32 in types else types[0]
+
+    @property
+    def origin(self) -> Affine:
+        """Address of coordinate 0 of every dim, of the first image and channel."""
+        dims = (*self.depths, self.line, self.inner)
+        return self.walk.offset + -sum(d.start * d.unit for d in dims)
+
+    @property
+    def sums_channels(self) -> bool:
+        """Whether channels are summed and positions kept, else the other way round. A single
+        channel is both: then what is fewer is summed.
+        """
+        kept = [a for a in self.channels if a not in self.over and a not in self.groups]
+        if kept or any(a in self.over for a in self.images):
+            return False
+        if any(a in self.over for a in (*self.channels, *self.images)) or self.images:
+            return True
+        dims = (*self.depths, self.line, self.inner)
+        taps, positions = (
+            math.prod(self.space.sizes[a] for d in dims for a, _ in getattr(d, role))
+            for role in ("summed", "kept")
+        )
+        return taps <= positions
+
+
+def form_of(space: Space, number: int) -> Form:
+    """The form of contraction `number`. Raises CompileError when it has another one."""
+    contract = space.values[number]
+    left, right = contract.inputs
+    if not _is_windows(space.values[left]):
+        left, right = right, left
+    walks = [space.values[n].walk for n in (left, right)]
+    if walks[0] is None or walks[1] is None or not walks[0].bounds or walks[1].bounds:
+        raise refused(space, "operands in memory, one of them windows")
+    walk, weights = walks[0], walks[1]
+    dims = sorted((_dim(b, contract.over) for b in walk.bounds), key=lambda d: -d.unit)
+    inner = dims.pop()
+    line = dims.pop() if dims else Dim(0, 1, inner.size * inner.unit, (), ())
+    bounded = {a for b in walk.bounds for a in b.strides}
+    plain = _by_stride(walk, set(walk.strides) - bounded)
+    other = space.values[right].atoms
+    groups = [a for a in plain if a in other and a not in contract.over]
+    return Form(
+        space=space,
+        number=number,
+        windows=left,
+        other=right,
+        walk=walk,
+        weights=weights,
+        depths=tuple(dims),
+        line=line,
+        inner=inner,
+        images=tuple(a for a in plain if abs(walk.stride(a)) >= inner.unit),
+        channels=tuple(a for a in plain if abs(walk.stride(a)) < inner.unit),
+        groups=tuple(groups),
+        columns=tuple(sorted(contract.atoms - space.values[left].atoms)),
+        over=contract.over,
+    )
+
+
+def _is_windows(value: Value) -> bool:
+    return value.walk is not None and bool(value.walk.bounds)
+
+
+def _dim(bound: Limited, over: Iterable[int]) -> Dim:
+    ranked = sorted(bound.strides.items(), key=lambda s: s[1])
+    kept = tuple(s for s in ranked if s[0] not in over)
+    return Dim(bound.start, bound.size, bound.unit, kept, tuple(s for s in ranked if s[0] in over))
+
+
+def _by_stride(walk: Walk, atoms: Iterable[int]) -> list[int]:
+    return sorted(atoms, key=lambda a: (-abs(walk.stride(a)), a))
+
+
+def points(sizes: Mapping[int, int], steps: Steps) -> Iterator[tuple[dict[int, int], int]]:
+    """(index per atom, what the coordinate moves) for every point of the atoms of `steps`."""
+    ranges = [range(sizes[a]) for a, _ in steps]
+    for at in product(*ranges):
+        moved = sum(i * step for i, (_, step) in zip(at, steps, strict=True))
+        yield {a: i for i, (a, _) in zip(at, steps, strict=True)}, moved
+
+
+def refused(space: Space, what: str) -> CompileError:
+    """The error for windows this generator has no code for."""
+    return CompileError(
+        "SW_CODEGEN_WINDOWS",
+        f"region {space.name} requires {what}",
+        hint="lower the windows to a region of their own",
+    )

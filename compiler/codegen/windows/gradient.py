@@ -1,0 +1,357 @@
+"""Windows whose channels are kept: the gradient of a filter, summed over images and positions.
+
+Lines lie on the partitions on both sides, so every position is one product per tap, and taps along
+a line are views. Taps along the line dim need lines moved to other partitions: a product with a
+matrix of zeros and ones, which also leaves zeros where lines lie outside of the operand. An
+infinity in a line so becomes NaN in the same channel of the sum, which it makes infinite anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby, product
+
+from compiler.codegen.builder import Box, Builder, Held, Piece, Scope, merge_dims, pieces
+from compiler.codegen.search import Candidate, Room
+from compiler.codegen.space import Walk
+from compiler.codegen.windows import lines as raw
+from compiler.codegen.windows.form import Form, points
+from compiler.codegen.windows.gradient_plan import GradientPlan, GradientPlanner, Part
+from compiler.codegen.windows.lines import Extent
+from compiler.dtypes import DType
+from compiler.isa.program import AccessPattern, Engine
+from compiler.isa.program import Space as Memory
+from compiler.isa.region import Affine
+
+_BANKS = 3  # of PSUM for the sums of a pass, twice: one pass is added up while the next begins
+_UNROLLED = 96  # products of a position in a row (our choice)
+
+
+def gradient_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Candidate]:
+    """Tilings of a contraction whose windows keep their channels."""
+    nest = GradientPlanner(form, sinks, room)
+    plan = nest.plan()
+    return [] if plan is None else [Candidate(plan.cost, partial(_emit, nest, plan))]
+
+
+def _emit(nest: GradientPlanner, plan: GradientPlan, builder: Builder) -> None:
+    boxes = {a: Box(Affine(), 1) for a in nest.sizes}
+    for atom in (*nest.columns, *nest.form.groups):
+        boxes[atom] = Box(Affine(), nest.sizes[atom])
+    scope = Scope(builder, builder.body, boxes)
+    for place in _entered(scope, nest.sizes, nest.wide, plan.columns):
+        _Sums(nest, plan, place).emit()
+
+
+class _Sums:
+    """The sums of one tile of columns."""
+
+    def __init__(self, nest: GradientPlanner, plan: GradientPlan, scope: Scope) -> None:
+        self.nest, self.plan, self.scope, self.form = nest, plan, scope, nest.form
+        self.width = scope.elements(nest.columns)
+        elements = len(nest.parts) * self.width
+        self.sums = scope.tile("sums", nest.most, elements, DType.F32, 1)
+        self.matrices: dict[tuple[int, int, int, raw.Piece], Held] = {}
+
+    def emit(self) -> None:
+        plan, nest = self.plan, self.nest
+        starts = self._blocks()
+        for first, _ in starts:  # matrices are the same for all images
+            self._matrices(first)
+        places = [self.scope]
+        for atom in self.form.images:
+            extent = plan.images if atom == nest.image else 1
+            places = [q for p in places for q in _entered(p, nest.sizes, atom, extent)]
+        for place in places:
+            depths = tuple(s for d in self.form.depths for s in d.summed)
+            for (first, start), (index, _) in product(starts, list(points(nest.sizes, depths))):
+                boxes = (
+                    *((a, i, 1) for a, i in index.items()),
+                    (nest.line[0], first, plan.height),
+                    (nest.inner[0], start, plan.width),
+                )
+                self._block(self._at(place, boxes), index, first, start)
+        self._finish()
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        nest, plan = self.nest, self.plan
+        return list(
+            product(
+                range(0, nest.length, plan.height),
+                range(0, nest.size_of(nest.inner[0]), plan.width),
+            )
+        )
+
+    def _at(self, scope: Scope, boxes: Sequence[tuple[int | None, int, int]]) -> Scope:
+        for atom, start, count in boxes:
+            if atom is not None:
+                count = min(count, self.nest.sizes[atom] - start)
+                scope = scope.enter(atom, Piece(start, count))
+        return scope
+
+    def _pieces(self, images: int, first: int) -> tuple[list[raw.Piece], int]:
+        nest = self.nest
+        low, high = nest.reach()
+        height = min(self.plan.height, nest.length - first)
+        top, count = first * nest.stride + low, (height - 1) * nest.stride + high - low
+        return nest.lines.pieces(images, top, top + count, nest.most), height
+
+    def _matrices(self, first: int) -> None:
+        """What moves lines to the partitions of the lines of the other operand that meet them."""
+        sizes = {self.plan.images}
+        if self.nest.image is not None and self.nest.sizes[self.nest.image] % self.plan.images:
+            sizes.add(self.nest.sizes[self.nest.image] % self.plan.images)
+        for images in sizes:
+            found, height = self._pieces(images, first)
+            for piece, line in product(found, self.nest.shifts()):
+                self.matrices.setdefault(
+                    (first, line, images, piece), self._matrix(piece, images, first, height, line)
+                )
+
+    def _matrix(self, piece: raw.Piece, images: int, first: int, height: int, line: int) -> Held:
+        """[lines, lines of the other operand]: 1 where they meet."""
+        scope, nest = self.scope, self.nest
+        most, stride = images * height, nest.stride
+        ramp = Held(scope.tile("ramp", piece.count, most, DType.F32, 1), {})
+        square = scope.on_chip(ramp, piece.count, ((height, images), (1, height)))
+        apart = piece.last - piece.first
+        attrs = {"partition_step": 1, "steps": (-apart, -stride)}
+        start = Affine(piece.first - first * stride - line)
+        scope.add("iota", Engine.GPSIMD, square, (), start=start, **attrs)
+        matrix = Held(scope.tile("matrix", piece.count, most, self.form.panel_type, 1), {})
+        equal = {"op0": "EQ", "scalar0": 0.0, "reverse0": False}
+        rest = {"op1": None, "scalar1": None, "reverse1": False}
+        out, source = (scope.on_chip(h, piece.count, ((1, most),)) for h in (matrix, ramp))
+        scope.add("tensor_scalar", Engine.VECTOR, out, (source,), **equal, **rest)
+        scope.release(ramp)
+        there = [first * stride + h * stride + line for h in range(height)]
+        for inside, run in groupby(range(height), lambda h: piece.first <= there[h] < piece.last):
+            columns = list(run)
+            if not inside:
+                dims = ((height, images), (1, len(columns)))
+                part = scope.on_chip(matrix, piece.count, dims, columns[0])
+                scope.add("memset", Engine.VECTOR, part, (), value=0.0)
+        return matrix
+
+    def _block(self, scope: Scope, index: Mapping[int, int], first: int, start: int) -> None:
+        """One tile of lines on both sides, all parts."""
+        nest, form = self.nest, self.form
+        images = scope.extent(nest.image)
+        found, height = self._pieces(images, first)
+        width = scope.extent(nest.inner[0])
+        other = self._other(scope, images, height, width)
+        extent = nest.extent(start, width)
+        for depths, parts in groupby(nest.parts, lambda p: p.depths):
+            there = {
+                d: at + sum(index.get(a, 0) * s for a, s in form.depths[d].summed)
+                for d, at in enumerate(depths)
+            }
+            tiles = []
+            for piece in found:
+                tile = nest.lines.tile(scope, piece, extent)
+                nest.lines.load(scope, tile, piece, extent, there)
+                tiles.append((piece, tile))
+            for line, some in groupby(parts, lambda p: p.line):
+                moved = self._moved(scope, tiles, extent, (first, line, images, images * height))
+                self._passes(scope, list(some), moved, other, extent, images * height)
+
+    def _other(self, scope: Scope, images: int, height: int, width: int) -> Held:
+        """[lines, positions, groups, columns] of the other operand."""
+        nest, walk = self.nest, self.form.weights
+        axes = sorted(
+            (a for a in (nest.inner[0], *self.form.groups, *nest.columns) if a is not None),
+            key=lambda a: -abs(walk.stride(a)),
+        )
+        number = scope.tile("other", images * height, scope.elements(axes), self.form.panel_type)
+        held = scope.hold(number, axes)
+        sizes = [scope.extent(a) for a in axes]
+        strides = [[walk.stride(a) for a in axes], [held.strides[a] for a in axes]]
+        hbm, chip = merge_dims(sizes, strides)
+        lines = nest.line[0] if nest.line[0] is not None else nest.image
+        step = (walk.stride(lines), images * height)
+        source = scope.hbm(walk, (step, *hbm))
+        scope.add("dma", Engine.DMA_IN, scope.on_chip(held, images * height, chip), (source,))
+        return held
+
+    def _moved(
+        self,
+        scope: Scope,
+        tiles: Sequence[tuple[raw.Piece, Held]],
+        extent: Extent,
+        where: tuple[int, int, int, int],
+    ) -> Held:
+        """Lines on the partitions of those of the other operand that meet them at `where`."""
+        first, line, images, count = where
+        pixel = self.form.pixel
+        (piece, tile), *more = tiles
+        nest = self.nest
+        same = piece.first == first * nest.stride + line and nest.stride == 1 and not more
+        if same and piece.count == count and piece.last - piece.first == count // images:
+            return tile
+        elements = extent.elements(pixel)
+        number = scope.tile("moved", count, elements, self.form.panel_type)
+        held = Held(number, tile.strides)
+        bank = scope.builder.limits.moving_max
+        for turn, part in enumerate(pieces(elements, min(elements, bank))):
+            inner = scope.loop(part.trip) if part.trip > 1 else scope.straight({})
+            terms = ((inner.register, part.extent),) if part.trip > 1 else ()
+            at = Affine(part.start, terms)
+            product_ = Held(inner.psum("moved", 1, 1), {})
+            out = inner.on_chip(product_, count, ((1, part.extent),))
+            for n, (some, source) in enumerate(tiles):
+                matrix = self.matrices[(first, line, images, some)]
+                left = inner.on_chip(matrix, some.count, ((1, count),))
+                right = inner.on_chip(source, some.count, ((1, part.extent),), at)
+                attrs = {"zero_when": None if n else ()}
+                inner.add("matmul", Engine.TENSOR, out, (left, right), **attrs)
+            target = inner.on_chip(held, count, ((1, part.extent),), at)
+            engine = Engine.SCALAR if turn % 2 else Engine.VECTOR
+            inner.add("tensor_copy", engine, target, (out,))
+        return held
+
+    def _passes(
+        self,
+        scope: Scope,
+        parts: Sequence[Part],
+        lines: Held,
+        other: Held,
+        extent: Extent,
+        count: int,
+    ) -> None:
+        """Products of all positions with as many parts at a time as PSUM holds."""
+        bank = scope.builder.limits.moving_max
+        most = min(_UNROLLED, max(1, bank // self.width) * _BANKS)
+        for low in range(0, len(parts), most):
+            self._pass(scope, parts[low : low + most], lines, other, extent, count)
+
+    def _pass(
+        self,
+        scope: Scope,
+        parts: Sequence[Part],
+        lines: Held,
+        other: Held,
+        extent: Extent,
+        count: int,
+    ) -> None:
+        nest, form = self.nest, self.form
+        per_bank = max(1, scope.builder.limits.moving_max // self.width)
+        banks = math.ceil(len(parts) / per_bank)
+        size = scope.builder.limits.moving_max
+        total = Held(scope.psum("sums", banks, 2), {})
+        positions = scope.extent(nest.inner[0])
+        inner, at = scope.straight({}), Affine()
+        if positions > 1:
+            inner = scope.loop(positions)
+            at = Affine(0, ((inner.register, 1),))
+        start = nest.extent(self._start(scope), 1).positions[0]
+        low = min(p.position for p in nest.parts)
+        columns = [other.strides[a] for a in nest.columns]
+        (across,) = merge_dims([scope.extent(a) for a in nest.columns], [columns])
+        for n, part in enumerate(parts):
+            place = part.position - low + (start - extent.positions[0])
+            offset = (part.row - extent.rows[0]) * lines.strides[raw.ROW]
+            offset += place * form.pixel + part.first
+            dims = merge_dims([part.positions, part.count], [[form.pixel, 1]])[0]
+            left = inner.on_chip(lines, count, dims, at * (nest.inner[1] * form.pixel) + offset)
+            step = other.strides[nest.inner[0]] if nest.inner[0] is not None else 0
+            right = inner.on_chip(other, count, across, at * step + self._group(other, part))
+            into = n // per_bank * size + n % per_bank * self.width
+            out = inner.on_chip(total, part.partitions, ((1, self.width),), into)
+            first = at.terms[0][:1] if at.terms else ()
+            inner.add("matmul", Engine.TENSOR, out, (left, right), zero_when=first)
+        self._add(scope, parts, total, per_bank)
+
+    def _start(self, scope: Scope) -> int:
+        atom = self.nest.inner[0]
+        return scope.boxes[atom].origin.const if atom is not None else 0
+
+    def _group(self, other: Held, part: Part) -> int:
+        """Where the columns of a part's group begin."""
+        strides = [other.strides[a] for a in self.form.groups]
+        sizes = [self.nest.sizes[a] for a in self.form.groups]
+        number, total = part.group, 0
+        for stride, size in zip(reversed(strides), reversed(sizes), strict=True):
+            total += number % size * stride
+            number //= size
+        return total
+
+    def _add(self, scope: Scope, parts: Sequence[Part], total: Held, per_bank: int) -> None:
+        """The sums in PSUM to those in SBUF."""
+        width, size = self.width, scope.builder.limits.moving_max
+        sums = Held(self.sums, {})
+        for n, low in enumerate(range(0, len(parts), per_bank)):
+            some = parts[low : low + per_bank]
+            for rows, run in groupby(enumerate(some), lambda p: p[1].partitions):
+                found = list(run)
+                count = len(found) * width
+                at = self.nest.parts.index(found[0][1]) * width
+                into = n * size + found[0][0] * width
+                source = scope.on_chip(total, rows, ((1, count), (1, 1)), into)
+                out = scope.on_chip(sums, rows, ((1, count),), at)
+                attrs = {"op": "add", "num_reduced": 1, "zero_when": scope.zero_when(self._over())}
+                scope.add("tensor_reduce", Engine.VECTOR, out, (source,), **attrs)
+
+    def _over(self) -> list[int]:
+        """Atoms whose blocks are added up."""
+        return sorted(self.form.over)
+
+    def _finish(self) -> None:
+        """Store the sums, rounded as the values behind the contraction want."""
+        nest = self.nest
+        for types, walk in nest.stores:
+            held, dtype = Held(self.sums, {}), DType.F32
+            for wanted in types:
+                if wanted is dtype:
+                    continue
+                held, dtype = self._rounded(held, wanted), wanted
+            for number, part in enumerate(nest.parts):
+                self._store(held, number, part, walk)
+
+    def _rounded(self, held: Held, dtype: DType) -> Held:
+        scope, nest = self.scope, self.nest
+        made = Held(scope.tile("rounded", nest.most, len(nest.parts) * self.width, dtype, 1), {})
+        numbered = list(enumerate(nest.parts))
+        for turn, (rows, run) in enumerate(groupby(numbered, lambda p: p[1].partitions)):
+            found = list(run)
+            at, count = found[0][0] * self.width, len(found) * self.width
+            out, source = (scope.on_chip(h, rows, ((1, count),), at) for h in (made, held))
+            engine = Engine.SCALAR if turn % 2 else Engine.VECTOR
+            scope.add("tensor_copy", engine, out, (source,))
+        return made
+
+    def _store(self, held: Held, number: int, part: Part, walk: Walk) -> None:
+        """The sums of one part; taps whose rows continue in memory go together."""
+        scope, nest, form = self.scope, self.nest, self.form
+        channel = form.channels[-1] if form.channels else None
+        step = walk.stride(channel) if channel is not None else 0
+        dims = merge_dims(
+            [scope.extent(a) for a in nest.columns],
+            [
+                [walk.stride(a) for a in nest.columns],
+                [scope.hold(held.tile, nest.columns).strides[a] for a in nest.columns],
+            ],
+        )
+        base = scope.address_of(walk.offset, walk, nest.columns)
+        for at, tap in enumerate(part.taps):
+            address = base + sum(i * walk.stride(a) for a, i in tap.items())
+            target = AccessPattern(Memory.HBM, walk.tensor, address, ((step, part.count), *dims[0]))
+            source = AccessPattern(
+                Memory.SBUF,
+                held.tile,
+                held.offset + number * self.width,
+                ((1, part.count), *dims[1]),
+                at * part.count,
+            )
+            scope.add("dma", Engine.DMA_OUT, target, (source,))
+
+
+def _entered(
+    scope: Scope, sizes: Mapping[int, int], atom: int | None, extent: int
+) -> Iterator[Scope]:
+    if atom is None:
+        yield scope
+        return
+    for piece in pieces(sizes[atom], extent):
+        yield scope.enter(atom, piece)

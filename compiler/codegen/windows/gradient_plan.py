@@ -1,0 +1,247 @@
+"""Tiles for windows whose channels are kept, and which sums lie on the partitions together.
+
+The largest tiles that fit are taken. What tiles become is in `gradient.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from compiler.codegen.contract_plan import even_tile
+from compiler.codegen.rates import MIN_CYCLES
+from compiler.codegen.search import Room
+from compiler.codegen.space import SINKS, Space, Walk
+from compiler.codegen.windows import lines as raw
+from compiler.codegen.windows.form import Dim, Form, points, refused
+from compiler.codegen.windows.lines import Extent, Lines
+from compiler.dtypes import DType
+from compiler.isa.program import Engine
+
+_SUM_SHARE = 0.4  # of the budget for sums; lines have the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Sums that lie on the partitions together: taps at `line` and `row` of the line dim, of
+    `positions` in a row, by channels first..first+count-1 of group `group`. `taps` are the indices
+    of each.
+    """
+
+    line: int
+    row: int
+    position: int
+    positions: int
+    depths: tuple[int, ...]
+    group: int
+    first: int
+    count: int
+    taps: tuple[Mapping[int, int], ...]
+
+    @property
+    def partitions(self) -> int:
+        """Partitions of the sums."""
+        return self.positions * self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientPlan:
+    """Tiles: `images` images of `height` lines and `width` positions of the other operand at a
+    time, `columns` of the widest column atom.
+    """
+
+    images: int
+    height: int
+    width: int
+    columns: int
+    cost: float
+
+
+class GradientPlanner:
+    """The contraction, its parts and its code."""
+
+    def __init__(self, form: Form, sinks: Sequence[int], room: Room) -> None:
+        self.form, self.space, self.room = form, form.space, room
+        self.sizes = form.space.sizes
+        self.most = room.limits.partitions
+        self.stores = _stores(form.space, form.number, sinks)
+        self.line, self.inner = _summed(form.line), _summed(form.inner)
+        self.rows = raw.rows_per_line(form, self.line[1])
+        self.stride = self.line[1] // self.rows
+        self.lines = Lines(form, self.rows)
+        self.image = form.images[-1] if form.images else None
+        self.columns = sorted(form.columns, key=lambda a: -abs(form.weights.stride(a)))
+        self.wide = max(self.columns, key=lambda a: self.sizes[a], default=None)
+        self.parts = list(_parts(form, self.rows, self.most))
+        for dim in (form.line, form.inner):
+            if len(dim.summed) > 1:
+                raise refused(form.space, "one summed index along a dim")
+
+    # plan
+
+    @property
+    def length(self) -> int:
+        """Lines of the other operand per image."""
+        return self.size_of(self.line[0])
+
+    def size_of(self, atom: int | None) -> int:
+        """Size of an atom, 1 for none."""
+        return 1 if atom is None else self.sizes[atom]
+
+    def reach(self) -> tuple[int, int]:
+        """First and last + 1 line that line 0 of the other operand meets."""
+        return raw.span([p.line for p in self.parts])
+
+    def plan(self) -> GradientPlan | None:
+        """As many images, positions and columns at a time as fit."""
+        images = 1
+        if raw.images_continue(self.form) and self.image is not None and self._continues():
+            room = self.most // max(self.lines.length, self.length)
+            images = even_tile(self.sizes[self.image], room) if room > 1 else 1
+        low, high = self.reach()
+        height = self.length
+        if images == 1:
+            room = (self.most - (high - low)) // self.stride + 1
+            height = even_tile(self.length, max(1, min(self.most, room)))
+        for columns, count in product(
+            self._column_tiles(), range(1, self.size_of(self.inner[0]) + 1)
+        ):
+            width = math.ceil(self.size_of(self.inner[0]) / count)
+            plan = GradientPlan(
+                images=images, height=height, width=width, columns=columns, cost=0.0
+            )
+            if self._bytes(plan) <= self.room.budget:
+                return replace(plan, cost=self._cost(plan))
+        return None
+
+    def _continues(self) -> bool:
+        """Whether lines of the next image follow those of an image in the other operand too."""
+        if self.line[0] is None:
+            return True
+        assert self.image is not None
+        walk = self.form.weights
+        return walk.stride(self.image) == walk.stride(self.line[0]) * self.length
+
+    def _column_tiles(self) -> Iterator[int]:
+        if self.wide is None:
+            yield 1
+            return
+        others = math.prod(self.sizes[a] for a in self.columns if a != self.wide)
+        bank = self.room.limits.moving_max
+        each = len(self.parts) * others * DType.F32.bytes
+        most = min(int(_SUM_SHARE * self.room.budget) // each, bank // others)
+        while most >= 1:
+            yield even_tile(self.sizes[self.wide], most)
+            most //= 2
+
+    def _bytes(self, plan: GradientPlan) -> int:
+        item = self.form.panel_type.bytes
+        extent = self.extent(0, plan.width)
+        width = self._columns(plan)
+        shifted = sum(1 for _ in self.shifts())
+        lines = extent.elements(self.form.pixel) * (2 + shifted) * item
+        groups = math.prod(self.sizes[a] for a in self.form.groups)
+        other = 2 * plan.width * width * groups * item
+        return lines + other + (4 + item) * len(self.parts) * width + 1024
+
+    def _columns(self, plan: GradientPlan) -> int:
+        return plan.columns * math.prod(self.sizes[a] for a in self.columns if a != self.wide)
+
+    def shifts(self) -> list[int]:
+        """Lines that are moved."""
+        return sorted({p.line for p in self.parts})
+
+    def extent(self, start: int, width: int) -> Extent:
+        """What of the lines positions start..start+width-1 of the other operand meet."""
+        step = self.inner[1]
+        low = min(p.position for p in self.parts) + start * step
+        high = max(p.position + p.positions for p in self.parts) + (start + width - 1) * step
+        rows = (min(p.row for p in self.parts), max(p.row for p in self.parts) + 1)
+        return Extent(rows, (low, high))
+
+    def _cost(self, plan: GradientPlan) -> float:
+        images = math.prod(self.sizes[a] for a in self.form.images) / plan.images
+        tiles = images * math.ceil(self.length / plan.height) * self.size_of(self.inner[0])
+        cycles = tiles * len(self.parts) * max(MIN_CYCLES, self._columns(plan))
+        return self.room.rates.engine_ns(Engine.TENSOR, cycles)
+
+
+def _summed(dim: Dim) -> tuple[int | None, int]:
+    """(atom, step) that walks the other operand along a dim."""
+    return dim.summed[0] if dim.summed else (None, 1)
+
+
+def _stores(
+    space: Space, number: int, sinks: Sequence[int]
+) -> list[tuple[tuple[DType, ...], Walk]]:
+    """Per store, the types its value is rounded to on the way, and where it goes.
+
+    Raises CompileError when there is more than conversions between contraction and store.
+    """
+    found = []
+    for sink in sinks:
+        types: list[DType] = []
+        at = space.values[sink].inputs[0]
+        while at != number:
+            value = space.values[at]
+            if value.op != "convert":
+                raise refused(space, f"conversions alone behind a filter gradient, got {value.op}")
+            types.append(value.dtype)
+            (at,) = value.inputs
+        types.append(space.values[number].dtype)
+        walk = space.values[sink].walk
+        assert walk is not None and space.values[sink].op in SINKS
+        found.append((tuple(reversed(types)), walk))
+    return found
+
+
+def _parts(form: Form, rows: int, most: int) -> Iterator[Part]:
+    """All sums, those of one line shift together."""
+    sizes = form.space.sizes
+    kept = [a for a in form.channels if a not in form.groups]
+    channel = kept[-1] if kept and form.walk.stride(kept[-1]) == 1 else None
+    if len(kept) > (channel is not None):
+        raise refused(form.space, "one channel index, innermost")
+    length = sizes[channel] if channel is not None else 1
+    tile = even_tile(length, most)
+    room = max(1, most // length) if length == form.pixel else 1
+    taps: dict[tuple[tuple[int, ...], int, int], dict[int, dict[int, int]]] = {}
+    dims = (*form.depths, form.line, form.inner)
+    for combined in product(*(list(points(sizes, d.kept)) for d in dims)):
+        index = {a: i for at, _ in combined for a, i in at.items()}
+        *depths, line, position = (
+            d.start + moved for d, (_, moved) in zip(dims, combined, strict=True)
+        )
+        shift, row = divmod(line, rows)
+        taps.setdefault((tuple(depths), shift, row), {})[position] = index
+    groups = list(product(*(range(sizes[a]) for a in form.groups)))
+    for (depths_at, shift, row), found in sorted(taps.items()):
+        for number, at in enumerate(groups):
+            group = dict(zip(form.groups, at, strict=True))
+            first = sum(i * form.walk.stride(a) for a, i in group.items())
+            for run in _runs(sorted(found), room):
+                for start in range(0, length, tile):
+                    index = group | ({channel: start} if channel is not None else {})
+                    yield Part(
+                        line=shift,
+                        row=row,
+                        position=run[0],
+                        positions=len(run),
+                        depths=depths_at,
+                        group=number,
+                        first=first + start,
+                        count=min(tile, length - start),
+                        taps=tuple(found[p] | index for p in run),
+                    )
+
+
+def _runs(positions: Sequence[int], most: int) -> Iterator[list[int]]:
+    run: list[int] = []
+    for position in positions:
+        if run and (position != run[-1] + 1 or len(run) == most):
+            yield run
+            run = []
+        run.append(position)
+    yield run

@@ -1,0 +1,140 @@
+"""Lines of memory on the partitions: [line, rows of it, positions, channels], zeros where windows
+leave the operand along the innermost dim.
+
+A line holds `rows` steps of the line dim, so that the windows of a strided convolution start at
+every line. Lines that windows reach beyond the operand are not loaded: who reads them, knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.codegen.builder import Held, Scope, merge_dims
+from compiler.codegen.windows.form import Dim, Form
+from compiler.dtypes import DType
+from compiler.isa.program import AccessPattern, Engine, Space
+
+ROW, POSITION = -11, -12  # private atom numbers of a tile of lines
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What of every line is on chip: rows first..last-1 of it, positions low..high-1."""
+
+    rows: tuple[int, int]
+    positions: tuple[int, int]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a line on chip."""
+        return self.rows[1] - self.rows[0]
+
+    @property
+    def num_positions(self) -> int:
+        """Positions on chip."""
+        return self.positions[1] - self.positions[0]
+
+    def elements(self, pixel: int) -> int:
+        """Elements per partition."""
+        return self.num_rows * self.num_positions * pixel
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Lines first..last-1 of each of `images` images, one after the other on the partitions."""
+
+    images: int
+    first: int
+    last: int
+
+    @property
+    def count(self) -> int:
+        """Partitions."""
+        return self.images * (self.last - self.first)
+
+
+class Lines:
+    """Loads lines of the windowed operand of `form`, `rows` steps of the line dim each."""
+
+    def __init__(self, form: Form, rows: int) -> None:
+        self.form = form
+        self.rows = rows
+        self.length = form.line.size // rows
+        self.item: DType = form.panel_type
+
+    def pieces(self, images: int, first: int, last: int, most: int) -> list[Piece]:
+        """The lines first..last-1 that exist, in tiles of up to `most` partitions. With several
+        images all lines of each.
+        """
+        if images > 1:
+            return [Piece(images, 0, self.length)]
+        low, high = max(0, first), min(self.length, last)
+        return [Piece(1, at, min(high, at + most)) for at in range(low, high, most)]
+
+    def tile(self, scope: Scope, piece: Piece, extent: Extent, slots: int = 2) -> Held:
+        """An empty tile for the lines of `piece`."""
+        pixel = self.form.pixel
+        number = scope.tile("lines", piece.count, extent.elements(pixel), self.item, slots)
+        return Held(number, {ROW: extent.num_positions * pixel, POSITION: pixel})
+
+    def load(
+        self, scope: Scope, tile: Held, piece: Piece, extent: Extent, depths: Mapping[int, int]
+    ) -> None:
+        """Fill `tile`; `depths` are coordinates of the depth dims, by position. Images are those at
+        the origin of the boxes of `scope`.
+        """
+        form, pixel = self.form, self.form.pixel
+        low, high = extent.positions
+        inside = (max(0, low), min(form.inner.size, high))
+        pads = [(low, min(high, 0)), (max(low, form.inner.size), high)]
+        if inside[0] >= inside[1] or not all(
+            0 <= at < form.depths[d].size for d, at in depths.items()
+        ):
+            pads, inside = [(low, high)], (0, 0)
+        for start, end in pads:
+            if start < end:
+                self._clear(scope, tile, piece, extent, (start - low, end - low))
+        if inside[0] >= inside[1]:
+            return
+        address = scope.address_of(form.origin, form.walk, form.images)
+        address = address + sum(at * form.depths[d].unit for d, at in depths.items())
+        first = piece.first * self.rows + extent.rows[0]
+        address = address + first * form.line.unit + inside[0] * pixel
+        sizes = [extent.num_rows, (inside[1] - inside[0]) * pixel]
+        hbm, chip = merge_dims(sizes, [[form.line.unit, 1], [tile.strides[ROW], 1]])
+        lines = (self.rows * form.line.unit, piece.count)
+        source = AccessPattern(Space.HBM, form.walk.tensor, address, (lines, *hbm))
+        target = scope.on_chip(tile, piece.count, chip, (inside[0] - low) * pixel)
+        scope.add("dma", Engine.DMA_IN, target, (source,))
+
+    def _clear(
+        self, scope: Scope, tile: Held, piece: Piece, extent: Extent, part: tuple[int, int]
+    ) -> None:
+        pixel = self.form.pixel
+        sizes = [extent.num_rows, (part[1] - part[0]) * pixel]
+        (dims,) = merge_dims(sizes, [[tile.strides[ROW], 1]])
+        target = scope.on_chip(tile, piece.count, dims, part[0] * pixel)
+        scope.add("memset", Engine.VECTOR, target, (), value=0.0)
+
+
+def rows_per_line(form: Form, step: int) -> int:
+    """Steps of the line dim in a line when windows start every `step`."""
+    whole = step > 1 and form.line.size % step == 0
+    return step if whole and _is_dense(form.line, form) else 1
+
+
+def _is_dense(line: Dim, form: Form) -> bool:
+    return line.unit == form.inner.size * form.inner.unit
+
+
+def images_continue(form: Form) -> bool:
+    """Whether lines of the next image follow those of an image in memory."""
+    if not form.images or form.depths:
+        return False
+    return form.walk.stride(form.images[-1]) == form.line.size * form.line.unit
+
+
+def span(values: Sequence[int]) -> tuple[int, int]:
+    """(smallest, largest + 1)."""
+    return min(values), max(values) + 1

@@ -1,0 +1,37 @@
+"""Who plans a nest with windows: products when channels are summed, else gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from compiler.codegen.search import Candidate, Room
+from compiler.codegen.space import Space
+from compiler.codegen.windows.form import form_of, refused
+from compiler.codegen.windows.gradient import gradient_candidates
+from compiler.codegen.windows.product import product_candidates
+from compiler.diagnostics import CapacityError
+
+
+def has_windows(space: Space, sinks: Iterable[int]) -> bool:
+    """Whether what `sinks` need reads windows that may leave their operand."""
+    walks = (space.values[n].walk for n in space.slice(sinks))
+    return any(w is not None and w.bounds for w in walks)
+
+
+def window_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
+    """Tilings of the one contraction of windows that `sinks` need. Raises CompileError."""
+    inside = space.slice(sinks)
+    contracts = [n for n in inside if space.values[n].op == "contract"]
+    if len(contracts) != 1 or any(space.values[n].op == "reduce" for n in inside):
+        raise refused(space, "windows to meet one contraction and nothing else")
+    form = form_of(space, contracts[0])
+    candidates = product_candidates if form.sums_channels else gradient_candidates
+    found = candidates(form, sinks, room)
+    if not found:
+        raise CapacityError(
+            "SW_SBUF_CAPACITY",
+            f"region {space.name}: lines of {form.inner.size} positions with {form.pixel} channels"
+            f" exceed {room.budget} bytes per partition",
+            hint="fewer channels per core fit",
+        )
+    return found
