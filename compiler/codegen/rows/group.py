@@ -8,16 +8,17 @@ their readers can do that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
 from compiler.codegen.fusion import SCALED
 from compiler.codegen.reductions import accumulate, accumulator_type
-from compiler.codegen.rows.columns import Columns
+from compiler.codegen.rows.columns import Columns, Run
 from compiler.codegen.rows.levels import Stage
 from compiler.codegen.rows.panels import Panel
 from compiler.codegen.rows.plan import RowPlan
+from compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases
 from compiler.codegen.rows.sums import Sums, divided
 from compiler.codegen.space import SINKS, SPLATS, Value
 from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
@@ -62,6 +63,7 @@ class Group(Frame):
         self.turned: dict[int, Held] = {}
         self.partial: dict[int, Held] = {}
         self.same: dict[int, int] = {}  # values that are their reader here: a decided select
+        self.flight: Flight | None = None  # of the block at hand, in a skewed sweep
         self.reducer: Engine | None = None
         self.left = self._last_readers()
 
@@ -80,7 +82,13 @@ class Group(Frame):
         if self._is_kept(reader):
             self.held[number] = self.held[reader]
             return self.held[number]
-        return super().new(number, value, scope, dtype)
+        if self.flight is None or number not in self.flight.crossing:
+            return super().new(number, value, scope, dtype)
+        places = self.flight.places
+        if number not in places.tiles:
+            places.tiles[number] = super().new(number, value, places.home, dtype)
+        self.held[number] = places.tiles[number]
+        return self.held[number]
 
     def _is_kept(self, number: int) -> bool:
         """Whether a value belongs to the group: strips and single columns."""
@@ -151,33 +159,89 @@ class Group(Frame):
 
     def _sweep(self, stage: Stage, place: Scope, atom: int) -> None:
         """Blocks of columns of one row tile."""
-        for at, run in enumerate(self.columns.runs(atom, self.span)):
-            block = place.enter(atom, run.piece)
-            start = (block.register,) if run.piece.trip > 1 else ()
-            block.first = {**block.first, atom: start if at == 0 else None}
-            self._block(stage, block, run.true)
+        runs = self.columns.runs(atom, self.span)
+        if self._returns(stage) and sum(run.piece.trip for run in runs) > 1:
+            self._skewed(stage, place, atom, runs)
+        else:
+            self._in_turn(stage, place, atom, runs)
         for n in stage.values:
             if n in self.partial:
                 total, rounded = (_at(h, place) for h in (self.partial[n], self.held[n]))
                 self.apply(place, "tensor_copy", Engine.VECTOR, rounded, (total,))
 
+    def _in_turn(self, stage: Stage, place: Scope, atom: int, runs: Sequence[Run]) -> None:
+        """One block after the other."""
+        for at, run in enumerate(runs):
+            block = place.enter(atom, run.piece)
+            start = (block.register,) if run.piece.trip > 1 else ()
+            block.first = {**block.first, atom: start if at == 0 else None}
+            self._block(stage, block, run.true)
+
+    def _returns(self, stage: Stage) -> bool:
+        """Whether blocks go from the tensor engine to other engines and back."""
+        phases = {self._phase(step) for n in stage.values for step in self._steps_of(n)}
+        return {0, 2} <= phases and any(n in self.panels for n in stage.values)
+
+    def _skewed(self, stage: Stage, place: Scope, atom: int, runs: Sequence[Run]) -> None:
+        """Blocks of columns with the phases of several under way."""
+        home = place.straight({atom: Box(Affine(), max(run.piece.extent for run in runs))})
+        places = [Places(home) for _ in range(2)]
+        banks = sum(self._phase(s) != 1 for n in stage.values for s in self._steps_of(n))
+        if 2 * banks > self.builder.limits.psum_banks:
+            places[1] = replace(places[1], banks=places[0].banks)
+        flights = []
+        for run in runs:
+            inputs = {n: self._inputs(n, run.true) for n in stage.values}
+            needed = self._needed(stage, inputs)
+            phases = {s: self._phase(s) for n in needed for s in self._steps_of(n)}
+            flights.append([Flight(phases, crossing(phases, inputs), p) for p in places])
+        for at, scope, self.flight in in_phases(place, atom, runs, flights):
+            self._block(stage, scope, runs[at].true)
+        self.flight = None
+        for held in (h for p in places for h in p.tiles.values()):
+            place.release(held)
+
+    def _steps_of(self, number: int) -> tuple[Step, ...]:
+        turned = number in self.plan.turned
+        return (Step(number), Step(number, turns=True)) if turned else (Step(number),)
+
+    def _phase(self, step: Step) -> int:
+        """0: products and loads, 1: arithmetic on them, 2: what the tensor engine does with it."""
+        if step.turns or step.number in self.plan.roles.sums:
+            return 2
+        return int(step.number not in self.panels and self.space.values[step.number].op != "load")
+
     def _block(self, stage: Stage, scope: Scope, true: frozenset[int] = frozenset()) -> None:
-        """The values of a stage in the boxes of `scope`, where the selects `true` are decided."""
-        kept = self.held
+        """The values of a stage in the boxes of `scope`, where the selects `true` are decided; in a
+        skewed sweep those of one phase.
+        """
+        kept, flight = self.held, self.flight
         self.held = {n: _at(held, scope) for n, held in kept.items()}
+        self.held |= flight.held if flight else {}
         inputs = {n: self._inputs(n, true) for n in stage.values}
         self.same = {inputs[n][0]: n for n in stage.values if n in true}
         last = {i: n for n in stage.values for i in inputs[n]}
-        for n in self._needed(stage, inputs):
-            if n in true:
-                self.held[n] = self.held[inputs[n][0]]
-                self._made(n, scope)
-            elif self.space.values[n].op not in SPLATS:
-                self._value(n, scope)
-            for i in inputs[n]:
+        for step in (s for n in self._needed(stage, inputs) for s in self._steps_of(n)):
+            if flight and flight.phases[step] != flight.phase:
+                continue
+            n = step.number
+            self._step(step, inputs[n][0] if n in true else None, scope)
+            for i in inputs[n] if step == self._steps_of(n)[-1] else ():
                 if last[i] == n and i in stage.values and n not in true:
                     self._release(i, stage, scope)
+        if flight:
+            flight.held |= {n: h for n, h in self.held.items() if n in flight.crossing}
         self.held, self.same = kept, {}
+
+    def _step(self, step: Step, chosen: int | None, scope: Scope) -> None:
+        """One step; a decided select is the value it has `chosen`."""
+        n = step.number
+        if step.turns:
+            self._turn(n, scope)
+        elif chosen is not None:
+            self.held[n] = self.held[chosen]
+        elif self.space.values[n].op not in SPLATS:
+            self._value(n, scope)
 
     def _inputs(self, number: int, true: frozenset[int]) -> tuple[int, ...]:
         inputs = self.space.values[number].inputs
@@ -199,6 +263,7 @@ class Group(Frame):
     def _release(self, number: int, stage: Stage, scope: Scope) -> None:
         """Give back the tile of a block's value."""
         kept = self._is_kept(number) or self._is_kept(self.same.get(number, number))
+        kept = kept or (self.flight is not None and number in self.flight.crossing)
         if stage.inner is not None and not kept and number in self.held:
             scope.release(self.held[number])
 
@@ -216,11 +281,6 @@ class Group(Frame):
             self.reducer = None
         else:
             self.emit(number, scope)
-        self._made(number, scope)
-
-    def _made(self, number: int, scope: Scope) -> None:
-        if number in self.plan.turned:
-            self._turn(number, scope)
 
     # contractions
 
@@ -231,7 +291,7 @@ class Group(Frame):
         width = scope.extent(atom)
         first = Affine() if atom is None else scope.boxes[atom].origin * panel.column_step
         turned, step, between = self._stationary(number, tall, scope)
-        bank = Held(scope.psum("product"), {} if atom is None else {atom: 1})
+        bank = self._bank(number, value, scope)
         out = scope.on_chip(bank, rows, ((1, width),))
 
         def multiply(place: Scope, chunk: Affine, depth: int, zero: tuple[int, ...] | None) -> None:
@@ -252,6 +312,23 @@ class Group(Frame):
                 multiply(scope, Affine(start), depth, () if first_range else None)
             first_range = False
         self._evict(number, value, bank, scope)
+
+    def _bank(self, number: int, value: Value, scope: Scope) -> Held:
+        """PSUM for a product; what a later phase reads there belongs to its flight."""
+        atom, flight = self.plan.inner(number), self.flight
+        strides = {} if atom is None else {atom: 1}
+        kept = flight and number in flight.crossing and self._stays(number, value)
+        return replace(self.psum("kept" if kept else "product", number, scope), strides=strides)
+
+    def psum(self, name: str, number: int, scope: Scope) -> Held:
+        """A PSUM bank for value `number`; blocks of a skewed sweep use the same ones in turn."""
+        if self.flight is None:
+            return Held(scope.psum(name), {})
+        places = self.flight.places
+        banks = places.kept if name == "kept" else places.banks
+        if (name, number) not in banks:
+            banks[name, number] = Held(places.home.psum(name, slots=1), {})
+        return banks[name, number]
 
     def _stationary(self, number: int, tall: int, scope: Scope) -> tuple[Held, int, int]:
         """The transposed operand of a product: (where, elements between chunks, between rows)."""
@@ -310,7 +387,7 @@ class Group(Frame):
         atom = self.plan.inner(number)
         assert atom is not None
         box, unit, rows = scope.boxes[atom], self._unit(atom), self.rows(scope)
-        bank, turned = Held(scope.psum("turned"), {}), _at(self.turned[number], scope)
+        bank, turned = self.psum("turned", number, scope), _at(self.turned[number], scope)
         fold = self.plan.fold.get(atom, 1)
         for chunk in range(-(-box.extent // unit)):
             size = min(unit, box.extent - chunk * unit)
@@ -330,7 +407,11 @@ class Group(Frame):
     def _sum(self, number: int, scope: Scope) -> None:
         layout = self.sums.layouts[number]
         operands = [self._typed(i, layout.dtype, scope) for i in (layout.stationary, layout.moving)]
-        self.sums.add(number, scope, operands, self.rows(scope))
+
+        def bank() -> Held:
+            return self.psum("part", number, scope)
+
+        self.sums.add(number, scope, operands, self.rows(scope), bank)
 
     def _typed(self, number: int | None, dtype: DType, scope: Scope) -> Held:
         """An operand of the tensor engine in its element type; None stands for ones."""

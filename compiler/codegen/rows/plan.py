@@ -29,26 +29,33 @@ from compiler.isa.limits import Limits
 
 class _Form(NamedTuple):
     """Row tiles in flight, whether transposes get a sweep of their own, which group comes first,
-    and whether memory is saved where that costs time.
+    whether panels and sums are held once, and whether values are made again instead of kept.
     """
 
     ways: int
-    apart: bool
     young_first: bool
+    apart: bool
     lean: bool = False
+    again: bool = False
 
 
-# Tried in turn, the last ones because they need less SBUF (our choice: engines wait least in the
-# first two, the first with sums over rows and the second without).
+# Tried in turn, what needs less SBUF later (our choice, by time of attention at 1024 to 8192
+# positions). Sums over rows take memory, and the tensor engine has time to make values again.
 _FORMS = (
     _Form(2, True, True),
-    _Form(2, True, False),
     _Form(2, False, True),
-    _Form(4, False, True),
-    _Form(1, False, True),
-    _Form(4, False, True, lean=True),
-    _Form(2, False, True, lean=True),
-    _Form(1, False, True, lean=True),
+    _Form(2, True, False),
+    _Form(4, True, False),
+    _Form(2, False, False, lean=True),
+    _Form(1, True, False),
+    _Form(1, True, False, lean=True),
+    _Form(2, True, False, lean=True, again=True),
+    _Form(1, True, False, lean=True, again=True),
+)
+_FORMS_OF_SUMS = (
+    _Form(2, False, False, again=True),
+    _Form(2, False, False, lean=True, again=True),
+    _Form(1, True, False, lean=True, again=True),
 )
 
 
@@ -109,11 +116,9 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
     roles = best_row(space, sinks)
     space, values = _fused(space, sinks, roles, room)
     roles = roles_for(space, [n for n in values if space.values[n].op in SINKS], roles.row)
-    made = {
-        (apart, lean): _swept(space, roles, apart, lean, room)
-        for apart, lean in {(form.apart, form.lean) for form in _FORMS}
-    }
-    plans = [_formed(made[form.apart, form.lean], form, room.limits) for form in _FORMS]
+    forms = _FORMS_OF_SUMS if roles.sums else _FORMS
+    made = {key: _swept(space, roles, *key, room) for key in {form[2:] for form in forms}}
+    plans = [_formed(made[form[2:]], form, room.limits) for form in forms]
     sizes = [size_of(plan, room.limits) for plan in plans]
     fitting = [p for p, size in zip(plans, sizes, strict=True) if size.total <= room.budget]
     if not fitting:
@@ -121,21 +126,19 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
     return fitting
 
 
-def _swept(space: Space, roles: Roles, apart: bool, lean: bool, room: Room) -> RowPlan:
-    """The plan for one row tile; `apart` gives transposes a sweep of their own, a `lean` plan makes
-    values again instead of keeping them.
-    """
+def _swept(space: Space, roles: Roles, apart: bool, lean: bool, again: bool, room: Room) -> RowPlan:
+    """The plan of a form for one row tile."""
     space = replace(space, values=list(space.values))
     sweeping = Sweeping(
         whole=frozenset() if lean else _whole_operands(space, roles),
         vectors=_free_vectors(space, roles) if lean else frozenset(),
-        early=lean,
+        early=again,
     )
     if apart:
         sweeping = replace(sweeping, apart=frozenset(_turned(space, roles, sweeping.whole)))
     levels = Levels(space, roles, sweeping)
-    if lean:
-        levels = _lean(levels)
+    if again:
+        levels = _made_again(levels)
     space, roles, strips = levels.space, levels.roles, levels.strips()
     return RowPlan(
         space=space,
@@ -156,14 +159,19 @@ def _swept(space: Space, roles: Roles, apart: bool, lean: bool, room: Room) -> R
     )
 
 
-def _lean(levels: Levels) -> Levels:
+def _made_again(levels: Levels) -> Levels:
     """`levels` with values made again where they would be kept."""
     again = made_again(levels)
     sinks = [again.number[n] for n in levels.run if levels.space.values[n].op in SINKS]
     sinks += [again.number[n] for n in levels.roles.late if levels.space.values[n].op in SINKS]
     roles = roles_for(again.space, sinks, levels.roles.row)
-    vectors = _free_vectors(again.space, roles)
-    return Levels(again.space, roles, replace(levels.sweeping, vectors=vectors, again=again.copies))
+    sweeping = replace(
+        levels.sweeping,
+        vectors=_free_vectors(again.space, roles),
+        apart=frozenset(again.number[n] for n in levels.sweeping.apart),
+        again=again.copies,
+    )
+    return Levels(again.space, roles, sweeping)
 
 
 def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:

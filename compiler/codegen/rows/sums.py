@@ -7,7 +7,7 @@ all rows are done, values that follow run with an atom of the sum on the partiti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
@@ -90,8 +90,15 @@ class Sums:
         whole = scope.on_chip(self.held[number], height, ((1, chunks * width),))
         scope.add("memset", Engine.VECTOR, whole, (), value=0.0)
 
-    def add(self, number: int, scope: Scope, operands: Sequence[Held], rows: int) -> None:
-        """Add the product of the operands' columns in the boxes of `scope`."""
+    def add(
+        self,
+        number: int,
+        scope: Scope,
+        operands: Sequence[Held],
+        rows: int,
+        bank: Callable[[], Held],
+    ) -> None:
+        """Add the product of the operands' columns in the boxes of `scope`; `bank` gives PSUM."""
         layout, height = self.layouts[number], self.height(number)
         stationary, moving = operands
         wide = self._part(layout.wide, scope)
@@ -108,7 +115,7 @@ class Sums:
                             number,
                             scope,
                             (stationary, moving),
-                            rows,
+                            (rows, bank()),
                             (Box(tall.origin + at, left.extent), at),
                             (Box(wide.origin + first, right.extent), first),
                         )
@@ -121,27 +128,27 @@ class Sums:
         number: int,
         scope: Scope,
         operands: Sequence[Held],
-        rows: int,
+        place: tuple[int, Held],
         tall: tuple[Box, int],
         wide: tuple[Box, int],
     ) -> None:
         """One PSUM bank of products: chunks of `tall` side by side; each part is (its place in the
-        sum, its first column in the operand).
+        sum, its first column in the operand), `place` is (rows, bank).
         """
         (left, at), (right, first), height = tall, wide, self.height(number)
-        bank = Held(scope.psum("part", slots=2), {})
+        rows, bank = place
         moving = scope.on_chip(operands[1], rows, ((1, right.extent),), first)
-        for chunk in range(-(-left.extent // height)):
-            size = min(height, left.extent - chunk * height)
-            out = scope.on_chip(bank, size, ((1, right.extent),), chunk * right.extent)
-            stationary = scope.on_chip(operands[0], rows, ((1, size),), at + chunk * height)
+        for part in range(-(-left.extent // height)):
+            size = min(height, left.extent - part * height)
+            out = scope.on_chip(bank, size, ((1, right.extent),), part * right.extent)
+            stationary = scope.on_chip(operands[0], rows, ((1, size),), at + part * height)
             scope.add("matmul", Engine.TENSOR, out, (stationary, moving), zero_when=())
         full, tail = divmod(left.extent, height)
-        place = divided(left.origin, height)
-        self._collect(number, scope, bank, (height, full), place, right)
+        chunk = divided(left.origin, height)
+        self._collect(number, scope, bank, (height, full), chunk, right)
         if tail:
             rest = Held(bank.tile, {}, Affine(full * right.extent))
-            self._collect(number, scope, rest, (tail, 1), place + full, right)
+            self._collect(number, scope, rest, (tail, 1), chunk + full, right)
 
     def _collect(
         self,

@@ -67,6 +67,20 @@ def test_backward_overlaps() -> None:
     assert time.duration_ps <= 1.4 * max(time.busy_ps.values())
 
 
+@pytest.mark.parametrize(("made", "bound"), [(forward, 1.45), (backward, 1.25)])
+def test_phases_of_blocks_overlap(made, bound: float) -> None:
+    """In long sweeps the tensor engine does not wait for the arithmetic of every block: more rows
+    take little more time than the busiest engine needs for them.
+    """
+    times = []
+    for rows in (1024, 2048):
+        m = made((1, rows, 8192, 128, 128), BF16, "", True)
+        times.append(region_time(m.region(), m.tensors, load_target(TARGET)))
+    few, many = times
+    busy = max(many.busy_ps[e] - few.busy_ps[e] for e in ("tensor", "vector", "scalar"))
+    assert many.duration_ps - few.duration_ps <= bound * busy
+
+
 def test_rows_without_a_key_keep_all_columns() -> None:
     """The first 300 rows are all masked: their weights are equal over every column, masked or
     not, so nothing may be left out for them.
@@ -102,7 +116,7 @@ def tensor_ps(m: Maker, region: Region) -> int:
 
 
 @pytest.mark.parametrize("mask", ["", "causal", "window"])
-@pytest.mark.parametrize(("dtype", "sbuf_bytes"), [(F32, 48_000), (BF16, 29_000)])
+@pytest.mark.parametrize(("dtype", "sbuf_bytes"), [(F32, 36_000), (BF16, 29_000)])
 def test_rows_that_do_not_fit_forward(dtype, sbuf_bytes: int, mask: str) -> None:
     """Scores are made again for the exponentials instead of being kept."""
     m = forward(EVEN, dtype, mask, statistics=True)
@@ -114,9 +128,10 @@ def test_rows_that_do_not_fit_forward(dtype, sbuf_bytes: int, mask: str) -> None
 @pytest.mark.parametrize(("dtype", "sbuf_bytes"), [(F32, 84_000), (BF16, 60_000)])
 def test_rows_that_do_not_fit_backward(dtype, sbuf_bytes: int, mask: str) -> None:
     """Probabilities and their gradient are made again after the sum of their products is known."""
-    m = backward(EVEN, dtype, mask, delta=False)
+    m, given = (backward(EVEN, dtype, mask, delta) for delta in (False, True))
     region = check(m, BOUND[dtype], target=small(sbuf_bytes))
-    assert tensor_ps(m, region) > 1.05 * tensor_ps(m, m.region())
+    once = check(given, BOUND[dtype], target=small(sbuf_bytes))
+    assert tensor_ps(m, region) > 1.2 * tensor_ps(given, once)
 
 
 @pytest.mark.parametrize("sizes", [*SIZES, (2, 200, 200, 32, 32, 4)])
