@@ -108,9 +108,11 @@ class RunConfig:
     strict_indices: bool = False
     """An index out of bounds ends the run; else it is a warning and reads the nearest row."""
 
-    executor: str = choice("inline", "inline", "ray")
+    executor: str = choice("auto", "auto", "inline", "process", "ray")
+    """Where units run. auto: several at a time on processes, a single one in this process."""
+
     workers: int = 0
-    """Compile actors of the ray executor; 0 takes one per CPU."""
+    """Processes or Ray actors that run units; 0 takes one per CPU (at most 8 processes)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 A unit is a pure function of its payload (`orchestrator/units.py`), so an executor may run it
 anywhere, again, and in any order. Executors know nothing of graphs, caches or reports; retries and
-bounded flight are theirs, caching is `service.py`'s. The Ray executor is `ray_backend.py`.
+bounded flight are theirs (`seats.py`), caching is `service.py`'s. Other executors:
+`process_backend.py` and `ray_backend.py`.
 """
 
 from __future__ import annotations

@@ -86,13 +86,22 @@ def unit_service(job: JobConfig, progress: Progress | None) -> UnitService:
 
 def executor_of(job: JobConfig) -> Callable[[], Executor]:
     """How to start the job's executor."""
+    workers = job.run.workers
 
     def start() -> Executor:
-        if job.run.executor == "inline":
-            return InlineExecutor()
-        from orchestrator.ray_backend import RayExecutor
+        from orchestrator import process_backend
 
-        return RayExecutor(job.run.workers)
+        match job.run.executor:
+            case "ray":
+                from orchestrator.ray_backend import RayExecutor
+
+                return RayExecutor(workers)
+            case "process":
+                return process_backend.ProcessExecutor(workers)
+            case "auto" if (workers or process_backend.num_cpus()) > 1:
+                return process_backend.AutoExecutor(workers)
+            case _:
+                return InlineExecutor()
 
     return start
 

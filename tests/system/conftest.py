@@ -1,4 +1,4 @@
-"""One small built bundle for the tests that only read it."""
+"""One small built bundle, and its work units, for the tests that only read them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from compiler.neff.bundle import Bundle
+from orchestrator.executor import InlineExecutor, Outcome, WorkUnit
 from tests.support.small_job import Road, build_on, bundle_of, small_llama
 
 
@@ -39,3 +40,23 @@ def small_bundle(small_road: Road, tmp_path_factory: pytest.TempPathFactory) -> 
 def bundle_copy(small_bundle: Bundle, tmp_path: Path) -> Path:
     """A copy of the bundle's directory, free to be damaged."""
     return Path(shutil.copytree(small_bundle.path, tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="session")
+def units(tmp_path_factory: pytest.TempPathFactory) -> list[WorkUnit]:
+    """The units of the small llama on two cores: one partition, several compile units."""
+    found: list[WorkUnit] = []
+
+    class Watching(InlineExecutor):
+        def run(self, units: list[WorkUnit]) -> Iterator[Outcome]:
+            found.extend(units)
+            return super().run(units)
+
+    path = tmp_path_factory.mktemp("units")
+    build_on(small_llama(), {"dp_shard": 2}, path / "cache", executor=Watching)
+    return found
+
+
+@pytest.fixture(scope="session")
+def compile_units(units: list[WorkUnit]) -> list[WorkUnit]:
+    return [unit for unit in units if unit.kind == "compile"]

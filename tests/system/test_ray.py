@@ -21,7 +21,8 @@ from compiler.options import CompileOptions
 from orchestrator import ray_backend
 from orchestrator.cache import Cache
 from orchestrator.executor import InlineExecutor, Outcome, WorkUnit
-from orchestrator.ray_backend import MAX_ATTEMPTS, RayExecutor
+from orchestrator.ray_backend import RayExecutor
+from orchestrator.seats import MAX_ATTEMPTS
 from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload
 from tests.support.dying_actor import PREFIX, DyingActor
@@ -57,26 +58,6 @@ class Shared(InlineExecutor):
         for outcome in self.executor.run(units):
             self.outcomes.append(outcome)
             yield outcome
-
-
-@pytest.fixture(scope="module")
-def units(tmp_path_factory: pytest.TempPathFactory) -> list[WorkUnit]:
-    """The units of the small llama on two cores: one partition, several compile units."""
-    found: list[WorkUnit] = []
-
-    class Watching(InlineExecutor):
-        def run(self, units: list[WorkUnit]) -> Iterator[Outcome]:
-            found.extend(units)
-            return super().run(units)
-
-    path = tmp_path_factory.mktemp("units")
-    build_on(small_llama(), {"dp_shard": 2}, path / "cache", executor=Watching)
-    return found
-
-
-@pytest.fixture(scope="module")
-def compile_units(units: list[WorkUnit]) -> list[WorkUnit]:
-    return [unit for unit in units if unit.kind == "compile"]
 
 
 def pid_of(outcome: Outcome) -> int:
