@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compiler.ir.types import Op
-from compiler.lower.labels import Labels, leaves, unify
+from compiler.lower.labels import Labels, all_leaves, leaves, unify
 from compiler.lower.registry import Lowering, register
-from compiler.lower.task import CONTRACT, ClashError, Task, unsupported
+from compiler.lower.task import CONTRACT, ClashError, NeedsCopyError, Task, unsupported
 
 if TYPE_CHECKING:
     from compiler.lower.body import Body
@@ -40,16 +40,29 @@ def _label(space: Space, task: Task) -> Labels:
 def _emit(emitter: Emitter, task: Task) -> int:
     labels = emitter.space.operand(task, 0)
     over = [atom for d in task.op.attrs.lhs_contract for atom in leaves(labels[d])]
-    lhs, rhs = emitter.operand(task, 0), emitter.operand(task, 1)
-    spanned = emitter.atoms_of(lhs) | emitter.atoms_of(rhs)
-    if any(a not in spanned for a in over):  # neither moves along it: the sum needs copies
-        if emitter.space.is_inside(task.data[0]):
-            base, _ = emitter.body.base(task.data[0])
-            raise ClashError(emitter.body.producer[base].number, task.number)
-        lhs = emitter.load(task.data[0], labels, everywhere=True)
-        spanned |= emitter.atoms_of(lhs)
+    operands = [emitter.operand(task, 0), emitter.operand(task, 1)]
+    spanned = emitter.atoms_of(operands[0]) | emitter.atoms_of(operands[1])
+    for k in range(2):
+        missing = set(all_leaves(emitter.space.operand(task, k))) - spanned
+        if missing:
+            operands[k] = _everywhere(emitter, task, k, summed=missing <= set(over))
+            spanned |= emitter.atoms_of(operands[k])
     attrs = {"over": emitter.numbers(over)}
-    return emitter.node("contract", (lhs, rhs), spanned - set(over), task.result.type.dtype, attrs)
+    return emitter.node("contract", operands, spanned - set(over), task.result.type.dtype, attrs)
+
+
+def _everywhere(emitter: Emitter, task: Task, k: int, summed: bool) -> int:
+    """A load of operand `k` where neither operand moves along one of its dims: it spans all of
+    them, and has to be in memory for that; dense, unless the dim is summed, because a result is
+    stored at the points of its operands.
+    """
+    value = task.data[k]
+    if emitter.space.is_inside(value):
+        base, _ = emitter.body.base(value)
+        raise ClashError(emitter.body.producer[base].number, task.number)
+    if not summed:
+        raise NeedsCopyError(value)
+    return emitter.load(value, emitter.space.operand(task, k), everywhere=True)
 
 
 register("dot_general", Lowering(make=_make, label=_label, emit=_emit))

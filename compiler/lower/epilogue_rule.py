@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from compiler.lower.labels import all_leaves
-from compiler.lower.rule import Budget, Refusal, crowded, traffic
+from compiler.lower.rule import Budget, Refusal, crowded, elsewhere, traffic
 from compiler.lower.space import RefusedError, label
 from compiler.lower.task import CONTRACT, STRIP, WRITE, Task
 
@@ -60,7 +59,4 @@ def _unlike(groups: Groups, contract: Task, tasks: Sequence[Task]) -> Refusal | 
         return Refusal(error.rule, str(error))
     if any(space.is_inside(v) for v in contract.data if not groups.body.is_free(v)):
         return Refusal("kind", "an operand of the contraction would be made in its region")
-    walked = set(all_leaves(space.results[contract.result]))
-    if any(set(all_leaves(space.results[t.result])) != walked for t in tasks):
-        return Refusal("label", "a value walks other indices than the contraction's result")
-    return None
+    return elsewhere(space, contract, tasks)

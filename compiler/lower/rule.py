@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from compiler.ir.types import Value
+from compiler.lower.labels import all_leaves
 from compiler.lower.task import WRITE, Task
 
 if TYPE_CHECKING:
     from compiler.lower.group import Groups, Part
+    from compiler.lower.space import Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +101,11 @@ def stores(groups: Groups, members: Collection[int]) -> dict[Value, int]:
 def traffic(groups: Groups, members: Collection[int]) -> int:
     """HBM bytes of a region that reads each input once and writes each output once."""
     return sum(loads(groups, members).values()) + sum(stores(groups, members).values())
+
+
+def elsewhere(space: Space, contract: Task, tasks: Sequence[Task]) -> Refusal | None:
+    """Refuse when a value of the region walks other indices than the contraction's result."""
+    walked = set(all_leaves(space.results[contract.result]))
+    if any(set(all_leaves(space.results[t.result])) != walked for t in tasks):
+        return Refusal("label", "a value walks other indices than the contraction's result")
+    return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from compiler.ir.types import Value
 from compiler.lower.labels import Atom, Labels, all_leaves
-from compiler.lower.rule import Budget, Refusal, crowded
+from compiler.lower.rule import Budget, Refusal, crowded, elsewhere
 from compiler.lower.space import RefusedError, Space, label
 from compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
 
@@ -58,7 +58,9 @@ class StripRule:
             space = label(groups.body, tasks)
         except RefusedError as error:
             return Refusal(error.rule, str(error))
-        return None if contracts else self._unfit(groups, space, tasks)
+        if contracts:
+            return elsewhere(space, contracts[0], tasks)
+        return self._unfit(groups, space, tasks)
 
     def _unfit(self, groups: Groups, space: Space, tasks: Sequence[Task]) -> Refusal | None:
         """Refuse when there are too few parallel indices, or what is not parallel does not fit."""

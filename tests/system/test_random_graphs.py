@@ -11,12 +11,15 @@ import sys
 import traceback
 import warnings
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compiler.frontend.stablehlo import import_module
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph
 from tests.support import random_ops, random_ops_indexed, xla
 from tests.support.compiled import run_levels
 from tests.support.random_graphs import Module, Var, random_module
@@ -27,18 +30,31 @@ SLACK = 2.0  # both sides may be off by the error, and in opposite directions
 
 def check(module: Module) -> None:
     """Every output at L0 and L1 against XLA."""
-    wanted = xla.run(module.text, module.inputs)
-    for level, given_ in zip(("L0", "L1"), _runs(module), strict=True):
+    graph = import_module(module.text)
+    wanted = _reference(module, graph)
+    for level, given_ in zip(("L0", "L1"), _runs(module, graph), strict=True):
         for number, (var, have, want) in enumerate(
             zip(module.outputs, given_, wanted, strict=True)
         ):
             _check_output(var, have, want, f"{level} output {number}")
 
 
-def _runs(module: Module) -> list[list[np.ndarray]]:
+def _reference(module: Module, graph: Graph) -> list[np.ndarray]:
+    """XLA's outputs, or those of the operators' references where XLA:CPU has no kernel for some dot
+    of short floats.
+    """
+    try:
+        return xla.run(module.text, module.inputs)
+    except jax.errors.JaxRuntimeError as error:
+        if "UNIMPLEMENTED" not in str(error):
+            raise
+        return evaluate(graph, module.inputs)
+
+
+def _runs(module: Module, graph: Graph) -> list[list[np.ndarray]]:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        return run_levels(import_module(module.text), module.inputs)
+        return run_levels(graph, module.inputs)
 
 
 def _check_output(var: Var, have: np.ndarray, want: np.ndarray, where: str) -> None:

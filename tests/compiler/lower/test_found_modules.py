@@ -52,6 +52,21 @@ FOUND = {
         %4 = stablehlo.dot_general %1, %3, contracting_dims = [1, 0, 2] x [2, 0, 1]
           : (tensor<2x127x64xbf16>, tensor<2x64x127xbf16>) -> tensor<f32>
         return %4 : tensor<f32> }""",
+    "a product repeated over a new dim": """
+      (%a: tensor<4x5x5xbf16>, %b: tensor<13x5x4x5xbf16>) -> tensor<31x5x13xf32> {
+        %0 = stablehlo.dot_general %a, %b, batching_dims = [2] x [3],
+          contracting_dims = [1, 0] x [1, 2]
+          : (tensor<4x5x5xbf16>, tensor<13x5x4x5xbf16>) -> tensor<5x13xf32>
+        %1 = stablehlo.broadcast_in_dim %0, dims = [1, 2]
+          : (tensor<5x13xf32>) -> tensor<31x5x13xf32>
+        return %1 : tensor<31x5x13xf32> }""",
+    "a product with an operand that repeats along a dim that stays": """
+      (%a: tensor<2x7x1xf32>, %b: tensor<7xf32>) -> tensor<2x31xf32> {
+        %0 = stablehlo.broadcast_in_dim %a, dims = [0, 1, 2]
+          : (tensor<2x7x1xf32>) -> tensor<2x7x31xf32>
+        %1 = stablehlo.dot_general %0, %b, contracting_dims = [1] x [0]
+          : (tensor<2x7x31xf32>, tensor<7xf32>) -> tensor<2x31xf32>
+        return %1 : tensor<2x31xf32> }""",
 }
 
 
