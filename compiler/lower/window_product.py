@@ -32,7 +32,7 @@ _FEATURES_LAST, _BATCH_LAST = "features", "batch"
 @dataclass(frozen=True, slots=True)
 class _Hole:
     """One spatial dim of a lhs with `step` - 1 holes between elements: the windows of a dense lhs
-    start at `first`, have `taps` elements, and rhs is padded by `low` and `high` around its taps.
+    start at `first`, have `taps` elements, and rhs, turned around, is padded by `low` and `high`.
     """
 
     step: int
@@ -49,9 +49,10 @@ def is_possible(op: Op) -> bool:
     if not a.strides or form is None or not op.operands[0].type.dtype.is_float:
         return False
     channels = op.operands[0].type.shape[-1]
-    side = op.operands[1].type.shape if form == _FEATURES_LAST else op.result.type.shape
-    dims = a.rhs[2:] if form == _FEATURES_LAST else a.out[2:]
-    taps = math.prod(side[d] for d in dims)
+    if form == _FEATURES_LAST:
+        taps = math.prod(_hole(op, i).taps for i in range(len(a.strides)))
+    else:
+        taps = math.prod(op.result.type.shape[d] for d in a.out[2:])
     return taps * math.ceil(channels / _PARTITIONS) <= _MAX_STEPS
 
 
@@ -69,8 +70,8 @@ def _form(op: Op) -> str | None:
 def expand(b: Builder, op: Op) -> Value:
     """The ops that compute convolution `op`, for which `is_possible`."""
     a: ConvolutionAttrs = op.attrs
-    lhs, rhs = op.operands[0], b.transpose(op.operands[1], a.rhs)
     holes = [_hole(op, i) for i in range(len(a.strides))]
+    lhs, rhs = op.operands[0], b.transpose(_padded_taps(b, op, holes), a.rhs)
     groups = a.feature_groups * a.batch_groups
     outputs, inputs, *taps = rhs.type.shape
     rhs = b.reshape(rhs, (groups, outputs // groups, inputs, *taps))
@@ -96,7 +97,20 @@ def _hole(op: Op, i: int) -> _Hole:
     first, last = -(low // s), (taps - 1 + s - 1 - low) // s
     count = last - first + 1
     before = s - 1 - low - s * first
-    return _Hole(s, first, count, before, count * s - taps - before)
+    return _Hole(s, first, count, count * s - taps - before, before)
+
+
+def _padded_taps(b: Builder, op: Op, holes: list[_Hole]) -> Value:
+    """rhs in its own order of dims, turned around and padded where lhs has holes."""
+    a, rhs = op.attrs, op.operands[1]
+    dims = [d for d, h in zip(a.rhs[2:], holes, strict=True) if h.step > 1]
+    if not dims:
+        return rhs
+    rhs = b.reverse(rhs, dims)
+    low, high = [0] * rhs.type.rank, [0] * rhs.type.rank
+    for d, h in zip(a.rhs[2:], holes, strict=True):
+        low[d], high[d] = h.low, h.high
+    return b.pad(rhs, b.constant(0, rhs.type.dtype), low, high) if any((*low, *high)) else rhs
 
 
 def _dense_taps(b: Builder, rhs: Value, holes: list[_Hole]) -> Value:
@@ -105,13 +119,10 @@ def _dense_taps(b: Builder, rhs: Value, holes: list[_Hole]) -> Value:
     """
     if all(h.step == 1 for h in holes):
         return rhs
-    none = (0, 0, 0)
-    low, high = ((*none, *(getattr(h, side) for h in holes)) for side in ("low", "high"))
-    rhs = b.pad(rhs, b.constant(0, rhs.type.dtype), low, high)
     groups, outputs, inputs = rhs.type.shape[:3]
     rhs = b.reshape(rhs, (groups, outputs, inputs, *(n for h in holes for n in (h.taps, h.step))))
     steps = tuple(range(4, rhs.type.rank, 2))
-    rhs = b.reverse(rhs, steps)
+    rhs = b.reverse(rhs, [d - 1 for d, h in zip(steps, holes, strict=True) if h.step > 1])
     rhs = b.transpose(rhs, (0, *steps, 1, 2, *range(3, rhs.type.rank, 2)))
     count = math.prod(h.step for h in holes)
     return b.reshape(rhs, (groups, count * outputs, inputs, *(h.taps for h in holes)))

@@ -7,31 +7,17 @@ columns arrive and are turned on the tensor engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 from compiler.codegen.builder import Held, Scope, merge_dims
 from compiler.codegen.windows.form import Form
+from compiler.codegen.windows.runs import Item, runs_of
 from compiler.codegen.windows.steps import Step
 from compiler.dtypes import DType
 from compiler.isa.program import AccessPattern, Engine, Space
 
 STEP = -13  # private atom number of a tile of filters
 _WAITING_ELEMENTS = 8192  # per partition of rows that wait to be turned (our choice)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """`count` steps from number `step` on that move alike: `rows` partitions from `start` on, at
-    `address`, `delta` elements from step to step.
-    """
-
-    step: int
-    count: int
-    start: int
-    rows: int
-    address: int
-    delta: int
 
 
 class Filters:
@@ -43,12 +29,6 @@ class Filters:
         self.axes = tuple(axes)
         self.wide = max(axes, key=lambda a: form.space.sizes[a], default=None)
 
-    @property
-    def turns(self) -> bool:
-        """Whether channels are innermost in memory."""
-        lone = self.wide is not None and self.form.weights.stride(self.wide) == 1
-        return self.wide is not None and not lone and abs(self.steps[0].column) == 1
-
     def load(self, scope: Scope) -> Held:
         """The filters for the boxes of `scope` of the columns."""
         width = scope.elements(self.axes)
@@ -56,13 +36,13 @@ class Filters:
         number = scope.tile("filters", most, len(self.steps) * width, self.form.panel_type, slots=1)
         held = scope.hold(number, self.axes)
         held = Held(number, {**held.strides, STEP: width})
-        (self._turned if self.turns else self._rows)(scope, held)
+        (self._turned if self.form.turns_filters else self._rows)(scope, held)
         return held
 
     def _rows(self, scope: Scope, held: Held) -> None:
         walk = self.form.weights
         axes = sorted(self.axes, key=lambda a: -abs(walk.stride(a)))
-        for run in _runs(self.steps):
+        for run in runs_of([Item(s.blocks, s.slice.count, s.column) for s in self.steps]):
             sizes = [run.count, *(scope.extent(a) for a in axes)]
             hbm, chip = merge_dims(
                 sizes,
@@ -72,9 +52,9 @@ class Filters:
                 ],
             )
             address = scope.address_of(walk.offset, walk, self.axes) + run.address
-            column = self.steps[run.step].column
+            column = self.steps[run.item].column
             source = AccessPattern(Space.HBM, walk.tensor, address, ((column, run.rows), *hbm))
-            at = held.offset + run.step * held.strides[STEP]
+            at = held.offset + run.item * held.strides[STEP]
             target = AccessPattern(Space.SBUF, held.tile, at, ((1, run.rows), *chip), run.start)
             scope.add("dma", Engine.DMA_IN, target, (source,))
 
@@ -139,45 +119,6 @@ class Filters:
         source = AccessPattern(Space.HBM, walk.tensor, start, (lines, *hbm))
         target = scope.on_chip(rows, count, chip, at)
         scope.add("dma", Engine.DMA_IN, target, (source,))
-
-
-def _runs(steps: Sequence[Step]) -> Iterator[Run]:
-    """All rows of all steps, as few transfers as move alike."""
-    last: Run | None = None
-    for number, step in enumerate(steps):
-        pieces = list(_row_pieces(step))
-        for start, rows, address in pieces:
-            alone = Run(number, 1, start, rows, address, 0)
-            if last is None or len(pieces) > 1 or not (joined := _joined(last, alone)):
-                if last is not None:
-                    yield last
-                last = alone
-            else:
-                last = joined
-    if last is not None:
-        yield last
-
-
-def _joined(run: Run, other: Run) -> Run | None:
-    alike = (run.start, run.rows, run.step + run.count) == (other.start, other.rows, other.step)
-    delta = other.address - run.address - (run.count - 1) * run.delta
-    if not alike or (run.count > 1 and delta != run.delta):
-        return None
-    return Run(run.step, run.count + 1, run.start, run.rows, run.address, delta)
-
-
-def _row_pieces(step: Step) -> Iterator[tuple[int, int, int]]:
-    """(first partition, partitions, address): blocks that continue each other's rows."""
-    width = step.slice.count
-    start, blocks = 0, 1
-    for n, address in enumerate(step.blocks):
-        if n and address - step.blocks[n - 1] == width * step.column:
-            blocks += 1
-            continue
-        if n:
-            yield start * width, blocks * width, step.blocks[start]
-        start, blocks = n, 1
-    yield start * width, blocks * width, step.blocks[start]
 
 
 def _chunks(steps: Sequence[Step]) -> Iterator[range]:

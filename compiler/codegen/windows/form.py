@@ -76,6 +76,19 @@ class Form:
         return self.walk.offset + -sum(d.start * d.unit for d in dims)
 
     @property
+    def channel(self) -> int | None:
+        """The summed channel atom that is innermost."""
+        summed = [a for a in self.channels if a in self.over]
+        return summed[-1] if summed and self.walk.stride(summed[-1]) == 1 else None
+
+    @property
+    def turns_filters(self) -> bool:
+        """Whether channels, not columns, are innermost in the other operand."""
+        columns = [abs(self.weights.stride(a)) for a in self.columns]
+        inner = self.channel is not None and abs(self.weights.stride(self.channel)) == 1
+        return inner and bool(columns) and 1 not in columns
+
+    @property
     def sums_channels(self) -> bool:
         """Whether channels are summed and positions kept, else the other way round. A single
         channel is both: then what is fewer is summed.

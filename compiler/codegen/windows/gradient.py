@@ -20,12 +20,14 @@ from compiler.codegen.windows import lines as raw
 from compiler.codegen.windows.form import Form, points
 from compiler.codegen.windows.gradient_plan import GradientPlan, GradientPlanner, Part
 from compiler.codegen.windows.lines import Extent
+from compiler.codegen.windows.runs import Item, Run, runs_of
 from compiler.dtypes import DType
 from compiler.isa.program import AccessPattern, Engine
 from compiler.isa.program import Space as Memory
 from compiler.isa.region import Affine
 
 _BANKS = 3  # of PSUM for the sums of a pass, twice: one pass is added up while the next begins
+_FEW_BANKS = 2  # of sums: then two banks per engine are left for lines that move
 _UNROLLED = 96  # products of a position in a row (our choice)
 
 
@@ -51,6 +53,9 @@ class _Sums:
     def __init__(self, nest: GradientPlanner, plan: GradientPlan, scope: Scope) -> None:
         self.nest, self.plan, self.scope, self.form = nest, plan, scope, nest.form
         self.width = scope.elements(nest.columns)
+        most = max(len(list(run)) for _, run in groupby(nest.parts, lambda p: p.line))
+        per_bank = max(1, scope.builder.limits.moving_max // self.width)
+        self.banks = min(_BANKS, math.ceil(most / per_bank))
         elements = len(nest.parts) * self.width
         self.sums = scope.tile("sums", nest.most, elements, DType.F32, 1)
         self.matrices: dict[tuple[int, int, int, raw.Piece], Held] = {}
@@ -153,9 +158,16 @@ class _Sums:
                 tile = nest.lines.tile(scope, piece, extent)
                 nest.lines.load(scope, tile, piece, extent, there)
                 tiles.append((piece, tile))
-            for line, some in groupby(parts, lambda p: p.line):
-                moved = self._moved(scope, tiles, extent, (first, line, images, images * height))
-                self._passes(scope, list(some), moved, other, extent, images * height)
+            count = images * height
+            lines = {line: list(some) for line, some in groupby(parts, lambda p: p.line)}
+            order = sorted(lines, key=lambda n: not self._is_there(tiles, first, n, count, images))
+            moved: dict[int, Held] = {}
+            for number, line in enumerate(order):  # the next lines move while these are summed
+                for ahead in order[: number + 2]:
+                    if ahead not in moved:
+                        where = (first, ahead, images, count)
+                        moved[ahead] = self._moved(scope, tiles, extent, where)
+                self._passes(scope, lines[line], moved[line], other, extent, count)
 
     def _other(self, scope: Scope, images: int, height: int, width: int) -> Held:
         """[lines, positions, groups, columns] of the other operand."""
@@ -175,6 +187,20 @@ class _Sums:
         scope.add("dma", Engine.DMA_IN, scope.on_chip(held, images * height, chip), (source,))
         return held
 
+    def _is_there(
+        self,
+        tiles: Sequence[tuple[raw.Piece, Held]],
+        first: int,
+        line: int,
+        count: int,
+        images: int,
+    ) -> bool:
+        """Whether lines lie on the partitions of those of the other operand that meet them."""
+        (piece, _), *more = tiles
+        same = piece.first == first * self.nest.stride + line and self.nest.stride == 1
+        length = piece.last - piece.first
+        return same and not more and piece.count == count and length == count // images
+
     def _moved(
         self,
         scope: Scope,
@@ -185,31 +211,45 @@ class _Sums:
         """Lines on the partitions of those of the other operand that meet them at `where`."""
         first, line, images, count = where
         pixel = self.form.pixel
-        (piece, tile), *more = tiles
-        nest = self.nest
-        same = piece.first == first * nest.stride + line and nest.stride == 1 and not more
-        if same and piece.count == count and piece.last - piece.first == count // images:
+        tile = tiles[0][1]
+        if self._is_there(tiles, first, line, count, images):
             return tile
         elements = extent.elements(pixel)
         number = scope.tile("moved", count, elements, self.form.panel_type)
         held = Held(number, tile.strides)
         bank = scope.builder.limits.moving_max
-        for turn, part in enumerate(pieces(elements, min(elements, bank))):
+        matrices = [
+            (some, self.matrices[(first, line, images, some)], source) for some, source in tiles
+        ]
+        for part in pieces(elements, min(elements, 2 * bank)):
             inner = scope.loop(part.trip) if part.trip > 1 else scope.straight({})
             terms = ((inner.register, part.extent),) if part.trip > 1 else ()
-            at = Affine(part.start, terms)
-            product_ = Held(inner.psum("moved", 1, 1), {})
-            out = inner.on_chip(product_, count, ((1, part.extent),))
-            for n, (some, source) in enumerate(tiles):
-                matrix = self.matrices[(first, line, images, some)]
-                left = inner.on_chip(matrix, some.count, ((1, count),))
-                right = inner.on_chip(source, some.count, ((1, part.extent),), at)
-                attrs = {"zero_when": None if n else ()}
-                inner.add("matmul", Engine.TENSOR, out, (left, right), **attrs)
-            target = inner.on_chip(held, count, ((1, part.extent),), at)
-            engine = Engine.SCALAR if turn % 2 else Engine.VECTOR
-            inner.add("tensor_copy", engine, target, (out,))
+            for low in range(0, part.extent, bank):
+                columns = (Affine(part.start + low, terms), min(bank, part.extent - low))
+                engine = Engine.SCALAR if low else Engine.VECTOR
+                self._move(inner, matrices, held, count, columns, engine)
         return held
+
+    def _move(
+        self,
+        scope: Scope,
+        matrices: Sequence[tuple[raw.Piece, Held, Held]],
+        held: Held,
+        count: int,
+        columns: tuple[Affine, int],
+        engine: Engine,
+    ) -> None:
+        """A bank of columns to other partitions."""
+        at, width = columns
+        across = ((1, width),)
+        bank = Held(scope.psum("moved", 1, 1 if self.banks > _FEW_BANKS else 2), {})
+        out = scope.on_chip(bank, count, across)
+        for n, (piece, matrix, source) in enumerate(matrices):
+            left = scope.on_chip(matrix, piece.count, ((1, count),))
+            right = scope.on_chip(source, piece.count, across, at)
+            attrs = {"zero_when": None if n else ()}
+            scope.add("matmul", Engine.TENSOR, out, (left, right), **attrs)
+        scope.add("tensor_copy", engine, scope.on_chip(held, count, across, at), (out,))
 
     def _passes(
         self,
@@ -253,7 +293,8 @@ class _Sums:
             place = part.position - low + (start - extent.positions[0])
             offset = (part.row - extent.rows[0]) * lines.strides[raw.ROW]
             offset += place * form.pixel + part.first
-            dims = merge_dims([part.positions, part.count], [[form.pixel, 1]])[0]
+            steps = [lines.strides[raw.ROW], form.pixel, 1]
+            (dims,) = merge_dims([part.rows, part.positions, part.count], [steps])
             left = inner.on_chip(lines, count, dims, at * (nest.inner[1] * form.pixel) + offset)
             step = other.strides[nest.inner[0]] if nest.inner[0] is not None else 0
             right = inner.on_chip(other, count, across, at * step + self._group(other, part))
@@ -306,8 +347,9 @@ class _Sums:
                 if wanted is dtype:
                     continue
                 held, dtype = self._rounded(held, wanted), wanted
-            for number, part in enumerate(nest.parts):
-                self._store(held, number, part, walk)
+            items = [self._item(part, walk) for part in nest.parts]
+            for run in runs_of(items):
+                self._store(held, run, items[run.item].column, walk)
 
     def _rounded(self, held: Held, dtype: DType) -> Held:
         scope, nest = self.scope, self.nest
@@ -321,30 +363,29 @@ class _Sums:
             scope.add("tensor_copy", engine, out, (source,))
         return made
 
-    def _store(self, held: Held, number: int, part: Part, walk: Walk) -> None:
-        """The sums of one part; taps whose rows continue in memory go together."""
-        scope, nest, form = self.scope, self.nest, self.form
-        channel = form.channels[-1] if form.channels else None
-        step = walk.stride(channel) if channel is not None else 0
-        dims = merge_dims(
-            [scope.extent(a) for a in nest.columns],
+    def _item(self, part: Part, walk: Walk) -> Item:
+        """Where the sums of a part go."""
+        channels = [a for a in self.form.channels if a not in self.form.groups]
+        blocks = tuple(sum(i * walk.stride(a) for a, i in tap.items()) for tap in part.taps)
+        return Item(blocks, part.count, walk.stride(channels[-1]) if channels else 0)
+
+    def _store(self, held: Held, run: Run, column: int, walk: Walk) -> None:
+        """The sums of parts that move alike."""
+        scope, axes = self.scope, self.nest.columns
+        on_chip = scope.hold(held.tile, axes).strides
+        hbm, chip = merge_dims(
+            [run.count, *(scope.extent(a) for a in axes)],
             [
-                [walk.stride(a) for a in nest.columns],
-                [scope.hold(held.tile, nest.columns).strides[a] for a in nest.columns],
+                [run.delta, *(walk.stride(a) for a in axes)],
+                [self.width, *(on_chip[a] for a in axes)],
             ],
         )
-        base = scope.address_of(walk.offset, walk, nest.columns)
-        for at, tap in enumerate(part.taps):
-            address = base + sum(i * walk.stride(a) for a, i in tap.items())
-            target = AccessPattern(Memory.HBM, walk.tensor, address, ((step, part.count), *dims[0]))
-            source = AccessPattern(
-                Memory.SBUF,
-                held.tile,
-                held.offset + number * self.width,
-                ((1, part.count), *dims[1]),
-                at * part.count,
-            )
-            scope.add("dma", Engine.DMA_OUT, target, (source,))
+        address = scope.address_of(walk.offset, walk, axes) + run.address
+        rows = ((column, run.rows), (1, run.rows))
+        target = AccessPattern(Memory.HBM, walk.tensor, address, (rows[0], *hbm))
+        offset = held.offset + run.item * self.width
+        source = AccessPattern(Memory.SBUF, held.tile, offset, (rows[1], *chip), run.start)
+        scope.add("dma", Engine.DMA_OUT, target, (source,))
 
 
 def _entered(

@@ -17,6 +17,7 @@ from compiler.codegen.space import SINKS, Space, Walk
 from compiler.codegen.windows import lines as raw
 from compiler.codegen.windows.form import Dim, Form, points, refused
 from compiler.codegen.windows.lines import Extent, Lines
+from compiler.codegen.windows.steps import tap_pieces
 from compiler.dtypes import DType
 from compiler.isa.program import Engine
 
@@ -25,13 +26,14 @@ _SUM_SHARE = 0.4  # of the budget for sums; lines have the rest
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Sums that lie on the partitions together: taps at `line` and `row` of the line dim, of
-    `positions` in a row, by channels first..first+count-1 of group `group`. `taps` are the indices
+    """Sums that lie on the partitions together: taps at `line`, `rows` rows of it from `row` on,
+    `positions` in each, by channels first..first+count-1 of group `group`. `taps` are the indices
     of each.
     """
 
     line: int
     row: int
+    rows: int
     position: int
     positions: int
     depths: tuple[int, ...]
@@ -43,7 +45,7 @@ class Part:
     @property
     def partitions(self) -> int:
         """Partitions of the sums."""
-        return self.positions * self.count
+        return self.rows * self.positions * self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +160,7 @@ class GradientPlanner:
         step = self.inner[1]
         low = min(p.position for p in self.parts) + start * step
         high = max(p.position + p.positions for p in self.parts) + (start + width - 1) * step
-        rows = (min(p.row for p in self.parts), max(p.row for p in self.parts) + 1)
+        rows = (min(p.row for p in self.parts), max(p.row + p.rows for p in self.parts))
         return Extent(rows, (low, high))
 
     def _cost(self, plan: GradientPlan) -> float:
@@ -207,7 +209,7 @@ def _parts(form: Form, rows: int, most: int) -> Iterator[Part]:
     length = sizes[channel] if channel is not None else 1
     tile = even_tile(length, most)
     room = max(1, most // length) if length == form.pixel else 1
-    taps: dict[tuple[tuple[int, ...], int, int], dict[int, dict[int, int]]] = {}
+    taps: dict[tuple[tuple[int, ...], int], dict[int, dict[int, dict[int, int]]]] = {}
     dims = (*form.depths, form.line, form.inner)
     for combined in product(*(list(points(sizes, d.kept)) for d in dims)):
         index = {a: i for at, _ in combined for a, i in at.items()}
@@ -215,33 +217,25 @@ def _parts(form: Form, rows: int, most: int) -> Iterator[Part]:
             d.start + moved for d, (_, moved) in zip(dims, combined, strict=True)
         )
         shift, row = divmod(line, rows)
-        taps.setdefault((tuple(depths), shift, row), {})[position] = index
+        table = taps.setdefault((tuple(depths), shift), {})
+        table.setdefault(row, {})[position] = index
     groups = list(product(*(range(sizes[a]) for a in form.groups)))
-    for (depths_at, shift, row), found in sorted(taps.items()):
+    for (depths_at, shift), table in sorted(taps.items()):
         for number, at in enumerate(groups):
             group = dict(zip(form.groups, at, strict=True))
             first = sum(i * form.walk.stride(a) for a, i in group.items())
-            for run in _runs(sorted(found), room):
+            for row, rows_here, position, found in tap_pieces(table, room):
                 for start in range(0, length, tile):
                     index = group | ({channel: start} if channel is not None else {})
                     yield Part(
                         line=shift,
                         row=row,
-                        position=run[0],
-                        positions=len(run),
+                        rows=rows_here,
+                        position=position,
+                        positions=len(found) // rows_here,
                         depths=depths_at,
                         group=number,
                         first=first + start,
                         count=min(tile, length - start),
-                        taps=tuple(found[p] | index for p in run),
+                        taps=tuple(tap | index for tap in found),
                     )
-
-
-def _runs(positions: Sequence[int], most: int) -> Iterator[list[int]]:
-    run: list[int] = []
-    for position in positions:
-        if run and (position != run[-1] + 1 or len(run) == most):
-            yield run
-            run = []
-        run.append(position)
-    yield run

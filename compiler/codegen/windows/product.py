@@ -44,6 +44,22 @@ def product_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Can
     return found
 
 
+class _Late:
+    """Filters that are loaded when they are first asked for: behind the first lines, which are
+    turned meanwhile. Inside a loop over images that would be once per iteration.
+    """
+
+    def __init__(self, filters: Filters, scope: Scope) -> None:
+        self._filters, self._scope = filters, scope
+        self._held: Held | None = None
+
+    def held(self) -> Held:
+        """Where the filters are."""
+        if self._held is None:
+            self._held = self._filters.load(self._scope)
+        return self._held
+
+
 class _Nest:
     """The code of one plan."""
 
@@ -81,10 +97,11 @@ class _Nest:
             boxes[atom] = Box(Affine(), self.sizes[atom])
         scope = Scope(builder, builder.body, boxes)
         for place in self._pieces(scope, self.wide, self.plan.columns):
-            filters = Filters(form, self.planner.steps, self.planner.columns)
-            held = filters.load(place)
+            filters = _Late(Filters(form, self.planner.steps, self.planner.columns), place)
+            if self._loops_images():
+                filters.held()
             for image in self._images(place):
-                self._blocks(image, held)
+                self._blocks(image, filters)
 
     def _pieces(self, scope: Scope, atom: int | None, extent: int) -> Iterator[Scope]:
         if atom is None:
@@ -92,6 +109,11 @@ class _Nest:
             return
         for piece in pieces(self.sizes[atom], extent):
             yield scope.enter(atom, piece)
+
+    def _loops_images(self) -> bool:
+        """Whether images are a loop, in front of which everything has to be that stays."""
+        extents = {a: 1 for a in self.form.images} | {self.planner.image: self.plan.images}
+        return any(self.sizes[a] >= 2 * extents[a] for a in self.form.images)
 
     def _images(self, scope: Scope) -> Iterator[Scope]:
         """Loops over images, `plan.images` of the innermost at a time."""
@@ -101,7 +123,7 @@ class _Nest:
             places = [q for p in places for q in self._pieces(p, atom, extent)]
         yield from places
 
-    def _blocks(self, scope: Scope, filters: Held) -> None:
+    def _blocks(self, scope: Scope, filters: _Late) -> None:
         """Everything else is unrolled: blocks know which of their lines and positions exist."""
         plan = self.plan
         looped = [s for d in self.form.depths for s in d.kept]
@@ -154,10 +176,10 @@ class _Block:
         self.top = first * planner.stride + planner.reach[0]
         self.top += self.line_shift // self.plan.rows
 
-    def emit(self, filters: Held) -> list[Held]:
+    def emit(self, filters: _Late) -> list[Held]:
         """The tiles that are free once the block is done."""
         sheets, used = self._sheets()
-        self._results(sheets, filters)
+        self._results(sheets, filters.held())
         return [*used, *sheets.values()]
 
     # sheets
@@ -171,10 +193,10 @@ class _Block:
         count = planner.line_count(self.height)
         made = {
             key: self._empty(sheet, count, planner.entries(sheet, self.width))
-            for key, sheet in planner.sheets.items()
+            for key, sheet in planner.distinct.items()
         }
         used = []
-        for depths in dict.fromkeys(s.depths for s in planner.sheets):
+        for depths in dict.fromkeys(s.depths for s in planner.distinct):
             there = self._depths(depths)
             found = planner.lines.pieces(
                 self.images, self.top, self.top + count, planner.room.limits.partitions
@@ -184,7 +206,7 @@ class _Block:
                 tile = planner.lines.tile(scope, piece, extent, self.slots)
                 planner.lines.load(scope, tile, piece, extent, there)
                 used.append(tile)
-                for key, sheet in planner.sheets.items():
+                for key, sheet in planner.distinct.items():
                     if key.depths == depths:
                         at = first + min(sheet.positions) - extent.positions[0]
                         self._turn(sheet, made[key], (tile, piece, extent, at), count)
@@ -256,8 +278,9 @@ class _Block:
         tile, offset, step, piece = source
         entry, group = entries
         bank = Held(scope.psum("turned", 1, 2), {})
-        width = sheet.width * sheet.slice.count
-        (dims,) = merge_dims([sheet.slice.num_rows, width], [[tile.strides[raw.ROW], 1]])
+        part = sheet.slice
+        strides = [tile.strides[raw.ROW], self.form.pixel, part.apart]
+        (dims,) = merge_dims([part.num_rows, sheet.width, part.count], [strides])
         for g in range(group):
             rows = scope.on_chip(tile, piece.count, dims, offset + g * step)
             block = scope.on_chip(bank, sheet.partitions, ((1, piece.count),), g * piece.count)
@@ -363,25 +386,38 @@ class _Block:
         atom = nest.inner.atom if self.plan.by_line else None
         positions = scope.extent(atom)
         most = min(scope.builder.limits.moving_max // width, _UNROLLED // len(steps))
-        for part in pieces(positions, even_tile(positions, max(1, most))):
+        most = even_tile(positions, max(1, most))
+        for part in pieces(positions, 2 * most if positions >= 2 * most else most):
             group = scope.loop(part.trip) if part.trip > 1 else scope.straight({})
             terms = ((group.register, part.extent),) if part.trip > 1 else ()
-            start = Affine(part.start, terms)
-            bank = group.hold(group.psum("product", 1, 2), self.planner.columns)
-            for turn in range(part.extent):
-                self._multiply(group, steps, sheets, (filters, first), bank, start, turn, where)
-            if atom is not None:
-                bank = replace(bank, strides={**bank.strides, atom: width})
-                group.boxes[atom] = Box(Affine(), part.extent)
-                moved = start * total.strides[atom]
-                self._evict(group, replace(total, offset=total.offset + moved), bank, where[2])
-            else:
-                self._evict(group, total, bank, where[2])
+            for low in range(0, part.extent, most):
+                start, end = Affine(part.start + low, terms), min(part.extent, low + most)
+                bank = group.hold(group.psum("product", 1, 2), self.planner.columns)
+                for turn in range(end - low):
+                    self._multiply(group, steps, sheets, (filters, first), bank, start, turn, where)
+                if atom is not None:
+                    bank = replace(bank, strides={**bank.strides, atom: width})
+                    group.boxes[atom] = Box(Affine(), end - low)
+                engine = Engine.SCALAR if low else self._evicting()
+                self._evict(group, total, (bank, start, atom), where[2], engine)
 
-    def _evict(self, scope: Scope, total: Held, bank: Held, height: int) -> None:
+    def _evicting(self) -> Engine:
+        """Who copies results out of PSUM when one engine does."""
+        return Engine.VECTOR if self.planner.epilogue_is_light else Engine.SCALAR
+
+    def _evict(
+        self,
+        scope: Scope,
+        total: Held,
+        source: tuple[Held, Affine, int | None],
+        height: int,
+        engine: Engine,
+    ) -> None:
+        bank, start, atom = source
+        if atom is not None:
+            total = replace(total, offset=total.offset + start * total.strides[atom])
         axes = [a for a in self.nest.axes if a in bank.strides]
         out, into = scope.patterns(self._rows(height), axes, total, bank)
-        engine = Engine.VECTOR if self.nest.planner.epilogue_is_light else Engine.SCALAR
         scope.add("tensor_copy", engine, out, (into,))
 
     def _rows(self, height: int) -> int:
@@ -409,7 +445,7 @@ class _Block:
         out = scope.on_chip(bank, self._rows(where[2]), ((1, width),), turn * width)
         for at, (number, step) in enumerate(steps):
             sheet = self.planner.sheets[step.slice]
-            rows = self._stationary(scope, sheet, sheets[step.slice], step, start + turn, where)
+            rows = self._stationary(scope, sheet, sheets[sheet.slice], step, start + turn, where)
             taps = scope.on_chip(held, step.partitions, across, number * held.strides[STEP] + moved)
             attrs = {"zero_when": None if at else ()}
             scope.add("matmul", Engine.TENSOR, out, (rows, taps), **attrs)

@@ -76,6 +76,7 @@ class Planner:
         self.stride = self.line.step // self.rows
         self.steps = steps_of(form, self.rows, self.most)
         self.sheets = sheets_of(self.steps)
+        self.distinct = {s.slice: s for s in self.sheets.values()}
         self.lines = Lines(form, self.rows)
         self.columns = sorted(form.columns, key=lambda a: -abs(self.out.stride(a)))
         self.wide = max(self.columns, key=lambda a: self.sizes[a], default=None)
@@ -165,7 +166,7 @@ class Planner:
         extent = self.extent(0, plan.width)
         waiting = 2 * extent.elements(pixel) * item
         lines = plan.images * self.line_count(plan.height)
-        sheets = sum(self.entries(s, plan.width) for s in self.sheets.values()) * lines * item
+        sheets = sum(self.entries(s, plan.width) for s in self.distinct.values()) * lines * item
         width = plan.columns * math.prod(self.sizes[a] for a in self.columns if a != self.wide)
         filters = len(self.steps) * width * item
         groups = math.prod(self.sizes[a] for a in self.form.groups)
@@ -190,8 +191,8 @@ class Planner:
 
     def extent(self, start: int, width: int) -> Extent:
         """What of the lines the outputs start..start+width-1 look at."""
-        low = min(min(s.positions) for s in self.sheets.values())
-        high = max(max(s.positions) + s.width for s in self.sheets.values())
+        low = min(min(s.positions) for s in self.distinct.values())
+        high = max(max(s.positions) + s.width for s in self.distinct.values())
         first = start * self.inner.step
         rows = (
             min(s.slice.row for s in self.steps),
@@ -215,7 +216,7 @@ class Planner:
             tiles *= math.ceil(self.inner.size / plan.width)
         passes = 4 if item == 4 else 1
         products = blocks * tiles * len(self.steps) * max(width, MIN_CYCLES * chunks)
-        entries = sum(self.entries(s, self.inner.size) for s in self.sheets.values())
+        entries = sum(self.entries(s, self.inner.size) for s in self.distinct.values())
         turned = blocks * chunks * entries * min(self.most, plan.images * plan.height)
         tensor = rates.engine_ns(Engine.TENSOR, (products + turned) * passes)
         copied = rates.engine_ns(Engine.VECTOR, (turned + blocks * tiles * width) / 2)

@@ -9,18 +9,21 @@ meet. Steps share sheets: a tap is a shift.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import TypeVar
 
 from compiler.codegen.contract_plan import even_tile
 from compiler.codegen.windows.form import Dim, Form, points
 
+Tap = TypeVar("Tap")
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Channels first..first+count-1 of group `group`, rows `row`.. of a line, at coordinates
-    `depths` of the depth dims.
+    """`count` channels of group `group`, `apart` apart from `first` on, rows `row`.. of a line, at
+    coordinates `depths` of the depth dims.
     """
 
     depths: tuple[int, ...]
@@ -29,6 +32,7 @@ class Slice:
     num_rows: int
     first: int
     count: int
+    apart: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,11 @@ class Sheet:
         """Elements that are turned per position."""
         return self.slice.num_rows * self.width * self.slice.count
 
+    def begins_with(self, other: Slice, width: int) -> bool:
+        """Whether the first partitions of this sheet are a slice of `width` positions."""
+        same = replace(other, num_rows=self.slice.num_rows) == self.slice
+        return same and (self.slice.num_rows == 1 or self.width == width)
+
     def grid(self, step: int) -> int:
         """Distance of the positions that are needed when outputs are `step` apart."""
         return math.gcd(step, *(p - min(self.positions) for p in self.positions))
@@ -73,53 +82,62 @@ def steps_of(form: Form, rows: int, most: int) -> list[Step]:
     up to `most` partitions.
     """
     found = []
-    for group, first, offset, width in _channel_tiles(form, most):
+    tiles, apart = _tiles(form, most)
+    column = apart * _column(form)
+    room = max(1, most // form.pixel) if tiles[0][1] == form.pixel else 1
+    for group, first, offset in _channel_blocks(form):
         for depths, moved in _taps(form, form.depths):
-            made = _planes(form, rows, offset + moved)
-            for line, table in sorted(made.items()):
-                for piece in _pieces(table, width == form.pixel, width, most):
-                    row, num_rows, position, blocks = piece
-                    where = Slice(depths, group, row, num_rows, first, width)
-                    found.append(Step(where, line, position, blocks, _column(form)))
+            for line, table in sorted(_planes(form, rows, offset + moved).items()):
+                for (row, num_rows, position, blocks), (start, count) in product(
+                    tap_pieces(table, room), tiles
+                ):
+                    where = Slice(depths, group, row, num_rows, first + start, count, apart)
+                    at = tuple(address + start * _column(form) for address in blocks)
+                    found.append(Step(where, line, position, at, column))
     return found
 
 
 def sheets_of(steps: Sequence[Step]) -> dict[Slice, Sheet]:
     """The sheets that `steps` share."""
     found: dict[Slice, Sheet] = {}
-    for step in steps:
-        sheet = found.setdefault(step.slice, Sheet(step.slice))
-        sheet.width = max(sheet.width, len(step.blocks) // step.slice.num_rows)
+    for step in sorted(steps, key=lambda s: -s.slice.num_rows):
+        width = len(step.blocks) // step.slice.num_rows
+        first = next((s for s in found.values() if s.begins_with(step.slice, width)), None)
+        sheet = found.setdefault(step.slice, first or Sheet(step.slice))
+        sheet.width = max(sheet.width, width)
         sheet.positions.append(step.position)
     return found
 
 
-def _channel(form: Form) -> int | None:
-    """The summed channel atom that is innermost."""
-    summed = [a for a in form.channels if a in form.over]
-    return summed[-1] if summed and form.walk.stride(summed[-1]) == 1 else None
-
-
 def _column(form: Form) -> int:
-    atom = _channel(form)
+    atom = form.channel
     return form.weights.stride(atom) if atom is not None else 0
 
 
-def _channel_tiles(form: Form, most: int) -> Iterator[tuple[int, int, int, int]]:
-    """(group number, first channel in memory, address in the other operand, channels)."""
-    sizes, inner = form.space.sizes, _channel(form)
-    length = sizes[inner] if inner is not None else 1
+def _tiles(form: Form, most: int) -> tuple[list[tuple[int, int]], int]:
+    """(first channel, count) of the tiles of a group's channels, and how far apart the channels of
+    a tile are. Where columns are innermost in the other operand, neighbouring channels go to
+    different tiles: what is loaded for all tiles of a tap is then one run per partition.
+    """
+    inner = form.channel
+    length = form.space.sizes[inner] if inner is not None else 1
     tile = even_tile(length, most)
+    count = length // tile
+    if count > 1 and length == count * tile and not form.turns_filters:
+        return [(n, tile) for n in range(count)], count
+    return [(n, min(tile, length - n)) for n in range(0, length, tile)], 1
+
+
+def _channel_blocks(form: Form) -> Iterator[tuple[int, int, int]]:
+    """(group number, first channel in memory, address in the other operand)."""
+    sizes, inner = form.space.sizes, form.channel
     majors = [a for a in form.channels if a in form.over and a != inner]
     groups = list(product(*(range(sizes[a]) for a in form.groups)))
     for number, at in enumerate(groups):
         for index in product(*(range(sizes[a]) for a in majors)):
             atoms = list(zip((*form.groups, *majors), (*at, *index), strict=True))
             first = sum(i * form.walk.stride(a) for a, i in atoms)
-            offset = sum(i * form.weights.stride(a) for a, i in atoms)
-            for start in range(0, length, tile):
-                column = start * _column(form)
-                yield number, first + start, offset + column, min(tile, length - start)
+            yield number, first, sum(i * form.weights.stride(a) for a, i in atoms)
 
 
 def _taps(form: Form, dims: Sequence[Dim]) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -139,25 +157,24 @@ def _planes(form: Form, rows: int, offset: int) -> dict[int, dict[int, dict[int,
     return found
 
 
-def _pieces(
-    table: dict[int, dict[int, int]], whole: bool, width: int, most: int
-) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
-    """(row, rows, position, addresses): taps side by side in memory go on the partitions together
-    where a position has all channels.
+def tap_pieces(
+    table: Mapping[int, Mapping[int, Tap]], room: int
+) -> Iterator[tuple[int, int, int, tuple[Tap, ...]]]:
+    """(row, rows, position, taps) of pieces of a `table` of taps by row and position: up to `room`
+    taps side by side in memory, in rows below each other where whole rows fit.
     """
-    room = max(1, most // width) if whole else 1
-    waiting: list[tuple[int, int, int, tuple[int, ...]]] = []
+    waiting: list[tuple[int, int, int, tuple[Tap, ...]]] = []
     for row, taps in sorted(table.items()):
         runs = list(_runs(sorted(taps), room))
         for run in runs:
-            addresses = tuple(taps[p] for p in run)
+            found = tuple(taps[p] for p in run)
             if len(runs) == 1 and waiting:
                 first, count, position, before = waiting[-1]
-                fits = len(before) + len(addresses) <= room and first + count == row
-                if fits and position == run[0] and len(before) == count * len(addresses):
-                    waiting[-1] = (first, count + 1, position, before + addresses)
+                fits = len(before) + len(found) <= room and first + count == row
+                if fits and position == run[0] and len(before) == count * len(found):
+                    waiting[-1] = (first, count + 1, position, before + found)
                     continue
-            waiting.append((row, 1, run[0], addresses))
+            waiting.append((row, 1, run[0], found))
     yield from waiting
 
 
