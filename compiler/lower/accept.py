@@ -32,9 +32,9 @@ double buffering (our choice).
 LARGE_STRIP_BYTES = 150 * 1024
 """Share of an SBUF partition a strip may fill with single buffers (lowering study, assumption)."""
 
-ROW_BYTES = 192 * 1024
-"""An SBUF partition of NeuronCore-v2 (documented). The estimate of row regions is coarse: it only
-bounds their growth, and the code generator says whether one fits.
+ROW_BYTES = 182 * 1024
+"""What row regions may take of an SBUF partition of NeuronCore-v2 (documented: 192 KiB): the tile
+planner leaves 5 % to what allocation rounds up. The code generator says whether a region fits.
 """
 
 SEARCH_BYTES = 1 << 20

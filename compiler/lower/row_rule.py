@@ -189,9 +189,8 @@ def _columns(one: Spans, rows: Atom) -> frozenset[Atom]:
 
 
 class _Memory:
-    """Bytes per partition of a row region, by the lowering study's model: panels and accumulators
-    stay; a row value lives as a block of columns, or whole when a sum over its columns comes
-    between its making and its use.
+    """Bytes per partition of a row region, as its leanest code needs them: panels and sums once,
+    transposed rows for two row tiles, everything else of a row as blocks of columns.
     """
 
     def __init__(
@@ -205,70 +204,56 @@ class _Memory:
         self.body, self.space, self.spans, self.roles, self.rows = (
             groups.body, space, spans, roles, rows,
         )  # fmt: skip
-        members = {s.task.number for s in spans}
-        self.used = {s.task.result: groups.is_used(s.task, members) for s in spans}
         walking = [s.all if roles[s.task.result] == SUM else s.result for s in spans]
         columns = frozenset[Atom]().union(*(_columns(s, rows) for s in spans))
         self.parallel = frozenset.intersection(*[w for w in walking if rows in w]) - columns
 
     def peak(self) -> int:
-        """Resident bytes and the largest sum of live rows."""
-        made = self._made()
-        last: dict[Value, int] = {}
-        for i, one in enumerate(self.spans):
-            last.update({self.body.base(v)[0]: i for v in one.task.data})
-        live: dict[Value, int] = {}
-        resident: dict[Value, int] = {}
-        highest = 0
-        for i, one in enumerate(self.spans):
-            self._take_in(one, made, live, resident)
-            highest = max(highest, sum(live.values()))
-            live = {v: n for v, n in live.items() if last.get(v, -1) > i}
-        return highest + sum(resident.values())
+        """What stays on chip, and the largest sum of live blocks."""
+        kept: dict[object, int] = {}
+        for one in self.spans:
+            kept |= self._kept(one)
+        return sum(kept.values()) + self._blocks()
 
-    def _take_in(
-        self,
-        one: Spans,
-        made: dict[Value, tuple[int, int]],
-        live: dict[Value, int],
-        resident: dict[Value, int],
-    ) -> None:
-        """Add what a task reads and makes."""
-        task = one.task
-        for value, atoms in [*zip(task.data, one.operands, strict=True), (task.result, one.result)]:
-            base = self.body.base(value)[0]
+    def _kept(self, one: Spans) -> dict[object, int]:
+        """What a task needs for all columns or all rows."""
+        task, role, found = one.task, self.roles[one.task.result], dict[object, int]()
+        if role == SUM:
+            found[task.result] = self._spread(one.result, ACCUMULATOR_BYTES)
+        if role != ROW:
+            return found
+        summed = frozenset.intersection(*one.operands) - one.result
+        for value, atoms in zip(task.data, one.operands, strict=True):
+            base, size = self.body.base(value)[0], value.type.dtype.bytes
             if self.body.is_free(value):
                 continue
-            size = value.type.dtype.bytes
-            if self.rows in atoms:
-                live[base] = self._row_bytes(atoms, size, *made.get(base, (0, 0)))
-            elif self.roles.get(base) == SUM:
-                resident[base] = self._spread_bytes(atoms, ACCUMULATOR_BYTES)
-            else:
-                resident[base] = self._spread_bytes(atoms, size)
+            if task.kind == CONTRACT and self.rows in atoms:
+                found["transposed", base] = 2 * size * self._points(atoms)
+            elif task.kind == CONTRACT:
+                found[base, summed] = self._spread(atoms, size)
+            elif self.rows not in atoms:
+                found[base] = size * self._points(atoms)
+        return found
 
-    def _made(self) -> dict[Value, tuple[int, int]]:
-        """Per value, after how many inner sums it is made and last used."""
-        phase: dict[Value, int] = {}
-        latest: dict[Value, int] = {}
-        for one in self.spans:
-            bases = [self.body.base(v)[0] for v in one.task.data]
-            now = max((phase.get(b, 0) for b in bases), default=0)
-            for base in bases:
-                latest[base] = max(latest.get(base, 0), now)
-            result = one.task.result
-            sums = one.task.kind == CONTRACT or one.task.op.name == "reduce"
-            phase[result] = now + (sums and self.used[result])
-        return {v: (phase.get(v, 0), latest.get(v, 0)) for v in (*phase, *latest)}
+    def _blocks(self) -> int:
+        """Blocks of row values alive at a time, each in two places."""
+        last = {self.body.base(v)[0]: i for i, s in enumerate(self.spans) for v in s.task.data}
+        live: dict[Value, int] = {}
+        highest = 0
+        for i, one in enumerate(self.spans):
+            made = zip((*one.task.data, one.task.result), (*one.operands, one.result), strict=True)
+            for value, atoms in made:
+                if self.rows in atoms and not self.body.is_free(value):
+                    points = min(BLOCK, self._points(atoms))
+                    live[self.body.base(value)[0]] = 2 * points * value.type.dtype.bytes
+            highest = max(highest, sum(live.values()))
+            live = {v: n for v, n in live.items() if last.get(v, -1) > i}
+        return highest
 
-    def _row_bytes(self, atoms: Collection[Atom], size: int, made: int, used: int) -> int:
-        whole = size * self._points(atoms)
-        return whole if used > made else min(whole, size * BLOCK)
-
-    def _spread_bytes(self, atoms: Collection[Atom], size: int) -> int:
+    def _spread(self, atoms: Collection[Atom], size: int) -> int:
         """A value without rows, spread over the partitions by its largest index."""
         widest = max((a.size for a in atoms if a not in self.parallel), default=1)
         return -(-size * self._points(atoms) // min(PARTITIONS, widest))
 
     def _points(self, atoms: Collection[Atom]) -> int:
-        return math.prod(a.size for a in atoms if a not in self.parallel)
+        return math.prod(a.size for a in atoms if a not in self.parallel and a is not self.rows)
