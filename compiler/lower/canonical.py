@@ -29,7 +29,7 @@ from compiler.ir.ops import (
 )
 from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from compiler.ir.types import Graph, Op, Value, tensor_type
-from compiler.lower.level import Level
+from compiler.lower.level import IndexedLevel
 from compiler.lower.sorting import sort
 from compiler.lower.task import unsupported
 from compiler.passes.dce import dce
@@ -37,7 +37,7 @@ from compiler.passes.dce import dce
 MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
 
 
-Rule = Callable[[Level, Op], Sequence[Value] | None]
+Rule = Callable[[IndexedLevel, Op], Sequence[Value] | None]
 
 
 def canonical(graph: Graph) -> Graph:
@@ -47,25 +47,20 @@ def canonical(graph: Graph) -> Graph:
     """
     if not any(op.name in _RULES for op in graph.ops):
         return graph
-    level = Level(graph)
+    level = IndexedLevel(graph)
     for op in graph.ops:
         if all(v in level.replaced for v in op.results):
             continue  # a rule took it together with an earlier op
         rule = _RULES.get(op.name)
         found = rule(level, op) if rule else None
         if found is not None:
-            level.replaced.update(zip(op.results, found, strict=True))
+            level.replace(op.results, found)
             continue
-        operands = tuple(level.replaced.get(v, v) for v in op.operands)
-        same = operands == op.operands
-        level.ops.append(
-            op if same else Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
-        )
-    outputs = tuple(level.replaced.get(v, v) for v in graph.outputs)
-    return dce(Graph(graph.inputs, tuple(level.ops), outputs, graph.name))
+        level.ops.append(level.update(op))
+    return dce(level.finish(graph))
 
 
-def _gather(level: Level, op: Op) -> Value | None:
+def _gather(level: IndexedLevel, op: Op) -> Value | None:
     """result[b, k] = sum over r of where(r == index[b, k], operand[b, r], 0)."""
     operand, index, attrs = *op.operands, op.attrs
     if len(attrs.start_index_map) > 1:
@@ -92,7 +87,7 @@ def _gather(level: Level, op: Op) -> Value | None:
     return level.add("reduce", picked, attrs=ReduceAttrs(kind, (last,)), like=op)
 
 
-def _scatter(level: Level, op: Op) -> Value | None:
+def _scatter(level: IndexedLevel, op: Op) -> Value | None:
     """result[b, r] = operand[b, r] + sum over k of where(r == index[b, k], update[b, k], 0)."""
     operand, index, update, attrs = *op.operands, op.attrs
     if len(attrs.scatter_dims_to_operand_dims) > 1:
@@ -117,7 +112,9 @@ def _scatter(level: Level, op: Op) -> Value | None:
     return _combine(level, op, operand, hit, spread, attrs.kind)
 
 
-def _combine(level: Level, op: Op, operand: Value, hit: Value, spread: Value, kind: str) -> Value:
+def _combine(
+    level: IndexedLevel, op: Op, operand: Value, hit: Value, spread: Value, kind: str
+) -> Value:
     """Put the hit updates, or combine them; the trailing dims are index columns."""
     shape, rank, dtype = spread.type.shape, operand.type.rank, operand.type.dtype
     if kind == "replace":
@@ -133,7 +130,7 @@ def _combine(level: Level, op: Op, operand: Value, hit: Value, spread: Value, ki
     return level.add(ELEMENTWISE_OF.get(kind, kind), operand, joined, like=op)
 
 
-def _any_scatter(level: Level, op: Op) -> Value | None:
+def _any_scatter(level: IndexedLevel, op: Op) -> Value | None:
     """Along an axis where possible; integers are added in fp32, as the machine does it (who may is
     the business of `passes/integers.py`).
     """
@@ -152,7 +149,7 @@ def _any_scatter(level: Level, op: Op) -> Value | None:
     return level.add("convert", total, attrs=ConvertAttrs(dtype), like=op)
 
 
-def _all_to_all(level: Level, op: Op) -> Value | None:
+def _all_to_all(level: IndexedLevel, op: Op) -> Value | None:
     """Split and concatenate along a leading dim of its own: one part per rank."""
     a, shape = op.attrs, op.operands[0].type.shape
     if a.split_dim == a.concat_dim or a.group_size == 1:
@@ -182,7 +179,7 @@ def _batch_dims(operand: Sequence[int], index: Sequence[int], vector_dim: int) -
     return {d: i - (i > vector_dim) for d, i in zip(operand, index, strict=True)}
 
 
-def _drop_vector(level: Level, index: Value, vector_dim: int, op: Op) -> Value:
+def _drop_vector(level: IndexedLevel, index: Value, vector_dim: int, op: Op) -> Value:
     """The index without its vector dim of size 1."""
     if vector_dim >= index.type.rank:
         return index
@@ -190,14 +187,14 @@ def _drop_vector(level: Level, index: Value, vector_dim: int, op: Op) -> Value:
     return level.add("reshape", index, attrs=ReshapeAttrs(shape), like=op)
 
 
-def _clamped(level: Level, index: Value, length: int, op: Op) -> Value:
+def _clamped(level: IndexedLevel, index: Value, length: int, op: Op) -> Value:
     """The index inside 0 .. length-1, as a gather clamps it."""
     low, high = (level.full((), n, index.type.dtype, op) for n in (0, length - 1))
     return level.add("clamp", low, index, high, like=op)
 
 
 def _hits(
-    level: Level, index: Value, shape: Sequence[int], row: int, dims: Sequence[int], op: Op
+    level: IndexedLevel, index: Value, shape: Sequence[int], row: int, dims: Sequence[int], op: Op
 ) -> Value:
     """position along `row` == index, over `shape`."""
     kind = tensor_type(tuple(shape), index.type.dtype)
@@ -206,7 +203,9 @@ def _hits(
     return level.add("compare", count, spread, attrs=CompareAttrs("EQ"), like=op)
 
 
-def _placed(level: Level, value: Value, shape: Sequence[int], dims: Sequence[int], op: Op) -> Value:
+def _placed(
+    level: IndexedLevel, value: Value, shape: Sequence[int], dims: Sequence[int], op: Op
+) -> Value:
     """`value` broadcast to `shape`, its dim `i` at `dims[i]` (any order)."""
     order = sorted(range(len(dims)), key=lambda i: dims[i])
     if order != list(range(len(dims))):
@@ -215,7 +214,9 @@ def _placed(level: Level, value: Value, shape: Sequence[int], dims: Sequence[int
     return level.add("broadcast_in_dim", value, attrs=attrs, like=op)
 
 
-def _batched(level: Level, operand: Value, index: Value, attrs: Any, op: Op) -> tuple[Value, Any]:
+def _batched(
+    level: IndexedLevel, operand: Value, index: Value, attrs: Any, op: Op
+) -> tuple[Value, Any]:
     """Index columns that count along one of their own dims, turned into batch dims."""
     vector = attrs.index_vector_dim
     parts = level.made.get(index)
@@ -268,7 +269,7 @@ def _with_batch(attrs: Any, row: int, batch: Sequence[tuple[int, int]]) -> Any:
     )
 
 
-def _counts_along(level: Level, part: Value, length: int) -> int | None:
+def _counts_along(level: IndexedLevel, part: Value, length: int) -> int | None:
     """The dim along which a constant index column counts 0, 1, ..., length-1; None when it does
     not.
     """
@@ -282,10 +283,10 @@ def _counts_along(level: Level, part: Value, length: int) -> int | None:
     return None
 
 
-def _single(rule: Callable[[Level, Op], Value | None]) -> Rule:
+def _single(rule: Callable[[IndexedLevel, Op], Value | None]) -> Rule:
     """`rule` of an op with one result."""
 
-    def run(level: Level, op: Op) -> Sequence[Value] | None:
+    def run(level: IndexedLevel, op: Op) -> Sequence[Value] | None:
         found = rule(level, op)
         return None if found is None else (found,)
 

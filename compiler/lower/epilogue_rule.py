@@ -7,31 +7,25 @@ result would need whole rows, so they are left to row regions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compiler.lower.rule import Budget, Refusal, crowded, elsewhere, traffic
+from compiler.lower.rule import Growth, Refusal, crowded, elsewhere, traffic
 from compiler.lower.space import RefusedError, label
-from compiler.lower.task import CONTRACT, STRIP, WRITE, Task
+from compiler.lower.task import CONTRACT, STRIP, Task
 
 if TYPE_CHECKING:
     from compiler.lower.group import Groups, Part
 
 
-class EpilogueRule:
+class EpilogueRule(Growth):
     """Growth of one contraction by elementwise ops behind it, except tasks in `alone`."""
 
     phase = "epilogue"
 
-    def __init__(self, budget: Budget, alone: Collection[int] = ()) -> None:
-        self.budget = budget
-        self.alone = alone
-
     def may_meet(self, producer: Task, consumer: Task) -> bool:
         """A contraction meets readers of its result that are no sums."""
-        if not (producer.fusable and consumer.fusable) or producer.op.name == WRITE:
-            return False
-        if producer.number in self.alone or consumer.number in self.alone:
+        if not self.joinable(producer, consumer) or self.kept_apart(producer, consumer):
             return False
         return producer.kind == CONTRACT and consumer.kind == STRIP
 

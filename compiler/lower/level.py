@@ -1,7 +1,8 @@
-"""A graph under reconstruction: what the rewrites in front of lowering build with.
+"""A level under reconstruction whose rules look around: what the rewrites of sorts, gathers and
+scatters build with.
 
-Rules append ops and say which value of the old graph stands for which new one; ops that no rule
-takes are copied with their operands replaced (`canonical.py`).
+Beside what every pass shares (`passes/rewrite.py`), it knows who makes each value, old or new, and
+who reads each value of the old graph.
 """
 
 from __future__ import annotations
@@ -15,22 +16,21 @@ from compiler.dtypes import DType
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConstantAttrs
 from compiler.ir.types import Graph, Op, Value, tensor_type
+from compiler.passes.rewrite import Level
 
 
-class Level:
-    """One level of ops; `users` are the readers of each value of the old graph."""
+class IndexedLevel(Level):
+    """`made` are the producers of values, `users` the readers of each value of the old graph."""
 
     def __init__(self, graph: Graph) -> None:
+        super().__init__()
         self.made = graph.producers()
         self.users = graph.uses()
         self.outputs = frozenset(graph.outputs)
-        self.ops: list[Op] = []
-        self.replaced: dict[Value, Value] = {}
 
-    def add(self, name: str, *operands: Value, attrs: Any = None, like: Op | None = None) -> Value:
-        """Append an op; `like` lends its location."""
-        given = tuple(self.replaced.get(v, v) for v in operands)
-        op = make_op(name, given, attrs, loc=like.loc) if like else make_op(name, given, attrs)
+    def add(self, name: str, *operands: Value, like: Op, attrs: Any = None) -> Value:
+        """Append an op that takes the location of `like`."""
+        op = make_op(name, tuple(map(self.now, operands)), attrs, loc=like.loc)
         self.ops.append(op)
         self.made[op.result] = op
         return op.result

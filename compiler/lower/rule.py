@@ -63,6 +63,22 @@ class Budget:
     """Loads and stores; keeps the DMA queues of a tile loop in proportion (assumption)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What the phases without row regions share: limits, and the tasks that stay alone."""
+
+    budget: Budget
+    alone: Collection[int] = ()
+
+    def joinable(self, producer: Task, consumer: Task) -> bool:
+        """Whether any phase may make the edge between two tasks internal."""
+        return producer.fusable and consumer.fusable and producer.op.name != WRITE
+
+    def kept_apart(self, producer: Task, consumer: Task) -> bool:
+        """Whether one of two tasks shares a region with nothing."""
+        return producer.number in self.alone or consumer.number in self.alone
+
+
 def crowded(groups: Groups, tasks: Sequence[Task], budget: Budget) -> Refusal | None:
     """The refusal of a region with too many tasks or streams."""
     if len(tasks) > budget.max_tasks:

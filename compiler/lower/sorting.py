@@ -27,17 +27,17 @@ from compiler.ir.ops import (
     TransposeAttrs,
 )
 from compiler.ir.types import Op, Value, tensor_type
-from compiler.lower.level import Level
+from compiler.lower.level import IndexedLevel
 
 MAX_ROUNDS = 8  # elements up to which selecting one after the other is taken (our choice)
 _LAST = 2**31 - 1  # no key comes after this one
 _SIGN = 31
 
 
-def sort(level: Level, op: Op) -> Sequence[Value] | None:
+def sort(level: IndexedLevel, op: Op) -> Sequence[Value] | None:
     """The results of `op` from ops that can be lowered."""
     if op.operands[0].type.shape[op.attrs.dim] == 1:
-        return [level.replaced.get(v, v) for v in op.operands]
+        return [level.now(v) for v in op.operands]
     sorter = _Sorter(level, op)
     few = sorter.few_wanted()
     return sorter.select(few) if few else sorter.network()
@@ -47,7 +47,7 @@ def sort(level: Level, op: Op) -> Sequence[Value] | None:
 class _Sorter:
     """One sort: rows of length n, the sorted dim last."""
 
-    level: Level
+    level: IndexedLevel
     op: Op
 
     @property

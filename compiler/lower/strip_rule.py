@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from compiler.ir.types import Value
 from compiler.lower.labels import Atom, Labels, all_leaves
-from compiler.lower.rule import Budget, Refusal, crowded, elsewhere
+from compiler.lower.rule import Growth, Refusal, crowded, elsewhere
 from compiler.lower.space import RefusedError, Space, label
 from compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
 
@@ -27,22 +27,18 @@ SMALL_POINTS = 1 << 14  # one tile of 128 rows: below that a longer walk costs n
 _ROW_BYTES = 4  # values are held as fp32 on chip
 
 
-class StripRule:
+class StripRule(Growth):
     """Growth without contractions. `alone` are strip tasks that share a region with nothing."""
 
     phase = "strip"
 
-    def __init__(self, budget: Budget, alone: Collection[int] = ()) -> None:
-        self.budget = budget
-        self.alone = alone
-
     def may_meet(self, producer: Task, consumer: Task) -> bool:
         """Strips meet strips; a contraction meets what converts or writes its result."""
-        if not (producer.fusable and consumer.fusable) or producer.op.name == WRITE:
+        if not self.joinable(producer, consumer):
             return False
         if producer.kind == CONTRACT:
             return consumer.op.name in EPILOGUE
-        if producer.number in self.alone or consumer.number in self.alone:
+        if self.kept_apart(producer, consumer):
             return False
         return producer.kind == consumer.kind == STRIP
 

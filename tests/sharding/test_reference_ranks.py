@@ -64,7 +64,14 @@ CASES: dict[str, tuple[Callable[[], TrainTask], dict[str, int], int, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+ONLY_IN_MATRIX = ("scan, 4 ranks", "prime width, hybrid, 2 micro-batches")
+"""From files, `tests/system/test_whole_road.py` runs their like."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.matrix) if n in ONLY_IN_MATRIX else n for n in CASES],
+)
 def test_sharded_steps_equal_the_unsharded_step(name: str) -> None:
     make, mesh, micro_batch, count = CASES[name]
     task = make()

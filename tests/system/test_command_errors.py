@@ -163,7 +163,7 @@ def test_a_job_file_that_is_none(
 
 def test_a_model_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """70 billion parameters on one instance: plan shows it, run refuses before any value exists."""
-    arguments = ("--model", "llama2-70b", "--instances", 1)
+    arguments = ("--model", "llama2-70b", "--instances", 1, "--set", "compiler.optlevel=1")
     code, report = as_json(capsys, "plan", *arguments)
     assert code == 71
     memory = report["memory"]

@@ -51,12 +51,16 @@ def test_sort_and_argsort_along_any_dim() -> None:
         check_against_jax(lambda x, a=axis: jnp.argsort(x, axis=a), x)
 
 
-def test_sort_of_one_long_row() -> None:
-    check_against_jax(lambda x: jnp.argsort(x), normal(600))
+def test_sort_of_one_long_row_by_two_keys() -> None:
     check_against_jax(lambda x, i: lax.sort((i, x), num_keys=2), normal(300), below(9, 300))
 
 
-@pytest.mark.parametrize("k", [1, 2, 8, 9])
+@pytest.mark.matrix
+def test_sort_of_a_row_longer_than_a_bank() -> None:
+    check_against_jax(lambda x: jnp.argsort(x), normal(600))
+
+
+@pytest.mark.parametrize("k", [1, 9, *(pytest.param(k, marks=pytest.mark.matrix) for k in (2, 8))])
 def test_top_k(k: int) -> None:
     for x in (normal(37, 23), odd(5, 23), np.zeros((3, 23), np.float32)):
         check_against_jax(lambda x: lax.top_k(x, k), x)
@@ -129,7 +133,13 @@ FUNCTIONS: dict[str, Callable] = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+SLOW = ("percentile", "searchsorted by sort")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.matrix) if n in SLOW else n for n in FUNCTIONS],
+)
 def test_functions_made_of_them(name: str) -> None:
     check_against_jax(FUNCTIONS[name], normal(5, 19), bound=1e-6)
 
