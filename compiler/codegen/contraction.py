@@ -17,8 +17,8 @@ from compiler.codegen.contract_plan import (
     ContractPlan,
     even_tile,
     needed_by_epilogue,
-    plan_contraction,
 )
+from compiler.codegen.contract_tiling import plan_contraction
 from compiler.codegen.panels import Panels
 from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import SPLATS, Space

@@ -7,7 +7,8 @@ import pytest
 from region_harness import BF16, F32, TARGET, Maker, arrays, check, distance
 
 from compiler.codegen import contraction
-from compiler.codegen.contract_plan import ContractPlan, plan_contraction
+from compiler.codegen.contract_plan import ContractPlan
+from compiler.codegen.contract_tiling import plan_contraction
 from compiler.codegen.rates import Rates
 from compiler.codegen.search import Room
 from compiler.codegen.space import normalise

@@ -1,0 +1,78 @@
+"""What a tiling of a contraction is estimated to take, so that only the best ones are generated.
+
+The tensor engine, DMA and the copies out of PSUM overlap; the longest of them shows, and a part of
+the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from compiler.codegen.contract_plan import ContractPlan, Operand, tile_count
+from compiler.codegen.rates import MIN_CYCLES
+from compiler.codegen.search import Room
+from compiler.codegen.space import Walk, contiguous_run
+from compiler.dtypes import DType
+from compiler.isa.program import Engine
+
+_FP32_PASSES = 4  # documented: nki/api/nki/isa/__init__.py, fp32 matmul takes four passes
+_OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)
+
+
+def nanoseconds(
+    plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, room: Room
+) -> float:
+    """Estimated time of a plan; `walks` are those of its operands in HBM, `out` of its result."""
+    size, tensors, rates = plan.space.sizes, room.tensors, room.rates
+    blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
+    row_blocks = blocks * math.prod(size[a] for a in plan.outer)
+    panels = math.prod(size[a] for a in plan.across)
+    panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
+    depth_tiles = tile_count(plan.space, plan.depth_split) * math.prod(size[a] for a in plan.along)
+    width = math.prod(plan.extents.values())
+    height = 1 if plan.rows is None else size[plan.rows]
+    rows = plan.block * height
+    once = math.prod(size[a] for a in (*plan.shared, *plan.spanned))
+    loads = (
+        (plan.stationary, walks[0], row_blocks * (1 if plan.resident else panels), rows),
+        (plan.moving, walks[1], (once if plan.held else row_blocks) * panels, width),
+    )
+    turned = moved = 0.0
+    for operand, walk, runs, free in loads:
+        turned += runs * depth_tiles * free * operand.natural
+        if walk is not None:
+            total = runs * depth_tiles * size[plan.depth] * free * tensors[walk.tensor].dtype.bytes
+            run = _run(plan, operand, walk) * tensors[walk.tensor].dtype.bytes
+            moved += rates.transfer_ns(total, run, size[plan.depth])
+    if out is not None:
+        item = tensors[out.tensor].dtype.bytes
+        run = contiguous_run(plan.space, out, plan.columns, plan.extents) * item
+        total = row_blocks * rows * panels * width * item
+        moved += rates.transfer_ns(total, run, height)
+    passes = _FP32_PASSES if plan.panel_type is DType.F32 else 1
+    issued = max(width, MIN_CYCLES)
+    evicted = row_blocks * plan.block * panels * issued
+    products = rates.engine_ns(Engine.TENSOR, (evicted * depth_tiles + turned) * passes)
+    # The queue of the tensor engine waits for copies of what it transposes: half on each engine.
+    products += rates.engine_ns(Engine.VECTOR, turned / plan.turning_slots)
+    if plan.accumulator_slots == 1:  # and for accumulators that are all in use
+        products += rates.engine_ns(Engine.VECTOR, evicted)
+    copies = evicted * (plan.sums if plan.staged else 1) + turned / 2
+    copied = rates.engine_ns(Engine.VECTOR, copies)
+    shown = (products, moved, copied)
+    return max(shown) + _OVERLAP * (sum(shown) - max(shown))
+
+
+def _run(plan: ContractPlan, operand: Operand, walk: Walk) -> int:
+    """Elements in a row of a panel load."""
+    size = plan.space.sizes
+    longer = math.prod(size[a] for a in plan.spanned) if operand is plan.moving else 1
+    if operand.natural:
+        continues = walk.stride(plan.depth_split.major) == size[plan.depth]
+        return size[plan.depth] * (plan.chunk if continues else 1) * longer
+    extents = dict(plan.extents) | {plan.row_split.major: plan.block}
+    if plan.rows is not None:
+        extents[plan.rows] = size[plan.rows]
+    free = [a for a in operand.free if walk.stride(a)]
+    return contiguous_run(plan.space, walk, free, extents) * longer

@@ -1,0 +1,351 @@
+"""Choosing the tiles of a contraction: who is stationary, what goes where, how much stays in SBUF.
+
+The m atoms land on the partitions of the result and n along its rows, so exchanging the operands
+stores the transposed result at no cost; both ways are planned and the cheaper estimate
+(`contract_cost.py`) wins. A block of m tiles stays in SBUF while panels of the moving operand pass
+by, or the whole moving operand stays. Sums are kept in PSUM over all of k, or `staged`: one bank
+per product, added up in SBUF.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from compiler.codegen.contract_cost import nanoseconds
+from compiler.codegen.contract_plan import (
+    ContractPlan,
+    Operand,
+    even_tile,
+    is_natural,
+    largest_walk,
+    needed_by_epilogue,
+    tile_count,
+)
+from compiler.codegen.search import Room
+from compiler.codegen.space import (
+    SINKS,
+    SPLATS,
+    Space,
+    Split,
+    Walk,
+    near_divisor,
+    split,
+)
+from compiler.diagnostics import CompileError
+from compiler.dtypes import DType
+
+# Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
+_CHUNK_BYTES = 16384
+# k is contiguous in a natural operand: rows of this many bytes reach 0.97 of the DMA rate (see
+# below).
+_NATURAL_RUN_BYTES = 4096
+# Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
+# efficiency_by_bytes_per_partition).
+_RUN_BYTES = 2048
+_RESIDENT_SHARE = (
+    0.6  # of the budget: the stationary block; panels and epilogue have the rest (our choice)
+)
+_MAX_COLUMN_AXES = 3
+# With this many k tiles the pause to evict all accumulators at once is short beside the work on
+# them.
+_LONG_K = 8
+_BLOCKS = (1, 2, 4, 8, 16, 32)  # row tiles that share a panel in staged plans
+_EPILOGUE_SLOTS = 2  # of the tiles of a row tile behind its product
+_STAGED_SLOTS = 4  # banks in flight between the tensor engine and the collecting copy
+_TURNING_BANKS = 4  # of PSUM for transposed operands on their way to SBUF
+
+
+def plan_contraction(
+    space: Space,
+    number: int,
+    sinks: Iterable[int],
+    room: Room,
+) -> list[ContractPlan]:
+    """Tilings of contraction `number` in both orientations."""
+    _require_floats(space, number)
+    return [
+        plan
+        for order in ((0, 1), (1, 0))
+        for plan in _Planner(space, number, tuple(sinks), order, room).plans()
+    ]
+
+
+def _require_floats(space: Space, number: int) -> None:
+    types = [space.values[i].dtype for i in space.values[number].inputs]
+    if not all(t.is_float for t in types):
+        raise CompileError(
+            "SW_CODEGEN_CONTRACT_TYPE",
+            f"region {space.name}: the tensor engine requires float operands, got"
+            f" {', '.join(t.value for t in types)}",
+            hint="convert the operands to bf16 or f32",
+        )
+
+
+class _Planner:
+    """One orientation of one contraction."""
+
+    def __init__(
+        self,
+        space: Space,
+        number: int,
+        sinks: tuple[int, ...],
+        order: tuple[int, int],
+        room: Room,
+    ) -> None:
+        self.space, self.number, self.sinks = space, number, sinks
+        self.room, self.limits, self.budget = room, room.limits, room.budget
+        contract = space.values[number]
+        self.sides = tuple(contract.inputs[i] for i in order)
+        atoms = [space.values[n].atoms for n in self.sides]
+        self.over = contract.over
+        self.batch = (atoms[0] & atoms[1]) - self.over
+        self.m = atoms[0] - self.over - self.batch
+        self.n = atoms[1] - self.over - self.batch
+        types = {space.values[n].dtype for n in self.sides}
+        self.panel_type = DType.F32 if DType.F32 in types else space.values[self.sides[0]].dtype
+        after = [space.values[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
+        tiles = [v.dtype.bytes for v in after if v.op not in (*SINKS, *SPLATS)]
+        self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
+        self.walks = [largest_walk(space, n) for n in self.sides]
+        self.out = self._out_walk()
+
+    def _out_walk(self) -> Walk | None:
+        walks = [
+            (self.space.elements(v), v.walk) for v in map(self.space.values.__getitem__, self.sinks)
+        ]
+        return max(walks, key=lambda w: w[0])[1]
+
+    def _best(self, atoms: Iterable[int], walks: Sequence[Walk | None]) -> int:
+        """The atom that fills most partitions; of equal ones the one that is innermost in memory,
+        then the largest.
+        """
+        size = self.space.sizes
+
+        def merit(a: int) -> tuple[int, int, int, int]:
+            inner = sum(1 for w in walks if w and w.stride(a) == 1)
+            return (min(size[a], self.limits.partitions), inner, size[a], -a)
+
+        return max(atoms, key=merit)
+
+    def plans(self) -> Iterator[ContractPlan]:
+        """Plans with the stationary block resident and streamed, and with wide and narrow
+        panels.
+        """
+        self.depth = depth = self._best(self.over, self.walks)
+        rows = self._best(self.m, self.walks[:1]) if self.m else None
+        space, row_split = self._split(self.space, rows, self.limits.stationary_max, self.m)
+        space, depth_split = self._split(space, depth, self.limits.contraction_max, self.over)
+        majors = [row_split.major] if row_split.major >= 0 else []
+        self.placed = [largest_walk(space, n) for n in self.sides]
+        free = (*majors, *([rows] if rows is not None else []))
+        stationary = self._operand(0, free)
+        narrow = self.limits.moving_max
+        wide = max(narrow, math.ceil(_RUN_BYTES / self.panel_type.bytes))
+        for limit in sorted({narrow, wide, 2 * wide, 4 * wide}):
+            columns, extents = self._columns(limit)
+            moving = self._operand(1, columns)
+            form = _Form(space, row_split, depth_split, stationary, moving, extents)
+            for keep in product((True, False), repeat=2):
+                for tiles in self._blockings(form, _Keep(*keep)):
+                    yield self._plan(form, rows, columns, tiles)
+
+    def _operand(self, side: int, free: tuple[int, ...]) -> Operand:
+        number = self.sides[side]
+        return Operand(number, free, is_natural(self.space, number, self.depth, free))
+
+    def _blockings(self, form: _Form, keep: _Keep) -> Iterator[dict[str, Any]]:
+        tiles = self._tiles(form, keep)
+        if tiles is not None:
+            yield tiles
+        rows = form.space.sizes.get(form.row_split.major, 1)
+        for block in sorted({near_divisor(rows, b) for b in _BLOCKS if b <= rows}):
+            tiles = self._staged(form, keep, block)
+            if tiles is not None:
+                yield tiles
+
+    def _plan(
+        self, form: _Form, rows: int | None, columns: tuple[int, ...], tiles: dict[str, Any]
+    ) -> ContractPlan:
+        plan = ContractPlan(
+            space=form.space,
+            number=self.number,
+            stationary=form.stationary,
+            moving=form.moving,
+            rows=rows,
+            row_split=form.row_split,
+            depth=self.depth,
+            depth_split=form.depth_split,
+            columns=columns,
+            extents=form.extents,
+            outer=self._loops((self.batch | self.m) - {rows, form.row_split.major}),
+            across=self._loops(self.n - set(columns)),
+            along=self._loops(self.over - {self.depth, form.depth_split.major}),
+            panel_type=self.panel_type,
+            cost=0.0,
+            **tiles,
+        )
+        return replace(plan, cost=nanoseconds(plan, self.placed, self.out, self.room))
+
+    def _loops(self, atoms: Iterable[int]) -> tuple[int, ...]:
+        """Atoms that become loops of single points, major first in the result."""
+        out = self.out
+        return tuple(sorted(atoms, key=lambda a: (-abs(out.stride(a)) if out else 0, a)))
+
+    def _split(
+        self, space: Space, atom: int | None, limit: int, atoms: Iterable[int]
+    ) -> tuple[Space, Split]:
+        """`atom` in tiles up to `limit`, or another of `atoms` that counts tiles."""
+        if atom is None:
+            return space, Split(-1, -1, 0)
+        space, made = split(space, atom, even_tile(space.sizes[atom], limit))
+        others = {*atoms} - {atom}
+        if made.major >= 0 or not others:
+            return space, made
+
+        def merit(a: int) -> tuple[bool, int, int]:
+            longer = any(w and w.stride(a) == space.sizes[atom] for w in self.walks)
+            return longer, space.sizes[a], -a
+
+        return space, replace(made, major=max(others, key=merit))
+
+    def _columns(self, limit: int) -> tuple[tuple[int, ...], dict[int, int]]:
+        """Panel atoms (major to minor in the result) and their extents, up to `limit` columns:
+        whole atoms from the innermost out.
+        """
+        width = 1
+        extents: dict[int, int] = {}
+        for atom in sorted(self.n, key=lambda a: (abs(self.out.stride(a)) if self.out else 0, a)):
+            room = limit // width
+            if room < 2 or len(extents) == _MAX_COLUMN_AXES:
+                break
+            extents[atom] = even_tile(self.space.sizes[atom], room)
+            width *= extents[atom]
+            if extents[atom] < self.space.sizes[atom]:
+                break
+        return tuple(reversed(extents)), extents
+
+    # blocking
+
+    def _tiles(self, form: _Form, keep: _Keep) -> dict[str, Any] | None:
+        """block, chunk and slot counts that fit PSUM and the budget; None when the form does not
+        fit.
+        """
+        width = math.prod(form.extents.values())
+        turning = form.moving.natural + form.stationary.natural
+        slots = 1 if self._depth_tiles(form) >= _LONG_K else 2
+        banks = (self.limits.psum_banks - _TURNING_BANKS * bool(turning)) // slots
+        rows = form.space.sizes.get(form.row_split.major, 1)
+        block = min(rows, banks // math.ceil(width / self.limits.moving_max))
+        whole = self._block_bytes(form) if keep.stationary else 0
+        if whole:
+            block = min(block, int(_RESIDENT_SHARE * self.budget) // whole)
+        if block < 1:
+            return None
+        block = near_divisor(rows, block)
+        return self._blocking(form, keep, block, 0, {"staged": False, "accumulator_slots": slots})
+
+    def _staged(self, form: _Form, keep: _Keep, block: int) -> dict[str, Any] | None:
+        """The same for products that are collected in SBUF."""
+        width = math.prod(form.extents.values())
+        sums = 4 * width * block if self._depth_tiles(form) > 1 else 0
+        whole = self._block_bytes(form) * block if keep.stationary else 0
+        if sums + whole > _RESIDENT_SHARE * self.budget:
+            return None
+        slots = {"staged": True, "accumulator_slots": _STAGED_SLOTS}
+        return self._blocking(form, keep, block, sums, slots)
+
+    def _depth_tiles(self, form: _Form) -> int:
+        inside = {self.depth, form.depth_split.major}
+        along = math.prod(form.space.sizes[a] for a in self.over - inside)
+        return tile_count(form.space, form.depth_split) * along
+
+    def _block_bytes(self, form: _Form) -> int:
+        """Bytes per partition of one row tile of the stationary operand with all of k."""
+        height = form.space.sizes.get(form.row_split.minor, 1)
+        return self._depth_tiles(form) * height * self.panel_type.bytes
+
+    def _blocking(
+        self, form: _Form, keep: _Keep, block: int, sums: int, slots: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """The chunk of k for what the budget leaves beside the kept operands and `sums`."""
+        item, width = self.panel_type.bytes, math.prod(form.extents.values())
+        whole = self._block_bytes(form) * block if keep.stationary else 0
+        stationary_slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
+        columns = math.prod(self.space.sizes[a] for a in self.n)
+        held = self._depth_tiles(form) * columns * item if keep.moving else 0
+        left = self.budget - whole * stationary_slots - held - sums - self.epilogue_bytes * width
+        if left <= 0 and (keep.moving or slots["staged"]):
+            return None
+        height = form.space.sizes.get(form.row_split.minor, 1)
+        per_tile = (0 if keep.moving else width * item) + self._row_bytes(form, block)
+        per_tile += 0 if keep.stationary else block * height * item
+        most = max(1, min(max(0, left) // (2 * max(1, per_tile)), self._enough(form, width)))
+        majors = form.space.sizes.get(form.depth_split.major, 1)
+        both = form.moving.natural and form.stationary.natural
+        return {
+            "block": block,
+            "chunk": near_divisor(majors, min(most, majors)),
+            "resident": keep.stationary,
+            "held": keep.moving,
+            "spanned": self._spanned(form, held, left) if keep.moving else (),
+            "stationary_slots": stationary_slots,
+            "turning_slots": 2 if sums or not both else 1,
+            **slots,
+        }
+
+    def _spanned(self, form: _Form, held: int, left: int) -> tuple[int, ...]:
+        """Batch atoms whose strides continue the innermost run of the moving operand, while the
+        operand then takes a quarter of what is left.
+        """
+        value = self.space.values[form.moving.number]
+        walk, sizes = self.walks[1], self.space.sizes
+        innermost = (self.depth,) if form.moving.natural else form.moving.free[-1:]
+        if walk is None or value.op != "load" or form.depth_split.tail or not innermost:
+            return ()
+        (inner,) = innermost
+        if walk.stride(inner) != 1:
+            return ()
+        for atom in sorted(self.batch):
+            if walk.stride(atom) == sizes[inner] and held * sizes[atom] * 4 <= left:
+                return (atom,)
+        return ()
+
+    def _row_bytes(self, form: _Form, block: int) -> int:
+        """Bytes per k tile of rows that wait for their transposes."""
+        width = math.prod(form.extents.values())
+        largest = max(form.extents.values(), default=1)
+        rows = width // largest * math.ceil(largest / self.limits.transpose_max)
+        waiting = rows * form.moving.natural + block * form.stationary.natural
+        return waiting * form.space.sizes[form.depth_split.minor] * self.panel_type.bytes
+
+    def _enough(self, form: _Form, width: int) -> int:
+        """k tiles for long runs of a natural operand, and for large transfers of a direct one."""
+        item, depth = self.panel_type.bytes, form.space.sizes[form.depth_split.minor]
+        enough = _CHUNK_BYTES // (width * item)
+        if form.moving.natural or form.stationary.natural:
+            enough = max(enough, math.ceil(_NATURAL_RUN_BYTES / (depth * item)))
+        return enough
+
+
+@dataclass(frozen=True, slots=True)
+class _Keep:
+    """Which operands stay in SBUF with all of k."""
+
+    stationary: bool
+    moving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What the blocking of one plan starts from."""
+
+    space: Space
+    row_split: Split
+    depth_split: Split
+    stationary: Operand
+    moving: Operand
+    extents: Mapping[int, int]
