@@ -1,9 +1,10 @@
 """Which tasks may be one row region: contractions together with what stands between them.
 
 A row region walks 128 rows of one index (the row index) at a time. Every value of it has one of
-four roles: a row value walks the rows; a sum adds the rows up and leaves the region, at most
-converted; a panel does not know the rows and stays on chip while they pass. A contraction takes
-rows and a panel to rows, or two row values to a sum. Nothing here knows what attention is.
+three roles: a row value walks the rows; a sum adds up the rows, or loops around them, and leaves
+the region, at most converted; a panel does not know the rows and stays on chip while they pass. A
+contraction takes rows and a panel to rows, or two row values to a sum. Nothing here knows what
+attention is.
 """
 
 from __future__ import annotations
@@ -98,11 +99,13 @@ class RowRule:
         self, groups: Groups, space: Space, spans: Sequence[Spans], rows: Atom
     ) -> Refusal | None:
         """Why the region cannot walk `rows`."""
-        roles = {s.task.result: _role(s, rows) for s in spans}
+        inner = frozenset[Atom]().union(*(_contracted(s, rows) for s in spans))
+        looped = _looped(spans, inner, rows)
+        roles = {s.task.result: _role(s, rows, looped) for s in spans}
         members = {s.task.number for s in spans}
         for one in spans:
             after = roles.get(space.body.base(one.task.data[0])[0]) == SUM
-            if one.task.op.name in EPILOGUE and after:
+            if _may_follow(one.task) and after:
                 roles[one.task.result] = SUM
                 continue
             why = _misfit(groups, members, one, roles[one.task.result], rows)
@@ -149,9 +152,33 @@ def _candidates(spans: Sequence[Spans]) -> list[Atom]:
     return sorted((a for a in shared or () if a.size >= MIN_ROWS), key=lambda a: -a.size)
 
 
-def _role(one: Spans, rows: Atom) -> str:
+def _contracted(one: Spans, rows: Atom) -> frozenset[Atom]:
+    """Atoms that a contraction needs along the row: its columns, and what it sums but the rows."""
+    if one.task.kind != CONTRACT:
+        return frozenset()
+    summed = frozenset[Atom]().union(*one.operands) - one.result
+    return _columns(one, rows) | (summed - {rows} if rows in one.result else frozenset())
+
+
+def _looped(spans: Sequence[Spans], inner: frozenset[Atom], rows: Atom) -> frozenset[Atom]:
+    """Atoms that meet one of `inner` in a row value: they are loops around the rows."""
+    walking = [s.result for s in spans if rows in s.result and s.result & inner]
+    return frozenset[Atom]().union(*walking) - inner - {rows}
+
+
+def _may_follow(task: Task) -> bool:
+    """Whether a task may work on a finished sum: conversions and writes, and sums of it."""
+    return task.op.name in EPILOGUE or _is_sum(task)
+
+
+def _is_sum(task: Task) -> bool:
+    return task.op.name == "reduce" and task.op.attrs.kind == "add"
+
+
+def _role(one: Spans, rows: Atom, looped: frozenset[Atom]) -> str:
     if rows in one.result:
-        return ROW
+        summed = frozenset[Atom]().union(*one.operands) - one.result
+        return SUM if _is_sum(one.task) and summed & looped else ROW
     return SUM if any(rows in operand for operand in one.operands) else PANEL
 
 
@@ -171,7 +198,7 @@ def _misfit(
     if task.kind != CONTRACT and task.op.attrs.kind != "add":
         return "combines the rows by something else than a sum"
     used = [u for u in groups.users(task) if u in members]
-    plain = all(groups.body.tasks[u].op.name in EPILOGUE for u in used)
+    plain = all(_may_follow(groups.body.tasks[u]) for u in used)
     return None if plain else "adds up all rows before they are used again"
 
 

@@ -36,7 +36,6 @@ class Spelling:
     forward: int = 1
     backward: int = 1
     dtype: str = "float32"
-    stored: bool = False  # a score tensor is a result, or has to be read from an argument
     differentiable: bool = True
 
     def arguments(self, seed: int = 0) -> list[np.ndarray]:

@@ -30,7 +30,7 @@ def jax_nn_causal(q, k, v):
     return FLOATS(q, k, v, is_causal=True)
 
 
-@spelling("bthd", "bsgd", "bsgd", "ts", stored=True)
+@spelling("bthd", "bsgd", "bsgd", "ts")
 def jax_nn_grouped_with_bias(q, k, v, bias):
     return FLOATS(q, k, v, bias=bias[None, None])
 

@@ -188,7 +188,7 @@ masked(segments, "bt:4", "bs:4", name="segment_ids")
 masked(padding_of_both, "bt:5", "bs:5", name="padding_of_rows_and_keys")
 masked(lambda x, m: jnp.where(m[:, None, None] > 0, x, -1e9), "bs:3", name="padding_of_keys")
 masked(alibi, name="alibi")
-masked(lambda x, b: x + b, "hts", name="learned_bias", stored=True)
+masked(lambda x, b: x + b, "hts", name="learned_bias")
 masked(lambda x, r, c: x * r[:, :, None] + c[:, None], "ht", "hs", name="row_scale_and_key_bias")
 masked(lambda x: 15.0 * jnp.tanh(x / 15.0), name="soft_cap")
 masked(lambda x, t: x * jnp.exp(t)[:, None, None], "h", name="learned_temperature")
@@ -373,7 +373,7 @@ def differential(q, k, q2, k2, v):
     return weigh(p, v)
 
 
-@spelling(*QKV, stored=True)
+@spelling(*QKV)
 def probabilities_returned(q, k, v):
     p = jax.nn.softmax(scores(q, k))
     return weigh(p, v), p

@@ -406,6 +406,10 @@ class Group(Frame):
 
     def _sum(self, number: int, scope: Scope) -> None:
         layout = self.sums.layouts[number]
+        if layout.tall == self.plan.roles.row:
+            moving = self.operand(self.space.values[number].inputs[0])
+            self.sums.add_rows(number, scope, moving, self.rows(scope))
+            return
         operands = [self._typed(i, layout.dtype, scope) for i in (layout.stationary, layout.moving)]
 
         def bank() -> Held:

@@ -112,9 +112,8 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
 
     Raises: CompileError when the region is no row region, CapacityError when nothing fits.
     """
-    space, sinks = defer_scaling(space, sinks)
-    roles = best_row(space, sinks)
-    space, values = _fused(space, sinks, roles, room)
+    space, last, roles = best_row(*defer_scaling(space, sinks))
+    space, values = _fused(space, last, roles, room)
     roles = roles_for(space, [n for n in values if space.values[n].op in SINKS], roles.row)
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
     made = {key: _swept(space, roles, *key, room) for key in {form[2:] for form in forms}}

@@ -1,9 +1,10 @@
 """What every value of a row region is for: rows, panels, sums over rows, and what follows them.
 
 One atom, `row`, lies on the partitions. Atoms that contractions and reductions run over or produce
-are `inner`: they lie along the free dims. All others are `parallel`: loops of single points. A
-choice of the row atom that breaks a rule is refused with the rule; `best_row` takes the choice with
-least extra work. Next: `plan.py`.
+are `inner`: they lie along the free dims. All others are `parallel`: loops of single points. Sums
+over parallel points or rows are complete only behind those loops. A choice of the row atom that
+breaks a rule is refused with the rule; `best_row` takes the choice with least extra work. Next:
+`plan.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from compiler.codegen.rows.algebra import columns_first
 from compiler.codegen.space import Space, Value
 from compiler.diagnostics import CompileError
 
@@ -19,8 +21,8 @@ from compiler.diagnostics import CompileError
 class Roles:
     """Values of a region by what they are for, each tuple in topological order.
 
-    `rows` span the row atom. `sums` are contractions and reductions over it; `late` values follow
-    from them and do not span it. `shared` values span neither and are read by rows or late values
+    `rows` span the row atom. `sums` are contractions and reductions over it or over parallel atoms;
+    `late` values follow from them. `shared` values span neither and are read by rows or late values
     elementwise. `panels` maps a row contraction to (operand that spans the row atom, the other).
     """
 
@@ -43,17 +45,20 @@ class _RefusedError(Exception):
     """The row atom at hand does not work, and why."""
 
 
-def best_row(space: Space, sinks: Iterable[int]) -> Roles:
-    """The roles for the row atom that leaves least work outside plain row arithmetic.
+def best_row(space: Space, sinks: Iterable[int]) -> tuple[Space, tuple[int, ...], Roles]:
+    """(space whose sums add up columns first, `sinks` in it, roles for the row atom that leaves
+    least work outside plain row arithmetic).
 
     Raises CompileError SW_CODEGEN_ROWS when no atom can be the row atom.
     """
     sinks = tuple(sinks)
-    found: list[Roles] = []
+    found: list[tuple[Space, tuple[int, ...], Roles]] = []
     why: list[str] = []
     for atom in sorted(space.sizes, key=lambda a: (-space.sizes[a], a)):
+        inner = _inner_atoms(space, space.slice(sinks), atom)
+        stepped, last = columns_first(space, sinks, atom, inner)
         try:
-            found.append(roles_for(space, sinks, atom))
+            found.append((stepped, last, roles_for(stepped, last, atom)))
         except _RefusedError as refused:
             why.append(f"atom {atom}: {refused}")
     if not found:
@@ -63,7 +68,7 @@ def best_row(space: Space, sinks: Iterable[int]) -> Roles:
             f" got none ({'; '.join(why)})",
             hint="lower the contractions to regions of their own",
         )
-    return min(found, key=lambda r: _extra_work(space, r))
+    return min(found, key=lambda made: _extra_work(made[0], made[2]))
 
 
 def _extra_work(space: Space, roles: Roles) -> tuple[int, int, int]:
@@ -85,18 +90,18 @@ class _Analysis:
         self.late: set[int] = set()
         self.panels: dict[int, tuple[int, int]] = {}
         self.sums: list[int] = []
-        self.inner: set[int] = set()
+        self.inner = _inner_atoms(space, values, row)
 
     def roles(self) -> Roles:
         for n in self.values:
             self._visit(n, self.space.values[n])
-        rows = [n for n in self.values if self._is_row(n)]
+        rows = [n for n in self.values if self._is_row(n) and n not in self.late]
         _require(bool(rows) and bool(self.panels), "no contraction keeps it")
         spanned = {a for n in rows for a in self.space.values[n].atoms} - {self.row}
         parallel = spanned - self.inner
         roles = Roles(
             row=self.row,
-            inner=frozenset(self.inner),
+            inner=self.inner,
             parallel=frozenset(parallel),
             rows=tuple(rows),
             sums=tuple(self.sums),
@@ -111,32 +116,33 @@ class _Analysis:
         return self.row in self.space.values[number].atoms
 
     def _visit(self, n: int, value: Value) -> None:
-        is_late = any(i in self.late for i in value.inputs)
-        if self._is_row(n):
-            _require(not is_late, "a row depends on a sum over rows")
-        if self.row in value.over:
-            self._sum(n, value)
-        elif value.op in ("contract", "reduce"):
-            _require(self._is_row(n), f"a {value.op} lies beside the rows")
-            self._row_fold(n, value)
-        elif is_late:
+        late = [i for i in value.inputs if i in self.late]
+        mixed = any(self._is_row(i) for i in value.inputs if i not in late)
+        _require(not (late and mixed), "a row depends on a sum")
+        if value.op in ("contract", "reduce"):
+            _require(not late, f"a {value.op} follows a sum")
+            self._fold(n, value)
+        elif late:
             self.late.add(n)
         _require(value.op not in ("load_indexed", "store_add_indexed"), "indexed accesses")
+
+    def _fold(self, n: int, value: Value) -> None:
+        """A sum over what is looped, or along a row."""
+        if self.row in value.over or (self._is_row(n) and not value.over & self.inner):
+            self._sum(n, value)
+            return
+        _require(self._is_row(n), f"a {value.op} lies beside the rows")
+        if value.op == "contract":
+            self._row_contract(n, value)
 
     def _sum(self, n: int, value: Value) -> None:
         self.sums.append(n)
         self.late.add(n)
         _require(value.dtype.is_float, "a sum over rows of integers")
         _require(value.op == "contract" or value.attrs["kind"] == "add", "an extreme over rows")
-        spans = [self.space.values[i].atoms for i in value.inputs]
-        _require(all(self.row in s for s in spans), "an operand of a sum lacks it")
-        if value.op == "contract":
-            self.inner |= (spans[0] ^ spans[1]) - value.over
+        _require(all(map(self._is_row, value.inputs)), "an operand of a sum lacks it")
 
-    def _row_fold(self, n: int, value: Value) -> None:
-        self.inner |= value.over
-        if value.op == "reduce":
-            return
+    def _row_contract(self, n: int, value: Value) -> None:
         a, b = value.inputs
         _require(self._is_row(a) != self._is_row(b), "both operands of a contraction span it")
         tall, panel = (a, b) if self._is_row(a) else (b, a)
@@ -146,7 +152,6 @@ class _Analysis:
         _require(len(value.over) == 1 and value.over <= spans[0] & spans[1], "several summed atoms")
         types = {self.space.values[m].dtype for m in (tall, panel)}
         _require(all(t.is_float for t in types), "a contraction of integers")
-        self.inner |= spans[1] - spans[0]
         self.panels[n] = (tall, panel)
 
     def _shared(self, rows: list[int]) -> tuple[int, ...]:
@@ -169,7 +174,27 @@ class _Analysis:
             value = self.space.values[n]
             _require(value.over - {self.row} <= roles.parallel, "a sum over rows and columns")
         for n in roles.late:
-            _require(self.space.values[n].atoms <= roles.inner | roles.parallel, "a born atom")
+            born = self.space.values[n].atoms - roles.inner - roles.parallel - {self.row}
+            _require(not born, "a born atom")
+
+
+def _inner_atoms(space: Space, values: Iterable[int], row: int) -> frozenset[int]:
+    """Atoms along the free dims: what contractions run over and panels bring, and what reductions
+    of rows run over unless it meets such an atom in a value: then it has to be looped.
+    """
+    inner: set[int] = set()
+    for value in (space.values[n] for n in values):
+        if value.op != "contract":
+            continue
+        a, b = (space.values[i].atoms for i in value.inputs)
+        if row in value.over:
+            inner |= (a ^ b) - value.over
+        elif row in value.atoms:
+            inner |= value.over | (b - a if row in a else a - b)
+    rows = [space.values[n] for n in values if row in space.values[n].atoms]
+    beside = {a for value in rows if value.atoms & inner for a in value.atoms - inner}
+    folded = {a for value in rows if value.op == "reduce" for a in value.over}
+    return frozenset(inner | folded - beside)
 
 
 def _require(holds: bool, rule: str) -> None:

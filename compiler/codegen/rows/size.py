@@ -48,7 +48,8 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
     for n in plan.vectors:
         size.add(f"vector {values[n].op}{n}", _width(plan, n) * values[n].dtype.bytes)
     for n in plan.roles.sums:
-        elements = math.prod(space.sizes[a] for a in values[n].atoms & plan.roles.inner)
+        spanned = values[n].atoms & {*plan.roles.inner, plan.roles.row}
+        elements = math.prod(space.sizes[a] for a in spanned)
         size.add(f"sum {n}", slots * DType.F32.bytes * -(-elements // limits.partitions))
     size.add("blocks", max((_block_bytes(plan, s, limits) for s in plan.stages), default=0))
     return size

@@ -1,8 +1,9 @@
 """Sums over rows: accumulators that row tiles add to, and what follows from them.
 
 A sum is a product of two row tiles on the tensor engine that contracts the partitions (a reduction
-multiplies by ones). Products of one block leave PSUM at once and are added up in fp32 in SBUF. When
-all rows are done, values that follow run with an atom of the sum on the partitions.
+multiplies by ones). Products of one block leave PSUM at once and are added up in fp32 in SBUF. A
+sum over parallel points only keeps its rows on the partitions and needs no product. When all rows
+are done, values that follow run with an atom of the sum on the partitions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from compiler.isa.region import Affine
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How a sum lies in SBUF: chunks of `tall` on the partitions, `wide` along the row; None when
-    the sum lacks such an atom. `stationary` and `moving` are its operands, None stands for ones.
+    the sum lacks such an atom. `stationary` and `moving` are its operands, None stands for ones
+    (with the row atom as `tall`: for no product).
     """
 
     tall: int | None
@@ -42,10 +44,11 @@ class Sums:
         self.held: dict[int, Held] = {}
 
     def _layout(self, number: int) -> Layout:
-        value = self.space.values[number]
+        value, row = self.space.values[number], self.plan.roles.row
         if value.op == "reduce":
             wide = inner_of(self.plan.roles, value)
-            return Layout(None, wide, None, value.inputs[0], DType.F32)
+            tall = row if row in value.atoms else None
+            return Layout(tall, wide, None, value.inputs[0], DType.F32)
         a, b = value.inputs
         atoms = [self._own(n, value) for n in (a, b)]
         if self._is_innermost(number, atoms[0]) or atoms[0] is None:
@@ -119,6 +122,12 @@ class Sums:
                             (Box(tall.origin + at, left.extent), at),
                             (Box(wide.origin + first, right.extent), first),
                         )
+
+    def add_rows(self, number: int, scope: Scope, operand: Held, rows: int) -> None:
+        """Add the columns of `operand` in the boxes of `scope` to the same rows of the sum."""
+        chunk = divided(scope.boxes[self.plan.roles.row].origin, self.height(number))
+        wide = self._part(self.layouts[number].wide, scope)
+        self._collect(number, scope, operand, (rows, 1), chunk, wide)
 
     def _part(self, atom: int | None, scope: Scope) -> Box:
         return Box(Affine(), 1) if atom is None else scope.boxes[atom]

@@ -167,6 +167,24 @@ def test_norm_gradients_beside_a_contraction() -> None:
     check(m, 1e-5)
 
 
+B, H, T, S, D = range(5)
+SUMS = [((B, T, S), (H,)), ((B, S), (H, T)), ((B, T), (H, S)), ((B,), (H, T, S))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [130, 300])
+def test_sums_over_rows_columns_and_samples(rows: int, dtype) -> None:
+    """Gradients of a temperature per head, of scales of rows, and of biases of keys and scores."""
+    m = Maker((3, 2, rows, 70, 24), "sums")
+    x = m.contract(m.load((B, H, T, D), dtype), m.load((B, H, S, D), dtype), (D,), F32)
+    for over, kept in SUMS:
+        total = m.reduce(m.node("multiply", x, x), over)
+        m.store(m.node("sqrt", total), kept)
+    both = m.contract(x, m.node("tanh", x), (B, T, S), F32)
+    m.store(both, (H,))
+    check(m, BOUND[dtype])
+
+
 def test_no_row_atom_is_refused() -> None:
     """The second contraction sums what would have to be the rows, and rows need its result."""
     m = Maker((64, 64, 64), "chain")
