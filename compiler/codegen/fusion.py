@@ -25,6 +25,19 @@ _MIN_ELEMENTS = 256
 # Arithmetic whose result Vector or Scalar rounds as it leaves the engine.
 _ROUNDED = (SCALED, "multiply", "divide", "add", "subtract")
 
+# Arithmetic that reads any float.
+_WIDENING = (
+    SCALED,
+    "multiply",
+    "divide",
+    "add",
+    "subtract",
+    "maximum",
+    "minimum",
+    "reduce",
+    *ACTIVATIONS,
+)
+
 # documented: instruction costs of nki/api/nki/isa/__init__.py, reciprocal; divide is inferred
 _DIVIDE_CYCLES = 8.0
 
@@ -58,6 +71,7 @@ class _Fuser:
     def _fused(self, n: int, value: Value) -> Value:
         if n not in self.wanted or not value.dtype.is_float:
             return value
+        value = self._narrow_reads(value)
         if self._is_rounding(n, value):
             return replace(self.values[value.inputs[0]], dtype=value.dtype)
         if self.points(value) < _MIN_ELEMENTS:
@@ -72,6 +86,21 @@ class _Fuser:
         if value.op == "convert":
             return self._converted(value)
         return value
+
+    def _narrow_reads(self, value: Value) -> Value:
+        """`value` reading short floats where it read them widened: engines widen what they read."""
+        if value.op not in _WIDENING or value.dtype is not DType.F32:
+            return value
+        return replace(value, inputs=tuple(self._widened_from(i) for i in value.inputs))
+
+    def _widened_from(self, number: int) -> int:
+        value = self.values[number]
+        plain = value.op == "convert" or (is_product(value) and value.attrs["scale"] == 1.0)
+        if not plain or value.dtype is not DType.F32 or not value.inputs:
+            return number
+        source = self.values[value.inputs[0]]
+        short = source.dtype in (DType.BF16, DType.F16) and source.op not in SPLATS
+        return value.inputs[0] if short else number
 
     def _scaled(self, x: int, like: Value, scale: int | None, bias: int | None) -> Value:
         """identity(x * scale + bias); numbers become immediates."""
@@ -102,7 +131,7 @@ class _Fuser:
             return self._scaled(x, value, scale, None)
         bias = row if value.op == "add" else self._row("negate", row)
         source = self.values[x]
-        if self._is_only_reader(n, x) and source.op == SCALED and _is_product(source):
+        if self._is_only_reader(n, x) and source.op == SCALED and is_product(source):
             extra = self._scaled(x, value, None, bias)
             attrs = {**source.attrs, "bias": extra.attrs["bias"]}
             return replace(extra, inputs=(*source.inputs, *extra.inputs[1:]), attrs=attrs)
@@ -156,7 +185,8 @@ def _is_identity(value: Value) -> bool:
     return value.op == SCALED and value.attrs["func"] == "identity" and value.dtype is DType.F32
 
 
-def _is_product(value: Value) -> bool:
+def is_product(value: Value) -> bool:
+    """Whether a value is x * scale and nothing else."""
     return _is_identity(value) and value.attrs["bias"] == 0.0
 
 

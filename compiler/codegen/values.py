@@ -106,9 +106,11 @@ class Frame:
         """Free axes a value spans, major to minor."""
         return [a for a in self.axes if a in value.atoms]
 
-    def emit(self, number: int, scope: Scope) -> None:
-        """Code for value `number`; constants and registers are made where they are read."""
-        value = self.space.values[number]
+    def emit(self, number: int, scope: Scope, definition: Value | None = None) -> None:
+        """Code for value `number`, or for what it is in this place (`definition`); constants and
+        registers are made where they are read.
+        """
+        value = definition or self.space.values[number]
         if value.op in ("constant", "register"):
             return
         _emitter(value.op)(self, number, value, scope)

@@ -1,19 +1,21 @@
 """Which engine does what of a row: work moves from the busiest engine while that helps.
 
-Reductions can go from Vector to GpSimd, copies with a scale from Scalar to Vector. What a row tile
-costs is counted over all its columns; instructions of GpSimd have a high price of their own.
+Reductions can go from Vector to GpSimd, copies with a scale from Scalar to Vector, copies out of
+PSUM either way. What a row tile costs is counted over all its columns; instructions of GpSimd have
+a high price of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from compiler.codegen import fusion
 from compiler.codegen.rows.roles import Roles
 from compiler.codegen.search import Room
 from compiler.codegen.space import Space, Value
+from compiler.dtypes import DType
 from compiler.isa.program import Engine
 
 # unknown: no rule is printed for GpSimd; the default of `isa/costs.py` (150 + N cycles).
@@ -21,35 +23,74 @@ _GPSIMD_CYCLES = 150
 _ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
 
-def balance(space: Space, roles: Roles, run: Mapping[int, int], room: Room) -> frozenset[int]:
-    """Reductions for GpSimd; the engines of copies are set in `space`."""
-    work = _Work(space, roles, run, room)
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What leaves PSUM for SBUF: product `number`, or with `turned` the transposes of a value."""
+
+    number: int
+    turned: bool = False
+
+
+Work = int | Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Reductions for GpSimd, and copies for Vector; Scalar does the others."""
+
+    gpsimd: frozenset[int]
+    vector_copies: frozenset[Copy]
+
+
+def balance(
+    space: Space, roles: Roles, run: Mapping[int, int], turned: Collection[int], room: Room
+) -> Balance:
+    """Who does what; the engines of copies with a scale are set in `space`."""
+    work = _Work(space, roles, run, turned, room)
     while work.improve():
         pass
     for n, engine in work.chosen.items():
-        value = space.values[n]
-        if value.op == fusion.SCALED:
+        if isinstance(n, int) and space.values[n].op == fusion.SCALED:
+            value = space.values[n]
             space.values[n] = replace(value, attrs={**value.attrs, "engine": engine.value})
-    return frozenset(n for n, engine in work.chosen.items() if engine is Engine.GPSIMD)
+    chosen = work.chosen.items()
+    return Balance(
+        frozenset(n for n, e in chosen if isinstance(n, int) and e is Engine.GPSIMD),
+        frozenset(n for n, e in chosen if isinstance(n, Copy) and e is Engine.VECTOR),
+    )
 
 
 class _Work:
     """Nanoseconds of every engine for one row tile, and what may move."""
 
-    def __init__(self, space: Space, roles: Roles, run: Mapping[int, int], room: Room) -> None:
+    def __init__(
+        self,
+        space: Space,
+        roles: Roles,
+        run: Mapping[int, int],
+        turned: Collection[int],
+        room: Room,
+    ) -> None:
         self.space, self.roles, self.room = space, roles, room
-        self.chosen = {n: self._engine(n) for n in run if self._counts(n)}
+        self.chosen: dict[Work, Engine] = {n: self._engine(n) for n in run if self._counts(n)}
+        self.chosen |= {Copy(n): Engine.SCALAR for n in roles.panels if self._is_copied(n)}
+        self.chosen |= {Copy(n, turned=True): Engine.VECTOR for n in turned}
         self.busy = dict.fromkeys(_ENGINES, 0.0)
-        for n, engine in self.chosen.items():
-            self.busy[engine] += self._time(n, engine)
-        for tall in {t for t, _ in roles.panels.values()} & set(run):
-            # Transposed operands leave PSUM through Vector.
-            self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, self._points(space.values[tall]))
+        for work, engine in self.chosen.items():
+            self.busy[engine] += self._time(work, engine)
+        for n in roles.sums:  # products are added up in SBUF
+            added = math.prod(space.sizes[a] for a in space.values[n].atoms & roles.inner)
+            self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, added / room.limits.partitions)
+
+    def _is_copied(self, number: int) -> bool:
+        """Whether a product surely leaves PSUM: it is rounded, or a single column."""
+        value = self.space.values[number]
+        return value.dtype is not DType.F32 or self._points(value) == 1
 
     def improve(self) -> bool:
         """Make the one move that helps most; False when none does."""
         before = max(self.busy.values())
-        best: tuple[float, int, Engine] | None = None
+        best: tuple[float, int, Work, Engine] | None = None
         for n, engine in self.chosen.items():
             target = self._target(n, engine)
             if target is not None:
@@ -57,18 +98,21 @@ class _Work:
                 after[engine] -= self._time(n, engine)
                 after[target] += self._time(n, target)
                 # Of equals the later one: what follows a maximum waits for it.
-                option = (max(after.values()), -n, target)
+                number = n.number if isinstance(n, Copy) else n
+                option = (max(after.values()), -number, n, target)
                 if option[0] < before and (best is None or option[:2] < best[:2]):
                     best = option
         if best is None:
             return False
-        n, target = -best[1], best[2]
+        _, _, n, target = best
         self.busy[self.chosen[n]] -= self._time(n, self.chosen[n])
         self.busy[target] += self._time(n, target)
         self.chosen[n] = target
         return True
 
-    def _target(self, n: int, engine: Engine) -> Engine | None:
+    def _target(self, n: Work, engine: Engine) -> Engine | None:
+        if isinstance(n, Copy):
+            return Engine.VECTOR if engine is Engine.SCALAR else Engine.SCALAR
         value = self.space.values[n]
         if value.op == "reduce" and engine is Engine.VECTOR and n not in self.roles.sums:
             return None if value.inputs[0] in self.roles.panels else Engine.GPSIMD
@@ -88,7 +132,9 @@ class _Work:
     def _points(self, value: Value) -> int:
         return math.prod(self.space.sizes[a] for a in value.atoms & self.roles.inner)
 
-    def _time(self, n: int, engine: Engine) -> float:
+    def _time(self, n: Work, engine: Engine) -> float:
+        if isinstance(n, Copy):
+            return self._ns(engine, self._points(self.space.values[n.number]))
         value = self.space.values[n]
         cycles = fusion.cycles(self.space, value, self._points)
         if value.op == "divide" and self._points(self.space.values[value.inputs[1]]) == 1:

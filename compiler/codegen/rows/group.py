@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
-from compiler.codegen.fusion import SCALED
+from compiler.codegen.fusion import SCALED, is_product
 from compiler.codegen.reductions import accumulate, accumulator_type
+from compiler.codegen.rows.balance import Copy
 from compiler.codegen.rows.columns import Columns, Run
 from compiler.codegen.rows.levels import Stage
 from compiler.codegen.rows.panels import Panel
@@ -65,11 +66,12 @@ class Group(Frame):
         self.same: dict[int, int] = {}  # values that are their reader here: a decided select
         self.flight: Flight | None = None  # of the block at hand, in a skewed sweep
         self.reducer: Engine | None = None
+        self.stage_of = {n: number for number, s in enumerate(plan.stages) for n in s.values}
         self.left = self._last_readers()
 
     def _last_readers(self) -> dict[Stage, list[int]]:
         """Values that stay over several stages, by the stage that reads them last."""
-        at = {n: number for number, s in enumerate(self.plan.stages) for n in s.values}
+        at = self.stage_of
         found: dict[Stage, list[int]] = {}
         for n in at:
             last = max((at[u] for u in self.users.get(n, ()) if u in at), default=at[n])
@@ -225,7 +227,7 @@ class Group(Frame):
             if flight and flight.phases[step] != flight.phase:
                 continue
             n = step.number
-            self._step(step, inputs[n][0] if n in true else None, scope)
+            self._step(step, true, scope)
             for i in inputs[n] if step == self._steps_of(n)[-1] else ():
                 if last[i] == n and i in stage.values and n not in true:
                     self._release(i, stage, scope)
@@ -233,19 +235,34 @@ class Group(Frame):
             flight.held |= {n: h for n, h in self.held.items() if n in flight.crossing}
         self.held, self.same = kept, {}
 
-    def _step(self, step: Step, chosen: int | None, scope: Scope) -> None:
-        """One step; a decided select is the value it has `chosen`."""
-        n = step.number
+    def _step(self, step: Step, true: frozenset[int], scope: Scope) -> None:
+        """One step; a select in `true` is its first branch."""
+        n, definition = step.number, self._definition(step.number, true)
         if step.turns:
             self._turn(n, scope)
-        elif chosen is not None:
-            self.held[n] = self.held[chosen]
-        elif self.space.values[n].op not in SPLATS:
-            self._value(n, scope)
+        elif n in true:
+            self.held[n] = self.held[definition.inputs[1]]
+        elif definition.op not in SPLATS:
+            self._value(n, definition, scope)
 
     def _inputs(self, number: int, true: frozenset[int]) -> tuple[int, ...]:
-        inputs = self.space.values[number].inputs
+        inputs = self._definition(number, true).inputs
         return (inputs[1],) if number in true else tuple(dict.fromkeys(inputs))
+
+    def _definition(self, number: int, true: frozenset[int]) -> Value:
+        """What a value is where the selects `true` are decided: func(x * 1 + bias) of a select that
+        is a product takes over its scale.
+        """
+        values = self.space.values
+        value = values[number]
+        if value.op != SCALED or value.attrs["scale"] != 1.0 or value.inputs[0] not in true:
+            return value
+        source = values[value.inputs[0]].inputs[1]
+        given = values[source]
+        if not is_product(given) or self.stage_of[source] != self.stage_of[number]:
+            return value
+        attrs = {**value.attrs, "scale": given.attrs["scale"]}
+        return replace(value, inputs=(*given.inputs, *value.inputs[1:]), attrs=attrs)
 
     def _needed(self, stage: Stage, inputs: Mapping[int, tuple[int, ...]]) -> list[int]:
         """Values of a stage that have an effect here or are read by one that has."""
@@ -267,8 +284,7 @@ class Group(Frame):
         if stage.inner is not None and not kept and number in self.held:
             scope.release(self.held[number])
 
-    def _value(self, number: int, scope: Scope) -> None:
-        value = self.space.values[number]
+    def _value(self, number: int, value: Value, scope: Scope) -> None:
         if number in self.plan.roles.sums:
             self._sum(number, scope)
         elif number in self.panels:
@@ -280,7 +296,7 @@ class Group(Frame):
             accumulate(self, number, target, scope, looped=True)
             self.reducer = None
         else:
-            self.emit(number, scope)
+            self.emit(number, scope, value)
 
     # contractions
 
@@ -362,7 +378,10 @@ class Group(Frame):
             self.held[number] = bank
             return
         held = self.new(number, value, scope)
-        self.apply(scope, "tensor_copy", Engine.SCALAR, held, (bank,))
+        self.apply(scope, "tensor_copy", self._copier(Copy(number)), held, (bank,))
+
+    def _copier(self, copy: Copy) -> Engine:
+        return Engine.VECTOR if copy in self.plan.vector_copies else Engine.SCALAR
 
     def _stays(self, number: int, value: Value) -> bool:
         if number in self.same:
@@ -388,7 +407,7 @@ class Group(Frame):
         assert atom is not None
         box, unit, rows = scope.boxes[atom], self._unit(atom), self.rows(scope)
         bank, turned = self.psum("turned", number, scope), _at(self.turned[number], scope)
-        fold = self.plan.fold.get(atom, 1)
+        fold, engine = self.plan.fold.get(atom, 1), self._copier(Copy(number, turned=True))
         for chunk in range(-(-box.extent // unit)):
             size = min(unit, box.extent - chunk * unit)
             start = chunk // fold * fold * unit + chunk % fold
@@ -402,7 +421,7 @@ class Group(Frame):
                 across = ((1, count * rows),)
                 out = scope.on_chip(turned, size, across, (first + chunk) * rows)
                 source = scope.on_chip(bank, size, across, chunk * rows)
-                scope.add("tensor_copy", Engine.VECTOR, out, (source,))
+                scope.add("tensor_copy", engine, out, (source,))
 
     def _sum(self, number: int, scope: Scope) -> None:
         layout = self.sums.layouts[number]

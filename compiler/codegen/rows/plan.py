@@ -16,7 +16,7 @@ from typing import NamedTuple
 from compiler.codegen import fusion
 from compiler.codegen.rows.again import made_again
 from compiler.codegen.rows.algebra import defer_scaling
-from compiler.codegen.rows.balance import balance
+from compiler.codegen.rows.balance import Copy, balance
 from compiler.codegen.rows.levels import Levels, Stage, Sweeping
 from compiler.codegen.rows.roles import Roles, best_row, inner_of, roles_for
 from compiler.codegen.rows.size import Size, size_of
@@ -72,7 +72,8 @@ class RowPlan:
     without the row atom that are made once for all rows. `turned` maps a value that contractions
     need transposed to the element type they need. `order` are the parallel loops, outermost first.
     `fold` neighbours of an inner atom share a partition of panels. `whole` operands are loaded
-    transposed for all rows, like panels. GpSimd computes `gpsimd`. `ways` row tiles are in flight.
+    transposed for all rows, like panels. GpSimd reduces `gpsimd`, Vector takes `vector_copies` out
+    of PSUM. `ways` row tiles are in flight.
     `young_first` sets the order of groups (see `nest.py`). A `lean` plan holds each panel and sum
     once, and its panels arrive in small parts.
     """
@@ -89,6 +90,7 @@ class RowPlan:
     fold: dict[int, int]
     whole: frozenset[int]
     gpsimd: frozenset[int]
+    vector_copies: frozenset[Copy]
     ways: int
     young_first: bool
     lean: bool
@@ -139,6 +141,8 @@ def _swept(space: Space, roles: Roles, apart: bool, lean: bool, again: bool, roo
     if again:
         levels = _made_again(levels)
     space, roles, strips = levels.space, levels.roles, levels.strips()
+    turned = _turned(space, roles, sweeping.whole)
+    work = balance(space, roles, levels.run, turned, room)
     return RowPlan(
         space=space,
         roles=roles,
@@ -147,11 +151,12 @@ def _swept(space: Space, roles: Roles, apart: bool, lean: bool, again: bool, roo
         strips=strips,
         read_whole=levels.read_whole(strips),
         vectors=tuple(n for n in roles.shared if n not in levels.run),
-        turned=_turned(space, roles, sweeping.whole),
+        turned=turned,
         order=_parallel_order(space, roles),
         fold={},
         whole=sweeping.whole,
-        gpsimd=balance(space, roles, levels.run, room),
+        gpsimd=work.gpsimd,
+        vector_copies=work.vector_copies,
         ways=1,
         young_first=True,
         lean=lean,
@@ -164,9 +169,10 @@ def _made_again(levels: Levels) -> Levels:
     sinks = [again.number[n] for n in levels.run if levels.space.values[n].op in SINKS]
     sinks += [again.number[n] for n in levels.roles.late if levels.space.values[n].op in SINKS]
     roles = roles_for(again.space, sinks, levels.roles.row)
+    in_sweeps = bool(levels.sweeping.vectors)
     sweeping = replace(
         levels.sweeping,
-        vectors=_free_vectors(again.space, roles),
+        vectors=_free_vectors(again.space, roles) if in_sweeps else frozenset(),
         apart=frozenset(again.number[n] for n in levels.sweeping.apart),
         again=again.copies,
     )
