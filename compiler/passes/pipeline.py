@@ -25,6 +25,7 @@ from compiler.passes.integers import check_integers
 from compiler.passes.orient import orient
 from compiler.passes.remat import rematerialise
 from compiler.passes.saturate import saturate_infinity
+from compiler.passes.separate import separate
 from compiler.passes.simplify import simplify
 from compiler.passes.unroll import unroll
 
@@ -46,11 +47,13 @@ PASSES: tuple[Pass, ...] = (
 )
 
 # For the whole step, before partitioning: later, collectives stand between a contraction and its
-# transpose.
+# transpose. Simplifying makes concatenations of padded pieces, and reduces what separating leaves.
 STEP_PASSES: tuple[Pass, ...] = (
     Pass("unroll", unroll),
     PASSES[0],
     Pass("orient", orient),
+    PASSES[1],
+    Pass("separate", separate),
     *PASSES[1:],
 )
 

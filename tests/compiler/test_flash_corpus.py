@@ -30,11 +30,7 @@ LEAST = 60  # spellings that hold both ways
 FEW = ALL[::11]
 
 HEADS = "a contraction over the heads is not part of row regions"
-CONCATENATED = "a concatenation along the keys is not part of row regions"
-GAPS = {
-    **{("concatenated_sink", way): CONCATENATED for way in WAYS},
-    **{("talking_heads", way): HEADS for way in WAYS},
-}
+GAPS = {("talking_heads", way): HEADS for way in WAYS}
 """(spelling, way) whose scores still cross HBM, and why. Their values are held all the same, and
 one that keeps its scores on chip after all fails until it is taken off the list.
 """

@@ -1,0 +1,248 @@
+"""Concatenations that only elementwise work, folds and aligned slices follow are taken apart.
+
+A sink in front of the keys of a softmax, or a gradient padded back to the whole, would make every
+value behind it one element longer than the tiles of what it is made from. Piece by piece the same
+work needs no concatenation: elementwise ops work on pieces, a fold combines the folds of the
+pieces, a slice reads one piece. A concatenation that anything else reads stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.ir.opdef import OPS, make_op
+from compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
+from compiler.ir.ops.reduce import ELEMENTWISE_OF
+from compiler.ir.types import Graph, Op, Value
+from compiler.passes.remat.recipes import free_values
+from compiler.passes.rewrite import with_regions
+
+MAX_PIECES = 4  # every op behind is repeated as often (our choice)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A value in pieces of `sizes` along `dim`."""
+
+    dim: int
+    sizes: tuple[int, ...]
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(first, end) of the pieces."""
+        ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
+        return [(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+
+    def holding(self, first: int, end: int) -> int | None:
+        """The piece that holds elements `first` to `end`."""
+        return next((i for i, (a, b) in enumerate(self.spans()) if a <= first and end <= b), None)
+
+
+def separate(graph: Graph) -> Graph:
+    """`graph` without the concatenations, and pads, that need not be made.
+
+    Results of folds and slices keep their values; sums may round differently in the last place.
+    """
+    regions = [with_regions(op, tuple(map(separate, op.regions))) for op in graph.ops]
+    graph = Graph(graph.inputs, tuple(regions), graph.outputs, graph.name)
+    cuts = _Cuts(graph).found()
+    return _Writer(graph, cuts).run() if cuts else graph
+
+
+class _Cuts:
+    """Which values of a level are made in pieces. Values that meet in an op share their fate."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.cuts: dict[Value, Cut] = {}
+        self.family: dict[Value, Value] = {}
+        self.refused: set[Value] = set()
+        self.producers = graph.producers()
+        self.free = free_values(graph)
+
+    def found(self) -> dict[Value, Cut]:
+        """Values to make in pieces."""
+        for op in self.graph.ops:
+            self._visit(op)
+        self.refused.update(v for v in self.graph.outputs if v in self.cuts)
+        refused = {self._root(v) for v in self.refused}
+        return {v: cut for v, cut in self.cuts.items() if self._root(v) not in refused}
+
+    def _visit(self, op: Op) -> None:
+        given = [v for v in op.operands if v in self.cuts]
+        if not given:
+            if (cut := _joins(op)) is not None:
+                self._begin(op.result, cut)
+            return
+        for other in given[1:]:
+            self.family[self._root(other)] = self._root(given[0])
+        cut = self.cuts[given[0]]
+        if any(self.cuts[v] != cut for v in given) or not self._splits(op, cut):
+            self.refused.update(given)
+        elif (behind := _behind(op, cut)) is not None:
+            self._begin(op.result, behind)
+            self.family[op.result] = self._root(given[0])
+
+    def _splits(self, op: Op, cut: Cut) -> bool:
+        """Whether an op can work on pieces."""
+        if op.name == "slice":
+            return cut.holding(op.attrs.start[cut.dim], op.attrs.limit[cut.dim]) is not None
+        if op.name in ("reduce", "transpose"):
+            return True
+        if not (OPS[op.name].elementwise and OPS[op.name].pure):
+            return False
+        shapes = {v.type.shape for v in op.operands if v.type.rank} | {op.result.type.shape}
+        return len(shapes) == 1 and all(self._divisible(v, cut) for v in op.operands)
+
+    def _divisible(self, value: Value, cut: Cut) -> bool:
+        """Whether a part of an operand costs nothing: a scalar, counts, and what repeats."""
+        if value in self.cuts or value in self.free or not value.type.rank:
+            return True
+        op = self.producers.get(value)
+        return op is not None and _repeats(op, cut.dim)
+
+    def _begin(self, value: Value, cut: Cut) -> None:
+        self.cuts[value] = cut
+        self.family[value] = value
+
+    def _root(self, value: Value) -> Value:
+        while self.family[value] is not value:
+            value = self.family[value]
+        return value
+
+
+def _joins(op: Op) -> Cut | None:
+    """The pieces an op puts side by side."""
+    if op.name == "concatenate":
+        dim = op.attrs.dim
+        sizes = tuple(v.type.shape[dim] for v in op.operands)
+    elif op.name == "pad":
+        attrs, shape = op.attrs, op.operands[0].type.shape
+        dims = [d for d in range(len(shape)) if attrs.low[d] or attrs.high[d]]
+        if len(dims) != 1 or any(attrs.interior) or min(*attrs.low, *attrs.high) < 0:
+            return None
+        (dim,) = dims
+        sizes = tuple(n for n in (attrs.low[dim], shape[dim], attrs.high[dim]) if n)
+    else:
+        return None
+    return Cut(dim, sizes) if 1 < len(sizes) <= MAX_PIECES and all(sizes) else None
+
+
+def _repeats(op: Op, dim: int) -> bool:
+    """Whether `op` broadcasts its operand along `dim`."""
+    if op.name != "broadcast_in_dim":
+        return False
+    if dim not in op.attrs.dims:
+        return True
+    return bool(op.operands[0].type.shape[op.attrs.dims.index(dim)] == 1)
+
+
+def _behind(op: Op, cut: Cut) -> Cut | None:
+    """The cut of the result, None when it is whole again."""
+    if op.name == "slice" or (op.name == "reduce" and cut.dim in op.attrs.dims):
+        return None
+    if op.name == "reduce":
+        return replace(cut, dim=cut.dim - sum(d < cut.dim for d in op.attrs.dims))
+    if op.name == "transpose":
+        return replace(cut, dim=op.attrs.permutation.index(cut.dim))
+    return cut
+
+
+class _Writer:
+    """A level while values of `cuts` are made in pieces."""
+
+    def __init__(self, graph: Graph, cuts: dict[Value, Cut]) -> None:
+        self.graph, self.cuts = graph, cuts
+        self.producers = graph.producers()
+        self.ops: list[Op] = []
+        self.pieces: dict[Value, list[Value]] = {}
+
+    def run(self) -> Graph:
+        """The level without the joined values."""
+        for op in self.graph.ops:
+            cut = next((self.cuts[v] for v in op.operands if v in self.cuts), None)
+            if cut is not None:
+                self._write(op, cut)
+            elif any(v in self.cuts for v in op.results):
+                self.pieces[op.result] = self._first(op)
+            else:
+                self.ops.append(op)
+        return Graph(self.graph.inputs, tuple(self.ops), self.graph.outputs, self.graph.name)
+
+    def _add(self, op: Op) -> Value:
+        self.ops.append(op)
+        return op.result
+
+    def _make(self, like: Op, name: str, operands: Sequence[Value], attrs: Any = None) -> Value:
+        return self._add(make_op(name, operands, attrs, loc=like.loc))
+
+    def _first(self, op: Op) -> list[Value]:
+        """The pieces of a concatenation or pad."""
+        if op.name == "concatenate":
+            return list(op.operands)
+        cut, shape = self.cuts[op.result], op.result.type.shape
+        found = []
+        for first, end in cut.spans():
+            if first == op.attrs.low[cut.dim]:
+                found.append(op.operands[0])
+                continue
+            edge = (*shape[: cut.dim], end - first, *shape[cut.dim + 1 :])
+            attrs = BroadcastInDimAttrs((), edge)
+            found.append(self._make(op, "broadcast_in_dim", op.operands[1:], attrs))
+        return found
+
+    def _write(self, op: Op, cut: Cut) -> None:
+        """An op that reads pieces: in pieces, or whole again."""
+        if op.name == "slice":
+            self._slice(op, cut)
+            return
+        parts = [[self._part(v, cut, i) for v in op.operands] for i in range(len(cut.sizes))]
+        if op.name == "reduce" and cut.dim in op.attrs.dims:
+            self._fold(op, [part for (part,) in parts])
+        else:
+            self.pieces[op.result] = [self._make(op, op.name, p, op.attrs) for p in parts]
+
+    def _part(self, value: Value, cut: Cut, number: int) -> Value:
+        """Piece `number` of an operand."""
+        if value in self.cuts:
+            return self.pieces[value][number]
+        if not value.type.rank:
+            return value
+        op, shape = self.producers[value], value.type.shape
+        first, end = cut.spans()[number]
+        if _repeats(op, cut.dim):
+            edge = (*shape[: cut.dim], end - first, *shape[cut.dim + 1 :])
+            attrs = BroadcastInDimAttrs(op.attrs.dims, edge)
+            return self._make(op, "broadcast_in_dim", op.operands, attrs)
+        return self._make(op, "slice", (value,), _window(shape, cut.dim, first, end))
+
+    def _slice(self, op: Op, cut: Cut) -> None:
+        """A slice of the one piece that holds it."""
+        attrs, dim = op.attrs, cut.dim
+        number = cut.holding(attrs.start[dim], attrs.limit[dim])
+        assert number is not None
+        first, _ = cut.spans()[number]
+        start = _moved(attrs.start, dim, first)
+        window = SliceAttrs(start, _moved(attrs.limit, dim, first), attrs.stride)
+        piece = self.pieces[op.operands[0]][number]
+        self.ops.append(Op("slice", (piece,), op.results, window, (), op.loc))
+
+    def _fold(self, op: Op, parts: Sequence[Value]) -> None:
+        """The fold of all pieces: folds of each, combined."""
+        kind = op.attrs.kind
+        name = ELEMENTWISE_OF.get(kind, kind)
+        folded = [self._make(op, "reduce", (part,), op.attrs) for part in parts]
+        while len(folded) > 2:
+            folded[:2] = [self._make(op, name, folded[:2])]
+        self.ops.append(Op(name, tuple(folded), op.results, None, (), op.loc))
+
+
+def _window(shape: tuple[int, ...], dim: int, first: int, end: int) -> SliceAttrs:
+    start = tuple(first if d == dim else 0 for d in range(len(shape)))
+    limit = tuple(end if d == dim else n for d, n in enumerate(shape))
+    return SliceAttrs(start, limit, (1,) * len(shape))
+
+
+def _moved(places: tuple[int, ...], dim: int, by: int) -> tuple[int, ...]:
+    return tuple(n - by if d == dim else n for d, n in enumerate(places))
