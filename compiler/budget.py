@@ -219,23 +219,27 @@ def _least_instructions(op: Op) -> int:
     return 2 * result.num_elements * summed // MATMUL_FLOPS
 
 
-def check_function_instructions(function: Function, optlevel: int) -> int:
-    """Instructions of a function. Raises: CompileError NCC_EXTP004 at a region over its limit."""
-    total = 0
-    for region in function.regions:
-        count = count_instructions(region.body, unrolled=optlevel > 1)
-        if count > OPERATOR_LIMIT:
-            loc = _location(region.program.loc)
-            what = f"operator {region.program.name} requires"
-            raise _too_many("NCC_EXTP004", what, count, OPERATOR_LIMIT, loc)
-        total += count
-    return total
+def check_operator_instructions(functions: Sequence[Function], optlevel: int) -> None:
+    """Raises: CompileError NCC_EXTP004 when the largest fused operator of `functions` is over its
+    limit.
+    """
+    regions = [region for function in functions for region in function.regions]
+    counts = [count_instructions(region.body, unrolled=optlevel > 1) for region in regions]
+    if max(counts, default=0) > OPERATOR_LIMIT:
+        region = regions[counts.index(max(counts))].program
+        what = f"operator {region.name} requires"
+        raise _too_many("NCC_EXTP004", what, max(counts), OPERATOR_LIMIT, _location(region.loc))
 
 
-def check_module_instructions(count: int, limit: int) -> None:
+def function_instructions(function: Function, optlevel: int) -> int:
+    """Instructions of a function as the vendor's compiler lays them out at a level."""
+    return sum(count_instructions(r.body, unrolled=optlevel > 1) for r in function.regions)
+
+
+def check_module_instructions(count: int, limit: int, name: str = "the module") -> None:
     """Raises: CompileError NCC_EBVF030 when a module has more instructions than `limit`."""
     if count > limit:
-        raise _too_many("NCC_EBVF030", "the module requires", count, limit, None)
+        raise _too_many("NCC_EBVF030", f"{name} requires", count, limit, None)
 
 
 def _location(ordinal: int) -> Loc | None:

@@ -49,6 +49,11 @@ class CompileOptions:
     implicit_integer_downcast: str = "default"
     """default, all, none, or a comma list of dot scatter all_reduce reduce_scatter pow."""
 
+    instruction_limit: int = 5_000_000
+    """Instructions a module may have. At this default, the documented limit, jobs only warn; the
+    compile command refuses.
+    """
+
     experimental_unsafe_fp8e4m3fn_as_fp8e4m3: bool = False
     """Accept f8E4M3FN where the machine has f8E4M3 only: values beyond 240 differ there."""
 

@@ -237,7 +237,7 @@ def _plan(args: argparse.Namespace) -> int:
     report = plan_cache.plan(job_config(args))
     _explained(args, report)
     _show(report, args.json, screen.plan_screen)
-    return 0 if report["memory"]["fits"] else 71
+    return plan_cache.exit_code(report)
 
 
 def _explained(args: argparse.Namespace, report: dict[str, Any]) -> None:

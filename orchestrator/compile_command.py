@@ -110,17 +110,17 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
     except OSError as error:
         raise UsageError("SW_USAGE", f"cannot read {file}: {error.strerror}") from error
     log.dot()
-    command, temps = resolved.command, _temps(output) if resolved.command.save_temps else None
+    command, options = resolved.command, resolved.options
+    temps = _temps(output) if command.save_temps else None
     graph, module = _import(data, file, resolved, temps, log)
     watch = _Watch(resolved, temps, log)
     with log.stage("compile"):
         budget.check_io_memory(graph, watch.limit_bytes, module.aliases)
-        optlevel = resolved.options.optlevel
-        budget.check_graph_instructions(graph, command.instruction_limit, optlevel)
+        budget.check_graph_instructions(graph, options.instruction_limit, options.optlevel)
         program = compile_graph(
-            _whole(graph, file, module.aliases), command.target.name, resolved.options, watch
+            _whole(graph, file, module.aliases), command.target.name, options, watch
         )
-        budget.check_module_instructions(watch.instructions, command.instruction_limit)
+        budget.check_module_instructions(watch.instructions, options.instruction_limit)
         memory = budget.check_program_memory(program, watch.limit_bytes)
     _report_sizes(graph, watch, memory, log)
     meta = _meta(graph, module.form, program, resolved) | {"memory_bytes": memory.as_dict()}
@@ -200,7 +200,8 @@ class _Watch(Observer):
         options = self._resolved.options
         budget.check_operator_memory(function, self.limit_bytes)
         budget.check_activations(self._arena_bytes, function.scratch_bytes, self.limit_bytes)
-        count = budget.check_function_instructions(function, options.optlevel)
+        budget.check_operator_instructions([function], options.optlevel)
+        count = budget.function_instructions(function, options.optlevel)
         self.instructions += count
         self._log.say("info", f"{unit.name}: {len(function.regions)} regions, {count} instructions")
         self._log.dot()

@@ -17,8 +17,9 @@ import numpy as np
 from compiler.diagnostics import Diagnostic, UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import Bundle, load_bundle, write_bundle
+from orchestrator.budgets import check_budgets
 from orchestrator.build import Built, Stages, build
-from orchestrator.bundling import compiled_footprint, compiler_version, manifest_of
+from orchestrator.bundling import compiler_version, manifest_of
 from orchestrator.cache import Cache, default_directory
 from orchestrator.config import JobConfig
 from orchestrator.executor import Executor, InlineExecutor
@@ -28,7 +29,6 @@ from orchestrator.report import base_report
 from orchestrator.screen import Progress
 from orchestrator.service import UnitService
 from orchestrator.unsharded import unsharded
-from sharding.footprint import check_limit
 from sim_cluster.run_values import ValueRun
 from sim_cluster.step_time import Step, StepTiming, band
 from sim_cluster.trace import write_trace
@@ -56,7 +56,7 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
     stages, out = Stages(), Path(job.output.dir)
     with unit_service(job, progress) as service:
         built = build(job, service, stages)
-    check_fits(built)
+    check_budgets(built)
     with stages.timed("bundle"):
         bundle = write_and_load(built, out / "bundle")
     with unsharded(job, built.layout.global_batch) as reference, stages.timed("values"):
@@ -104,11 +104,6 @@ def executor_of(job: JobConfig) -> Callable[[], Executor]:
                 return InlineExecutor()
 
     return start
-
-
-def check_fits(built: Built) -> None:
-    """Raises CapacityError when the compiled step does not fit the cores."""
-    check_limit(compiled_footprint(built), built.layout.target.limit_bytes, built.plan.step)
 
 
 def write_and_load(built: Built, path: Path) -> Bundle:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from compiler.target import load_target
@@ -34,6 +35,13 @@ def plan(job: JobConfig) -> dict[str, Any]:
     report = _fresh(job)
     cache.put("plan", key, json.dumps(report).encode())
     return report
+
+
+def exit_code(report: Mapping[str, Any]) -> int:
+    """71 when the step does not fit the memory, 70 when another budget is broken, else 0."""
+    if not report["memory"]["fits"]:
+        return 71
+    return 70 if any(f["severity"] == "error" for f in report["findings"]) else 0
 
 
 def plan_key(job: JobConfig) -> str:

@@ -13,14 +13,14 @@ from typing import Any
 
 from collectives.costs import PROFILES as COLLECTIVE_PROFILES
 from compiler.budget import count_instructions
-from compiler.diagnostics import CapacityError, Diagnostic
+from compiler.diagnostics import Diagnostic
 from compiler.ir.analysis import count_ops, flops
 from compiler.isa.program import Call, Program, Repeat
 from compiler.target import PS_PER_S
+from orchestrator.budgets import budget_findings
 from orchestrator.build import Built, Stages
 from orchestrator.bundling import compiled_footprint, compiler_version
 from orchestrator.service import UnitService
-from sharding.footprint import check_limit
 from sim_cluster.step_time import StepTiming
 
 SCHEMA = 1
@@ -129,17 +129,8 @@ def memory_section(built: Built) -> dict[str, Any]:
 
 
 def findings(built: Built, service: UnitService) -> list[Diagnostic]:
-    """What the user should know: what does not fit, what the recipe did not predict, the cache."""
-    return [*capacity_findings(built), *built.plan.findings, *service.findings]
-
-
-def capacity_findings(built: Built) -> tuple[Diagnostic, ...]:
-    """What `run` would refuse the step for: more memory than a core has."""
-    try:
-        check_limit(compiled_footprint(built), built.layout.target.limit_bytes, built.plan.step)
-    except CapacityError as error:
-        return (error.diagnostic,)
-    return ()
+    """What the user should know: broken budgets, what the recipe did not predict, the cache."""
+    return [*budget_findings(built), *built.plan.findings, *service.findings]
 
 
 def timing_section(

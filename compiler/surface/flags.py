@@ -301,11 +301,11 @@ _NEURONX: tuple[Flag, ...] = (
         help="take F8E4M3FN tensors as F8E4M3",
         source="error page EVRF051",
     ),
-    Flag(
-        name="instruction-limit",
-        kind=Kind.INTEGER,
+    _option(
+        "instruction-limit",
+        "instruction_limit",
+        Kind.INTEGER,
         defaults=(("", 5_000_000),),
-        field="instruction_limit",
         help="instructions a module may have (docs/compile.md)",
         source="messages of EVRF007 in public logs: 5,000,000 per module",
     ),

@@ -48,7 +48,6 @@ class Command:
     fast_loading: bool
     fast_context_switch: bool
     scratchpad_page_mb: int
-    instruction_limit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +236,6 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         fast_loading=settings["fast_loading"],
         fast_context_switch=settings["fast_context_switch"],
         scratchpad_page_mb=page,
-        instruction_limit=settings["instruction_limit"],
     )
 
 

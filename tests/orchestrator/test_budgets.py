@@ -1,0 +1,83 @@
+"""Budgets of jobs: what `compile` refuses, `run` refuses and `plan` reports, with its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler import budget
+from compiler.isa import limits
+from orchestrator.cli import main
+from tests.support.small_job import write_job
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return write_job(tmp_path)
+
+
+def answer(capsys: pytest.CaptureFixture[str], verb: str, job: Path, *sets: str) -> tuple[int, Any]:
+    """(exit code, JSON) of a verb."""
+    capsys.readouterr()
+    words = [w for text in sets for w in ("--set", text)]
+    code = main([verb, str(job), "--executor", "inline", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def codes(report: Any, severity: str) -> set[str]:
+    return {f["code"] for f in report["findings"] if f["severity"] == severity}
+
+
+def test_an_instruction_limit_the_user_sets_is_kept(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report = answer(capsys, "plan", job, "compiler.instruction_limit=100")
+    assert code == 70 and "NCC_EBVF030" in codes(report, "error")
+    (first, *_) = (f for f in report["findings"] if f["code"] == "NCC_EBVF030")
+    assert "the limit is 100" in first["message"] and "-O1" in first["hint"]
+    code, failed = answer(capsys, "run", job, "compiler.instruction_limit=100")
+    assert code == 70 and failed["error"]["code"] == "NCC_EBVF030"
+    assert not (job.parent / "out").exists()
+    code, report = answer(capsys, "plan", job)
+    assert code == 0 and not codes(report, "error")
+
+
+def test_an_operator_over_the_documented_limit_is_a_warning_at_the_users_line(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "OPERATOR_LIMIT", 50)
+    code, report = answer(capsys, "plan", job)
+    assert code == 0
+    found = [f for f in report["findings"] if f["code"] == "NCC_EXTP004"]
+    assert found and all(f["severity"] == "warning" for f in found)
+    assert any(f["loc"] and f["loc"]["file"].endswith(".py") and f["loc"]["line"] for f in found)
+    assert all("requires" in f["message"] and "limit is 50" in f["message"] for f in found)
+
+
+def test_tensors_over_the_memory_of_a_core_are_named(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compiler.target.Target.limit_bytes", 4000)
+    code, report = answer(capsys, "plan", job)
+    assert code == 71
+    assert {"SW_CAPACITY", "NCC_EVRF009"} <= codes(report, "error")
+    code, failed = answer(capsys, "run", job)
+    assert code == 71 and failed["error"]["code"] == "SW_CAPACITY"
+    assert "largest:" in failed["error"]["message"] and "4000 bytes" in failed["error"]["message"]
+
+
+def test_tiles_over_sbuf_name_region_tile_and_limit(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = limits.Limit(64, "unknown", "a machine of this test")
+    monkeypatch.setitem(limits.LIMIT_TABLE["NeuronCore-v2"], "sbuf_bytes", tiny)
+    for verb in ("plan", "run"):
+        code, failed = answer(capsys, verb, job)
+        assert code == 71 and failed["error"]["code"] == "SW_SBUF_CAPACITY"
+        message = failed["error"]["message"]
+        assert "region" in message and ", tile" in message and message.endswith("limit is 64")
