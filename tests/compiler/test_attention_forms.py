@@ -7,16 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from compiler.isa.limits import LIMIT_TABLE, Limit
 from compiler.options import CompileOptions
 from tests.support.model_run import compile_function, figures, worst_distance
 
 HEADS, T, D = 2, 260, 32
+GENERATION = "NeuronCore-v2"
 FORMS = ("unfused", "fused", "flash")
 
 
 def attention(q, k, v):
     scores = jnp.einsum("htd,hsd->hts", q, k) / np.sqrt(D)
-    mask = jnp.arange(T)[:, None] >= jnp.arange(T)[None, :]
+    places = jnp.arange(q.shape[1])
+    mask = places[:, None] >= places[None, :]
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1)
     return jnp.einsum("hts,hsd->htd", weights, v)
 
@@ -42,3 +45,24 @@ def test_forms_agree_and_move_fewer_bytes(fn, count: int, level: int) -> None:
     assert moved[0] > 1.5 * moved[1] > 3 * moved[2]
     stored = [t for f in made.program.functions for t in f.tensors] + made.program.buffers
     assert all(np.prod(t.shape) < HEADS * T * T for t in stored), "a score tensor in HBM"
+
+
+@pytest.mark.parametrize(
+    ("fn", "count", "sbuf_bytes", "work"),
+    [(attention, 3, 34_000, 1.2), (gradients, 4, 60_000, 1.0)],  # sums over rows always make again
+)
+def test_rows_that_do_not_fit_have_the_values_of_jax(
+    fn, count, sbuf_bytes, work, monkeypatch
+) -> None:
+    """With less SBUF a row of scores does not fit: they are made again, and stay out of HBM."""
+    rng = np.random.default_rng(3)
+    given = [rng.standard_normal((1, 1024, D)).astype(np.float32) for _ in range(count)]
+    ample = figures(compile_function(fn, given, CompileOptions(optlevel=1)))
+    table = {**LIMIT_TABLE[GENERATION], "sbuf_bytes": Limit(sbuf_bytes, "our choice", "a test")}
+    monkeypatch.setitem(LIMIT_TABLE, GENERATION, table)
+    made = compile_function(fn, given, CompileOptions(optlevel=1))
+    for value_level in ("L0", "L1"):
+        assert worst_distance(made.run(value_level), made.expected()) <= 1e-5
+    stored = [t for f in made.program.functions for t in f.tensors]
+    assert all(np.prod(t.shape) < 1024 * 1024 for t in stored), "a score tensor in HBM"
+    assert figures(made).busy_ps["tensor"] >= work * ample.busy_ps["tensor"]

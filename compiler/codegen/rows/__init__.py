@@ -2,8 +2,8 @@
 them, one tile of rows at a time.
 
 `roles.py` says what every value is for a choice of the row atom, `plan.py` orders the work of a row
-tile and sizes its tiles, `nest.py` emits the loops around groups of row tiles and
-`group.py` the code of a group.
+tile (`levels.py`, `again.py`) and sizes its tiles (`size.py`), `nest.py` emits the loops around
+groups of row tiles, `group.py` and `products.py` the code of a group.
 """
 
 from compiler.codegen.rows.nest import row_candidates

@@ -1,70 +1,47 @@
-"""The code of a group of row tiles: its sweeps, contractions with panels, transposes and sums.
+"""The code of a group of row tiles: its sweeps, the steps of their blocks, and sums over rows.
 
 Every stage is a loop over the tiles of the group, and a sweep goes over its inner atom in blocks of
 columns. Values of a block rotate with the loop over blocks; strips, single columns and transposed
-operands belong to the group and lie side by side for its tiles. Products are read from PSUM where
-their readers can do that.
+operands belong to the group and lie side by side for its tiles. Blocks of a sweep follow each other
+or are skewed (`skew.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
 from compiler.codegen.fusion import SCALED, is_product
 from compiler.codegen.reductions import accumulate, accumulator_type
-from compiler.codegen.rows.balance import Copy
-from compiler.codegen.rows.columns import Columns, Run
+from compiler.codegen.rows.columns import Run
 from compiler.codegen.rows.levels import Stage
-from compiler.codegen.rows.panels import Panel
 from compiler.codegen.rows.plan import RowPlan
+from compiler.codegen.rows.products import Products, Shared, placed
 from compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases
-from compiler.codegen.rows.sums import Sums, divided
 from compiler.codegen.space import SINKS, SPLATS, Value
-from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
 from compiler.dtypes import DType
 from compiler.isa.program import Engine, Space
 from compiler.isa.region import Affine
 
 TILE = -9  # a private atom number for "row tile of the group"
-_FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert", "select", "reduce", SCALED}
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What the row tiles of a parallel point have in common."""
-
-    panels: Mapping[int, Panel]
-    whole: Mapping[int, Panel]
-    sums: Sums
-    columns: Columns
-    held: Mapping[int, Held]
-
-
-class Group(Frame):
+class Group(Products):
     """Row tiles on their way through the stages.
 
     `held` has the values of the whole group: shared vectors, strips, single columns. Inside a block
-    it has those at the block's rows and columns, and the values of the block. `rows` (first, end)
-    are all rows that this code ever works on.
+    it has those at the block's rows and columns, and the values of the block.
     """
 
     def __init__(
         self, plan: RowPlan, scope: Scope, shared: Shared, height: int, rows: tuple[int, int]
     ) -> None:
-        super().__init__(scope.builder, plan.space, plan.roles.row, sorted(plan.roles.inner))
-        self.plan, self.scope, self.span, self.height = plan, scope, rows, height
-        self.panels, self.whole = shared.panels, shared.whole
-        self.sums, self.columns = shared.sums, shared.columns
-        self.held = dict(shared.held)
+        super().__init__(plan, scope, shared, rows)
+        self.height = height
         self.parts = pieces(scope.extent(plan.roles.row), height)
         self.count = sum(p.trip for p in self.parts)
-        self.users = plan.space.users((*plan.roles.rows, *plan.roles.sums))
-        self.turned: dict[int, Held] = {}
         self.partial: dict[int, Held] = {}
-        self.same: dict[int, int] = {}  # values that are their reader here: a decided select
-        self.flight: Flight | None = None  # of the block at hand, in a skewed sweep
         self.reducer: Engine | None = None
         self.stage_of = {n: number for number, s in enumerate(plan.stages) for n in s.values}
         self.left = self._last_readers()
@@ -142,7 +119,7 @@ class Group(Frame):
             strides = {} if atom is None else {atom: 1}
             self.held[number] = self._tile(f"{value.op}{number}", size, value.dtype, strides)
         if number in plan.turned and atom is not None:
-            unit = self._unit(atom)
+            unit = self.unit(atom)
             size = -(-self.space.sizes[atom] // unit) * self.height
             name, dtype = f"turned{number}", plan.turned[number]
             self.turned[number] = self._tile(name, size, dtype, {}, unit)
@@ -155,10 +132,6 @@ class Group(Frame):
         tile = self.scope.tile(name, rows, size * self.count, dtype, 1)
         return Held(tile, {**strides, TILE: size})
 
-    def _unit(self, atom: int) -> int:
-        """Points of an atom in one transposed chunk."""
-        return min(self.space.sizes[atom], self.builder.limits.transpose_max)
-
     def _sweep(self, stage: Stage, place: Scope, atom: int) -> None:
         """Blocks of columns of one row tile."""
         runs = self.columns.runs(atom, self.span)
@@ -168,7 +141,7 @@ class Group(Frame):
             self._in_turn(stage, place, atom, runs)
         for n in stage.values:
             if n in self.partial:
-                total, rounded = (_at(h, place) for h in (self.partial[n], self.held[n]))
+                total, rounded = (placed(h, place) for h in (self.partial[n], self.held[n]))
                 self.apply(place, "tensor_copy", Engine.VECTOR, rounded, (total,))
 
     def _in_turn(self, stage: Stage, place: Scope, atom: int, runs: Sequence[Run]) -> None:
@@ -218,7 +191,7 @@ class Group(Frame):
         skewed sweep those of one phase.
         """
         kept, flight = self.held, self.flight
-        self.held = {n: _at(held, scope) for n, held in kept.items()}
+        self.held = {n: placed(held, scope) for n, held in kept.items()}
         self.held |= flight.held if flight else {}
         inputs = {n: self._inputs(n, true) for n in stage.values}
         self.same = {inputs[n][0]: n for n in stage.values if n in true}
@@ -239,7 +212,7 @@ class Group(Frame):
         """One step; a select in `true` is its first branch."""
         n, definition = step.number, self._definition(step.number, true)
         if step.turns:
-            self._turn(n, scope)
+            self.turn(n, scope)
         elif n in true:
             self.held[n] = self.held[definition.inputs[1]]
         elif definition.op not in SPLATS:
@@ -288,140 +261,15 @@ class Group(Frame):
         if number in self.plan.roles.sums:
             self._sum(number, scope)
         elif number in self.panels:
-            self._product(number, value, scope)
+            self.product(number, value, scope)
         elif value.op == "reduce":
             total = self.partial.get(number)
-            target = self.held[number] if total is None else _at(total, scope)
+            target = self.held[number] if total is None else placed(total, scope)
             self.reducer = Engine.GPSIMD if number in self.plan.gpsimd else None
             accumulate(self, number, target, scope, looped=True)
             self.reducer = None
         else:
             self.emit(number, scope, value)
-
-    # contractions
-
-    def _product(self, number: int, value: Value, scope: Scope) -> None:
-        """One bank of a contraction with a panel: every chunk of the summed atom."""
-        panel, (tall, _) = self.panels[number], self.plan.roles.panels[number]
-        atom, rows = self.plan.inner(number), self.rows(scope)
-        width = scope.extent(atom)
-        first = Affine() if atom is None else scope.boxes[atom].origin * panel.column_step
-        turned, step, between = self._stationary(number, tall, scope)
-        bank = self._bank(number, value, scope)
-        out = scope.on_chip(bank, rows, ((1, width),))
-
-        def multiply(place: Scope, chunk: Affine, depth: int, zero: tuple[int, ...] | None) -> None:
-            stationary = place.on_chip(turned, depth, ((between, rows),), chunk * step)
-            across = ((panel.column_step, width),)
-            moving = place.on_chip(panel.held, depth, across, chunk * panel.chunk_step + first)
-            place.add("matmul", Engine.TENSOR, out, (stationary, moving), zero_when=zero)
-
-        first_range = True
-        for start, count in self._chunks(number, panel):
-            if count > 1:
-                inner = scope.loop(count)
-                chunk = Affine(start, ((inner.register, 1),))
-                zero = (inner.register,) if first_range else None
-                multiply(inner, chunk, panel.height, zero)
-            else:
-                depth = panel.tail if start == panel.full else panel.height
-                multiply(scope, Affine(start), depth, () if first_range else None)
-            first_range = False
-        self._evict(number, value, bank, scope)
-
-    def _bank(self, number: int, value: Value, scope: Scope) -> Held:
-        """PSUM for a product; what a later phase reads there belongs to its flight."""
-        atom, flight = self.plan.inner(number), self.flight
-        strides = {} if atom is None else {atom: 1}
-        kept = flight and number in flight.crossing and self._stays(number, value)
-        return replace(self.psum("kept" if kept else "product", number, scope), strides=strides)
-
-    def psum(self, name: str, number: int, scope: Scope) -> Held:
-        """A PSUM bank for value `number`; blocks of a skewed sweep use the same ones in turn."""
-        if self.flight is None:
-            return Held(scope.psum(name), {})
-        places = self.flight.places
-        banks = places.kept if name == "kept" else places.banks
-        if (name, number) not in banks:
-            banks[name, number] = Held(places.home.psum(name, slots=1), {})
-        return banks[name, number]
-
-    def _stationary(self, number: int, tall: int, scope: Scope) -> tuple[Held, int, int]:
-        """The transposed operand of a product: (where, elements between chunks, between rows)."""
-        if number in self.whole:
-            panel = self.whole[number]
-            row = {self.plan.roles.row: panel.column_step}
-            held = _at(Held(panel.held.tile, row, panel.held.offset), scope)
-            return held, panel.chunk_step, panel.column_step
-        return _at(self.turned[tall], scope), self.rows(scope), 1
-
-    def _chunks(self, number: int, panel: Panel) -> list[tuple[int, int]]:
-        """(first chunk, number of chunks) of the summed atom that were computed; a short last chunk
-        stands alone.
-        """
-        (over,) = self.space.values[number].over
-        found: list[tuple[int, int]] = []
-        for run in self.columns.runs(over, self.span):
-            end = run.piece.start + run.piece.extent * run.piece.trip
-            first, last = run.piece.start // panel.height, end // panel.height
-            if last > first and found and sum(found[-1]) == first:
-                found[-1] = (found[-1][0], last - found[-1][0])
-            elif last > first:
-                found.append((first, last - first))
-            if end % panel.height:
-                found.append((panel.full, 1))
-        return found
-
-    def _evict(self, number: int, value: Value, bank: Held, scope: Scope) -> None:
-        """Leave a product in PSUM for readers that can take it there, else copy it to SBUF."""
-        if self._stays(number, value):
-            self.held[number] = bank
-            return
-        held = self.new(number, value, scope)
-        self.apply(scope, "tensor_copy", self._copier(Copy(number)), held, (bank,))
-
-    def _copier(self, copy: Copy) -> Engine:
-        return Engine.VECTOR if copy in self.plan.vector_copies else Engine.SCALAR
-
-    def _stays(self, number: int, value: Value) -> bool:
-        if number in self.same:
-            reader = self.same[number]
-            return self._stays(reader, value)
-        users = self.users.get(number, ())
-        moved = number in self.plan.strips or number in self.plan.turned
-        rounded = value.dtype is not DType.F32 or self.plan.inner(number) is None
-        return not moved and not rounded and all(self._reads_psum(u) for u in users)
-
-    def _reads_psum(self, number: int) -> bool:
-        """Whether the engine of a reader reaches PSUM: not GpSimd, not a DMA, no operand of the
-        tensor engine.
-        """
-        value = self.space.values[number]
-        mixed = [self.space.values[i].dtype for i in value.inputs[value.op == "select" :]]
-        floats = all(t.is_float for t in (value.dtype, *mixed))
-        return value.op in _FROM_PSUM and floats and number not in self.plan.roles.sums
-
-    def _turn(self, number: int, scope: Scope) -> None:
-        """Transpose the columns at hand of a value, several chunks to a bank and a copy."""
-        atom = self.plan.inner(number)
-        assert atom is not None
-        box, unit, rows = scope.boxes[atom], self._unit(atom), self.rows(scope)
-        bank, turned = self.psum("turned", number, scope), _at(self.turned[number], scope)
-        fold, engine = self.plan.fold.get(atom, 1), self._copier(Copy(number, turned=True))
-        for chunk in range(-(-box.extent // unit)):
-            size = min(unit, box.extent - chunk * unit)
-            start = chunk // fold * fold * unit + chunk % fold
-            out = scope.on_chip(bank, size, ((1, rows),), chunk * rows)
-            source = scope.on_chip(self.held[number], rows, ((fold, size),), start)
-            scope.add("transpose", Engine.TENSOR, out, (source,))
-        full, tail = divmod(box.extent, unit)
-        first = divided(box.origin, unit)
-        for chunk, count, size in ((0, full, unit), (full, 1, tail)):
-            if count and size:
-                across = ((1, count * rows),)
-                out = scope.on_chip(turned, size, across, (first + chunk) * rows)
-                source = scope.on_chip(bank, size, across, chunk * rows)
-                scope.add("tensor_copy", engine, out, (source,))
 
     def _sum(self, number: int, scope: Scope) -> None:
         layout = self.sums.layouts[number]
@@ -447,11 +295,3 @@ class Group(Frame):
         self.apply(scope, "tensor_copy", Engine.SCALAR, typed, (held,))
         scope.release(typed)
         return typed
-
-
-def _at(held: Held, scope: Scope) -> Held:
-    """A value of the group at the row tile and columns of `scope`."""
-    offset = held.offset
-    for atom, step in held.strides.items():
-        offset = offset + scope.boxes[atom].origin * step
-    return replace(held, offset=offset)

@@ -13,9 +13,10 @@ from functools import partial
 
 from compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
 from compiler.codegen.rows.columns import Columns
-from compiler.codegen.rows.group import Group, Shared
+from compiler.codegen.rows.group import Group
 from compiler.codegen.rows.panels import Panel, load_panel
 from compiler.codegen.rows.plan import RowPlan, plan_rows, sum_depth
+from compiler.codegen.rows.products import Shared
 from compiler.codegen.rows.sums import Sums
 from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import SPLATS, Space
