@@ -20,6 +20,7 @@ from typing import Any
 from compiler.diagnostics import DiagnosticError, UsageError
 from orchestrator import cc_flags, config
 from orchestrator.compile_flags import split_verb
+from orchestrator.host import collect_rarely
 
 _FLAGS = {
     "strategy": ("strategy.name", "distribution strategy"),
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # when NumPy is loaded, which no verb has done yet.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, _interrupt)
+    collect_rarely()
     try:
         code: int = args.verb(args)
         return code

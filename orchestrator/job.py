@@ -23,6 +23,7 @@ from orchestrator.bundling import compiler_version, manifest_of
 from orchestrator.cache import Cache, default_directory
 from orchestrator.config import JobConfig
 from orchestrator.executor import Executor, InlineExecutor
+from orchestrator.host import num_cpus
 from orchestrator.model import compute_type, resolve_task
 from orchestrator.numerics import Reference, worst_leaf, worst_loss_error
 from orchestrator.report import base_report
@@ -98,7 +99,7 @@ def executor_of(job: JobConfig) -> Callable[[], Executor]:
                 return RayExecutor(workers)
             case "process":
                 return process_backend.ProcessExecutor(workers)
-            case "auto" if (workers or process_backend.num_cpus()) > 1:
+            case "auto" if (workers or num_cpus()) > 1:
                 return process_backend.AutoExecutor(workers)
             case _:
                 return InlineExecutor()

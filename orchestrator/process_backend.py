@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
 from orchestrator.executor import InlineExecutor, Outcome, WorkUnit, attempt
+from orchestrator.host import collect_rarely, num_cpus
 from orchestrator.seats import SeatedExecutor, WorkerLostError
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -117,13 +118,9 @@ class AutoExecutor:
         self._workers.close()
 
 
-def num_cpus() -> int:
-    """CPUs this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def _serve(connection: Connection, name: str) -> None:
     """The worker: answer units until the job closes the socket."""
+    collect_rarely()
     import_module("compiler.driver")  # what compile units need, loaded before the first comes
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout belongs to the job's report
     with suppress(EOFError, OSError):

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from compiler.ir.analysis import invariant_carries
 from compiler.ir.types import Graph, Op, Value
 from sharding.dims import reached
@@ -98,10 +100,11 @@ def unrolled_layers(
     """
     uses = [op for op in graph.ops if _is_weight_use(op, batch, weights)]
     tokens = _tokens(graph, uses, batch)
+    placed = _placed(graph, uses, batch)
 
     def thinnest(runs: Sequence[Run]) -> UnrolledLayers:
         """The rotation of a run whose borders hold the fewest bytes."""
-        return min((_unrolled(graph, uses, run, batch) for run in runs), key=_border_bytes)
+        return min((_unrolled(placed, {*uses}, run, batch) for run in runs), key=_border_bytes)
 
     found = sorted(_runs(tokens, 0, len(tokens)))
     return [thinnest(runs) for runs in found]
@@ -155,8 +158,9 @@ def _runs(tokens: Sequence[_Token], start: int, end: int) -> Iterator[list[Run]]
     """
     best: list[Run] = []
     covered = 0
+    shapes = np.array([token.shape for token in tokens], np.int64)
     for period in range(2, (end - start) // 2 + 1):
-        for run in _periodic(tokens, start, end, period):
+        for run in _periodic(shapes, start, end, period):
             longer = period * run[2] > covered
             equal = best and run[1:] == best[0][1:]
             if (longer or equal) and _isomorphic(tokens, run):
@@ -171,20 +175,20 @@ def _runs(tokens: Sequence[_Token], start: int, end: int) -> Iterator[list[Run]]
     yield from _runs(tokens, best[-1][0] + period * repeats, end)
 
 
-def _periodic(tokens: Sequence[_Token], start: int, end: int, period: int) -> Iterator[Run]:
+def _periodic(shapes: np.ndarray, start: int, end: int, period: int) -> Iterator[Run]:
     """Stretches whose tokens repeat after `period` uses, at least twice, from each possible first
     use.
 
     Periods begin at 2: single ops that look alike are not layers.
     """
-    matched = 0
-    for i in range(start, end - period + 1):
-        if i < end - period and tokens[i].shape == tokens[i + period].shape:
-            matched += 1
-            continue
+    differs = shapes[start : end - period] != shapes[start + period : end]
+    ends = np.concatenate(([-1], np.flatnonzero(differs), [len(differs)]))
+    lengths = np.diff(ends) - 1
+    for at in np.flatnonzero(lengths >= period):
+        matched = int(lengths[at])
+        first = start + int(ends[at]) + 1
         for skipped in range(min(period, matched - period + 1)):
-            yield i - matched + skipped, period, (matched - skipped) // period + 1
-        matched = 0
+            yield first + skipped, period, (matched - skipped) // period + 1
 
 
 def _isomorphic(tokens: Sequence[_Token], run: Run) -> bool:
@@ -198,22 +202,32 @@ def _isomorphic(tokens: Sequence[_Token], run: Run) -> bool:
     )
 
 
-def _unrolled(
-    graph: Graph, uses: Sequence[Op], run: Run, batch: Mapping[Value, int]
-) -> UnrolledLayers:
-    """Ops and borders of one run: an op belongs to the last weight use it depends on."""
-    first, period, repeats = run
+def _placed(graph: Graph, uses: Sequence[Op], batch: Mapping[Value, int]) -> list[tuple[Op, int]]:
+    """Ops that make batch values, each with the number of the last weight use it depends on."""
     number = {op: i for i, op in enumerate(uses)}
     position: dict[Value, int] = {}
-    groups: list[list[Op]] = [[] for _ in range(repeats)]
+    placed = []
     for op in graph.ops:
-        at = max((position[v] for v in op.operands if v in position), default=-1)
-        at = max(at, number.get(op, -1))
-        position.update(dict.fromkeys((v for v in op.results if v in batch), at))
-        if first <= at < first + period * repeats and any(v in batch for v in op.results):
+        made = [v for v in op.results if v in batch]
+        if made:
+            at = max((position[v] for v in op.operands if v in position), default=-1)
+            at = max(at, number.get(op, -1))
+            position.update(dict.fromkeys(made, at))
+            placed.append((op, at))
+    return placed
+
+
+def _unrolled(
+    placed: Sequence[tuple[Op, int]], uses: set[Op], run: Run, batch: Mapping[Value, int]
+) -> UnrolledLayers:
+    """Ops and borders of one run."""
+    first, period, repeats = run
+    groups: list[list[Op]] = [[] for _ in range(repeats)]
+    for op, at in placed:
+        if first <= at < first + period * repeats:
             groups[(at - first) // period].append(op)
     ends = [{*groups[i]} for i in range(repeats)]
-    borders = tuple(_borders(groups[i], ends[i + 1], {*uses}, batch) for i in range(repeats - 1))
+    borders = tuple(_borders(groups[i], ends[i + 1], uses, batch) for i in range(repeats - 1))
     return UnrolledLayers(tuple(tuple(g) for g in groups), borders)
 
 

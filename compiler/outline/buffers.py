@@ -52,6 +52,8 @@ class _Frame:
     defined: dict[Value, int] = field(default_factory=dict)
     reads: dict[Value, list[int]] = field(default_factory=dict)
     claims: dict[Value, int] = field(default_factory=dict)
+    claimed: set[int] = field(default_factory=set)
+    held: dict[int, list[Value]] = field(default_factory=dict)  # inputs of the level by buffer
 
 
 def outline_program(program: StepProgram, units: dict[str, Unit]) -> OutlinedProgram:
@@ -130,7 +132,7 @@ class _Layout:
         if at is None or value in frame.claims:
             return False
         step = frame.level.steps[at]
-        held = [v for v, b in frame.place.items() if b == target]
+        held = frame.held.get(target, ())
         operand = None
         if isinstance(step, LoopStep):
             operand = step.operands.get(step.op.results.index(value))
@@ -139,9 +141,10 @@ class _Layout:
                 looped = read == at and isinstance(step, LoopStep)
                 if read > at or (looped and not _only_carry(step, old, operand)):
                     return False
-        if target in frame.claims.values():
+        if target in frame.claimed:
             return False
         frame.claims[value] = target
+        frame.claimed.add(target)
         if operand is not None and operand not in held and _dies_here(frame, operand, at):
             self._claim_operand(frame, operand, target, held)
         return True
@@ -281,7 +284,11 @@ class _Layout:
 
 
 def _note_uses(frame: _Frame) -> None:
-    """Where every value is made and read; outputs are read after the last step."""
+    """Where every value is made and read, and what is in memory before the first step; outputs are
+    read after the last.
+    """
+    for value, buffer in frame.place.items():
+        frame.held.setdefault(buffer, []).append(value)
     for number, step in enumerate(frame.level.steps):
         if isinstance(step, Piece):
             read, made = step.inputs, step.outputs

@@ -146,7 +146,7 @@ def _cut_repeats(ops: list[Op], level: Level, identity: Hash) -> list[list[Op]]:
     first = _cheapest_border(ops, level, start, period, length)
     count = (start + length - first) // period
     windows = [ops[first + i * period : first + (i + 1) * period] for i in range(count)]
-    if count < 2 or not all(_is_layer(w, ops, level) for w in windows):
+    if count < 2 or not _are_layers(windows, ops, level):
         return [ops]
     if Counter(identity(w) for w in windows).most_common(1)[0][1] < 2:
         return [ops]
@@ -155,14 +155,22 @@ def _cut_repeats(ops: list[Op], level: Level, identity: Hash) -> list[list[Op]]:
     return left + windows + right
 
 
-def _is_layer(window: Sequence[Op], ops: Sequence[Op], level: Level) -> bool:
-    """True for a repetition that computes something and hands over no more than it read: between
+def _are_layers(windows: Sequence[Sequence[Op]], ops: Sequence[Op], level: Level) -> bool:
+    """True for repetitions that compute something and hand over no more than they read: between
     the rounds of a random generator, or behind a softmax, values would only pass through memory.
     """
+    readers: dict[Value, list[Op]] = {}
+    for op in ops:
+        for value in level.sources[op]:
+            readers.setdefault(value, []).append(op)
+    return all(_is_layer(window, readers, level) for window in windows)
+
+
+def _is_layer(window: Sequence[Op], readers: Mapping[Value, Sequence[Op]], level: Level) -> bool:
     made = {v for op in window for v in op.results}
     inside = set(window)
     read = {v for op in window for v in level.sources[op]} - made
-    handed = {v for op in ops if op not in inside for v in level.sources[op] if v in made}
+    handed = [v for v in made if any(op not in inside for op in readers.get(v, ()))]
     limit = RATIO * sum(v.type.num_bytes for v in read)
     return any(map(contracts, window)) and all(v.type.num_bytes < limit for v in handed)
 

@@ -9,7 +9,7 @@ below is the recipe, top to bottom.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.diagnostics import Diagnostic, ShardingError
@@ -170,7 +170,9 @@ class _Plan:
         """Optimizer leaves follow their weight: by path suffix and shape, else by what they are
         added to.
         """
-        weights = [(s.name.partition("/")[2], v) for s, v in self.slots("parameter")]
+        weights: dict[tuple[str, Shape], Value] = {}
+        for slot, value in self.slots("parameter"):
+            weights.setdefault((slot.name.partition("/")[2], value.type.shape), value)
         for slot, value in self.slots("optimizer"):
             owner = _owner(slot, value, weights)
             if owner is not None:
@@ -311,16 +313,20 @@ class _Plan:
             )
 
 
+Shape = tuple[int, ...]
+
+
 def _owner(
-    slot: Slot, value: Value, weights: Sequence[tuple[str, Value]]
+    slot: Slot, value: Value, weights: Mapping[tuple[str, Shape], Value]
 ) -> tuple[str, Value] | None:
     """The weight whose path ends the leaf's path and whose shape it has; the longest path wins."""
-    fitting = [
-        (name, weight)
-        for name, weight in weights
-        if f"/{slot.name}".endswith(f"/{name}") and weight.type.shape == value.type.shape
-    ]
-    return max(fitting, key=lambda pair: len(pair[0]), default=None)
+    parts = slot.name.split("/")
+    for first in range(len(parts)):
+        name = "/".join(parts[first:])
+        weight = weights.get((name, value.type.shape))
+        if weight is not None:
+            return name, weight
+    return None
 
 
 def _conflict(op: Op) -> Diagnostic:

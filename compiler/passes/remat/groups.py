@@ -98,11 +98,14 @@ class Readers:
         another.
         """
         found: list[list[Op]] = []
+        reads = 0  # of the last group
         for op in sorted(self.users.get(value, ()), key=self._place.__getitem__):
-            if found and not any(self.is_far(Edge(value, u), op) for u in found[-1]):
+            if found and not self._far[op] & reads:
                 found[-1].append(op)
             else:
                 found.append([op])
+                reads = 0
+            reads |= self._bit.get(Edge(value, op), 0)
         return found
 
     def values(self) -> list[Value]:

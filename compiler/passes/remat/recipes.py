@@ -101,7 +101,7 @@ class Recipes:
         what `value` is a view of.
         """
         kept = self._behind_views(value)
-        first = self._search(value, partial(self._is_small, kept))
+        first = self._search(value, partial(self._is_small, kept), dots=MAX_CONTRACTIONS)
         if first is None:
             return None
         recipe = self._with_cheap_leaves(first, resident, available)
@@ -124,12 +124,15 @@ class Recipes:
         stop: Question,
         may: Callable[[Op], bool] = may_repeat,
         most: int | None = None,
+        dots: int | None = None,
     ) -> Recipe | None:
         """The ops behind `value` up to leaves: what `stop` accepts, inputs, ops that `may` refuses.
 
-        None when there is nothing to repeat, or more than `most` ops.
+        None when there is nothing to repeat, or more than `most` ops, or more than `dots`
+        contractions: behind a residual stream are those of all layers.
         """
         ops: set[Op] = set()
+        contractions = 0
         leaves: dict[Value, None] = {}
         seen: set[Value] = set()
         todo = [value]
@@ -143,6 +146,9 @@ class Recipes:
             if op is None or stops or not may(op):
                 leaves[x] = None
                 continue
+            contractions += op.name == "dot_general" and op not in ops
+            if dots is not None and contractions > dots:
+                return None
             ops.add(op)
             todo += operands_of(op, x)
         if value in leaves or todo:
