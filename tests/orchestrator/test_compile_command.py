@@ -170,6 +170,39 @@ def test_in_a_shell_the_streams_and_the_exit_code_are_those_of_a_compiler(folder
     assert "estimated instruction count" in (folder / "log-neuron-cc.txt").read_text()
 
 
+SCRIPT = """#!/bin/sh
+set -eu
+neuronx-cc --version
+neuronx-cc list-operators --framework XLA | grep -qx DotGeneral
+neuronx-cc compile model.hlo.pb --framework XLA --target trn1 --model-type transformer -O1 \\
+    --auto-cast=none --output f.neff --verbose 35
+test -s f.neff && echo "compiled with status $?"
+if neuronx-cc compile model.hlo.pb --framework XLA --target trn1 --lnc 2; then exit 1; fi
+"""
+
+
+def test_a_script_for_neuronx_cc_runs_when_the_name_is_changed(folder: Path) -> None:
+    write_model(folder / "model.hlo.pb", layers, ARGUMENTS)
+    root, tool = Path(__file__).resolve().parents[2], folder / "bin" / "shardwright"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec {sys.executable} -m orchestrator "$@"\n')
+    tool.chmod(0o755)
+    (folder / "build.sh").write_text(SCRIPT.replace("neuronx-cc", "shardwright"))
+    done = subprocess.run(
+        ["sh", "build.sh"],
+        env={"PYTHONPATH": str(root), "PATH": f"{tool.parent}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "compiled with status 0" in done.stdout and "Compiler status PASS" in done.stdout
+    assert "NCC_EARG001" in done.stderr
+    np.testing.assert_allclose(
+        run_neff(folder / "f.neff", ARGUMENTS)[0], layers(*ARGUMENTS)[0], rtol=1e-5, atol=1e-5
+    )
+
+
 def test_levels_choose_the_stream_and_the_file_gets_everything(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,7 +60,7 @@ def _scatter_kind(site: Site) -> str:
             return kind
     what = producer.name if producer is not None else "the old value"
     raise RefusedError(
-        "NCC_EVRF001",
+        "NCC_EVRF001" if site.operands[0].type.dtype.is_float else "NCC_EVRF016",
         f"scatter requires an update that replaces, adds, multiplies or takes the minimum or"
         f" maximum, got {what}",
         "use .at[].set, .add, .multiply, .min or .max",
