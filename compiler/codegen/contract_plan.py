@@ -68,6 +68,7 @@ class ContractPlan:
     accumulator_slots: int
     turning_slots: int
     cost: float
+    variant: bool = False  # see `Candidate`
 
     @property
     def shared(self) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 
 # Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
+_CHUNKS = (2, 4, 8, 16)  # k tiles of a chunk that a thorough search tries as well
 _CHUNK_BYTES = 16384
 # k is contiguous in a natural operand: rows of this many bytes reach 0.97 of the DMA rate (see
 # below).
@@ -152,6 +153,8 @@ class _Planner:
             for keep in product((True, False), repeat=2):
                 for tiles in self._blockings(form, _Keep(*keep)):
                     yield self._plan(form, rows, columns, tiles)
+                    for variant in self._variants(form, tiles):
+                        yield self._plan(form, rows, columns, variant)
 
     def _operand(self, side: int, free: tuple[int, ...]) -> Operand:
         number = self.sides[side]
@@ -166,6 +169,15 @@ class _Planner:
             tiles = self._staged(form, keep, block)
             if tiles is not None:
                 yield tiles
+
+    def _variants(self, form: _Form, tiles: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """For a thorough search, other chunks of k: what is turned at a time, and how soon the next
+        transfer starts, decide how well the engines overlap.
+        """
+        most = min(form.space.sizes.get(form.depth_split.major, 1), 2 * tiles["chunk"])
+        for chunk in _CHUNKS if self.room.thorough else ():
+            if chunk <= most and chunk != tiles["chunk"]:
+                yield tiles | {"chunk": chunk, "variant": True}
 
     def _plan(
         self, form: _Form, rows: int | None, columns: tuple[int, ...], tiles: dict[str, Any]

@@ -41,7 +41,7 @@ def contraction_candidates(space: Space, sinks: list[int], room: Room) -> Sequen
         _Nest(builder, plan, epilogue).emit()
 
     plans = plan_contraction(space, number, sinks, room)
-    return [Candidate(plan.cost, partial(emit, plan)) for plan in plans]
+    return [Candidate(plan.cost, partial(emit, plan), plan.variant) for plan in plans]
 
 
 class _Nest:

@@ -9,7 +9,7 @@ of the target before anybody else sees it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,7 +21,7 @@ from compiler.codegen.in_place import refuse_stale_reads
 from compiler.codegen.overlap import overlap
 from compiler.codegen.rates import Rates
 from compiler.codegen.rows import row_candidates
-from compiler.codegen.search import EFFORTS, ROW_EFFORTS, Candidate, Room, fastest, worth_trying
+from compiler.codegen.search import Candidate, Room, effort_of, fastest, worth_trying
 from compiler.codegen.space import Space, normalise
 from compiler.codegen.strip_plan import strip_candidates
 from compiler.codegen.windows import has_windows, window_candidates
@@ -98,8 +98,8 @@ class _Codes:
         self.machine = nominal_machine(target if isinstance(target, str) else target.generation)
         self.space = normalise(program)
         self.nests = _nests(self.space, tensors)
-        rows = any(plan is row_candidates for plan, _ in self.nests)
-        self.effort = (ROW_EFFORTS if rows else EFFORTS)[options.optlevel]
+        kinds = frozenset(_KINDS[plan] for plan, _ in self.nests)
+        self.effort = effort_of(options, kinds)
         self._emitted: dict[tuple[Candidate, ...], Builder] = {}
 
     def searched(self) -> Generated:
@@ -129,7 +129,9 @@ class _Codes:
     def _planned(self, share: float) -> list[Sequence[Candidate]]:
         """Per nest what the level of optimisation tries."""
         budget = int(share * self.limits.sbuf_bytes)
-        room = Room(self.limits, Rates(self.machine.core), self.tensors, budget)
+        room = Room(
+            self.limits, Rates(self.machine.core), self.tensors, budget, self.effort.thorough
+        )
         return [
             worth_trying(plan(self.space, sinks, room), self.effort) for plan, sinks in self.nests
         ]
@@ -214,3 +216,12 @@ def _verify(region: Region, limits: Limits) -> None:
             f"generated code breaks {len(findings)} limits, first: {findings[0]}",
             hint="this is a defect of the code generator",
         )
+
+
+_KINDS: Mapping[Plan, str] = {
+    copy_candidates: "copy",
+    strip_candidates: "strip",
+    contraction_candidates: "contraction",
+    row_candidates: "row",
+    window_candidates: "windows",
+}

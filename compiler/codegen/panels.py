@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
-from compiler.codegen.contract_plan import ContractPlan, Operand, needed_by_operand
+from compiler.codegen.contract_plan import ContractPlan, Operand, even_tile, needed_by_operand
 from compiler.codegen.values import Frame, copy_engine, emit_load
 from compiler.isa.program import Engine
 from compiler.isa.region import Affine
@@ -171,16 +171,17 @@ class Panels:
         count = scope.extent(self.major) if self.major >= 0 else 1
         most = min(_GROUP, self.builder.limits.moving_max // rows)
         most = most if len(self.copiers) == 1 else min(most, max(1, count // 2))
-        group = max(g for g in range(1, min(count, most) + 1) if count % g == 0)
-        turns = len(self.copiers) if count // group % len(self.copiers) == 0 else 1
-        trip = count // (group * turns)
-        inner = scope.loop(trip) if trip > 1 else scope
-        terms = ((inner.register, group * turns),) if trip > 1 else ()
+        group = even_tile(count, most)
+        turns = len(self.copiers) if count >= 2 * group else 1
         start = 0 if turns > 1 or operand is self.plan.stationary else -1
-        for turn in range(turns):
-            bank = Held(inner.psum("turned", slots=self.plan.turning_slots), {})
-            part = (Affine(turn * group, terms), group)
-            self._turn_group(panel, held, bank, row, inner, part, self.copiers[start + turn])
+        for piece in pieces(count, min(count, group * turns)):
+            inner = scope.loop(piece.trip) if piece.trip > 1 else scope
+            terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
+            for turn, low in enumerate(range(0, piece.extent, group)):
+                bank = Held(inner.psum("turned", slots=self.plan.turning_slots), {})
+                part = (Affine(piece.start + low, terms), min(group, piece.extent - low))
+                copier = self.copiers[(start + turn) % len(self.copiers)]
+                self._turn_group(panel, held, bank, row, inner, part, copier)
 
     def _turn_group(
         self,

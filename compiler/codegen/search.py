@@ -7,7 +7,7 @@ simulated time on the nominal machine. Nothing here knows what a candidate is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +16,8 @@ from compiler.codegen.rates import Rates
 from compiler.diagnostics import CapacityError
 from compiler.isa.limits import Limits
 from compiler.isa.region import Tensor
+from compiler.model_types import MODEL_TYPES
+from compiler.options import CompileOptions
 
 Made = TypeVar("Made")
 
@@ -23,40 +25,46 @@ Made = TypeVar("Made")
 @dataclass(frozen=True, slots=True)
 class Room:
     """What a planner knows of the machine: limits, rates, and about how many SBUF bytes per
-    partition it may fill.
+    partition it may fill. `thorough` asks for more tilings than the best of each kind.
     """
 
     limits: Limits
     rates: Rates
     tensors: Sequence[Tensor]
     budget: int
+    thorough: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to tile a nest: estimated nanoseconds, and what appends its code."""
+    """One way to tile a nest: estimated nanoseconds, and what appends its code. A `variant` is
+    estimated as another candidate is; it is tried beside those, not instead.
+    """
 
     cost: float
     emit: Callable[[Builder], None]
+    variant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How many candidates of a nest are tried, up to how many times the best estimate, and how many
     iterations of an innermost loop lie side by side: tilings are compared at the first number of
-    each row of `ways`, the rest of the row is tried with the best of them.
+    each row of `ways`, the rest of the row is tried with the best of them. A `thorough` search asks
+    the planners for variants.
     """
 
     tries: int
     spread: float
     ways: tuple[tuple[int, ...], ...]
+    thorough: bool = False
 
 
 # Our choice, by `benchmarks/optlevels.py`: more tries than these change next to nothing there.
 EFFORTS = {
     1: Effort(1, 1.0, ((1,),)),
     2: Effort(4, 1.5, ((1, 2, 4), (4,))),
-    3: Effort(12, 4.0, ((1, 2, 4, 8), (2,), (4, 8))),
+    3: Effort(12, 4.0, ((1, 2, 4, 8), (2,), (4, 8)), thorough=True),
 }
 
 # Row regions lay their tiles side by side themselves, and their code takes long to make.
@@ -67,10 +75,21 @@ ROW_EFFORTS = {
 }
 
 
+def effort_of(options: CompileOptions, kinds: Collection[str]) -> Effort:
+    """The effort for a region with nests of `kinds`."""
+    if "row" in kinds:
+        return ROW_EFFORTS[options.optlevel]
+    searched = MODEL_TYPES[options.model_type].searched
+    thorough = options.optlevel > 1 and any(kind in searched for kind in kinds)
+    return EFFORTS[3 if thorough else options.optlevel]
+
+
 def worth_trying(candidates: Sequence[Candidate], effort: Effort) -> Sequence[Candidate]:
-    """The candidates a level tries, cheapest estimate first."""
-    ranked = sorted(candidates, key=lambda c: c.cost)[: effort.tries]
-    return [c for c in ranked if c.cost <= effort.spread * ranked[0].cost]
+    """The candidates a level tries, cheapest estimate first, and then as many variants."""
+    ranked = sorted(candidates, key=lambda c: c.cost)
+    most = effort.spread * ranked[0].cost
+    own, variants = ([c for c in ranked if c.variant is kind] for kind in (False, True))
+    return [c for c in (*own[: effort.tries], *variants[: effort.tries]) if c.cost <= most]
 
 
 class _Once(Generic[Made]):

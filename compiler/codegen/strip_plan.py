@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -38,6 +39,7 @@ from compiler.isa.program import Engine
 # efficiency_by_bytes_per_partition: 0.97) and leaves room for many tiles in flight; longer rows
 # make fewer, longer instructions and load less often what does not span the row.
 _ROW_BYTES = (4096, 16384)
+_MORE_ROW_BYTES = (2048, 8192)  # of a thorough search
 # Slots of tiles that a DMA fills or empties, and of the others; how much of the shorter of
 # transfers and computation then shows (inferred: 1 with nothing in flight, little with two of
 # everything).
@@ -54,7 +56,7 @@ def strip_candidates(space: Space, sinks: Iterable[int], room: Room) -> list[Can
         emit_strips(builder, plan)
 
     plans = plan_strips(*join_views(space, sinks, room.tensors), room)
-    made = {id(plan): Candidate(plan.cost, partial(emit, plan)) for plan in plans}
+    made = {id(p): Candidate(p.cost, partial(emit, p), p.variant) for p in plans}
     return [made[id(plan)] for plan in plans]
 
 
@@ -145,14 +147,16 @@ class _Planner:
         ranked = self._ranked_atoms()
         known: dict[tuple[int, ...], _Tiling] = {}
         found = []
-        for slots, row_bytes in product(_SLOTS, _ROW_BYTES):
+        rows = (*_ROW_BYTES, *_MORE_ROW_BYTES) if self.room.thorough else _ROW_BYTES
+        for slots, row_bytes in product(_SLOTS, rows):
             extents = self._extents(ranked, slots, row_bytes)
             key = tuple(extents[a] for a in ranked)
             if key not in known:
                 known[key] = _Tiling(self, ranked, extents)
             plan = known[key].plan(slots)
             if plan is not None:
-                found.append(plan)
+                more = row_bytes in _MORE_ROW_BYTES
+                found.append(replace(plan, variant=True) if more else plan)
         return found
 
     def _is_legal(self, value: Value) -> bool:

@@ -36,6 +36,7 @@ class StripPlan:
     order: tuple[int, ...]
     slots: tuple[int, int]
     cost: float
+    variant: bool = False  # see `Candidate`
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from compiler.lower.rule import Budget, Refusal
 from compiler.lower.storage import Storage
 from compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
 from compiler.lower.write_out import region_program
+from compiler.model_types import MODEL_TYPES
 from compiler.options import CompileOptions
 
 Judge = Callable[[RegionProgram, Sequence[Tensor]], int]
@@ -59,19 +60,16 @@ class Policy:
 
 def policy_of(options: CompileOptions) -> Policy:
     """-O1 takes every row region that has code, without timing it, and leaves epilogues alone; -O2
-    times row regions and epilogues; -O3 times large strip regions too.
-
-    Model type `transformer` keeps scores on chip even if that costs 10 % of time, because the
-    memory is worth more in training; `unet-inference` lets a normalisation keep larger rows.
+    times row regions and epilogues; -O3 times large strip regions too. What a model type changes is
+    in `compiler/model_types.py`.
     """
-    level, model = options.optlevel, options.model_type
-    unet = model == "unet-inference"
+    level, model = options.optlevel, MODEL_TYPES[options.model_type]
     phases = {1: (), 2: ("row", "epilogue"), 3: ("row", "epilogue", "strip")}[level]
     return Policy(
-        budget=Budget(LARGE_STRIP_BYTES if unet else STRIP_BYTES, ROW_BYTES),
-        coded=frozenset(("row", "epilogue", "strip") if unet else ("row", "epilogue")),
+        budget=Budget(LARGE_STRIP_BYTES if model.wide_norms else STRIP_BYTES, ROW_BYTES),
+        coded=frozenset(("row", "epilogue", *(("strip",) if model.wide_norms else ()))),
         timed=frozenset(phases),
-        margin=0.1 if model == "transformer" else 0.0,
+        margin=model.keep_scores,
     )
 
 

@@ -1,0 +1,29 @@
+"""What a model type switches on, by name. Each entry is described in docs/compile.md; lowering
+(`lower/accept.py`) and code generation (`codegen/search.py`) read this table and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelType:
+    """Choices that suit a family of models.
+
+    `keep_scores`: by how much a row region may be slower than its parts, because the memory is
+    worth more in training. `wide_norms`: strips keep up to 150 KiB of a row on chip, so that a
+    normalisation over positions and channels is one region. `searched`: kinds of nests
+    (contraction, strip, windows) that are searched at -O2 as they are at -O3.
+    """
+
+    keep_scores: float = 0.0
+    wide_norms: bool = False
+    searched: frozenset[str] = frozenset()
+
+
+MODEL_TYPES = {
+    "generic": ModelType(),
+    "transformer": ModelType(keep_scores=0.1, searched=frozenset(("contraction",))),
+    "unet-inference": ModelType(wide_norms=True, searched=frozenset(("strip", "windows"))),
+}
