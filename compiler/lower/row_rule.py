@@ -216,8 +216,8 @@ def _columns(one: Spans, rows: Atom) -> frozenset[Atom]:
 
 
 class _Memory:
-    """Bytes per partition of a row region, as its leanest code needs them: panels and sums once,
-    transposed rows for two row tiles, everything else of a row as blocks of columns.
+    """Bytes per partition of a row region, as its leanest code needs them: panels, sums and
+    transposed rows once, everything else of a row as blocks of columns.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class _Memory:
             if self.body.is_free(value):
                 continue
             if task.kind == CONTRACT and self.rows in atoms:
-                found["transposed", base] = 2 * size * self._points(atoms)
+                found["transposed", base] = size * self._points(atoms)
             elif task.kind == CONTRACT:
                 found[base, summed] = self._spread(atoms, size)
             elif self.rows not in atoms:

@@ -157,12 +157,13 @@ class Nest:
 
 def _in_stages(groups: Sequence[Group], plan: RowPlan) -> None:
     """Emit every group one stage behind the group before it, so that what a stage waits for was
-    issued a stage ago and engines have other groups to work on. The oldest comes first, as it frees
-    tiles that younger ones fill, or the youngest, as engines wait longest for its products.
+    issued a stage ago and engines have other groups to work on; groups that are alone follow each
+    other. The oldest comes first, as it frees tiles that younger ones fill, or the youngest, as
+    engines wait longest for its products.
     """
-    stages = plan.stages
-    for time in range(len(groups) + len(stages) - 1):
-        under_way = [at for at in range(len(groups)) if 0 <= time - at < len(stages)]
+    stages, behind = plan.stages, len(plan.stages) if plan.alone else 1
+    for time in range((len(groups) - 1) * behind + len(stages)):
+        under_way = [at for at in range(len(groups)) if 0 <= time - at * behind < len(stages)]
         first = under_way[-1:] if plan.young_first else []
         for at in dict.fromkeys([*first, *under_way]):
-            groups[at].stage(stages[time - at])
+            groups[at].stage(stages[time - at * behind])

@@ -29,7 +29,8 @@ from compiler.isa.limits import Limits
 
 class _Form(NamedTuple):
     """Row tiles in flight, whether transposes get a sweep of their own, which group comes first,
-    whether panels and sums are held once, and whether values are made again instead of kept.
+    whether panels and sums are held once, whether values are made again instead of kept, and
+    whether a group ends before the next one begins.
     """
 
     ways: int
@@ -37,6 +38,7 @@ class _Form(NamedTuple):
     apart: bool
     lean: bool = False
     again: bool = False
+    alone: bool = False
 
 
 # Tried in turn, what needs less SBUF later (our choice, by time of attention at 1024 to 8192
@@ -51,11 +53,13 @@ _FORMS = (
     _Form(1, True, False, lean=True),
     _Form(2, True, False, lean=True, again=True),
     _Form(1, True, False, lean=True, again=True),
+    _Form(1, True, False, lean=True, again=True, alone=True),
 )
 _FORMS_OF_SUMS = (
     _Form(2, False, False, again=True),
     _Form(2, False, False, lean=True, again=True),
     _Form(1, True, False, lean=True, again=True),
+    _Form(1, True, False, lean=True, again=True, alone=True),
 )
 
 
@@ -74,8 +78,8 @@ class RowPlan:
     `fold` neighbours of an inner atom share a partition of panels. `whole` operands are loaded
     transposed for all rows, like panels. GpSimd reduces `gpsimd`, Vector takes `vector_copies` out
     of PSUM. `ways` row tiles are in flight.
-    `young_first` sets the order of groups (see `nest.py`). A `lean` plan holds each panel and sum
-    once, and its panels arrive in small parts.
+    `young_first` sets the order of groups (see `nest.py`), which do not overlap when they are
+    `alone`. A `lean` plan holds each panel and sum once, and its panels arrive in small parts.
     """
 
     space: Space
@@ -93,6 +97,7 @@ class RowPlan:
     vector_copies: frozenset[Copy]
     ways: int
     young_first: bool
+    alone: bool
     lean: bool
 
     def inner(self, number: int) -> int | None:
@@ -118,8 +123,8 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
     space, values = _fused(space, last, roles, room)
     roles = roles_for(space, [n for n in values if space.values[n].op in SINKS], roles.row)
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
-    made = {key: _swept(space, roles, *key, room) for key in {form[2:] for form in forms}}
-    plans = [_formed(made[form[2:]], form, room.limits) for form in forms]
+    made = {key: _swept(space, roles, *key, room) for key in {form[2:5] for form in forms}}
+    plans = [_formed(made[form[2:5]], form, room.limits) for form in forms]
     sizes = [size_of(plan, room.limits) for plan in plans]
     fitting = [p for p, size in zip(plans, sizes, strict=True) if size.total <= room.budget]
     if not fitting:
@@ -159,6 +164,7 @@ def _swept(space: Space, roles: Roles, apart: bool, lean: bool, again: bool, roo
         vector_copies=work.vector_copies,
         ways=1,
         young_first=True,
+        alone=False,
         lean=lean,
     )
 
@@ -200,7 +206,7 @@ def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
     block = limits.contraction_max * ways
     sizes = {a: plan.space.sizes[a] for a in plan.roles.inner}
     fold = {a: ways for a, size in sizes.items() if ways > 1 and size % block == 0}
-    return replace(plan, ways=ways, young_first=form.young_first, fold=fold)
+    return replace(plan, ways=ways, fold=fold, young_first=form.young_first, alone=form.alone)
 
 
 def _overflow(plan: RowPlan, size: Size, room: Room) -> CapacityError:

@@ -57,7 +57,7 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
 
 def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
     """A group's tiles, and those the next group fills meanwhile."""
-    values, per_way = plan.space.values, 2 * plan.ways
+    values, per_way = plan.space.values, plan.ways if plan.alone else 2 * plan.ways
     for n in plan.strips:
         size.add(f"strip {values[n].op}{n}", _width(plan, n) * values[n].dtype.bytes * per_way)
     for n, dtype in plan.turned.items():

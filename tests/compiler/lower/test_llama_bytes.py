@@ -7,7 +7,7 @@ import math
 import pytest
 
 from compiler.lower.explain import explain_fusion
-from compiler.lower.function import Signature, settle
+from compiler.lower.function import Settled, Signature, settle
 from compiler.lower.rule import traffic
 from compiler.options import CompileOptions
 from compiler.passes.pipeline import run, step_passes, unit_passes
@@ -19,19 +19,33 @@ BOUND = 1.1  # of the reference figures
 REFERENCE_GB = {2048: 5.85, 8192: 12.7}  # from an independent prototype of strip fusion
 
 
-@pytest.mark.parametrize("coded", [False, True], ids=["legal", "coded"])
-@pytest.mark.parametrize("seq_len", [2048, pytest.param(8192, marks=pytest.mark.matrix)])
-def test_bytes_of_a_step(seq_len: int, coded: bool) -> None:
-    """With every legal merge, and with those that have code and are not slower than their parts."""
+def settled_step(seq_len: int, coded: bool) -> Settled:
+    """The step with every legal merge, or with those that have code and are not slower than their
+    parts.
+    """
     options = CompileOptions()
     graph, state = unrolled_step(seq_len)
     graph = run(run(graph, step_passes(options)), unit_passes(options))
     judge = Trial(load_target("trn1n.32xlarge"), options) if coded else None
-    settled = settle(graph, Signature(aliases=tuple((i, i) for i in range(state))), options, judge)
-    moved = sum(traffic(settled.groups, part.members) for part in settled.groups.parts.values())
+    signature = Signature(aliases=tuple((i, i) for i in range(state)))
+    settled = settle(graph, signature, options, judge)
+    assert not [t for t in settled.lowered.tensors if math.prod(t.shape) == 4 * seq_len**2]
+    return settled
+
+
+@pytest.mark.parametrize("coded", [False, True], ids=["legal", "coded"])
+@pytest.mark.parametrize("seq_len", [2048, pytest.param(8192, marks=pytest.mark.matrix)])
+def test_bytes_of_a_step(seq_len: int, coded: bool) -> None:
+    groups = settled_step(seq_len, coded).groups
+    moved = sum(traffic(groups, part.members) for part in groups.parts.values())
     assert moved <= BOUND * REFERENCE_GB[seq_len] * 1e9
-    scores = [t for t in settled.lowered.tensors if math.prod(t.shape) == 4 * seq_len**2]
-    assert not scores
+
+
+@pytest.mark.matrix
+def test_scores_of_a_long_step_stay_on_chip() -> None:
+    """16,384 positions: the backward pass is split into row regions that share no score."""
+    groups = settled_step(16384, coded=True).groups
+    assert sum(part.phase == "row" for part in groups.parts.values()) >= 6
 
 
 def test_explanation_adds_up_to_the_same_bytes() -> None:
