@@ -57,6 +57,11 @@ class CompileOptions:
     experimental_unsafe_fp8e4m3fn_as_fp8e4m3: bool = False
     """Accept f8E4M3FN where the machine has f8E4M3 only: values beyond 240 differ there."""
 
+    @property
+    def keeps_fp32(self) -> bool:
+        """Whether short floats stay fp32 on chip; casting everything asks for the opposite."""
+        return self.mixed_precision_accumulation and self.auto_cast != "all"
+
     def packed(self) -> bytes:
         """A short form of everything that differs from the defaults, deterministic."""
         changed = {

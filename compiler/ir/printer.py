@@ -24,6 +24,7 @@ from compiler.ir.printer_ops import (
     CHLO_OPS,
     MEANT,
     REDUCTION_OPS,
+    ROUNDING_FORMATS,
     STAND_IN,
     WHOLE_DIMS,
     dense_array,
@@ -469,10 +470,23 @@ def _print_all_slice(p: _Printer, op: Op) -> None:
     p.statement(op, "stablehlo.dynamic_slice", entries, extra=starts)
 
 
+def _print_convert(p: _Printer, op: Op) -> None:
+    """A conversion; a rounding that may not be left out is one on the bits first."""
+    (source,) = op.operands
+    if op.attrs.rounds:
+        formats = [f"{k} = {v} : i32" for k, v in ROUNDING_FORMATS[op.attrs.dtype].items()]
+        rounded = p.line(
+            "stablehlo.reduce_precision", [p.names[source]], [source.type], source.type, formats
+        )
+        p.names[source] = rounded
+    p.statement(op, "stablehlo.convert")
+
+
 _SPECIAL: dict[str, Callable[[_Printer, Op], None]] = {
     **{name: _print_collective for name in COLLECTIVES},
     "all_slice": _print_all_slice,
     "axis_index": _print_axis_index,
+    "convert": _print_convert,
     "loop": _print_loop,
     "reduce": _print_reduce,
     "reduce_window": _print_reduce_window,

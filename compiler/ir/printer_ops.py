@@ -21,6 +21,9 @@ CHLO_OPS = frozenset(("atan", "erf"))
 STAND_IN = "stablehlo.tanh"
 MEANT = "shardwright.op"
 
+ROUNDING_FORMATS = {DType.BF16: {"exponent_bits": 8, "mantissa_bits": 7}}
+"""Formats a conversion may be asked to round to (`ConvertAttrs.rounds`)."""
+
 REDUCTION_OPS = {
     "add": "add",
     "multiply": "multiply",

@@ -59,7 +59,8 @@ def _attributes(attrs: Any) -> str:
         return ""
     if isinstance(attrs, ConstantAttrs):
         return _constant(attrs)
-    shown = [f"{f.name}={_value(getattr(attrs, f.name))}" for f in fields(attrs)]
+    given = {f.name: getattr(attrs, f.name) for f in fields(attrs)}
+    shown = [f"{name}={_value(value)}" for name, value in given.items() if value is not False]
     return f"{{{', '.join(shown)}}}"
 
 

@@ -9,6 +9,7 @@ memory. Storage is decided next.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
 from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.ir.opdef import OPS
@@ -53,7 +54,8 @@ class Body:
 
     `parameters` are the counter inputs, `donated` the inputs that an output may overwrite by
     updates in place, `forced` the values that get memory of their own because strides cannot
-    express one of their uses, `dense` those that get it because their readers walk it better.
+    express one of their uses, `dense` those that get it because their readers walk it better. With
+    `excess`, short floats may keep fp32 where nobody sees them (`excess.py`).
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Body:
         donated: Collection[Value] = (),
         forced: Collection[Value] = (),
         dense: Collection[Value] = (),
+        excess: bool = False,
     ) -> None:
         self.graph = graph
+        self.excess = excess
         self.known = known_scalars(graph, parameters)
         self.num_registers = len(parameters)
         self.tasks: list[Task] = []
@@ -85,6 +89,15 @@ class Body:
         self._in_place = _in_place_updates(graph, donated)
         for op in graph.ops:
             self.add(op)
+
+    @cached_property
+    def readers(self) -> dict[Value, list[Task]]:
+        """Tasks that read each base value, through views or not."""
+        found: dict[Value, list[Task]] = {}
+        for task in self.tasks:
+            for base in dict.fromkeys(self.base(v)[0] for v in task.data):
+                found.setdefault(base, []).append(task)
+        return found
 
     def add(self, op: Op) -> None:
         """Sort one op into free values, constants, views and tasks; it reads the copies of forced

@@ -97,7 +97,11 @@ class Emitter:
 
     def elementwise(self, op: Op, inputs: Sequence[int]) -> int:
         """The node of an elementwise op of the graph."""
-        attrs = {"direction": op.attrs.direction} if op.name == "compare" else {}
+        attrs: dict[str, Any] = {}
+        if op.name == "compare":
+            attrs["direction"] = op.attrs.direction
+        elif op.name == "convert" and op.attrs.rounds:
+            attrs["rounds"] = True
         span = {atom for i in inputs for atom in self._spans[i]}
         return self.node(op.name, inputs, span, op.result.type.dtype, attrs)
 
@@ -128,7 +132,7 @@ class Emitter:
             a for a in all_leaves(labels) if everywhere or any(s[self._atoms[a]] for s in moving)
         }
         attrs = {"view": view} | ({"bounds": bounds} if bounds else {})
-        number = self.node("load", (), span, value.type.dtype, attrs)
+        number = self.node("load", (), span, self.storage.tensors[view.tensor].dtype, attrs)
         assert self._task is not None
         self._loads.append((self._task.number, view))
         return number

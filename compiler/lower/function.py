@@ -16,6 +16,7 @@ from compiler.lower.accept import Judge, Trials, policy_of
 from compiler.lower.body import IDENTITY, UPDATES, Body
 from compiler.lower.canonical import canonical
 from compiler.lower.epilogue_rule import EpilogueRule
+from compiler.lower.excess import stored_wide_elsewhere
 from compiler.lower.expand import expand
 from compiler.lower.group import Groups
 from compiler.lower.narrow import narrow
@@ -71,6 +72,7 @@ class _Try:
     forced: set[Value] = field(default_factory=set)
     dense: set[Value] = field(default_factory=set)
     apart: set[int] = field(default_factory=set)
+    early: set[Value] = field(default_factory=set)
 
 
 def lower_function(
@@ -148,7 +150,8 @@ def _attempt(given: _Try) -> Settled:
     }
     aliases = {k: graph.inputs[i] for k, i in given.signature.aliases}
     donated = _donated(graph, {k: v for k, v in aliases.items() if k not in given.apart})
-    body = Body(graph, counters, donated, frozenset(given.forced), frozenset(given.dense))
+    forced, dense = frozenset(given.forced), frozenset(given.dense)
+    body = Body(graph, counters, donated, forced, dense, given.options.keeps_fp32)
     inputs = [v for v in graph.inputs if v not in counters]
     storage = Storage(body, inputs, aliases, given.apart)
     alone = {t.number for t in body.tasks if t.result in given.alone}
@@ -157,9 +160,12 @@ def _attempt(given: _Try) -> Settled:
     twins = {(number[a], number[b]) for a, b in given.twins if a in number and b in number}
     clashes: set[tuple[int, int]] = set()
     while True:
-        groups = Groups(body, storage.order, storage.must_store, clashes | twins)
+        groups = Groups(body, storage.order, storage.must_store, clashes | twins, given.early)
         try:
             trials = _form(given, groups, storage, rules)
+            if found := stored_wide_elsewhere(groups) - given.early:
+                given.early |= found
+                continue
             lowered = write_out(body, storage, groups, len(counters))
             return Settled(lowered, groups, rules, trials)
         except ClashError as clash:

@@ -33,7 +33,8 @@ class Part:
 class Groups:
     """The partition of a body's tasks into regions.
 
-    `outside` are values that must be stored, `apart` pairs of tasks that may not share a region.
+    `outside` are values that must be stored, `apart` pairs of tasks that may not share a region,
+    `early` results whose tasks join the producer of their operand before all others.
     """
 
     def __init__(
@@ -42,22 +43,16 @@ class Groups:
         order: Order,
         outside: Collection[Value],
         apart: Collection[tuple[int, int]] = (),
+        early: Collection[Value] = (),
     ) -> None:
         self.body = body
         self._order = order
         self._outside = outside
         self._apart = apart
+        self._early = early
         self._rank = {n: i for i, n in enumerate(order.sorted())}
-        self._users = self._data_users()
+        self._users = {v: {t.number for t in tasks} for v, tasks in body.readers.items()}
         self.parts = {t.number: Part(t.number, frozenset((t.number,))) for t in body.tasks}
-
-    def _data_users(self) -> dict[Value, set[int]]:
-        """Tasks that read each base value through views."""
-        users: dict[Value, set[int]] = {}
-        for task in self.body.tasks:
-            for value in task.data:
-                users.setdefault(self.body.base(value)[0], set()).add(task.number)
-        return users
 
     @property
     def members(self) -> dict[int, list[int]]:
@@ -101,10 +96,10 @@ class Groups:
         return any(x in members and y in members for x, y in self._apart)
 
     def edges(self) -> list[tuple[int, int, Value]]:
-        """(producer, consumer, value) of data that keeps its index space on the way, largest value
-        first.
+        """(producer, consumer, value) of data that keeps its index space on the way, early ones and
+        then the largest value first.
         """
-        found: dict[tuple[int, int, int], Value] = {}
+        found: dict[tuple[bool, int, int, int], Value] = {}
         for task in self.body.tasks:
             for value in task.data:
                 base, chain = self.body.base(value)
@@ -113,8 +108,9 @@ class Groups:
                     self.body.views[v].name not in LABEL_VIEWS for v in chain
                 ):
                     continue
-                found[(-base.type.num_bytes, producer.number, task.number)] = base
-        return [(p, c, found[(b, p, c)]) for b, p, c in sorted(found)]
+                late = task.result not in self._early
+                found[(late, -base.type.num_bytes, producer.number, task.number)] = base
+        return [(key[2], key[3], found[key]) for key in sorted(found)]
 
     def grow(self, rule: Rule) -> None:
         """Merge along producer-consumer edges, largest value first, until nothing changes."""

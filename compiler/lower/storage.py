@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from compiler.dtypes import DType
 from compiler.ir.types import Op, Value
 from compiler.isa.region import Tensor
 from compiler.lower import views
 from compiler.lower.body import INVERTIBLE, Body
+from compiler.lower.excess import is_held_wide
 from compiler.lower.order import Order
 from compiler.lower.task import (
     COLLECTIVE,
@@ -62,6 +64,7 @@ class Storage:
         for i, value in enumerate(inputs):
             self.inputs.append(self._bind(value, f"in{i}", "input"))
         self._overwritten = {aliases[k] for k in aliases}
+        self._rewritten = {body.root(t.target) for t in body.tasks if t.target is not None}
         for k, value in enumerate(map(body.now, body.graph.outputs)):
             self._place_output(k, value, aliases.get(k), k in apart)
         self._order_rewrites()
@@ -136,8 +139,10 @@ class Storage:
         layout = self._wanted_layout(root)
         sizes = [piece for pieces in layout.dims for piece in pieces]
         shape = tuple(size for size, _ in sorted(sizes, key=lambda p: -p[1]))
+        wide = root not in self._rewritten and is_held_wide(self.body, root)
+        dtype = DType.F32 if wide else root.type.dtype
         self._home[root] = Place(len(self.tensors), layout)
-        self.tensors.append(Tensor(f"t{len(self.tensors)}", shape, root.type.dtype, "scratch"))
+        self.tensors.append(Tensor(f"t{len(self.tensors)}", shape, dtype, "scratch"))
 
     def _wanted_layout(self, root: Value) -> Layout:
         """The layout most strip readers of a contraction's result walk row-major, else dense.

@@ -12,6 +12,7 @@ from compiler.isa.region import RegionProgram, Tensor, View
 from compiler.lower.body import Body
 from compiler.lower.collective import call_of, source_value
 from compiler.lower.emit import Emitter
+from compiler.lower.excess import keep_wide
 from compiler.lower.group import Groups
 from compiler.lower.schedule import Slot, schedule
 from compiler.lower.space import label
@@ -80,7 +81,8 @@ def region_program(groups: Groups, storage: Storage, members: Collection[int]) -
     """What a compute region of these tasks does. Raises the errors that ask for another try."""
     tasks = groups.tasks(members)
     emitter = Emitter(label(groups.body, tasks), storage, lambda t: groups.is_stored(t, members))
-    return emitter.program(title(tasks), min(_ordinal(t.op) for t in tasks))
+    program = emitter.program(title(tasks), min(_ordinal(t.op) for t in tasks))
+    return keep_wide(program) if groups.body.excess else program
 
 
 def title(tasks: Sequence[Task]) -> str:

@@ -14,7 +14,6 @@ from compiler.ir.text import to_text
 from compiler.ir.types import Graph, Op
 from compiler.ir.verify import verify
 from compiler.options import DEFAULTS, CompileOptions
-from compiler.passes.accumulate import accumulate_in_fp32
 from compiler.passes.auto_cast import auto_cast
 from compiler.passes.barriers import drop_barriers
 from compiler.passes.cse import cse
@@ -73,8 +72,6 @@ def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, 
         Pass("integers", check_integers(options, generation)),
         Pass("auto_cast", auto_cast(options)),
     ]
-    if options.mixed_precision_accumulation:
-        precision.append(Pass("accumulate", accumulate_in_fp32))
     if options.saturate_infinity and generation == "v2":
         precision.append(Pass("saturate", saturate_infinity))
     return (*precision, *LOCAL_PASSES)

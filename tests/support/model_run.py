@@ -52,15 +52,9 @@ class CompiledFunction:
         return jax_results(self.fn, self.args)
 
 
-def jax_results(
-    fn: Callable[..., Any], args: Sequence[Any], as_written: bool = False
-) -> list[np.ndarray]:
-    """What JAX computes, flat; `as_written` keeps every rounding to a short type that the graph
-    has, where XLA would carry fp32 through its fusions.
-    """
-    options = {"xla_allow_excess_precision": False} if as_written else {}
-    compiled = jax.jit(fn, compiler_options=options)
-    return [np.asarray(x) for x in jax.tree.leaves(compiled(*args))]
+def jax_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
+    """What JAX computes with its own settings, flat."""
+    return [np.asarray(x) for x in jax.tree.leaves(jax.jit(fn)(*args))]
 
 
 def compile_function(

@@ -124,7 +124,8 @@ def reduce_precision(site: Site) -> Sequence[Value]:
         refuse("NCC_EVRF001", "reduce_precision requires elements up to 32 bits, got f64")
     wide = convert(site, operand, DType.F32)
     if (exponent, mantissa) == _FORMATS[DType.BF16]:
-        return (convert(site, convert(site, wide, DType.BF16), dtype),)
+        short = site.emit("convert", (wide,), ConvertAttrs(DType.BF16, rounds=True))
+        return (convert(site, short.result, dtype),)
     rounded = _rounded(site, wide, min(mantissa, own_mantissa))
     return (convert(site, _in_range(site, rounded, exponent, mantissa), dtype),)
 

@@ -41,9 +41,12 @@ class CompareAttrs:
 
 @dataclass(frozen=True, slots=True)
 class ConvertAttrs:
-    """The result element type."""
+    """The result element type. `rounds`: the model asks for the rounding itself
+    (`reduce_precision`), so that it may not be left out where the result stays on chip.
+    """
 
     dtype: DType
+    rounds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
