@@ -30,6 +30,7 @@ from compiler.neff.bundle import program_bytes
 from compiler.neff.writer import write_atomic
 from compiler.outline import Outlined
 from compiler.outline.unit import Unit
+from compiler.passes.integers import downcasts
 from compiler.passes.pipeline import run, step_passes, unit_passes
 from compiler.program import StepProgram
 from compiler.surface.resolve import Resolved, resolve
@@ -150,6 +151,8 @@ def _import(
         graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
         check_outputs(graph, resolved.command.profile)
+        for finding in downcasts(graph):
+            log.say("warning", finding.render())
     if temps is not None:
         content = module.stablehlo
         write_atomic(

@@ -16,6 +16,7 @@ from compiler.budget import count_instructions
 from compiler.diagnostics import Diagnostic
 from compiler.ir.analysis import count_ops, flops
 from compiler.isa.program import Call, Program, Repeat
+from compiler.passes.integers import downcasts
 from compiler.target import PS_PER_S
 from orchestrator.budgets import budget_findings
 from orchestrator.build import Built, Stages
@@ -130,7 +131,8 @@ def memory_section(built: Built) -> dict[str, Any]:
 
 def findings(built: Built, service: UnitService) -> list[Diagnostic]:
     """What the user should know: broken budgets, what the recipe did not predict, the cache."""
-    return [*budget_findings(built), *built.plan.findings, *service.findings]
+    integers = downcasts(built.graph)
+    return [*budget_findings(built), *integers, *built.plan.findings, *service.findings]
 
 
 def timing_section(

@@ -1,18 +1,22 @@
-"""Integer operations that the machine computes in fp32, and who may use them.
+"""Integer operations that the machine computes in fewer bits, and who may use them.
 
 Products and sums of integers in `dot`, computing scatters, reducing collectives and 64-bit powers
 go through fp32 and are exact up to 2^24 only. `--implicit-integer-downcast` lists where that is
 accepted; anywhere else it is an error. Source: the option's entry of the neuronx-cc command-line
-reference and the error pages EVRF035, 060, 061, 062, 063.
+reference and the error pages EVRF035, 060, 061, 062, 063. 64-bit integers are computed with 32
+bits: harmless where the range of a value is known to fit, else a warning, or with
+`--native-int64 enabled`, which promises all 64 bits, an error where it has an effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.diagnostics import CompileError
-from compiler.ir.types import Graph, Op
+from compiler.diagnostics import CompileError, Diagnostic
+from compiler.dtypes import DType
+from compiler.ir.types import Graph, Op, Value
 from compiler.options import CompileOptions
+from compiler.passes.ranges import Range, integer_ranges, limits
 
 KINDS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
 _CODES = {
@@ -44,8 +48,11 @@ def check_integers(options: CompileOptions, generation: str) -> Callable[[Graph]
     accepted.
     """
     allowed = permitted(options.implicit_integer_downcast)
+    native = options.native_int64 == "enabled" and generation != "v2"
 
     def check(graph: Graph) -> Graph:
+        for op in wide_operations(graph) if native else ():
+            raise CompileError("SW_INT64", _needs(op), op.loc, _ADVICE)
         for op in graph.walk():
             kind = _kind(op, generation)
             if kind and kind not in allowed:
@@ -68,6 +75,60 @@ def _kind(op: Op, generation: str) -> str:
     moves = kind == "scatter" and op.attrs.kind == "replace"
     moves = moves or getattr(op.attrs, "reduction", "add") in ("and", "or")
     return "" if moves else kind
+
+
+_HELD_AS = {DType.I64: DType.I32, DType.U64: DType.U32}
+_ADVICE = "convert to 32-bit integers, or make them of bounded ones (counts, 32-bit inputs)"
+
+
+def wide_operations(graph: Graph) -> list[Op]:
+    """Operations on 64-bit integers that are not known to fit the 32 bits they are computed with.
+
+    Taking the low bits alone is what a conversion to a shorter integer asks for.
+    """
+    wide = (v.type.dtype in _HELD_AS for op in graph.walk() for v in (*op.operands, *op.results))
+    if not any(wide):
+        return []
+    ranges = integer_ranges(graph)
+    return [op for op in graph.walk() if op.name != "loop" and _is_cut(op, ranges)]
+
+
+def _is_cut(op: Op, ranges: dict[Value, Range]) -> bool:
+    if op.name == "constant":
+        return False  # an error of its own (NCC_ESFH002)
+    target = op.results[0].type.dtype if op.results else DType.PRED
+    if op.name == "convert" and target.is_integer and target not in _HELD_AS:
+        return False
+    return any(not _fits(v, ranges) for v in (*op.operands, *op.results))
+
+
+def _fits(value: Value, ranges: dict[Value, Range]) -> bool:
+    """Whether 32 bits hold every element; the limits of the type stand for infinity."""
+    held = _HELD_AS.get(value.type.dtype)
+    if held is None:
+        return True
+    low, high = limits(held)
+    found = ranges.get(value)
+    infinite = found is not None and found[0] == found[1] and found[0] in limits(value.type.dtype)
+    return infinite or (found is not None and low <= found[0] <= found[1] <= high)
+
+
+def _needs(op: Op) -> str:
+    return f"{op.name} requires integers known to fit 32 bits, got {_wide_type(op)}"
+
+
+def _wide_type(op: Op) -> str:
+    return next(str(v.type) for v in (*op.operands, *op.results) if v.type.dtype in _HELD_AS)
+
+
+def downcasts(graph: Graph) -> list[Diagnostic]:
+    """A warning when 64-bit integers of `graph` may lose their high bits, at the first place."""
+    found = wide_operations(graph)
+    if not found:
+        return []
+    more = f", and so do {len(found) - 1} more operations" if len(found) > 1 else ""
+    message = f"{found[0].name} of {_wide_type(found[0])} is computed with 32 bits{more}"
+    return [Diagnostic("SW_INT64", message, found[0].loc, _ADVICE, severity="warning")]
 
 
 def _refusal(op: Op, kind: str) -> CompileError:

@@ -173,7 +173,7 @@ _NEURONX: tuple[Flag, ...] = (
         values=("default", "enabled", "disabled"),
         defaults=(("", "default"),),
         since="2.27.5334",
-        help="64-bit integers as such (trn2 and later)",
+        help="refuse 64-bit integers that may not fit 32 bits instead of warning (trn2 and later)",
         source=_CLI,
     ),
     _option(

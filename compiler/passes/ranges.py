@@ -1,0 +1,163 @@
+"""Ranges of integers: what is known of every element without running the graph.
+
+Intervals go from constants, counts, narrow types and loop counters through arithmetic; whatever is
+not listed, or leaves its type, has no known range. `integers.py` asks which 64-bit values surely
+fit the machine's 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+
+import numpy as np
+
+from compiler.dtypes import DType
+from compiler.ir.types import Graph, Op, Value
+
+Range = tuple[int, int]
+Operands = list[Range]
+Rule = Callable[[Op, Operands], Range]
+
+_WORD_BYTES = 4  # what the engines compute with (documented: int64 as int32 on NeuronCore-v2)
+
+
+def integer_ranges(graph: Graph, known: Mapping[Value, Range] | None = None) -> dict[Value, Range]:
+    """(least, largest) of every integer value of `graph` and its regions that is bounded; those of
+    up to 32 bits always are. `known` holds ranges of inputs.
+    """
+    found: dict[Value, Range] = {}
+    for value in graph.inputs:
+        _note(found, value, (known or {}).get(value))
+    for op in graph.ops:
+        if op.name == "loop":
+            _loop(found, op)
+            continue
+        rule = _RULES.get(op.name)
+        operands = [found[v] for v in op.operands if v in found]
+        complete = len(operands) == sum(v.type.dtype.is_integer for v in op.operands)
+        for result in op.results:
+            _note(found, result, rule(op, operands) if rule and complete else None)
+    return found
+
+
+def limits(dtype: DType) -> Range:
+    """Least and largest value of an integer type."""
+    info = np.iinfo(dtype.numpy)
+    return int(info.min), int(info.max)
+
+
+def _note(found: dict[Value, Range], value: Value, range: Range | None) -> None:
+    """Remember `range`; one that leaves the type wraps, so that only the type bounds it."""
+    dtype = value.type.dtype
+    if not dtype.is_integer:
+        return
+    low, high = limits(dtype)
+    if range is not None and low <= range[0] <= range[1] <= high:
+        found[value] = range
+    elif dtype.bytes <= _WORD_BYTES:
+        found[value] = (low, high)
+
+
+def _loop(found: dict[Value, Range], op: Op) -> None:
+    """Ranges of a loop: its counter, and carries that the body passes through."""
+    (body,) = op.regions
+    known = {}
+    for i, (inner, outer) in enumerate(zip(body.inputs, op.operands, strict=True)):
+        if i == op.attrs.induction:
+            known[inner] = (0, max(op.attrs.trip - 1, 0))
+        elif body.outputs[i] is inner and outer in found:
+            known[inner] = found[outer]
+    found |= integer_ranges(body, known)
+    for i, result in enumerate(op.results):
+        counter = (op.attrs.trip, op.attrs.trip) if i == op.attrs.induction else None
+        _note(found, result, counter or known.get(body.inputs[i]))
+
+
+def _hull(op: Op, operands: Operands) -> Range:
+    return min(low for low, _ in operands), max(high for _, high in operands)
+
+
+def _corners(fn: Callable[[int, int], int]) -> Rule:
+    """A function of two numbers that is monotone in each: its extremes are at the corners."""
+
+    def rule(op: Op, operands: Operands) -> Range:
+        values = [fn(a, b) for a, b in product(*operands)]
+        return min(values), max(values)
+
+    return rule
+
+
+def _constant(op: Op, operands: Operands) -> Range:
+    values = op.attrs.array()
+    return (int(values.min()), int(values.max())) if values.size else (0, 0)
+
+
+def _iota(op: Op, operands: Operands) -> Range:
+    return 0, max(op.result.type.shape[op.attrs.dim] - 1, 0)
+
+
+def _convert(op: Op, operands: Operands) -> Range:
+    """The operand's range; a float could be anything the type holds."""
+    if op.operands[0].type.dtype is DType.PRED:
+        return 0, 1
+    if operands:
+        return operands[0]
+    return limits(op.result.type.dtype) if op.result.type.dtype.is_integer else (0, 0)
+
+
+def _remainder(op: Op, operands: Operands) -> Range:
+    """The sign of the dividend, less than the largest divisor (0 gives the dividend)."""
+    (low, high), (least, most) = operands
+    below = max(abs(least), abs(most), 1) - 1
+    if least <= 0 <= most:
+        below = max(abs(low), abs(high))
+    return -min(below, max(-low, 0)), min(below, max(high, 0))
+
+
+def _abs(op: Op, operands: Operands) -> Range:
+    ((low, high),) = operands
+    return max(low, -high, 0), max(abs(low), abs(high))
+
+
+def _reduce(op: Op, operands: Operands) -> Range:
+    ((low, high),) = operands
+    terms = op.operands[0].type.num_elements // max(op.result.type.num_elements, 1)
+    if op.attrs.kind == "add":
+        return low * terms, high * terms
+    return (low, high) if op.attrs.kind in ("max", "min") else limits(op.result.type.dtype)
+
+
+def _gather(op: Op, operands: Operands) -> Range:
+    """Elements of the operand, or zero."""
+    low, high = operands[0]
+    return min(low, 0), max(high, 0)
+
+
+_MOVES = (
+    *("all_gather", "all_slice", "broadcast_in_dim", "collective_permute", "dynamic_slice"),
+    *("reshape", "reverse", "sharding_constraint", "slice", "transpose"),
+)
+
+_RULES: dict[str, Rule] = {
+    **{name: lambda op, operands: operands[0] for name in _MOVES},
+    "abs": _abs,
+    "add": _corners(lambda a, b: a + b),
+    "clamp": _hull,
+    "concatenate": _hull,
+    "constant": _constant,
+    "convert": _convert,
+    "dynamic_update_slice": lambda op, operands: _hull(op, operands[:2]),
+    "gather": _gather,
+    "iota": _iota,
+    "maximum": _corners(max),
+    "minimum": _corners(min),
+    "multiply": _corners(lambda a, b: a * b),
+    "negate": lambda op, operands: (-operands[0][1], -operands[0][0]),
+    "pad": _hull,
+    "reduce": _reduce,
+    "remainder": _remainder,
+    "select": _hull,
+    "sign": lambda op, operands: (-1, 1),
+    "subtract": _corners(lambda a, b: a - b),
+}

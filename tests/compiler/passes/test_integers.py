@@ -1,0 +1,152 @@
+"""64-bit integers: what is known to fit 32 bits is exact, what is not is said or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.diagnostics import CompileError, Loc
+from compiler.dtypes import DType
+from compiler.frontend.capture import artifact_of
+from compiler.frontend.stablehlo import import_module
+from compiler.ir.build import Builder
+from compiler.ir.ops import LoopAttrs
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph, Op, Value
+from compiler.options import CompileOptions
+from compiler.passes.integers import check_integers, downcasts, wide_operations
+from compiler.passes.ranges import integer_ranges
+from tests.support.compiled import run_levels
+from tests.support.model_files import compile_line
+
+ENABLED = CompileOptions(native_int64="enabled")
+SHAPE = (4, 5)
+BINARY = ("add", "subtract", "multiply", "maximum", "minimum", "remainder")
+UNARY = ("negate", "abs", "sign")
+
+
+def graph_of(fn: Callable[..., Any], *arguments: np.ndarray) -> tuple[Graph, list[np.ndarray]]:
+    """(graph, results) of a function with 64-bit integers."""
+    with jax.enable_x64(True):
+        traced = jax.jit(fn).trace(*arguments)
+        graph = import_module(artifact_of(traced))
+        return graph, [np.asarray(x) for x in jax.tree.leaves(jax.jit(fn)(*arguments))]
+
+
+def bounded(x: jax.Array) -> tuple[jax.Array, ...]:
+    """64-bit arithmetic on what comes from 16-bit inputs and counts."""
+    wide = x.astype(jnp.int64)
+    rows = jnp.arange(x.shape[0], dtype=jnp.int64)[:, None]
+    total = jnp.sum(wide, axis=1)
+    return wide * rows - 7, total * total.shape[0], jnp.where(wide > rows, wide, -rows)
+
+
+def squared(x: jax.Array) -> jax.Array:
+    return x * x + 1
+
+
+def test_values_that_fit_are_exact_and_nothing_is_said() -> None:
+    x = np.random.default_rng(0).integers(-(2**15), 2**15, (6, 9)).astype(np.int16)
+    graph, wanted = graph_of(bounded, x)
+    assert wide_operations(graph) == [] and downcasts(graph) == []
+    check_integers(ENABLED, "v3")(graph)
+    for found in run_levels(graph, [x]):
+        for have, want in zip(found, wanted, strict=True):
+            assert have.dtype == want.dtype == np.int64
+            np.testing.assert_array_equal(have, want)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_inputs_that_could_be_anything_are_warned_about(dtype: type) -> None:
+    graph, _ = graph_of(squared, np.zeros(SHAPE, dtype))
+    (finding,) = downcasts(graph)
+    assert (finding.code, finding.severity) == ("SW_INT64", "warning")
+    assert "multiply" in finding.message and "1 more operation" in finding.message
+    assert finding.loc is not None and finding.loc.file.endswith("test_integers.py")
+
+
+def test_native_integers_are_refused_where_they_would_be_cut() -> None:
+    graph, _ = graph_of(squared, np.zeros(SHAPE, np.int64))
+    with pytest.raises(CompileError, match=r"test_integers.py:\d+.*SW_INT64") as caught:
+        check_integers(ENABLED, "v3")(graph)
+    assert caught.value.loc is not None
+    for options, generation in ((ENABLED, "v2"), (CompileOptions(), "v3")):
+        assert check_integers(options, generation)(graph) is graph
+
+
+def test_low_bits_may_be_asked_for() -> None:
+    """A conversion to a shorter integer takes them from memory."""
+    x = np.random.default_rng(0).integers(-(2**62), 2**62, SHAPE)
+    graph, wanted = graph_of(lambda x: x.astype(jnp.int32) + 1, x)
+    assert wide_operations(graph) == []
+    for (have,) in run_levels(graph, [x]):
+        np.testing.assert_array_equal(have, wanted[0])
+
+
+@pytest.mark.parametrize(("start", "fits"), [(0, True), (2**40, False)])
+def test_counters_of_loops_are_bounded(start: int, fits: bool) -> None:
+    inner = Builder()
+    i, total = inner.input((), DType.I64), inner.input((), DType.I64)
+    one = inner.op("multiply", i, i)
+    body = inner.finish(i, one)
+    b = Builder()
+    zero = b.op("convert", b.full((), 0, DType.I32), attrs=_to(DType.I64))
+    first = b.op("add", zero, b.full((), start, DType.I64))
+    results = tuple(Value(v.type) for v in (zero, first))
+    loop = Op("loop", (zero, first), results, LoopAttrs(trip=1000, induction=0), (body,), Loc())
+    graph = Graph((), (*b.finish(first).ops, loop), results)
+    ranges = integer_ranges(graph)
+    assert ranges[i] == (0, 999) and ranges[one] == (0, 999**2) and total not in ranges
+    assert (not [op for op in wide_operations(graph) if op.name == "add"]) is fits
+
+
+def _to(dtype: DType) -> Any:
+    from compiler.ir.ops import ConvertAttrs
+
+    return ConvertAttrs(dtype)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_ranges_hold_what_the_reference_computes(data: st.DataObject) -> None:
+    """Random chains of 64-bit arithmetic on 8-bit inputs stay inside of their ranges."""
+    b = Builder()
+    inputs = [b.input(SHAPE, DType.I8) for _ in range(2)]
+    values = [b.convert(x, DType.I64) for x in inputs]
+    for _ in range(data.draw(st.integers(1, 8))):
+        name = data.draw(st.sampled_from((*BINARY, *UNARY)))
+        count = 2 if name in BINARY else 1
+        values.append(b.op(name, *(data.draw(st.sampled_from(values)) for _ in range(count))))
+    graph = b.finish(*values)
+    ranges = integer_ranges(graph)
+    arrays = [
+        np.random.default_rng(data.draw(st.integers(0, 99))).integers(-128, 128, SHAPE, np.int8)
+        for _ in inputs
+    ]
+    for value, array in zip(graph.outputs, evaluate(graph, arrays), strict=True):
+        if value in ranges:
+            low, high = ranges[value]
+            assert low <= int(array.min()) and int(array.max()) <= high
+
+
+def test_the_command_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = """func.func @main(%x: tensor<4xi64>) -> tensor<4xi64> {
+      %y = stablehlo.multiply %x, %x : tensor<4xi64>
+      return %y : tensor<4xi64>
+    }"""
+    (tmp_path / "m.mlir").write_text(module)
+    assert compile_line("shardwright compile m.mlir --target trn1") == 0
+    assert "warning[SW_INT64]: multiply of tensor<4xi64>" in capsys.readouterr().err
+    assert compile_line("shardwright compile m.mlir --target trn2 --native-int64 enabled") == 70
+    assert "SW_INT64" in capsys.readouterr().err
