@@ -35,6 +35,8 @@ class Life:
 
     def meets(self, other: Life) -> bool:
         """Whether both can hold values at the same time."""
+        if self.home == other.home:
+            return self.first <= other.last and other.first <= self.last
         depth = 0
         shared = min(len(self.home), len(other.home))
         while depth < shared and self.home[depth] == other.home[depth]:
@@ -148,14 +150,11 @@ def _place(
     cursor = 0
     small, capacity = _small(region, numbers, space, limits) if in_turn else ([], 0)
     capacity = capacity or _capacity(space, limits)
-    placed: list[int] = []
-    for n in sorted(set(numbers) - {*small}, key=lambda n: (-_size(region.tiles[n], limits), n)):
-        tile, size = region.tiles[n], _size(region.tiles[n], limits)
-        taken = sorted(
-            (region.tiles[m].address, region.tiles[m].address + _size(region.tiles[m], limits))
-            for m in placed
-            if lives[n].meets(lives[m])
-        )
+    sizes = {n: _size(region.tiles[n], limits) for n in numbers}
+    placed: list[tuple[Life, tuple[int, int]]] = []
+    for n in sorted(set(numbers) - {*small}, key=lambda n: (-sizes[n], n)):
+        tile, size, life = region.tiles[n], sizes[n], lives[n]
+        taken = sorted([span for other, span in placed if life.meets(other)])
         address = _first_gap(taken, size, cursor)
         if address + size > capacity:
             address = _first_gap(taken, size, 0)
@@ -163,7 +162,7 @@ def _place(
             raise _overflow(region, tile, address + size, capacity)
         cursor = address + size if in_turn else 0
         tile.address = address
-        placed.append(n)
+        placed.append((life, (address, address + size)))
 
 
 def _small(

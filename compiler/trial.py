@@ -3,7 +3,8 @@
 Row regions are timed with their first tiling: what they will run is at least
 as fast, and trying more tilings twice is what would take long. Equal regions are timed once; what
 matters is the region's structure and the types of its tensors, not which tensors they are or where
-a window starts. A tiling that was searched for is remembered, so that nothing is searched twice.
+a window starts. A tiling that was searched for is remembered, so that nothing is searched twice,
+and code that is what the region will run is kept until then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from compiler.codegen.generate import Generated, Recipe, generate
+from compiler.codegen.in_place import root_of
+from compiler.codegen.relocate import relocated
 from compiler.diagnostics import DiagnosticError
 from compiler.evaluate import region_duration_ps
 from compiler.isa.region import RegionProgram, Tensor, View
@@ -30,6 +33,7 @@ class Trial:
         self.options = options
         self._known: dict[Hashable, int | DiagnosticError] = {}
         self._recipes: dict[Hashable, Recipe] = {}
+        self._codes: dict[Hashable, tuple[Generated, Sequence[int]]] = {}  # and their tensors
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
@@ -45,11 +49,12 @@ class Trial:
         self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
     ) -> int | DiagnosticError:
         try:
-            if _is_row_region(program):
+            if _is_row_region(program) and self.options.optlevel > 1:
                 quick = replace(self.options, optlevel=1)
                 made = generate(program, tensors, self.target.name, _FIRST_REGISTER, quick)
             else:
                 made = self._searched(key, program, tensors, _FIRST_REGISTER)
+                self._codes[_meaning(program, tensors)] = made, _tensors(program)
         except DiagnosticError as error:
             return error
         return region_duration_ps(made.region, tensors, self.target)
@@ -61,7 +66,14 @@ class Trial:
 
         Raises CompileError, CapacityError.
         """
-        return self._searched(_structure(program, tensors), program, tensors, first_register)
+        known = self._codes.get(_meaning(program, tensors))
+        if known is None:
+            return self._searched(_structure(program, tensors), program, tensors, first_register)
+        made, numbers = known
+        renamed = dict(zip(numbers, _tensors(program), strict=True))
+        region = relocated(made.region, program, renamed, _FIRST_REGISTER, first_register)
+        last = made.next_register - _FIRST_REGISTER + first_register
+        return Generated(region, last, made.recipe)
 
     def _searched(
         self,
@@ -84,11 +96,35 @@ def _is_row_region(program: RegionProgram) -> bool:
     return contractions > 1 or (contractions == 1 and "reduce" in ops)
 
 
+def _views(program: RegionProgram) -> list[View]:
+    """All views, in the order of the nodes."""
+    return [n.attrs[k] for n in program.nodes for k in sorted(n.attrs) if _is_view(n.attrs[k])]
+
+
+def _is_view(value: Any) -> bool:
+    return isinstance(value, View)
+
+
+def _tensors(program: RegionProgram) -> list[int]:
+    """The tensors a region touches, by first use."""
+    return list(dict.fromkeys(view.tensor for view in _views(program)))
+
+
+def _meaning(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
+    """Equal for regions whose code differs in tensor numbers and registers only."""
+    numbers = {n: at for at, n in enumerate(_tensors(program))}
+    roots: dict[int, int] = {}
+    shared = [roots.setdefault(root_of(tensors, n), at) for n, at in numbers.items()]
+    kinds = [tensors[n].kind for n in numbers]
+    offsets = [view.offset for view in _views(program)]
+    return _structure(program, tensors), program.name, (*shared,), (*kinds,), (*offsets,)
+
+
 def _structure(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
     seen: dict[int, int] = {}
 
     def plain(value: Any) -> Hashable:
-        if not isinstance(value, View):
+        if not _is_view(value):
             return repr(value)
         number = seen.setdefault(value.tensor, len(seen))
         tensor = tensors[value.tensor]

@@ -139,6 +139,7 @@ class _Planner:
         self.reduced = {a for v in self.nodes if v.op == "reduce" for a in v.over}
         self.homes = space.homes(values)
         self.freed = self._freed()
+        self.spanned = [self._spanned(v) for v in self.nodes]
 
     def plans(self) -> list[StripPlan]:
         """Plans by slots and longest row; none when this partition atom cannot do it."""
@@ -234,18 +235,24 @@ class _Planner:
         extents[atom] = math.ceil(size / blocks)
         return blocks == 1
 
-    def _row_bytes(self, extents: Mapping[int, int]) -> int:
-        return max(self._tile_elements(v, extents) * v.dtype.bytes for v in self.nodes)
-
-    def _tile_elements(self, value: Value, extents: Mapping[int, int]) -> int:
+    def _spanned(self, value: Value) -> list[int]:
+        """Atoms along the row of a value's tile."""
         spanned = value.atoms | value.over if value.op in SINKS else value.atoms
-        return math.prod([extents[a] for a in spanned if a != self.partition])
+        return [a for a in spanned if a != self.partition]
+
+    def _tiles(self, extents: Mapping[int, int]) -> list[int]:
+        """Elements per partition of every value's tile."""
+        return [math.prod([extents[a] for a in atoms]) for atoms in self.spanned]
+
+    def _row_bytes(self, extents: Mapping[int, int]) -> int:
+        rows = zip(self._tiles(extents), self.nodes, strict=True)
+        return max(elements * v.dtype.bytes for elements, v in rows)
 
     def _fits(self, extents: Mapping[int, int], slots: tuple[int, int]) -> bool:
-        widest = max(self._tile_elements(v, extents) for v in self.nodes)
-        return (
-            widest <= self.limits.dim_stride_max and self._footprint(extents, slots) <= self.budget
-        )
+        tiles = self._tiles(extents)
+        if max(tiles) > self.limits.dim_stride_max:
+            return False
+        return self._footprint(tiles, extents, slots) <= self.budget
 
     def _freed(self) -> list[list[int]]:
         """Per value, in order, what nothing reads any more once it is computed."""
@@ -258,27 +265,32 @@ class _Planner:
                 freed[at].append(number)
         return freed
 
-    def _footprint(self, extents: Mapping[int, int], slots: tuple[int, int]) -> int:
+    def _footprint(
+        self, tiles: Sequence[int], extents: Mapping[int, int], slots: tuple[int, int]
+    ) -> int:
         """Peak SBUF bytes of the values alive at a time, all their slots counted."""
         alive, peak, sizes = 0, 0, {}
-        for number, value, freed in zip(self.values, self.nodes, self.freed, strict=True):
+        rows = zip(self.values, self.nodes, tiles, self.freed, strict=True)
+        for number, value, elements, freed in rows:
             held = value.op in SPLATS or number in self.homes
-            sizes[number] = 0 if held else self._bytes(number, value, extents, slots)
+            each = 0 if held else self._bytes_each(number, value, extents, slots)
+            sizes[number] = elements * each
             alive += sizes[number]
             peak = max(peak, alive)
             alive -= sum([sizes[n] for n in freed])
         return peak
 
-    def _bytes(
+    def _bytes_each(
         self, number: int, value: Value, extents: Mapping[int, int], slots: tuple[int, int]
     ) -> int:
+        """SBUF bytes per element of a value's tile."""
         if value.op == "store" and self.space.values[value.inputs[0]].op not in SPLATS:
             return 0
         moved = value.op in ("load", "load_indexed") or number in self.stored
         rotates = any(extents[a] < self.sizes[a] for a in value.atoms)
         count = slots[0 if moved else 1] if rotates else 1
         partials = 4 if value.op == "reduce" and value.dtype.is_float else 0
-        return self._tile_elements(value, extents) * (value.dtype.bytes * count + partials)
+        return value.dtype.bytes * count + partials
 
 
 class _Tiling:

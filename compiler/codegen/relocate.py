@@ -1,0 +1,81 @@
+"""Code of one region for another of the same meaning: other tensor numbers, other registers.
+
+A merge is judged by the code of the region it would make. When it is accepted the region is
+generated for good, in a function that by then has other tensors and registers; nothing else of its
+code depends on those, so it is renamed instead of being made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from compiler.isa.program import AccessPattern, Instr, Loop, Region, Space, Tile
+from compiler.isa.region import Affine, RegionProgram
+
+Rename = Callable[[int], int]
+
+
+def relocated(
+    region: Region,
+    program: RegionProgram,
+    tensors: Mapping[int, int],
+    first_register: int,
+    moved_to: int,
+) -> Region:
+    """`region` as the code of `program`: tensors renamed, and its own registers, which begin at
+    `first_register`, moved to begin at `moved_to`.
+    """
+
+    def register(number: int) -> int:
+        return number - first_register + moved_to if number >= first_register else number
+
+    tiles = [
+        Tile(
+            t.name,
+            t.space,
+            t.partitions,
+            t.elements,
+            t.dtype,
+            t.slots,
+            register(t.loop),
+            t.address,
+        )
+        for t in region.tiles
+    ]
+    body = _body(region.body, tensors, register)
+    return Region(program, tiles, body, region.tokens)
+
+
+def _body(
+    body: Sequence[Instr | Loop], tensors: Mapping[int, int], register: Rename
+) -> list[Instr | Loop]:
+    return [
+        Loop(register(item.register), item.trip, _body(item.body, tensors, register))
+        if isinstance(item, Loop)
+        else _instr(item, tensors, register)
+        for item in body
+    ]
+
+
+def _instr(instr: Instr, tensors: Mapping[int, int], register: Rename) -> Instr:
+    def pattern(p: AccessPattern) -> AccessPattern:
+        buffer = tensors[p.buffer] if p.space is Space.HBM else p.buffer
+        return AccessPattern(p.space, buffer, _affine(p.offset, register), p.dims, p.start)
+
+    attrs: dict[str, Any] = {
+        name: _affine(value, register) if isinstance(value, Affine) else value
+        for name, value in instr.attrs.items()
+    }
+    if attrs.get("zero_when"):
+        attrs["zero_when"] = tuple(map(register, attrs["zero_when"]))
+    dst = pattern(instr.dst) if instr.dst else None
+    srcs = tuple(map(pattern, instr.srcs))
+    return Instr(instr.opcode, instr.engine, dst, srcs, attrs, instr.waits, instr.signals)
+
+
+def _affine(value: Affine, register: Rename) -> Affine:
+    """Registers of the region stay behind those of the function, so the terms stay sorted."""
+    if not value.terms:
+        return value
+    return Affine(value.const, tuple((register(r), c) for r, c in value.terms))

@@ -1,0 +1,64 @@
+"""Code that is renamed for other tensors and registers is the code that would be made for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from compiler.codegen.generate import generate
+from compiler.codegen.relocate import relocated
+from compiler.isa.region import RegionProgram, Tensor, View
+from compiler.options import CompileOptions
+from compiler.target import load_target
+from compiler.trial import Trial
+from tests.compiler.codegen.region_harness import F32, TARGET, Maker
+from tests.compiler.codegen.row_cases import backward
+from tests.compiler.codegen.test_contractions import matmul
+from tests.compiler.codegen.test_indexed import scatter
+from tests.compiler.codegen.test_search import softmax
+
+CASES: dict[str, Callable[[], Maker]] = {
+    "strips": softmax,
+    "a sum over chunks": lambda: matmul(300, 5000, 200),
+    "rows": lambda: backward((2, 256, 256, 64, 64), F32, "causal"),
+    "indices": lambda: scatter(200, 64, 32),
+}
+REGISTER = 11
+
+
+def behind_another(maker: Maker) -> tuple[RegionProgram, list[Tensor]]:
+    """The same region in a function with one more tensor in front."""
+
+    def moved(value: object) -> object:
+        return replace(value, tensor=value.tensor + 1) if isinstance(value, View) else value
+
+    program = maker.program()
+    nodes = tuple(
+        replace(n, attrs={k: moved(v) for k, v in n.attrs.items()}) for n in program.nodes
+    )
+    aliased = [replace(t, alias=t.alias + (t.alias >= 0)) for t in maker.tensors]
+    return replace(program, nodes=nodes), [Tensor("more", (3,), F32, "input"), *aliased]
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
+def test_renamed_code_is_the_code_that_would_be_made(make: Callable[[], Maker]) -> None:
+    maker = make()
+    program, tensors = behind_another(maker)
+    renamed = {n: n + 1 for n in range(len(maker.tensors))}
+    made = generate(maker.program(), maker.tensors, TARGET, 1000)
+    wanted = generate(program, tensors, TARGET, REGISTER)
+    assert relocated(made.region, program, renamed, 1000, REGISTER) == wanted.region
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
+def test_what_was_judged_is_what_is_made(make: Callable[[], Maker], level: int) -> None:
+    maker, options = make(), CompileOptions(optlevel=level)
+    program, tensors = behind_another(maker)
+    judge = Trial(load_target(TARGET), options)
+    assert judge(maker.program(), maker.tensors) > 0
+    made = judge.generate(program, tensors, REGISTER)
+    wanted = generate(program, tensors, TARGET, REGISTER, options)
+    assert made.region == wanted.region and made.next_register == wanted.next_register
