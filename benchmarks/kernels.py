@@ -181,8 +181,42 @@ def kernels() -> list[Kernel]:
     found += convolution(56, 128, 128, 3, groups=128)
     found += convolution(32, 320, 320, 3)
     found += convolution(224, 3, 768, 16, stride=16)
-    found.append(Kernel("max_pool 112 64", max_pool, (array(8, 112, 112, 64),)))
-    return found
+    return found + movers()
+
+
+def movers() -> list[Kernel]:
+    """Pooling, ordering and data movement by index: bound by DMA."""
+    image, table, rows = array(8, 112, 112, 64), array(32000, 1024), array(4096, 1024)
+    index, f32 = array(4096, dtype=jnp.int32), jnp.float32
+
+    def pool_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
+        return jax.vjp(max_pool, x)[1](dy)[0]
+
+    def average(x: jax.Array) -> jax.Array:
+        window = (1, 2, 2, 1)
+        return jax.lax.reduce_window(x, 0.0, jax.lax.add, window, window, "VALID") / 4
+
+    return [
+        Kernel("max_pool 112 64", max_pool, (image,)),
+        Kernel("max_pool 112 64 backward", pool_gradient, (image, array(8, 56, 56, 64))),
+        Kernel("average_pool 112 64", average, (image,)),
+        Kernel(
+            "cumulative sum 512x2048", lambda x: jnp.cumsum(x, 1), (array(512, 2048, dtype=f32),)
+        ),
+        Kernel("gather 4096 rows", lambda t, i: t[i], (table, index)),
+        Kernel("scatter-add 4096 rows", lambda t, i, u: t.at[i].add(u), (table, index, rows)),
+        Kernel(
+            "scatter-max 512 rows",
+            lambda t, i, u: t.at[i].max(u),
+            (array(1024, 1024), array(512, dtype=jnp.int32), array(512, 1024)),
+        ),
+        Kernel("sort 128x256", lambda x: jnp.sort(x, 1), (array(128, 256, dtype=f32),)),
+        Kernel(
+            "top 8 of 4096x1024", lambda x: jax.lax.top_k(x, 8), (array(4096, 1024, dtype=f32),)
+        ),
+        Kernel("transpose 4096x4096", lambda x: x.T, (array(4096, 4096),)),
+        Kernel("to channels last", lambda x: x.transpose(0, 2, 3, 1), (array(8, 64, 56, 56),)),
+    ]
 
 
 def graph_of(kernel: Kernel) -> Graph:

@@ -24,6 +24,7 @@ from compiler.codegen.rows import row_candidates
 from compiler.codegen.search import Candidate, Room, effort_of, fastest, worth_trying
 from compiler.codegen.space import Space, normalise
 from compiler.codegen.strip_plan import strip_candidates
+from compiler.codegen.turns import is_turn, turn_candidates
 from compiler.codegen.windows import has_windows, window_candidates
 from compiler.diagnostics import CapacityError, CompileError
 from compiler.engine_order import order_engines
@@ -170,13 +171,20 @@ def _nests(space: Space, tensors: Sequence[Tensor]) -> list[tuple[Plan, list[int
     joined = _joined(space)
     found: dict[object, tuple[Plan, list[int]]] = {}
     for sink in space.sinks:
-        copied = is_copy(space, sink, tensors)
+        copied = _copier(space, sink, tensors)
         key: object = ("copy", sink) if copied else joined[sink]
-        plan = copy_candidates if copied else _planner(space, joined[sink], sink)
+        plan = copied or _planner(space, joined[sink], sink)
         found.setdefault(key, (plan, []))[1].append(sink)
     nests = list(found.values())
     refuse_stale_reads(space, tensors, [sinks for _, sinks in nests])
     return nests
+
+
+def _copier(space: Space, sink: int, tensors: Sequence[Tensor]) -> Plan | None:
+    """Who plans a store that only moves data; None when it does more."""
+    if is_copy(space, sink, tensors):
+        return copy_candidates
+    return turn_candidates if is_turn(space, sink, tensors) else None
 
 
 def _joined(space: Space) -> dict[int, frozenset[int]]:
@@ -220,6 +228,7 @@ def _verify(region: Region, limits: Limits) -> None:
 
 _KINDS: Mapping[Plan, str] = {
     copy_candidates: "copy",
+    turn_candidates: "copy",
     strip_candidates: "strip",
     contraction_candidates: "contraction",
     row_candidates: "row",

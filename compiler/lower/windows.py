@@ -53,7 +53,8 @@ def _reduce_window(b: Builder, op: Op) -> Value:
     """Long running windows by doubling, the others by a reduction of their elements."""
     a, (value,), shape = op.attrs, op.operands, op.result.type.shape
     dtype = value.type.dtype
-    wide = DType.F32 if dtype in (DType.BF16, DType.F16) else dtype
+    rounds = a.kind in ("add", "multiply") and dtype in (DType.BF16, DType.F16)
+    wide = DType.F32 if rounds else dtype
     value = padded(b, value, identity(a.kind, dtype), a.low, a.high)
     value = b.convert(value, wide) if wide is not dtype else value
     dims = [d for d, row in enumerate(zip(a.sizes, a.strides, strict=True)) if row != (1, 1)]

@@ -1,0 +1,252 @@
+"""Copies whose two sides have other innermost indices: blocks are turned on the tensor engine, so
+that both transfers move rows.
+
+`along` is innermost in the source, `across` in the target. Rows of the source lie on the partitions
+by `across`, are turned 128 by 128, and leave with `along` on the partitions. Where one of the two
+is short but the other continues it in memory, a partition holds several rows (`rows`), which then
+make one run; a turned block takes every `rows`-th element. An infinity becomes NaN in its row, as
+with every transpose on the tensor engine (docs/numerics.md, `saturate_infinity`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+from compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
+from compiler.codegen.rates import MIN_CYCLES
+from compiler.codegen.search import Candidate, Room
+from compiler.codegen.space import Space, Walk
+from compiler.codegen.strip_plan import strip_candidates
+from compiler.dtypes import DType
+from compiler.isa.program import AccessPattern, Engine
+from compiler.isa.region import Affine, Tensor
+
+# Rows that reach the plateau of the DMA curve (hardware.json), and half of that.
+_RUN_BYTES = (4096, 2048)
+_MIN_ELEMENTS = 1 << 14  # of a copy: below that a few descriptors do (our choice)
+_MIN_SIZE = 16  # of both indices: narrower blocks fill too little of a partition (our choice)
+_GROUP = 4  # turned blocks of 128 columns fill a bank of PSUM
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An innermost index: atom, size, and how many of it a partition of the other side holds."""
+
+    atom: int
+    size: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A copy of `source` to `target`, in blocks of `length` along and `width` across."""
+
+    source: Walk
+    target: Walk
+    dtype: DType
+    along: Side
+    across: Side
+    length: int
+    width: int
+
+
+def is_turn(space: Space, sink: int, tensors: Sequence[Tensor]) -> bool:
+    """Whether `sink` stores a load of floats that lies crosswise in memory."""
+    return bool(turns_of(space, sink, tensors))
+
+
+def turns_of(space: Space, sink: int, tensors: Sequence[Tensor]) -> list[Turn]:
+    """Ways to turn the copy that `sink` is; none if it is none, or not worth it."""
+    value = space.values[sink]
+    load = space.values[value.inputs[0]]
+    source, target = load.walk, value.walk
+    if value.op != "store" or load.op != "load" or source is None or target is None:
+        return []
+    ends = tensors[source.tensor], tensors[target.tensor]
+    users = space.users(range(len(space.values)))[value.inputs[0]]
+    apart = ends[0] is not ends[1] and not any(t.alias >= 0 for t in ends)
+    if users != [sink] or not apart or source.bounds or load.atoms != value.atoms:
+        return []
+    inner = [[a for a in value.atoms if w.stride(a) == 1] for w in (source, target)]
+    if not all(inner) or inner[0] == inner[1] or not load.dtype.is_float:
+        return []
+    along, across = inner[0][0], inner[1][0]
+    small = min(space.sizes[along], space.sizes[across]) < _MIN_SIZE
+    if small or space.elements(value) < _MIN_ELEMENTS or load.dtype.bytes < DType.BF16.bytes:
+        return []
+    runs = (n // load.dtype.bytes for n in _RUN_BYTES)
+    return [_tiled(space, source, target, load.dtype, (along, across), run) for run in runs]
+
+
+def _tiled(
+    space: Space, source: Walk, target: Walk, dtype: DType, inner: tuple[int, int], run: int
+) -> Turn:
+    """Blocks whose rows have about `run` elements."""
+    sizes, (along, across) = space.sizes, inner
+    n, m = sizes[along], sizes[across]
+    rows_across = _rows(m, run // n) if source.stride(across) == n else 1
+    rows_along = _rows(n, run // m) if target.stride(along) == m else 1
+    length = n if rows_across > 1 else min(n, _blocks(run, 128 * rows_along))
+    width = m if rows_along > 1 else min(m, _blocks(run, 128 * rows_across))
+    sides = Side(along, n, rows_along), Side(across, m, rows_across)
+    return Turn(source, target, dtype, *sides, length, width)
+
+
+def _rows(size: int, most: int) -> int:
+    """The largest divisor of `size` up to `most`."""
+    return max((r for r in range(1, most + 1) if size % r == 0), default=1)
+
+
+def _blocks(run: int, least: int) -> int:
+    """A multiple of `least` of at least about `run` elements, or one."""
+    return max(1, run // least) * least
+
+
+def turn_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
+    """Turned copies beside the tilings of a strip."""
+    (sink,) = sinks
+    turned = [
+        Candidate(_cost(space, turn, room), partial(_emit, space, turn))
+        for turn in turns_of(space, sink, room.tensors)
+        if _bytes(turn) <= room.budget
+    ]
+    return [*turned, *strip_candidates(space, sinks, room)]
+
+
+def _bytes(turn: Turn) -> int:
+    """SBUF bytes per partition: two slots of each side."""
+    tiles = math.ceil(turn.width / (128 * turn.across.rows))
+    outs = math.ceil(turn.length / (128 * turn.along.rows))
+    rows = tiles * turn.across.rows * turn.length + outs * turn.along.rows * turn.width
+    return 2 * rows * turn.dtype.bytes
+
+
+def _cost(space: Space, turn: Turn, room: Room) -> float:
+    total = math.prod(space.sizes[a] for a in {*turn.source.strides, *turn.target.strides})
+    moved = 0.0
+    for side, run in ((turn.across, turn.length), (turn.along, turn.width)):
+        rows = min(128, side.size // side.rows)
+        item = turn.dtype.bytes
+        moved += room.rates.transfer_ns(total * item, run * side.rows * item, rows)
+    columns = total / min(128, turn.along.size // turn.along.rows)
+    passes = 4 if turn.dtype is DType.F32 else 1
+    turned = room.rates.engine_ns(Engine.TENSOR, max(columns, MIN_CYCLES) * passes)
+    return max(moved, turned, room.rates.engine_ns(Engine.VECTOR, columns / 2))
+
+
+def _emit(space: Space, turn: Turn, builder: Builder) -> None:
+    atoms = sorted(
+        {*turn.source.strides, *turn.target.strides}, key=lambda a: -abs(turn.target.stride(a))
+    )
+    extents = dict.fromkeys(atoms, 1)
+    extents |= {turn.along.atom: turn.length, turn.across.atom: turn.width}
+    places = [Scope(builder, builder.body, {a: Box(Affine(), n) for a, n in extents.items()})]
+    for atom in atoms:
+        parts = pieces(space.sizes[atom], extents[atom])
+        places = [p.enter(atom, part) for p in places for part in parts]
+    for place in places:
+        _Block(turn, place).emit()
+
+
+class _Block:
+    """One block: rows in, blocks turned, rows out."""
+
+    def __init__(self, turn: Turn, scope: Scope) -> None:
+        self.turn, self.scope = turn, scope
+        self.length = scope.extent(turn.along.atom)
+        self.width = scope.extent(turn.across.atom)
+
+    def emit(self) -> None:
+        turn, scope = self.turn, self.scope
+        rows = [self._load(at) for at in range(0, self._parts(turn.across, self.width), 128)]
+        engines = (Engine.VECTOR, Engine.SCALAR)
+        for number, first in enumerate(range(0, self._parts(turn.along, self.length), 128)):
+            count = min(128, self._parts(turn.along, self.length) - first)
+            elements = turn.along.rows * self.width
+            out = Held(scope.tile("out", count, elements, turn.dtype), {})
+            jobs = list(product(range(len(rows)), range(turn.across.rows), range(turn.along.rows)))
+            for at, low in enumerate(range(0, len(jobs), _GROUP)):
+                engine = engines[(at + number) % 2]
+                self._turn(rows, out, jobs[low : low + _GROUP], (first, count), engine)
+            self._store(out, first, count)
+
+    def _parts(self, side: Side, extent: int) -> int:
+        """Partitions that `extent` elements of a side need."""
+        return extent // side.rows
+
+    def _load(self, first: int) -> tuple[Held, int]:
+        """Rows of the source from partition number `first` on, and how many."""
+        turn, scope = self.turn, self.scope
+        count = min(128, self._parts(turn.across, self.width) - first)
+        held = Held(scope.tile("rows", count, turn.across.rows * self.length, turn.dtype), {})
+        step = turn.source.stride(turn.across.atom)
+        self._transfer(
+            turn.source, (step, turn.across.rows, first, count), self.length, held, Engine.DMA_IN
+        )
+        return held, count
+
+    def _store(self, held: Held, first: int, count: int) -> None:
+        turn = self.turn
+        step = turn.target.stride(turn.along.atom)
+        self._transfer(
+            turn.target, (step, turn.along.rows, first, count), self.width, held, Engine.DMA_OUT
+        )
+
+    def _transfer(
+        self, walk: Walk, where: tuple[int, int, int, int], run: int, held: Held, engine: Engine
+    ) -> None:
+        step, rows, first, count = where
+        hbm, chip = merge_dims([rows, run], [[step, 1], [run, 1]])
+        far = self.scope.hbm(walk, ((step * rows, count), *hbm))
+        address = far.offset + first * rows * step
+        far = AccessPattern(far.space, far.buffer, address, far.dims)
+        near = self.scope.on_chip(held, count, chip)
+        ends = (near, far) if engine is Engine.DMA_IN else (far, near)
+        self.scope.add("dma", engine, ends[0], (ends[1],))
+
+    def _turn(
+        self,
+        rows: Sequence[tuple[Held, int]],
+        out: Held,
+        jobs: Sequence[tuple[int, int, int]],
+        part: tuple[int, int],
+        engine: Engine,
+    ) -> None:
+        """Up to a bank of blocks, and their copies: (tile of rows, row across, row along) each."""
+        turn, scope, (first, count) = self.turn, self.scope, part
+        bank = Held(scope.psum("turned", 1, 2), {})
+        wide = turn.across.rows
+        places = []
+        for at, (tile, row, step) in enumerate(jobs):
+            held, columns = rows[tile]
+            offset = row * self.length + first * turn.along.rows + step
+            source = scope.on_chip(held, columns, ((turn.along.rows, count),), offset)
+            block = scope.on_chip(bank, count, ((1, columns),), at * 128)
+            scope.add("transpose", Engine.TENSOR, block, (source,))
+            places.append((step * self.width + tile * 128 * wide + row, columns))
+        for low, high, delta in _even(places):
+            columns = places[low][1]
+            into, to = merge_dims([high - low, columns], [[128, 1], [delta, wide]])
+            target = scope.on_chip(out, count, to, places[low][0])
+            scope.add("tensor_copy", engine, target, (scope.on_chip(bank, count, into, low * 128),))
+
+
+def _even(places: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(first, last + 1, distance) of ranges of (place, columns) at even distances."""
+    found, low = [], 0
+    while low < len(places):
+        high = low + 1
+        delta = places[high][0] - places[low][0] if high < len(places) else 0
+        while (
+            high < len(places)
+            and places[high][1] == places[low][1]
+            and places[high][0] - places[high - 1][0] == delta
+        ):
+            high += 1
+        found.append((low, high, delta))
+        low = high
+    return found
