@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from orchestrator.config import JobConfig
+from sim_cluster.result import distance
 
 FP32_BOUND = 1e-5
 BF16_BOUND = 1e-2
-_FLOOR = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +25,11 @@ class Reference:
     bound: float
 
 
-def leaf_error(value: np.ndarray, reference: np.ndarray) -> float:
-    """||a - b||2 / max(||b||2, 1e-12) in fp64."""
-    a, b = np.asarray(value, np.float64), np.asarray(reference, np.float64)
-    return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), _FLOOR))
-
-
 def worst_leaf(
     values: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]
 ) -> tuple[str, float]:
     """Name and error of the worst leaf of `reference`."""
-    errors = {name: leaf_error(values[name], array) for name, array in reference.items()}
+    errors = {name: distance(values[name], array) for name, array in reference.items()}
     name = max(errors, key=lambda n: errors[n])
     return name, errors[name]
 
@@ -43,14 +37,14 @@ def worst_leaf(
 def worst_loss_error(losses: Sequence[float], reference: Sequence[float]) -> float:
     """The largest relative error of any step's loss."""
     return max(
-        leaf_error(np.asarray(a), np.asarray(b)) for a, b in zip(losses, reference, strict=True)
+        distance(np.asarray(a), np.asarray(b)) for a, b in zip(losses, reference, strict=True)
     )
 
 
 def run_unsharded(job: JobConfig, global_batch: int) -> Reference:
     """The reference of a job: fp32, on one device, on the same batches.
 
-    For a process of its own.     With a narrower compute type the bound is the larger of 1e-2 and
+    For a process of its own. With a narrower compute type the bound is the larger of 1e-2 and
     the error of the unsharded run in that type.
     """
     from compiler.frontend.reference import run_reference

@@ -121,7 +121,10 @@ def _losses(console: Console, report: dict[str, Any]) -> None:
         f"         worst leaf after one step {worst['error']:.1e} (bound {numerics['bound']:.0e}): "
         f"{worst['leaf'].rpartition('/')[2]}"
     )
-    console.print(f"         instruction level (L0) against region level (L1): {l0:.1e}")
+    console.print(
+        f"         instruction level (L0) against region level (L1): {l0:.1e} "
+        f"(bound {numerics['bound']:.0e})"
+    )
 
 
 def loss_plot(losses: list[float], width: int = 76, height: int = 9) -> Text:

@@ -43,6 +43,7 @@ from sharding.rewrite import rewrite
 from sharding.spec import ShardingSpec, sharded
 from sharding.strategies import INPUT, OUTPUT, Recipe
 from sharding.strategies.fsdp import fsdp
+from sim_cluster.result import distance
 from tests.models import flax_decoder, prime_model
 from tests.support.partitioned import run_global, run_sharded, traffic_bytes
 from tests.support.road import captured_graph
@@ -111,11 +112,6 @@ def random_inputs(graph: Graph, inputs: tuple[Slot, ...]) -> list[np.ndarray]:
             drawn = rng.integers(0, 60 if slot.role == "batch" else 3, shape)
         values.append(np.asarray(drawn).astype(dtype.numpy))
     return values
-
-
-def error(given: np.ndarray, wanted: np.ndarray) -> float:
-    a, b = given.astype(np.float64), wanted.astype(np.float64)
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-12))
 
 
 def counts(graph: Graph) -> Counter:
@@ -226,7 +222,7 @@ def test_values_equal_the_unsharded_graph(name: str, mesh: Mesh) -> None:
     inputs = random_inputs(result.graph, result.inputs)
     given = run_whole(result.part, inputs)
     wanted = evaluate(result.graph, inputs)
-    worst = max(error(g, w) for g, w in zip(given, wanted, strict=True))
+    worst = max(distance(g, w) for g, w in zip(given, wanted, strict=True))
     assert worst <= 1e-5
 
 
@@ -256,7 +252,7 @@ def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
         local = spec.local_shape(value.type.shape, mesh.sizes)
         assert all(part.shape == local for part in parts)
         whole = join(parts, spec, value.type.shape, mesh)
-        assert error(outputs[i], whole) <= 1e-5, i
+        assert distance(outputs[i], whole) <= 1e-5, i
 
 
 def executed(graph: Graph, times: int = 1) -> list[tuple[str, int]]:
@@ -319,7 +315,7 @@ def test_layouts_that_a_reshape_or_a_slice_would_break(mesh: Mesh) -> None:
     inputs_whole = random_inputs(graph, inputs)
     wanted = evaluate(graph, inputs_whole)
     for given, whole in zip(run_whole(part, inputs_whole), wanted, strict=True):
-        assert error(given, whole) <= 1e-6
+        assert distance(given, whole) <= 1e-6
     scattered = [op for op in collectives(part.graph) if op.name == "reduce_scatter"]
     assert [op.result.type.shape for op in scattered] == [(7, 8)]
 
@@ -357,7 +353,7 @@ def test_other_optimizers_work_on_shards(name: str) -> None:
     assert bool(part.findings) == (name == "adafactor")
     whole = random_inputs(graph, inputs)
     wanted = evaluate(graph, whole)
-    worst = max(error(g, w) for g, w in zip(run_whole(part, whole), wanted, strict=True))
+    worst = max(distance(g, w) for g, w in zip(run_whole(part, whole), wanted, strict=True))
     assert worst <= 1e-5
 
 

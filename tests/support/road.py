@@ -24,6 +24,7 @@ from sharding.plan import Plan, build_plan
 from sharding.rewrite import rewrite
 from sharding.shardy import answer_request, partition_here
 from sharding.strategies.fsdp import fsdp
+from sim_cluster.result import distance as leaf_error
 from tests.support.reference_ranks import ReferenceRanks
 
 
@@ -60,12 +61,6 @@ def fsdp_plan(
         partition=answer_request,
         **options,
     )
-
-
-def leaf_error(given: np.ndarray, reference: np.ndarray) -> float:
-    """||a - b||2 / max(||b||2, 1e-12) in fp64."""
-    a, b = given.astype(np.float64), reference.astype(np.float64)
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-12))
 
 
 def run_and_compare(

@@ -20,6 +20,7 @@ from compiler.passes.formats import check_formats
 from compiler.passes.integers import check_integers
 from compiler.program import StepProgram
 from sim_cluster import rounding
+from sim_cluster.result import distance
 from sim_cluster.run_single import run_single
 
 TARGET = "trn1n.32xlarge"
@@ -51,11 +52,6 @@ def product(dtype: DType = DType.F32, m: int = 40, k: int = 200, n: int = 56) ->
     b = Builder()
     x, y = b.input((m, k), dtype), b.input((k, n), dtype)
     return b.finish(b.dot(x, y, dtype=dtype))
-
-
-def distance(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 @pytest.mark.parametrize("level", LEVELS)

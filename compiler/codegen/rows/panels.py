@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compiler.codegen.builder import Box, Held, Scope, pieces
-from compiler.codegen.contract_plan import ContractPlan, Operand, is_natural
+from compiler.codegen.contract_plan import ContractPlan, Operand
 from compiler.codegen.panels import Panels
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.rows.size import STAGING_BYTES
@@ -107,8 +107,7 @@ def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPla
     """The contraction seen from one operand, all of which is held."""
     roles, limits = plan.roles, scope.builder.limits
     (depth,) = plan.space.values[number].over
-    free = tuple(plan.space.values[operand].atoms & (roles.inner | {roles.row}) - {depth})
-    natural = is_natural(plan.space, operand, depth, free)
+    free, natural = plan.panel_atoms(number, operand), plan.is_natural(number, operand)
     if natural:
         folded, sizes = free[0], plan.space.sizes
         row_bytes = sizes[depth] * plan.space.values[operand].dtype.bytes

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from compiler.codegen import fusion
+from compiler.codegen.contract_plan import is_natural
 from compiler.codegen.rows.again import made_again
 from compiler.codegen.rows.algebra import defer_scaling
 from compiler.codegen.rows.balance import Copy, balance
@@ -103,6 +104,17 @@ class RowPlan:
     def inner(self, number: int) -> int | None:
         """The inner atom a row value spans."""
         return inner_of(self.roles, self.space.values[number])
+
+    def panel_atoms(self, number: int, operand: int) -> tuple[int, ...]:
+        """What a panel of an operand of contraction `number` spans beside k."""
+        (depth,) = self.space.values[number].over
+        inside = self.roles.inner | {self.roles.row}
+        return tuple(self.space.values[operand].atoms & inside - {depth})
+
+    def is_natural(self, number: int, operand: int) -> bool:
+        """Whether a panel arrives with k along its rows, and is transposed on the way."""
+        (depth,) = self.space.values[number].over
+        return is_natural(self.space, operand, depth, self.panel_atoms(number, operand))
 
     def operand_type(self, number: int) -> DType:
         """Element type both operands of contraction `number` have in SBUF."""
@@ -200,13 +212,28 @@ def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
 
 def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
     """The plan with `ways` row tiles to a group, whose columns are folded as many times: groups of
-    masked rows then begin and end with a folded block.
+    masked rows then begin and end with a folded block. What is transposed as it arrives has its k
+    in order, and so has then the other operand.
     """
     ways = form.ways
     block = limits.contraction_max * ways
     sizes = {a: plan.space.sizes[a] for a in plan.roles.inner}
-    fold = {a: ways for a, size in sizes.items() if ways > 1 and size % block == 0}
+    ordered = _ordered(plan)
+    fold = {
+        a: ways for a, size in sizes.items() if ways > 1 and size % block == 0 and a not in ordered
+    }
     return replace(plan, ways=ways, fold=fold, young_first=form.young_first, alone=form.alone)
+
+
+def _ordered(plan: RowPlan) -> set[int]:
+    """Inner atoms that a panel of some contraction is transposed along."""
+    found: set[int] = set()
+    for number, value in enumerate(plan.space.values):
+        if value.op == "contract" and value.over <= plan.roles.inner:
+            panels = [n for n in value.inputs if n not in plan.turned]
+            if any(plan.is_natural(number, n) for n in panels):
+                found |= value.over
+    return found
 
 
 def _overflow(plan: RowPlan, size: Size, room: Room) -> CapacityError:
@@ -234,7 +261,7 @@ def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
     """Operands that span the rows, are made from loads alone and are short enough to be loaded for
     all rows at once: their transfers then move long runs, and well before the rows need them.
     """
-    found = set()
+    found: set[int] = set()
     for n, (tall, _) in roles.panels.items():
         ops = {space.values[m].op for m in space.slice([tall])}
         (depth,) = space.values[n].over

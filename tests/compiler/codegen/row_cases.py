@@ -80,3 +80,14 @@ def backward(sizes: tuple[int, ...], dtype=F32, mask: str = "", delta: bool = Tr
     m.store(m.node("multiply", m.contract(ds, q, over, F32), scale), (HEADS, S, D))
     m.store(m.node("multiply", m.contract(ds, k, (S,), F32), scale), (*lead, T, D))
     return m
+
+
+def weighted_rows(rows: int, columns: int, width: int, transposed: bool) -> Maker:
+    """Rows divided by their sums, kept and times weights [columns, width] or their transpose."""
+    m = Maker((rows, columns, width), "weighted_rows")
+    x = m.load((0, 1))
+    shares = m.node("divide", x, m.reduce(x, (1,)))
+    weights = m.load((2, 1) if transposed else (1, 2))
+    m.store(shares, (0, 1))
+    m.store(m.contract(shares, weights, (1,), F32), (0, 2))
+    return m

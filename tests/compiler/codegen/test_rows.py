@@ -14,7 +14,7 @@ from compiler.isa.limits import Limits, limits_for
 from compiler.isa.program import Region
 from compiler.target import PS_PER_S, load_target
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
-from tests.compiler.codegen.row_cases import backward, forward
+from tests.compiler.codegen.row_cases import backward, forward, weighted_rows
 
 BOUND = {F32: 1e-5, BF16: 1.5e-2}
 SIZES = [(2, 128, 128, 64, 64), (1, 131, 131, 16, 16), (2, 300, 700, 130, 40), (2, 67, 520, 32, 64)]
@@ -201,3 +201,12 @@ def test_capacity_error_names_the_tile() -> None:
         forward((1, 128, 200000, 64, 64)).region()
     text = str(error.value)
     assert "SBUF per partition" in text and any(t in text for t in ("strip", "panel", "transposed"))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(64, 256), (1024, 1024)])
+def test_both_operands_take_columns_in_one_order(rows: int, columns: int, transposed: bool) -> None:
+    """A panel that is transposed as it arrives keeps its columns in order, one that is not may have
+    neighbours on a partition: the rows it is multiplied with follow.
+    """
+    check(weighted_rows(rows, columns, 64, transposed), BOUND[F32])

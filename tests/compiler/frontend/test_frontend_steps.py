@@ -30,6 +30,7 @@ from compiler.ir.opdef import OPS
 from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph
 from compiler.ir.verify import verify
+from sim_cluster.result import distance
 from tests.models import flax_decoder, prime_model
 
 CONFIG = {
@@ -92,13 +93,8 @@ def leaves_after_a_step(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.
     return ours, reference_step(task, state, batch)
 
 
-def error(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-12))
-
-
 def worst(given: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> tuple[float, str]:
-    return max((error(given[name], reference[name]), name) for name in reference)
+    return max((distance(given[name], reference[name]), name) for name in reference)
 
 
 @pytest.mark.parametrize("name", FP32)
@@ -118,7 +114,9 @@ def test_the_step_as_an_hlo_proto_is_the_same_step(name: str) -> None:
     inputs = [given[info.name] for info in captured.inputs]
     again = verify(import_module(hlo_to_stablehlo(as_hlo_proto(captured.artifact))))
     for ours, theirs in zip(evaluate(again, inputs), evaluate(graph, inputs), strict=True):
-        assert error(ours, theirs) < 1e-6  # not equal: BLAS sums by the alignment of its operands
+        assert (
+            distance(ours, theirs) < 1e-6
+        )  # not equal: BLAS sums by the alignment of its operands
 
 
 def as_hlo_proto(artifact: bytes) -> bytes:

@@ -21,6 +21,7 @@ from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph
 from compiler.ir.verify import verify
 from compiler.passes.pipeline import run
+from sim_cluster.result import distance
 from tests.support import xla
 from tests.support.graphs import structural_hash
 
@@ -92,8 +93,7 @@ def worst_error(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
     errors = []
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
-        x, y = a.astype(np.float64), b.astype(np.float64)
-        errors.append(float(np.linalg.norm(x - y) / max(np.linalg.norm(y), 1e-12)))
+        errors.append(distance(a, b))
     return max(errors)
 
 
