@@ -7,6 +7,7 @@ loss becomes one region). Index columns that only count rows are recognised as b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ from compiler.lower.level import IndexedLevel
 from compiler.lower.sorting import sort
 from compiler.lower.task import unsupported
 from compiler.passes.dce import dce
+from compiler.passes.saturate import LARGEST
 
 MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
 
@@ -122,12 +124,25 @@ def _combine(
         hit = level.add("reshape", hit, attrs=ReshapeAttrs(one), like=op)
         spread = level.add("reshape", spread, attrs=ReshapeAttrs(one), like=op)
         return level.add("select", hit, spread, operand, like=op)
-    nothing = level.full(shape, identity(kind, dtype).item(), dtype, op)
-    joined = level.add("select", hit, spread, nothing, like=op)
+    none = identity(kind, dtype).item()
+    held = math.copysign(LARGEST[dtype], none) if dtype in LARGEST and math.isinf(none) else none
+    joined = level.add("select", hit, spread, level.full(shape, held, dtype, op), like=op)
     dims = tuple(range(rank, len(shape)))
     if dims:
         joined = level.add("reduce", joined, attrs=ReduceAttrs(kind, dims), like=op)
+    if held != none:
+        joined = _infinite_again(level, op, joined, held, none)
     return level.add(ELEMENTWISE_OF.get(kind, kind), operand, joined, like=op)
+
+
+def _infinite_again(level: IndexedLevel, op: Op, joined: Value, held: float, none: float) -> Value:
+    """Rows without an update get the identity, an infinity. The sum over partitions must not see
+    one: a transpose by the tensor engine makes NaN of it, so `held` stood for it there.
+    """
+    shape, dtype = joined.type.shape, joined.type.dtype
+    stand_in, infinity = (level.full(shape, number, dtype, op) for number in (held, none))
+    empty = level.add("compare", joined, stand_in, attrs=CompareAttrs("EQ"), like=op)
+    return level.add("select", empty, infinity, joined, like=op)
 
 
 def _any_scatter(level: IndexedLevel, op: Op) -> Value | None:

@@ -18,14 +18,15 @@ from compiler.ir.types import Graph, Op, Value
 
 _AFFECTED = frozenset(("dot_general", "convolution", "transpose"))
 _FP32_MAX = float(np.finfo(np.float32).max)
-_LARGEST = {
+LARGEST = {
     DType.F32: _FP32_MAX,
     DType.TF32: (2 - 2.0**-10) * 2.0**127,
     DType.BF16: (2 - 2.0**-7) * 2.0**127,
     DType.F16: float(np.finfo(np.float16).max),
     DType.F8E4M3: 240.0,
     DType.F8E5M2: 57344.0,
-}  # hardware.md, data types; f8E4M3FN has no infinity
+}
+"""The largest finite number of each type with infinities. Source: hardware notes, data types."""
 
 
 def saturate_infinity(graph: Graph) -> Graph:
@@ -34,10 +35,10 @@ def saturate_infinity(graph: Graph) -> Graph:
     clamped: dict[Value, Value] = {}
 
     def finite(value: Value) -> Value:
-        if value.type.dtype not in _LARGEST:
+        if value.type.dtype not in LARGEST:
             return value
         if value not in clamped:
-            limit = _LARGEST[value.type.dtype]
+            limit = LARGEST[value.type.dtype]
             low, high = (_limit(value, sign * limit, ops) for sign in (-1, 1))
             ops.append(make_op("clamp", (low, value, high)))
             clamped[value] = ops[-1].result

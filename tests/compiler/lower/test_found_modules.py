@@ -67,6 +67,21 @@ FOUND = {
         %1 = stablehlo.dot_general %0, %b, contracting_dims = [1] x [0]
           : (tensor<2x7x31xf32>, tensor<7xf32>) -> tensor<2x31xf32>
         return %1 : tensor<2x31xf32> }""",
+    "rows without an update of a scatter that takes the smallest": """
+      (%a: tensor<257xbf16>, %i: tensor<7x1xi32>, %u: tensor<7xbf16>) -> tensor<bf16> {
+        %o = stablehlo.constant dense<1.0> : tensor<bf16>
+        %m = stablehlo.constant dense<-1.0> : tensor<bf16>
+        %0 = "stablehlo.scatter"(%a, %i, %u) <{scatter_dimension_numbers = #stablehlo.scatter<
+          update_window_dims = [], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0],
+          index_vector_dim = 1>}> ({ ^bb0(%x: tensor<bf16>, %y: tensor<bf16>):
+            %4 = stablehlo.minimum %x, %y : tensor<bf16>
+            stablehlo.return %4 : tensor<bf16> })
+          : (tensor<257xbf16>, tensor<7x1xi32>, tensor<7xbf16>) -> tensor<257xbf16>
+        %1 = stablehlo.clamp %m, %0, %o
+          : (tensor<bf16>, tensor<257xbf16>, tensor<bf16>) -> tensor<257xbf16>
+        %2 = stablehlo.reduce(%1 init: %o) applies stablehlo.multiply across dimensions = [0]
+          : (tensor<257xbf16>, tensor<bf16>) -> tensor<bf16>
+        return %2 : tensor<bf16> }""",
 }
 
 
