@@ -27,11 +27,12 @@ CONFIG = {
 }
 
 
-def unrolled_step(seq_len: int) -> tuple[Graph, int]:
+def unrolled_step(seq_len: int, **sizes: int) -> tuple[Graph, int]:
     """The imported step, and how many of its first inputs are updated state (outputs in the same
-    order).
+    order); `sizes` replace those of the configuration.
     """
-    config = llama.LlamaConfig.from_dict({**CONFIG, "max_position_embeddings": seq_len})
+    given = {**CONFIG, **sizes, "max_position_embeddings": seq_len}
+    config = llama.LlamaConfig.from_dict(given)
     stacked = jax.eval_shape(lambda: llama.init_params(config, jax.random.key(0)))
     layer = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacked["layers"])
     params = {**stacked, "layers": [layer] * config.num_hidden_layers}
