@@ -1,8 +1,9 @@
 """`convolution` as contractions of views: windows of lhs against rhs, over taps and input features.
 
-No element is copied but for padding: every window is an `unfold` view, groups are a batch dim. A
-dilated lhs is split into phases, each a plain convolution with the taps that meet no hole; narrow
-groups (depthwise) are multiplied and summed on the vector engine. `windows.py` runs these rules.
+With channels last `window_product.py` has the rule. The others store their padding: every window is
+an `unfold` view, groups are a batch dim, a dilated lhs is split into phases, each a convolution
+with the taps that meet no hole; narrow groups (depthwise) are multiplied and summed on the vector
+engine. `windows.py` runs these rules.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@ which runs over images and channels.
 
 Memory is [images..., spatial dims..., channels], channels innermost and dense. The innermost
 spatial dim is `inner`, the next one `line`: a line of memory holds all positions and channels of
-one step of the line dim. Every other spatial dim is in `depths`.
+one step of the line dim. Every other spatial dim is in `depths`. With one spatial dim the positions
+are the lines if their channels make runs, else a line is all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.isa.region import Affine
 
+# Positions with this many bytes of channels are worth a DMA descriptor each (our choice).
+_RUN_BYTES = 512
 Steps = tuple[tuple[int, int], ...]  # (atom, step), smallest step first
 
 
@@ -118,7 +121,13 @@ def form_of(space: Space, number: int) -> Form:
     walk, weights = walks[0], walks[1]
     dims = sorted((_dim(b, contract.over) for b in walk.bounds), key=lambda d: -d.unit)
     inner = dims.pop()
-    line = dims.pop() if dims else Dim(0, 1, inner.size * inner.unit, (), ())
+    item = space.values[left].dtype.bytes
+    if dims:
+        line = dims.pop()
+    elif inner.unit * item >= _RUN_BYTES:
+        line, inner = inner, Dim(0, 1, inner.unit, (), ())
+    else:
+        line = Dim(0, 1, inner.size * inner.unit, (), ())
     bounded = {a for b in walk.bounds for a in b.strides}
     plain = _by_stride(walk, set(walk.strides) - bounded)
     other = space.values[right].atoms

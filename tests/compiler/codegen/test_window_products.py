@@ -170,3 +170,31 @@ def test_tiles_of_a_filter_gradient() -> None:
     dims = dict(zip(("lhs", "rhs", "out"), GRADIENT, strict=True))
     for lhs, rhs in (((1, 140, 6, 8), (1, 140, 6, 4)), ((5, 40, 4, 4), (5, 40, 4, 4))):
         _check(_graph(lhs, rhs, **dims))
+
+
+NWC, WIO = (0, 2, 1), (2, 1, 0)
+
+
+@pytest.mark.parametrize("channels", (3, 260))
+@pytest.mark.parametrize("stride", (1, 2, 3))
+def test_sequences(channels: int, stride: int) -> None:
+    """One spatial dim: positions are lines where they have channels enough."""
+    given = {"lhs_dilation": (1,), "low": (1,), "high": (2,), "lhs": NWC}
+    forward = _graph(
+        (3, 150, channels),
+        (3, channels, 5),
+        strides=(stride,),
+        rhs_dilation=(2,),
+        rhs=WIO,
+        out=NWC,
+        **given,
+    )
+    _check(forward)
+    backward = _graph(
+        (3, 150, channels),
+        (3, 151 // stride, 5),
+        strides=(1,),
+        rhs_dilation=(stride,),
+        **given | {"lhs": (2, 0, 1), "rhs": (2, 0, 1), "out": (1, 2, 0)},
+    )
+    _check(backward)
