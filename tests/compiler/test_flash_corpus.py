@@ -65,16 +65,17 @@ def _dims(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for n in shape if n != 1)
 
 
-def check_values(name: str, way: str) -> None:
+def check_values(name: str, way: str, level: str) -> None:
+    """Hold every output of the program at a level against JAX."""
     case = CORPUS[name]
     arguments = case.arguments()
     wanted = [np.asarray(a) for a in jax.tree.leaves(jax.jit(_function(case, way))(*arguments))]
     given = {f"arg{i}": a for i, a in enumerate(arguments)}
-    outputs = run_single(compiled(name, way), given, "L1")
+    outputs = run_single(compiled(name, way), given, level)
     for number, want in enumerate(wanted):
         have = outputs[f"out{number}"].astype(np.float64)
         error = np.linalg.norm(have - want) / max(np.linalg.norm(want.astype(np.float64)), 1e-12)
-        assert error <= BOUND[case.dtype], (number, error)
+        assert error <= BOUND[case.dtype], (level, number, error)
 
 
 def cases(spellings: Sequence[Spelling]) -> list:
@@ -93,15 +94,16 @@ def _marks(name: str, way: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.xfail(raises=ScoresInMemoryError, strict=True, reason=why)]
 
 
-def check(name: str, way: str) -> None:
-    check_values(name, way)
+def check(name: str, way: str, *levels: str) -> None:
+    for level in levels:
+        check_values(name, way, level)
     if stored := stored_scores(name, way):
         raise ScoresInMemoryError(f"{name} {way} keeps {stored}")
 
 
 @pytest.mark.parametrize(("name", "way"), cases(FEW))
 def test_scores_stay_on_chip(name: str, way: str) -> None:
-    check(name, way)
+    check(name, way, "L1")
 
 
 def test_samples_do_not_count_for_what_a_row_takes() -> None:
@@ -116,7 +118,7 @@ def test_samples_do_not_count_for_what_a_row_takes() -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize(("name", "way"), cases(ALL))
 def test_scores_of_every_spelling_stay_on_chip(name: str, way: str) -> None:
-    check(name, way)
+    check(name, way, "L1", "L0")
 
 
 @pytest.mark.matrix
