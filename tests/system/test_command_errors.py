@@ -21,7 +21,7 @@ from orchestrator.cli import main
 from tests.support.small_job import write_job
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 20
+PATIENCE_S = 60  # to start, to end: only a hang takes that long, also beside other work
 
 MODEL = '''"""A user's own training step."""
 
