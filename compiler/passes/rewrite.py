@@ -32,6 +32,8 @@ class Level:
 
     def update(self, op: Op) -> Op:
         """`op` with its operands as they are now."""
+        if self.replaced.keys().isdisjoint(op.operands):
+            return op
         return with_operands(op, tuple(self.now(v) for v in op.operands))
 
     def finish(self, graph: Graph) -> Graph:
