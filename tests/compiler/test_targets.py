@@ -55,7 +55,7 @@ def layer() -> tuple[Graph, list[np.ndarray], np.ndarray]:
 def test_a_layer_runs_on_every_machine(name: str) -> None:
     graph, arguments, wanted = layer()
     for (given,) in run_levels(graph, arguments, target=name):
-        np.testing.assert_allclose(given, wanted, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_switched_machine_takes_programs_but_no_jobs() -> None:

@@ -394,7 +394,7 @@ def test_donated_inputs_and_their_outputs_share_memory(
     for level in ("L0", "L1"):
         found = run_neff(folder / "file.neff", arguments, level)
         for a, b in zip(found, flat(*arguments), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_a_release_changes_the_numbers_of_the_same_command(folder: Path) -> None:

@@ -43,7 +43,7 @@ def check(part: PartitionedGraph, inputs: Sequence[np.ndarray]) -> Graph:
     verify(local)
     expected = run_global(part.graph, inputs)
     for given_, wanted in zip(run_sharded(part, inputs), expected, strict=True):
-        np.testing.assert_allclose(given_, wanted, rtol=2e-6, atol=2e-6)
+        np.testing.assert_allclose(given_, wanted, rtol=1e-6, atol=1e-6)
     return local
 
 

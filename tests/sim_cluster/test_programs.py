@@ -32,6 +32,7 @@ from sim_cluster.exchange import exchange
 from sim_cluster.functions import FunctionCode
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import run_program
+from sim_cluster.result import distance
 from sim_cluster.run_single import run_single
 from sim_cluster.run_values import ValueRun
 
@@ -238,7 +239,7 @@ def test_ranks_in_lock_step_with_groups_from_axes(threads: int) -> None:
         want = (
             4 * factor * (x.astype(np.float64).T @ w)
         )  # the four dp ranks hold the same batch here
-        np.testing.assert_allclose(metrics["out"], want, rtol=1e-4, atol=1e-3)
+        assert distance(metrics["out"], want) <= 1e-6
     np.testing.assert_array_equal(run.gather(["w"])["w"], w)
     check = run.result.l0["step"]
     assert check.instructions > 4 and 0 < check.distance <= 1e-6 and check.worst

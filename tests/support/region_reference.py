@@ -201,7 +201,7 @@ def check_lowering(
     inputs: Sequence[np.ndarray],
     signature: Signature = PLAIN,
     registers: Sequence[int] = (),
-    tolerance: float = 2e-6,
+    tolerance: float = 1e-6,
     **options: Any,
 ) -> Lowered:
     """Lower `graph` and hold it equal to its reference on `inputs` (counter inputs left out)."""

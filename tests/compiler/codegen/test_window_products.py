@@ -16,7 +16,7 @@ from tests.harnesses.convolution import GRADIENT, HWIO, NHWC
 from tests.support.compiled import run_levels
 from tests.support.region_reference import distance
 
-TOLERANCE = {DType.F32: 2e-6, DType.BF16: 2**-8}
+TOLERANCE = {DType.F32: 1e-6, DType.BF16: 2**-8}
 
 
 def _check(graph: Graph, seed: int = 0) -> None:

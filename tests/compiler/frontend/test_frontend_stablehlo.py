@@ -219,7 +219,7 @@ def test_captured_values_become_carries_and_splats_are_repeated() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, ml_dtypes.bfloat16])
 def test_reductions(dtype: Any) -> None:
     x = np.random.default_rng(0).integers(-4, 5, (3, 4, 5)).astype(dtype)
-    graph = check(lambda a: (a.sum(1), a.max(0), a.min((0, 2)), a.prod(2)), x, tolerance=1e-2)
+    graph = check(lambda a: (a.sum(1), a.max(0), a.min((0, 2)), a.prod(2)), x)
     assert [op.attrs.kind for op in graph.ops if op.name == "reduce"] == [
         "add",
         "max",

@@ -19,8 +19,8 @@ def test_loop_equals_python_loop() -> None:
     inputs = stack_inputs()
     h, saved = evaluate(layer_stack(), inputs)
     want_h, want_saved = stack_by_hand(*inputs)
-    np.testing.assert_allclose(h, want_h, rtol=2e-6, atol=1e-6)
-    np.testing.assert_allclose(saved, want_saved, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(h, want_h, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(saved, want_saved, rtol=1e-6, atol=1e-6)
 
 
 def rank_graph() -> Graph:

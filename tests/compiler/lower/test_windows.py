@@ -31,7 +31,7 @@ NHWC, HWIO = convolution.NHWC, convolution.HWIO
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_regions_mean_the_op(case: OpCase) -> None:
-    check_lowering(build_graph(case), case_inputs(case), tolerance=max(4 * case.rtol, 2e-6))
+    check_lowering(build_graph(case), case_inputs(case), tolerance=max(4 * case.rtol, 1e-6))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
@@ -39,7 +39,7 @@ def test_generated_code_means_the_op(case: OpCase) -> None:
     graph, inputs = build_graph(case), case_inputs(case)
     (made,) = run_levels(graph, inputs, ("L0",))
     for want, have in zip(evaluate(graph, inputs), made, strict=True):
-        assert distance(want, have) <= max(4 * case.rtol, 2e-6)
+        assert distance(want, have) <= max(4 * case.rtol, 1e-6)
 
 
 def _attrs(**given: object) -> ConvolutionAttrs:
