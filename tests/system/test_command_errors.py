@@ -119,7 +119,7 @@ def test_the_help_of_an_unsupported_operator_works(capsys: pytest.CaptureFixture
         (("--set", "run.speed=9"), ("SW_USAGE", "run.speed", "steps")),
         (("--set", "run.steps=many"), ("SW_USAGE", "run.steps", "int", "'many'")),
         (("--mesh", "dp_shard"), ("SW_USAGE", "axis=size")),
-        (("--executor", "abacus"), ("SW_USAGE", "run.executor", "inline, ray", "'abacus'")),
+        (("--executor", "abacus"), ("SW_USAGE", "executor", "inline, process, ray", "'abacus'")),
     ],
 )
 def test_a_wrong_setting_is_a_usage_error_with_its_field(
