@@ -7,6 +7,7 @@ compile units go through the service. Every stage's seconds are kept for the rep
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,13 +19,15 @@ from compiler.diagnostics import ShardingError, UsageError
 from compiler.ir.types import Graph
 from compiler.isa.program import Program
 from compiler.target import Target, load_target
-from orchestrator.config import AUTO, JobConfig
+from orchestrator.config import JobConfig
 from orchestrator.executor import WorkUnit
 from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, parse_mesh
 from sharding.partitioned import Slot
 from sharding.plan import Plan, complete, partitioned, prepare
+from sharding.settings import AUTO
+from sharding.strategies.registry import default_axes
 
 if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
@@ -97,8 +100,9 @@ def layout_of(job: JobConfig) -> Layout:
             hint="use a trn1, trn1n, trn2 or inf2 machine; `shardwright compile --target` takes it",
         )
     cores = target.cores * job.cluster.instances
-    axes = {name: getattr(job.mesh, name) for name in ("dp_replicate", "dp_shard")}
+    axes = dataclasses.asdict(job.mesh)
     given = {n: "auto" if s == AUTO else s for n, s in axes.items() if s}
+    given = given or default_axes(job.strategy.name)
     try:
         mesh = parse_mesh(given, cores)
     except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
@@ -175,7 +179,7 @@ def _partition(
     stages: Stages,
 ) -> Plan:
     with stages.timed("recipe"):
-        prepared = prepare(graph, inputs, outputs, layout.mesh, job.strategy.name)
+        prepared = prepare(graph, inputs, outputs, layout.mesh, job.strategy)
 
     def unit(request: bytes) -> bytes:
         key = unit_key("partition", request)
@@ -192,7 +196,6 @@ def _partition(
             prepared,
             answer,
             num_microbatches=layout.num_microbatches,
-            reshard_after_forward=job.strategy.reshard_after_forward,
         )
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 from compiler.diagnostics import UsageError
 from compiler.options import DEFAULTS, CompileOptions, choice
+from sharding import settings as strategy_settings
+from sharding.settings import AUTO, StrategySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,30 +46,10 @@ class ModelConfig:
     float32 for a config.
     """
 
-    optimizer: str = choice("adamw", "adamw", "sgd")
+    optimizer: str = choice("adamw", "adamw", "lamb", "sgd")
     learning_rate: float = 1e-3
     clip: float = 1.0
     """Global gradient norm; 0 turns clipping off."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyConfig:
-    """How the step is distributed."""
-
-    name: str = choice("fsdp", "fsdp")
-    micro_batch: int = 1
-    """Samples per data-parallel rank and micro-batch."""
-    global_batch: int = 0
-    """Samples per optimizer step; 0 means one micro-batch per rank."""
-
-    remat: str = choice("full", "none", "full")
-    """Recomputation of layer activations in the backward pass (presets and configs)."""
-
-    reshard_after_forward: bool = True
-    """Gather weights again in the backward pass instead of keeping them."""
-
-
-AUTO = -1
 
 
 def axis() -> Any:
@@ -84,6 +66,11 @@ class MeshConfig:
 
     dp_replicate: int = axis()
     dp_shard: int = axis()
+    cp: int = axis()
+    tp: int = axis()
+    ep: int = 0
+    """Cores that share the experts of a layer; a divisor of `dp_shard`, not a factor of the
+    cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +122,7 @@ class JobConfig:
     """A resolved job."""
 
     model: ModelConfig = ModelConfig()
-    strategy: StrategyConfig = StrategyConfig()
+    strategy: StrategySettings = strategy_settings.DEFAULTS
     mesh: MeshConfig = MeshConfig()
     cluster: ClusterConfig = ClusterConfig()
     compiler: CompileOptions = DEFAULTS

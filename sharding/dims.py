@@ -8,7 +8,7 @@ reads the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.ir.opdef import OPS
@@ -322,22 +322,14 @@ def batch_labels(graph: Graph, batch_dims: Mapping[Value, int]) -> BatchLabels:
     return labels
 
 
-class ShardClasses:
-    """Dims of batch-free values that must be sharded alike: a weight, its optimizer leaves, its
-    gradient.
+class UnionFind:
+    """Sets of dims that are joined step by step; a set is named by one of its dims."""
 
-    Union-find over (value, dim); values with a batch label stay out, which keeps activations from
-    tying weights together.
-    """
-
-    def __init__(self, graph: Graph, batch: Mapping[Value, int]) -> None:
+    def __init__(self) -> None:
         self._parent: dict[Dim, Dim] = {}
-        for op in graph.walk():
-            for factor in factors(op):
-                self._union([d for d in factor if d[0] not in batch])
 
     def find(self, dim: Dim) -> Dim:
-        """The representative of the class of `dim`."""
+        """The representative of the set of `dim`."""
         root = dim
         while (parent := self._parent.get(root, root)) != root:
             root = parent
@@ -346,12 +338,30 @@ class ShardClasses:
             dim = parent
         return root
 
-    def _union(self, dims: list[Dim]) -> None:
-        """Put `dims` into one class."""
+    def union(self, dims: Sequence[Dim]) -> None:
+        """Put `dims` into one set."""
         for other in dims[1:]:
             a, b = self.find(dims[0]), self.find(other)
             if a != b:
                 self._parent[b] = a
+
+
+class ShardClasses:
+    """Dims of batch-free values that must be sharded alike: a weight, its optimizer leaves, its
+    gradient.
+
+    Values with a batch label stay out, which keeps activations from tying weights together.
+    """
+
+    def __init__(self, graph: Graph, batch: Mapping[Value, int]) -> None:
+        self._sets = UnionFind()
+        for op in graph.walk():
+            for factor in factors(op):
+                self._sets.union([d for d in factor if d[0] not in batch])
+
+    def find(self, dim: Dim) -> Dim:
+        """The representative of the class of `dim`."""
+        return self._sets.find(dim)
 
     def dims_of(self, value: Value, roots: Mapping[Dim, str]) -> list[tuple[int, str]]:
         """The dims of `value` whose class is one of `roots`, with what `roots` says of them."""

@@ -33,13 +33,18 @@ def with_findings(part: PartitionedGraph, recipe: Recipe) -> PartitionedGraph:
 
 
 def unexpected(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Diagnostic]:
-    """One finding per collective beyond the predicted number of its kind, axes and shape."""
+    """One finding per collective beyond the predicted number of its kind, axes and shape.
+
+    An all_to_all may take the place of an all_gather: it moves a part where that moved everything.
+    """
     left: Counter[Key] = Counter()
     for item, count in predicted.items():
         left[(item.kind, item.axes, item.type.shape)] += count
     found = []
     for op in collectives(graph):
         key = (op.name, op.attrs.axes, op.result.type.shape)
+        if op.name == "all_to_all" and left[key] <= 0:
+            key = ("all_gather", *key[1:])
         left[key] -= 1
         if left[key] < 0 and op.result.type.num_elements > 1:
             found.append(_surprise(op))

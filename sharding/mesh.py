@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from collectives.ops import ReplicaGroups, axis_strides
 from compiler.diagnostics import ShardingError
 
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-DATA_AXES = ("dp_replicate", "dp_shard")
+AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
+DATA_AXES = ("dp_replicate", "dp_shard", "ep")
+"""Samples lie over these; `ep` is the inner part of what users call `dp_shard`."""
 AUTO = "auto"
 
 
@@ -63,6 +64,22 @@ class Mesh:
         """Replica groups over `axes`, row-major in mesh order."""
         return ReplicaGroups.from_axes(self.sizes, axes)
 
+    def refined(self, axis: str, atoms: Sequence[int]) -> Mesh:
+        """The same ranks with `axis` cut into smaller axes, major first: `tp_0`, `tp_1`.
+
+        Cutting into one atom changes nothing. The product of `atoms` is the size of `axis`.
+        """
+        assert math.prod(atoms) == self.sizes[axis]
+        if len(atoms) < 2:
+            return self
+        cut = [(f"{axis}_{i}", size) for i, size in enumerate(atoms)]
+        axes = ([pair] if pair[0] != axis else cut for pair in self.axes)
+        return Mesh(tuple(pair for group in axes for pair in group))
+
+    def atoms(self, axis: str) -> tuple[str, ...]:
+        """The axes `axis` was cut into; itself when it was not."""
+        return tuple(name for name in self.names if name == axis or name.startswith(f"{axis}_"))
+
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.axes) or "one core"
 
@@ -89,9 +106,11 @@ def parse_mesh(given: str | Mapping[str, int | str], cores: int, auto: str = "dp
     """The mesh of `given` over exactly `cores` cores.
 
     One axis may be "auto" and takes what the others leave; with no axis at all, `auto` takes every
-    core. Raises ShardingError with the printed product when the axes do not fill the cores.
+    core. `ep` does not multiply: it is the inner part of `dp_shard`.
+    Raises ShardingError with the printed product when the axes do not fill the cores.
     """
     table = _parse_text(given) if isinstance(given, str) else dict(given)
+    experts = _size("ep", table.pop("ep", 1))
     free = [name for name, size in table.items() if size == AUTO] or ([auto] if not table else [])
     if len(free) > 1:
         raise ShardingError(
@@ -103,7 +122,21 @@ def parse_mesh(given: str | Mapping[str, int | str], cores: int, auto: str = "dp
         sizes[free[0]] = _remainder(known, free[0], cores)
     mesh = make_mesh(sizes)
     _check_product(mesh, cores)
-    return mesh
+    return _with_experts(mesh, experts)
+
+
+def _with_experts(mesh: Mesh, experts: int) -> Mesh:
+    """The mesh with `ep` taken out of `dp_shard`, as its inner part."""
+    ranks = mesh.sizes.get("dp_shard", 1)
+    if experts < 1 or ranks % experts:
+        raise ShardingError(
+            "SW_MESH_EXPERTS",
+            f"mesh.ep requires a divisor of dp_shard={ranks}, got {experts}",
+            hint="experts lie over the cores that share samples: raise dp_shard or lower ep",
+        )
+    if experts == 1:
+        return mesh
+    return make_mesh({**mesh.sizes, "dp_shard": ranks // experts, "ep": experts})
 
 
 def _parse_text(text: str) -> dict[str, int | str]:

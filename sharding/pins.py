@@ -16,7 +16,7 @@ from compiler.diagnostics import Loc
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ShardingConstraintAttrs
 from compiler.ir.types import Graph, Op, Value
-from sharding.spec import ShardingSpec, replicated
+from sharding.spec import ShardingSpec
 
 NARROWING = ("broadcast_in_dim", "convert", "reshape", "transpose")
 CARRYING = ("loop", "optimization_barrier")
@@ -36,13 +36,14 @@ CUTTING = (
 @dataclass(frozen=True, slots=True)
 class GatherUse:
     """Operand `index` of `op` must be whole: gather `point`, then repeat `chain` on the gathered
-    value.
+    value. `spec` is its layout then; None is the one it is used in.
     """
 
     op: Op
     index: int
     point: Value
-    chain: tuple[Op, ...]
+    chain: tuple[Op, ...] = ()
+    spec: ShardingSpec | None = None
 
 
 def gather_uses(graph: Graph, batch: Mapping[Value, int], weights: set[Value]) -> list[GatherUse]:
@@ -127,12 +128,13 @@ def reduction_ops(graph: Graph, batch: Mapping[Value, int]) -> Iterator[tuple[Op
 class Annotator:
     """Builds the graph with constraints; values that are not touched stay the same objects.
 
-    `layouts` says which values get a constraint, and what it is. `specs` collects the spec of every
-    constraint's result, `points` the constraints that gather.
+    `layouts` says which values get a constraint, and what it is; `used` where a gathered value is.
+    `specs` collects the spec of every constraint's result, `points` the constraints that gather.
     """
 
     gathers: Mapping[tuple[Op, int], GatherUse]
     layouts: Mapping[Value, ShardingSpec]
+    used: Callable[[Value], ShardingSpec]
     specs: dict[Value, ShardingSpec] = field(default_factory=dict)
     points: list[Op] = field(default_factory=list)
 
@@ -185,10 +187,11 @@ class _Level:
 
     def _whole_point(self, use: GatherUse) -> Value:
         """The gathered value of the use's point, once per level and content."""
-        key = self._content(use.point)
+        spec = use.spec or self.owner.used(use.point)
+        key = (self._content(use.point), spec)
         if key not in self.whole:
             source = self.renamed.get(use.point, use.point)
-            pin = self.owner.constrain(source, replicated(source.type.rank), use.op.loc)
+            pin = self.owner.constrain(source, spec, use.op.loc)
             self.owner.points.append(pin)
             self.ops.append(pin)
             self.whole[key] = pin.result

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.diagnostics import Diagnostic, DiagnosticError, ShardingError
+from compiler.diagnostics import Diagnostic, DiagnosticError
 from compiler.ir.types import Graph, Op
 from compiler.program import StepPlan
 from sharding.findings import TRAFFIC, with_findings
@@ -22,15 +22,14 @@ from sharding.localize import localize
 from sharding.mesh import Mesh
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
 from sharding.rewrite import rewrite
+from sharding.settings import DEFAULTS, StrategySettings
 from sharding.shardy import encode_request, run_child
 from sharding.stages import split_step
 from sharding.strategies import Recipe
-from sharding.strategies.fsdp import fsdp
+from sharding.strategies.registry import recipe_of
 from sharding.unfold import UnfoldError, unfold
 
 PartitionUnit = Callable[[bytes], bytes]
-RecipeOf = Callable[[Graph, Sequence[Slot], Sequence[Slot], Mesh], Recipe]
-STRATEGIES: Mapping[str, RecipeOf] = {"fsdp": fsdp}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class Prepared:
     repeats.
     """
 
-    strategy: str
+    settings: StrategySettings
     mesh: Mesh
     recipe: Recipe
     inputs: tuple[Slot, ...]
@@ -85,9 +84,8 @@ def build_plan(
     outputs: Sequence[Slot],
     mesh: Mesh,
     *,
-    strategy: str = "fsdp",
+    settings: StrategySettings = DEFAULTS,
     num_microbatches: int = 1,
-    reshard_after_forward: bool = True,
     partition: PartitionUnit = run_child,
 ) -> Plan:
     """Plan a step whose batch inputs hold one micro-batch of the whole mesh.
@@ -96,12 +94,11 @@ def build_plan(
     Raises: ShardingError for an unknown strategy, a mesh or batch that does not fit, or a step that
     cannot be localized or cut.
     """
-    prepared = prepare(graph, inputs, outputs, mesh, strategy)
+    prepared = prepare(graph, inputs, outputs, mesh, settings)
     return complete(
         prepared,
         partitioned(prepared, partition),
         num_microbatches=num_microbatches,
-        reshard_after_forward=reshard_after_forward,
     )
 
 
@@ -110,19 +107,13 @@ def prepare(
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
     mesh: Mesh,
-    strategy: str = "fsdp",
+    settings: StrategySettings = DEFAULTS,
 ) -> Prepared:
     """Run the recipe and fold what it annotated. Raises ShardingError."""
-    recipe_of = STRATEGIES.get(strategy.lower().replace("_", "-"))
-    if recipe_of is None:
-        raise ShardingError(
-            "SW_STRATEGY",
-            f"strategy.name requires one of {', '.join(STRATEGIES)}, got {strategy}",
-        )
-    recipe = recipe_of(graph, inputs, outputs, mesh)
+    recipe = recipe_of(graph, inputs, outputs, mesh, settings)
     return Prepared(
-        strategy=strategy,
-        mesh=mesh,
+        settings=settings,
+        mesh=recipe.mesh,
         recipe=recipe,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
@@ -155,24 +146,24 @@ def complete(
     answer: PartitionedGraph,
     *,
     num_microbatches: int = 1,
-    reshard_after_forward: bool = True,
 ) -> Plan:
     """Everything after partitioning. Raises ShardingError."""
+    settings = prepared.settings
     source = with_findings(rewrite(answer), prepared.recipe)
     step = split_step(
         localize(source),
         num_microbatches=num_microbatches,
-        reshard_after_forward=reshard_after_forward,
+        reshard_after_forward=settings.reshard_after_forward,
     )
     cut_findings = step.metadata["findings"]
     assert isinstance(cut_findings, tuple)
     rows = traffic(step)
-    if not reshard_after_forward:
+    if not settings.reshard_after_forward:
         cut_findings += tuple(_gathers_left(rows))
     return Plan(
         step=step,
         mesh=prepared.mesh,
-        strategy=prepared.strategy,
+        strategy=settings.name,
         footprint=footprint(step),
         traffic=rows,
         reasons=prepared.recipe.reasons,

@@ -20,6 +20,8 @@ from sharding.spec import ShardingSpec, replicated
 
 SHAPE_CHANGES = ("reshape", "transpose")
 REDUCTIONS = ("all_reduce", "reduce_scatter")
+COUNTING = ("iota", "constant", "broadcast_in_dim", "convert", "reshape", "add", "multiply")
+MAX_COUNTED = 8  # ops a core repeats rather than wait for its peers (our choice)
 
 
 def rewrite(part: PartitionedGraph) -> PartitionedGraph:
@@ -155,12 +157,43 @@ def _spare_splat(level: _Level, op: Op) -> list[Op] | None:
     return None if source is None else [_yields(source, op.result)]
 
 
+def _spare_count(level: _Level, op: Op) -> list[Op] | None:
+    """A gather of what every core can count for itself (positions, masks) is counted whole."""
+    if level.specs[op.result].axes:
+        return None
+    steps = _counted(level, op.operands[0])
+    if not steps:
+        return None
+    whole: dict[Value, Value] = {}
+    made: list[Op] = []
+    for step in steps:
+        operands = [whole[v] for v in step.operands]
+        made.append(level.emit(step, operands, replicated(step.result.type.rank)))
+        whole[step.result] = made[-1].result
+    made[-1] = _yields(made[-1], op.result)
+    return made
+
+
+def _counted(level: _Level, value: Value) -> list[Op]:
+    """The ops behind a value that depends on no input, in order; empty when it does or is long."""
+    found: dict[Op, None] = {}
+
+    def visit(value: Value) -> bool:
+        op = level.producer(value, *COUNTING)
+        if op is None or len(found) > MAX_COUNTED or not all(visit(v) for v in op.operands):
+            return False
+        found[op] = None
+        return True
+
+    return list(found) if visit(value) else []
+
+
 def _slice(level: _Level, op: Op) -> list[Op] | None:
     return _spare_splat(level, op) or _scatter_slice(level, op)
 
 
 def _gather(level: _Level, op: Op) -> list[Op] | None:
-    return _spare_splat(level, op) or _gather_before_widening(level, op)
+    return _spare_splat(level, op) or _spare_count(level, op) or _gather_before_widening(level, op)
 
 
 def _gather_before_widening(level: _Level, op: Op) -> list[Op] | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from compiler.diagnostics import Diagnostic
 from compiler.ir.types import Graph, TensorType, Value
+from sharding.mesh import Mesh
 from sharding.spec import ShardingSpec
 
 ValueId = tuple[int, int]
@@ -33,12 +34,14 @@ class Predicted:
 class Recipe:
     """What a strategy decided.
 
-    `graph` carries constraints; `specs` is keyed by (op ordinal, result index), (-1, input index)
-    or (-2, output index). `reasons` says who decided what, by leaf name (and "layers"); `predicted`
-    counts static collectives, loop bodies once.
+    `graph` carries constraints; `mesh` is the given one with axes cut where the strategy needs it.
+    `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index);
+    `reasons` says who decided what, by leaf name (and "layers"); `predicted` counts static
+    collectives, loop bodies once.
     """
 
     graph: Graph
+    mesh: Mesh
     specs: Mapping[ValueId, ShardingSpec]
     reasons: Mapping[str, str]
     predicted: Counter[Predicted]

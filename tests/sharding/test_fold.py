@@ -24,6 +24,7 @@ from sharding.fold import ORIGIN, Folded, fold
 from sharding.mesh import Mesh, make_mesh
 from sharding.partitioned import PartitionedGraph, all_values, decode_partitioned
 from sharding.plan import Plan, Prepared, complete, partitioned, prepare
+from sharding.settings import StrategySettings
 from sharding.shardy import answer_request, encode_request
 from sharding.spec import ShardingSpec
 from sharding.unfold import UnfoldError, unfold
@@ -58,7 +59,7 @@ def answer_of(model: Callable[[int], TrainTask], layers: int) -> tuple[Folded, P
     return folded, decode_partitioned(answer_request(request))
 
 
-def plans(ready: Prepared, **options: object) -> tuple[Plan, Plan]:
+def plans(ready: Prepared, num_microbatches: int) -> tuple[Plan, Plan]:
     """The plan over the folded form, and the one over the whole graph."""
     calls: list[bytes] = []
 
@@ -71,22 +72,29 @@ def plans(ready: Prepared, **options: object) -> tuple[Plan, Plan]:
     verify(folded.graph)
     whole = partitioned(dataclasses.replace(ready, folded=None), once)
     assert len(calls[0]) < 0.7 * len(calls[1])
-    return complete(ready, folded, **options), complete(ready, whole, **options)
+    both = (complete(ready, part, num_microbatches=num_microbatches) for part in (folded, whole))
+    return next(both), next(both)
 
 
 @pytest.mark.parametrize(
-    ("model", "layers", "mesh", "options"),
+    ("model", "layers", "mesh", "reshard", "num_microbatches"),
     [
-        (flax, 6, FSDP, {}),
-        (flax, 6, HSDP, {"num_microbatches": 2}),
-        (prime, 9, FSDP, {"reshard_after_forward": False}),
-        (prime, 9, HSDP, {}),
+        (flax, 6, FSDP, True, 1),
+        (flax, 6, HSDP, True, 2),
+        (prime, 9, FSDP, False, 1),
+        (prime, 9, HSDP, True, 1),
     ],
 )
 def test_plan_is_that_of_the_whole_graph(
-    model: Callable[[int], TrainTask], layers: int, mesh: Mesh, options: dict[str, object]
+    model: Callable[[int], TrainTask],
+    layers: int,
+    mesh: Mesh,
+    reshard: bool,
+    num_microbatches: int,
 ) -> None:
-    folded, whole = plans(prepared(model, layers, mesh), **options)
+    settings = StrategySettings(reshard_after_forward=reshard)
+    ready = dataclasses.replace(prepared(model, layers, mesh), settings=settings)
+    folded, whole = plans(ready, num_microbatches)
     assert folded.step.buffers == whole.step.buffers
     assert folded.step.schedule == whole.step.schedule
     for one, other in zip(folded.step.programs, whole.step.programs, strict=True):

@@ -16,11 +16,12 @@ from compiler.ir.types import Graph
 from compiler.ir.verify import verify
 from sharding.mesh import make_mesh
 from sharding.partitioned import Slot
+from sharding.settings import StrategySettings
 from sharding.spec import ShardingSpec, replicated
 from sharding.strategies import INPUT, OUTPUT, Recipe
-from sharding.strategies.fsdp import fsdp
+from sharding.strategies.registry import recipe_of
 from tests.models import prime_model
-from tests.support.road import captured_graph
+from tests.support.road import captured_graph, fsdp
 
 SIZES = LlamaConfig(
     hidden_size=32,
@@ -152,9 +153,19 @@ def test_a_batch_that_does_not_divide_is_refused_with_numbers() -> None:
     assert "strategy.micro_batch" in text and "batch/x" in text
 
 
-def test_axes_of_other_strategies_are_refused() -> None:
-    with pytest.raises(ShardingError, match=r"mesh\.tp = 1, got 2"):
-        fsdp(*linear_step(), make_mesh({"dp_shard": 2, "tp": 2}))
+def test_zero_stages_of_other_strategies_are_refused() -> None:
+    with pytest.raises(ShardingError, match=r"strategy\.zero = 3, got 1"):
+        recipe_of(*linear_step(), make_mesh({"dp_shard": 2}), StrategySettings(zero=1))
+
+
+def test_stages_are_refused() -> None:
+    with pytest.raises(ShardingError, match=r"mesh\.pp requires 1 for now, got 2"):
+        fsdp(*linear_step(), make_mesh({"pp": 2, "dp_shard": 2}))
+
+
+def test_a_sequence_axis_needs_a_sequence() -> None:
+    with pytest.raises(ShardingError, match=r"mesh\.cp requires a sequence dim"):
+        fsdp(*linear_step(), make_mesh({"dp_shard": 2, "cp": 2}))
 
 
 def test_one_core_predicts_nothing() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.diagnostics import ShardingError
-from sharding.mesh import AXES, make_mesh, parse_mesh
+from sharding.mesh import AXES, DATA_AXES, make_mesh, parse_mesh
 from sharding.spec import ShardingSpec, replicated, sharded
 
 
@@ -73,3 +73,11 @@ def test_specs_say_local_shapes_and_refuse_what_does_not_divide() -> None:
     assert str(ShardingSpec(((),), ("tp",))) == "[-] partial over tp"
     with pytest.raises(ValueError, match="dim 1 requires a multiple of 8, got 12"):
         spec.local_shape((3, 12), sizes)
+
+
+def test_experts_are_the_inner_part_of_the_shard_axis() -> None:
+    mesh = parse_mesh("dp_shard=8,ep=4,tp=2", 16)
+    assert mesh.axes == (("dp_shard", 2), ("ep", 4), ("tp", 2))
+    assert mesh.size(DATA_AXES) == 8
+    with pytest.raises(ShardingError, match=r"mesh\.ep requires a divisor of dp_shard=8, got 3"):
+        parse_mesh("dp_shard=8,ep=3", 8)

@@ -147,11 +147,19 @@ def test_gathers_of_splats_vanish(make: str) -> None:
     assert names(after) == []
 
 
-def test_a_gather_of_a_varying_constant_stays() -> None:
+def test_what_every_core_can_count_is_not_gathered() -> None:
     b = Sketch()
     x = b.input((8, 4))
     table = b.at(b.constant(np.arange(32.0).reshape(8, 4)), (B,), ())
-    after = check(b.part(b.add(x, b.all_gather(table, 0, [B]))))
+    scaled = b.at(b.multiply(table, table), (B,), ())
+    after = check(b.part(b.add(x, b.all_gather(scaled, 0, [B]))))
+    assert names(after) == []
+
+
+def test_a_gather_of_an_input_stays() -> None:
+    b = Sketch()
+    x, y = b.input((8, 4)), b.at(b.input((8, 4)), (B,), ())
+    after = check(b.part(b.add(x, b.all_gather(y, 0, [B]))))
     assert names(after) == [("all_gather", (B,))]
 
 

@@ -42,11 +42,10 @@ from sharding.partitioned import (
 from sharding.rewrite import rewrite
 from sharding.spec import ShardingSpec, sharded
 from sharding.strategies import INPUT, OUTPUT, Recipe
-from sharding.strategies.fsdp import fsdp
 from sim_cluster.result import distance
 from tests.models import flax_decoder, prime_model
 from tests.support.partitioned import run_global, run_sharded, traffic_bytes
-from tests.support.road import captured_graph
+from tests.support.road import captured_graph, fsdp
 from tests.support.whole_runs import run_whole
 
 SIZES = LlamaConfig(

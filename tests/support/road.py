@@ -22,8 +22,10 @@ from sharding.mesh import Mesh
 from sharding.partitioned import PartitionedGraph, Slot
 from sharding.plan import Plan, build_plan
 from sharding.rewrite import rewrite
+from sharding.settings import StrategySettings
 from sharding.shardy import answer_request, partition_here
-from sharding.strategies.fsdp import fsdp
+from sharding.strategies import Recipe
+from sharding.strategies.registry import recipe_of
 from sim_cluster.result import distance as leaf_error
 from tests.support.reference_ranks import ReferenceRanks
 
@@ -40,6 +42,11 @@ def captured_graph(
     return import_module(captured.artifact), inputs, outputs
 
 
+def fsdp(graph: Graph, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...], mesh: Mesh) -> Recipe:
+    """The fsdp recipe with its defaults."""
+    return recipe_of(graph, inputs, outputs, mesh, StrategySettings())
+
+
 def fsdp_partition(task: TrainTask, mesh: Mesh, samples: int) -> PartitionedGraph:
     """The step under the fsdp recipe, partitioned in this process."""
     graph, inputs, outputs = captured_graph(task, samples)
@@ -48,7 +55,7 @@ def fsdp_partition(task: TrainTask, mesh: Mesh, samples: int) -> PartitionedGrap
 
 
 def fsdp_plan(
-    task: TrainTask, mesh: Mesh, micro_batch: int, num_microbatches: int = 1, **options: bool
+    task: TrainTask, mesh: Mesh, micro_batch: int, num_microbatches: int = 1, **settings: bool
 ) -> Plan:
     """The planned step, partitioned in this process; `micro_batch` samples per core."""
     graph, inputs, outputs = captured_graph(task, micro_batch * mesh.num_cores)
@@ -59,7 +66,7 @@ def fsdp_plan(
         mesh,
         num_microbatches=num_microbatches,
         partition=answer_request,
-        **options,
+        settings=StrategySettings(**settings),
     )
 
 

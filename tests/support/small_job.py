@@ -25,7 +25,8 @@ from orchestrator.config import JobConfig
 from orchestrator.executor import Executor, InlineExecutor
 from orchestrator.job import write_and_load
 from orchestrator.service import UnitRow, UnitService
-from sharding.mesh import make_mesh
+from sharding.mesh import DATA_AXES, make_mesh
+from sharding.settings import DEFAULTS, StrategySettings
 from sim_cluster.run_values import ValueRun
 
 TARGET = "trn1n.32xlarge"
@@ -60,10 +61,11 @@ def build_on(
     num_microbatches: int = 2,
     micro_batch: int = 1,
     executor: Callable[[], Executor] = InlineExecutor,
+    settings: StrategySettings = DEFAULTS,
 ) -> Road:
-    """Capture to linked programs on a mesh of any size; `micro_batch` samples per core."""
+    """Capture to linked programs on a mesh of any size; `micro_batch` samples per data rank."""
     sizes = make_mesh(mesh)
-    captured = micro_batch * sizes.num_cores
+    captured = micro_batch * sizes.size(DATA_AXES)
     layout = Layout(
         target=load_target(TARGET),
         mesh=sizes,
@@ -72,7 +74,7 @@ def build_on(
         num_microbatches=num_microbatches,
     )
     with UnitService(executor, Cache(cache)) as service:
-        built = build_task(JobConfig(), layout, task, service, Stages())
+        built = build_task(JobConfig(strategy=settings), layout, task, service, Stages())
         return Road(built, service.rows)
 
 

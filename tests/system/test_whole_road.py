@@ -26,6 +26,8 @@ from compiler.frontend.reference import (
 from compiler.frontend.task import TrainTask
 from compiler.neff.bundle import Bundle
 from orchestrator.numerics import BF16_BOUND, FP32_BOUND, worst_leaf, worst_loss_error
+from sharding.mesh import DATA_AXES
+from sharding.settings import DEFAULTS, StrategySettings
 from sim_cluster.functions import L0, L1
 from sim_cluster.result import distance
 from sim_cluster.run_values import ValueRun
@@ -54,6 +56,7 @@ class Case:
     make: Callable[[], TrainTask]
     mesh: dict[str, int]
     precise: str = ""  # the case that computes the same in full precision
+    settings: StrategySettings = DEFAULTS
 
 
 CASES = {
@@ -63,6 +66,11 @@ CASES = {
     "flax hsdp": Case(flax, {"dp_replicate": 2, "dp_shard": 2}),
     "prime fsdp": Case(prime, {"dp_shard": 4}),
     "deep prime hsdp": Case(deep, {"dp_replicate": 2, "dp_shard": 2}),
+    "llama tp beyond kv heads": Case(
+        small_llama, {"dp_shard": 2, "tp": 4}, settings=StrategySettings(name="llm-training")
+    ),
+    "llama fsdp cp tp": Case(small_llama, {"dp_shard": 2, "cp": 2, "tp": 2}),
+    "flax zero-1": Case(flax, {"dp_shard": 4}, settings=StrategySettings(name="generic", zero=1)),
 }
 
 
@@ -81,7 +89,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
     def build(name: str) -> Ready:
         case, path = CASES[name], tmp_path_factory.mktemp("road")
         task = case.make()
-        road = build_on(task, case.mesh, path / "cache")
+        road = build_on(task, case.mesh, path / "cache", settings=case.settings)
         return Ready(task, bundle_of(road, path / "bundle"), road.built.layout.global_batch)
 
     return build
@@ -107,8 +115,8 @@ def test_a_step_from_files_equals_the_unsharded_step(
     name: str, ready: Callable[[str], Ready]
 ) -> None:
     case, one = CASES[name], ready(name)
-    cores = math.prod(case.mesh.values())
-    assert (one.global_batch, one.bundle.manifest.num_microbatches) == (2 * cores, 2)
+    ranks = math.prod(size for axis, size in case.mesh.items() if axis in DATA_AXES)
+    assert (one.global_batch, one.bundle.manifest.num_microbatches) == (2 * ranks, 2)
     given = run_steps(one.bundle, one.task, one.global_batch, STEPS)
     losses, after_one, bound = reference(name, one.task, one.global_batch)
     loss_error = worst_loss_error(given.losses, losses)

@@ -246,12 +246,13 @@ def loss(
 
 
 def make_optimizer(name: str, lr: float, clip: float) -> optax.GradientTransformation:
-    """The optax chain: clip by global norm (0: none), then adamw (betas 0.9, 0.95; decay 0.1), adam
-    or sgd.
+    """The optax chain: clip by global norm (0: none), then adamw (betas 0.9, 0.95; decay 0.1),
+    adam, lamb (decay 0.01) or sgd.
     """
     makers = {
         "adamw": lambda: optax.adamw(lr, b1=0.9, b2=0.95, weight_decay=0.1),
         "adam": lambda: optax.adam(lr),
+        "lamb": lambda: optax.lamb(lr, weight_decay=0.01),
         "sgd": lambda: optax.sgd(lr),
     }
     if name not in makers:

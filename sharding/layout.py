@@ -1,0 +1,170 @@
+"""Where code computes: the `used` layout of every value, from the indices its dims walk along.
+
+Samples lie over the data axes, the sequence over `cp`, and inner indices over `tp`. Under sequence
+parallelism what holds the residual index, or only statistics of it, is split along the sequence by
+the tensor axis too. State that is stored more finely is the business of `strategies/decisions.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compiler.ir.types import Graph, Op, Value
+from sharding.dims import Dim, UnionFind, factors, propagate
+from sharding.indices import Class, IndexClasses
+from sharding.inner import contracted
+from sharding.mesh import Mesh
+from sharding.spec import ShardingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class UsedLayout:
+    """Axes by index. `samples` maps a value to its sample dim, `split` a class to its axes.
+
+    `residual_axes` lie along the sequence of the values in `spread`, `sequence_axes` of all others;
+    `queries` names the sequence dim of values that have several. `experts` maps a family to axes it
+    takes before the samples do, in values that are sorted by expert and have no sequence any more.
+    """
+
+    mesh: Mesh
+    indices: IndexClasses
+    samples: Mapping[Value, int]
+    sample_axes: tuple[str, ...] = ()
+    split: Mapping[Class, tuple[str, ...]] = field(default_factory=dict)
+    sequence: frozenset[Class] = frozenset()
+    residual: frozenset[Class] = frozenset()
+    sequence_axes: tuple[str, ...] = ()
+    residual_axes: tuple[str, ...] = ()
+    spread: frozenset[Value] = frozenset()
+    queries: Mapping[Value, int] = field(default_factory=dict)
+    experts: Mapping[Class, tuple[str, ...]] = field(default_factory=dict)
+    _known: dict[Value, ShardingSpec] = field(default_factory=dict, init=False, repr=False)
+
+    def of(self, value: Value) -> ShardingSpec:
+        """The used layout of a value; dims that do not divide stay whole."""
+        if value not in self._known:
+            self._known[value] = self._lay(value)
+        return self._known[value]
+
+    def unspread(self, value: Value) -> ShardingSpec:
+        """The used layout without the residual axes: where partial sums of them are made."""
+        return self._lay(value, spread=False)
+
+    def by_sample(self, value: Value) -> ShardingSpec:
+        """The layout of a value in front of the exchange with the experts, or behind it."""
+        return self._lay(value, experts=False)
+
+    def _lay(self, value: Value, *, spread: bool = True, experts: bool = True) -> ShardingSpec:
+        """Experts first, then samples, inner indices and the sequence, as far as axes are left."""
+        dims: list[tuple[str, ...]] = [()] * value.type.rank
+        used: set[str] = set()
+
+        def give(dim: int, axes: tuple[str, ...]) -> None:
+            free = tuple(a for a in axes if a not in used)
+            if not dims[dim] and free == axes and self._fits(value, dim, axes):
+                dims[dim] = axes
+                used.update(axes)
+
+        sample = self.samples.get(value)
+        if experts and self.experts and not self.sequence_dims(value):
+            for dim, family in self.indices.families(value):
+                give(dim, self.experts.get(family, ()))
+        if sample is not None:
+            give(sample, tuple(a for a in self.sample_axes if a not in used))
+        for dim, member in self.indices.classes(value) if self.split else ():
+            give(dim, self.split.get(member, ()))
+        walked = self.sequence_dim(value)
+        if walked is not None:
+            shared = spread and (value not in self.samples or value in self.spread)
+            give(walked, (*self.sequence_axes, *(self.residual_axes if shared else ())))
+            give(walked, self.sequence_axes)
+        return ShardingSpec(tuple(dims))
+
+    def by_expert(self, value: Value) -> bool:
+        """True for samples that lie by expert: rows that a router has sent to them."""
+        if value not in self.samples or self.sequence_dims(value):
+            return False
+        return any(f in self.experts for _, f in self.indices.families(value))
+
+    def _fits(self, value: Value, dim: int, axes: Sequence[str]) -> bool:
+        """True when the axes divide the dim."""
+        size = value.type.shape[dim]
+        return bool(axes) and size > 0 and size % self.mesh.size(axes) == 0
+
+    def sequence_dim(self, value: Value) -> int | None:
+        """The sequence dim of a value, if it has one; of scores, the dim of the queries."""
+        if value in self.queries:
+            return self.queries[value]
+        return next(iter(self.sequence_dims(value)), None)
+
+    def sequence_dims(self, value: Value) -> list[int]:
+        """Every sequence dim of a value with samples (scores have two), or of a table of positions:
+        what has no samples but the residual index.
+        """
+        if not self.sequence:
+            return []
+        families = dict(self.indices.families(value))
+        sample = self.samples.get(value)
+        if sample is None and not self.residual & {*families.values()}:
+            return []
+        return [d for d, f in families.items() if f in self.sequence and d != sample]
+
+
+def along_residual(graph: Graph, layout: UsedLayout) -> frozenset[Value]:
+    """The values that sequence parallelism spreads over the tensor axis.
+
+    These have a sequence dim and the residual index, or are made of nothing but such values: the
+    statistics of a norm. What holds a split index uses the axis for that.
+    """
+    found: set[Value] = set()
+
+    def holds(value: Value) -> bool:
+        return any(f in layout.residual for _, f in layout.indices.families(value))
+
+    def free(value: Value) -> bool:
+        split = any(c in layout.split for _, c in layout.indices.classes(value))
+        return layout.sequence_dim(value) is not None and not split
+
+    def step(op: Op) -> bool:
+        tokens = [v for v in op.operands if layout.sequence_dim(v) is not None]
+        from_spread = bool(tokens) and all(v in found for v in tokens)
+        for value in op.results:
+            if free(value) and (from_spread or holds(value)):
+                found.add(value)
+        return False
+
+    def bind(source: Value, target: Value) -> bool:
+        new = source in found and target not in found
+        if new:
+            found.add(target)
+        return new
+
+    propagate(graph, step, bind)
+    return frozenset(found)
+
+
+def query_dims(graph: Graph, layout: UsedLayout) -> dict[Value, int]:
+    """Of every value with two sequence dims, the one that is summed over less: the queries'.
+
+    Queries and keys are one index of the model, but among scores alone they are two: dims are tied
+    through ops between such values only. Softmax and the products with the values sum over keys.
+    """
+    pairs = {
+        v: dims
+        for op in graph.walk()
+        for v in (*op.operands, *op.results)
+        if len(dims := layout.sequence_dims(v)) > 1
+    }
+    sides = UnionFind()
+    summed: Counter[Dim] = Counter()
+    for op in graph.walk():
+        for factor in factors(op):
+            sides.union([dim for dim in factor if dim[0] in pairs])
+    for op in graph.walk():
+        size = sum(v.type.num_bytes for v in op.results)
+        for value, dim in contracted(op):
+            if value in pairs:
+                summed[sides.find((value, dim))] += size
+    return {v: min(dims, key=lambda d: summed[sides.find((v, d))]) for v, dims in pairs.items()}

@@ -1,0 +1,45 @@
+"""What a user may choose about distribution: the `[strategy]` table.
+
+One frozen object goes from the job to the recipe and to the cut. Values are checked where text is
+read (`orchestrator/config.py`); what a strategy cannot do with them is refused by the recipe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compiler.options import choice
+
+AUTO = -1
+DISTRIBUTED_OPTIMIZER = 1
+"""The ZeRO stage that spreads the optimizer state; 2 adds gradients, 3 weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategySettings:
+    """How the step is distributed."""
+
+    name: str = choice("fsdp", "fsdp", "generic", "llm-training")
+    micro_batch: int = 1
+    """Samples per data-parallel rank and micro-batch."""
+    global_batch: int = 0
+    """Samples per optimizer step; 0 means one micro-batch per rank."""
+
+    remat: str = choice("full", "none", "full")
+    """Recomputation of layer activations in the backward pass (presets and configs)."""
+
+    zero: int = field(default=AUTO, metadata={"words": {"auto": AUTO}})
+    """What data-parallel ranks share: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights
+    (Rajbhandari et al. 2020). auto: 3 for fsdp, 0 for generic, 1 for llm-training.
+    """
+
+    sequence_parallel: bool = True
+    """Split what lies between tensor-parallel blocks along the sequence, over `tp` (Korthikanti et
+    al. 2022). Needs `mesh.tp` above 1 to matter.
+    """
+
+    reshard_after_forward: bool = True
+    """Gather weights again in the backward pass instead of keeping them."""
+
+
+DEFAULTS = StrategySettings()

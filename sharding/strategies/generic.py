@@ -1,0 +1,23 @@
+"""Data parallel: every core holds the weights and works on its samples.
+
+`zero` 0 sums gradients everywhere; 1 and 2 spread the optimizer state over `dp_shard`, so that
+gradients are reduced and scattered and new weights gathered once per step (2 also accumulates
+scattered gradients). Other axes of the mesh split layers as under any strategy.
+"""
+
+from __future__ import annotations
+
+from sharding.settings import AUTO, StrategySettings
+from sharding.strategies.decisions import Decisions
+
+
+def generic(step: Decisions, settings: StrategySettings) -> None:
+    """Decide where everything lives under data parallelism.
+
+    Raises: ShardingError for a batch that does not divide, or `cp` without a sequence.
+    """
+    step.split_sequence("cp")
+    step.split_experts("ep")
+    step.split_tensors("tp", sequence_parallel=settings.sequence_parallel)
+    step.place_state(0 if settings.zero == AUTO else settings.zero)
+    step.lay_out()

@@ -1,0 +1,23 @@
+"""Training of large language models as Megatron lays it out: tensor and sequence parallel layers.
+
+Heads, feed-forward columns and vocabulary lie over `tp`; what is between blocks is split along the
+sequence over the same cores. The optimizer state is spread over the data-parallel cores (ZeRO-1)
+unless `zero` says otherwise.
+"""
+
+from __future__ import annotations
+
+from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, StrategySettings
+from sharding.strategies.decisions import Decisions
+
+
+def llm_training(step: Decisions, settings: StrategySettings) -> None:
+    """Decide where everything lives under tensor parallelism.
+
+    Raises: ShardingError for a batch that does not divide, or `cp` without a sequence.
+    """
+    step.split_sequence("cp")
+    step.split_experts("ep")
+    step.split_tensors("tp", sequence_parallel=settings.sequence_parallel)
+    step.place_state(DISTRIBUTED_OPTIMIZER if settings.zero == AUTO else settings.zero)
+    step.lay_out()

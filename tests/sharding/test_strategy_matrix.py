@@ -1,0 +1,165 @@
+"""Every model under every distribution: values equal the unsharded graph, and the collectives are
+the textbook's.
+
+Graphs run on NumPy references with ring collectives, one shard per rank. The default run takes
+every distribution of up to eight cores on one model, and every model; the whole matrix is behind
+its marker.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph
+from sharding import shardy
+from sharding.findings import collectives, with_findings
+from sharding.mesh import Mesh
+from sharding.partitioned import PartitionedGraph, Slot
+from sharding.rewrite import rewrite
+from sharding.strategies.registry import recipe_of
+from tests.support.road import captured_graph, leaf_error
+from tests.support.strategy_cells import (
+    DISTRIBUTIONS,
+    EXPERT_DISTRIBUTIONS,
+    MODELS,
+    SAMPLES,
+    SEQUENCE_DISTRIBUTIONS,
+    Distribution,
+    distribution,
+    random_inputs,
+)
+from tests.support.whole_runs import run_whole
+
+ALL = {**DISTRIBUTIONS, **SEQUENCE_DISTRIBUTIONS, **EXPERT_DISTRIBUTIONS}
+SEQUENCE_MODELS = ("gqa", "bert", "tied gpt", "flax", "moe")
+EXPERT_MODELS = ("moe",)
+CELLS = [
+    *((model, name) for model in MODELS for name in DISTRIBUTIONS),
+    *((model, name) for model in SEQUENCE_MODELS for name in SEQUENCE_DISTRIBUTIONS),
+    *((model, name) for model in EXPERT_MODELS for name in EXPERT_DISTRIBUTIONS),
+]
+
+
+def few() -> list[tuple[str, str]]:
+    """One model per distribution of up to eight cores, in turn."""
+    names = [name for name in ALL if not name.endswith((" 16", " 32"))]
+    fitting = ([model for model, n in CELLS if n == name] for name in names)
+    return [(f[i % len(f)], name) for i, (name, f) in enumerate(zip(names, fitting, strict=True))]
+
+
+FEW = few()
+
+
+@functools.cache
+def captured(model: str) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+    return captured_graph(MODELS[model](), SAMPLES)
+
+
+@functools.cache
+def unsharded(model: str) -> list[np.ndarray]:
+    graph, inputs, _ = captured(model)
+    return evaluate(graph, random_inputs(graph, inputs))
+
+
+@functools.cache
+def partitioned(model: str, how: Distribution) -> PartitionedGraph:
+    graph, inputs, outputs = captured(model)
+    recipe = recipe_of(graph, inputs, outputs, how.mesh, how.settings)
+    part = shardy.partition_here(recipe.graph, recipe.mesh, recipe.specs, inputs, outputs)
+    return with_findings(rewrite(part), recipe)
+
+
+def check(model: str, name: str) -> None:
+    graph, inputs, outputs = captured(model)
+    given = run_whole(partitioned(model, ALL[name]), random_inputs(graph, inputs))
+    errors = {
+        slot.name: leaf_error(g, w)
+        for slot, g, w in zip(outputs, given, unsharded(model), strict=True)
+    }
+    worst = max(errors, key=errors.__getitem__)
+    assert errors[worst] <= 1e-5, f"{worst}: {errors[worst]:.1e}"
+
+
+@pytest.mark.parametrize(("model", "name"), FEW)
+def test_values_equal_the_unsharded_graph(model: str, name: str) -> None:
+    check(model, name)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("model", "name"), [cell for cell in CELLS if cell not in FEW])
+def test_values_of_every_cell(model: str, name: str) -> None:
+    check(model, name)
+
+
+def test_the_few_cover_models_and_distributions() -> None:
+    assert {model for model, _ in FEW} == set(MODELS)
+    assert {name for _, name in FEW} == {n for n in ALL if not n.endswith((" 16", " 32"))}
+
+
+def counts(graph: Graph, axis: str) -> Counter:
+    """Kinds of the collectives over atoms of one axis, of tensors."""
+    found = (op for op in collectives(graph) if all(a.startswith(axis) for a in op.attrs.axes))
+    return Counter(op.name for op in found if op.result.type.rank > 2)
+
+
+def loops(part: PartitionedGraph) -> list[Graph]:
+    return [op.regions[0] for op in part.graph.ops if op.name == "loop"]
+
+
+def test_tensor_parallel_layers_are_megatrons() -> None:
+    """Two all_reduces per layer and pass; the recomputed layer repeats its first."""
+    forward, backward = loops(partitioned("gqa", distribution("llm-training", sp=False, tp=2)))
+    assert counts(forward, "tp") == {"all_reduce": 2}
+    assert counts(backward, "tp") == {"all_reduce": 3}
+
+
+def test_sequence_parallel_layers_are_megatrons() -> None:
+    """all_gather and reduce_scatter where there was an all_reduce; what weight gradients read is
+    gathered again.
+    """
+    forward, backward = loops(partitioned("gqa", distribution("llm-training", tp=2)))
+    assert counts(forward, "tp") == {"all_gather": 2, "reduce_scatter": 2}
+    assert counts(backward, "tp") == {"all_gather": 4, "reduce_scatter": 3}
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_a_spread_optimizer_scatters_gradients_and_gathers_weights_once(zero: int) -> None:
+    part = partitioned("gqa", distribution("generic", zero=zero, dp_shard=4))
+    inputs = captured("gqa")[1]
+    weights = sum(slot.role == "parameter" for slot in inputs)
+    kinds = Counter(op.name for op in collectives(part.graph) if op.result.type.rank)
+    assert kinds == {"reduce_scatter": weights, "all_gather": weights}
+    assert not any(op.name == "all_gather" for body in loops(part) for op in collectives(body))
+
+
+def test_expert_layers_exchange_rows_twice_per_pass() -> None:
+    """To the experts and back, forward and backward; the recomputed layer does it again."""
+    forward, backward = loops(partitioned("moe", distribution("fsdp", dp_shard=2, ep=2)))
+    assert counts(forward, "ep") == {"all_to_all": 2}
+    assert counts(backward, "ep") == {"all_to_all": 4}
+
+
+def test_data_parallel_only_sums() -> None:
+    part = partitioned("gqa", distribution("generic", dp_shard=4))
+    assert {op.name for op in collectives(part.graph)} == {"all_reduce"}
+
+
+@pytest.mark.parametrize("name", ["fsdp 4", "tp 4", "tp zero-1 8", "fsdp tp 8", "fsdp cp tp 8"])
+@pytest.mark.parametrize("model", ["gqa", "tied gpt", "bert", "moe"])
+def test_no_collective_is_a_surprise(model: str, name: str) -> None:
+    assert partitioned(model, ALL[name]).findings == ()
+
+
+def coordinates(mesh: Mesh) -> list[dict[str, int]]:
+    return [mesh.coordinates(rank) for rank in range(mesh.num_cores)]
+
+
+def test_cutting_an_axis_moves_no_rank() -> None:
+    mesh = distribution("fsdp", dp_shard=2, tp=8).mesh
+    for whole, cut in zip(coordinates(mesh), coordinates(mesh.refined("tp", (2, 4))), strict=True):
+        assert whole == {"dp_shard": cut["dp_shard"], "tp": cut["tp_0"] * 4 + cut["tp_1"]}

@@ -1,0 +1,150 @@
+"""Models and distributions of the strategy matrix: every model under every distribution.
+
+Models are small and cover what strategies trip over: grouped key-value heads, tied embeddings,
+biases, norms with shifts, experts, images, clipping and LAMB. A distribution is a strategy's
+settings on a mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.frontend.models import encoder, gpt, llama
+from compiler.frontend.models import moe as mixtral
+from compiler.frontend.models.blocks import Sizes, TaskOptions
+from compiler.frontend.task import TrainTask
+from compiler.ir.types import Graph
+from sharding.mesh import Mesh, make_mesh
+from sharding.partitioned import Slot
+from sharding.settings import StrategySettings
+from tests.models import flax_decoder
+from tests.support import models_vision
+
+LANGUAGE = Sizes(layers=2, hidden=32, heads=8, head_dim=8, ffn=64, vocab=64, positions=16)
+SAMPLES = 8
+
+
+def gqa() -> TrainTask:
+    """Two scanned Llama layers: 8 query heads in groups of 4, clipping, AdamW."""
+    config = llama.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        vocab_size=64,
+        head_dim=8,
+    )
+    return llama.train_task(config, seq_len=16, dtype="f32", remat="full")
+
+
+def bert() -> TrainTask:
+    """A scanned encoder with biases, a tied output projection and LAMB."""
+    return encoder.train_task(LANGUAGE, TaskOptions(seq_len=16, optimizer="lamb"))
+
+
+def moe() -> TrainTask:
+    """Two scanned layers with 8 experts, 2 per row, some rows dropped."""
+    config = llama.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=64,
+        head_dim=8,
+    )
+    return mixtral.train_task(config, mixtral.Experts(8), TaskOptions(seq_len=16, remat="full"))
+
+
+def tied_gpt() -> TrainTask:
+    """A scanned decoder with learned positions and a tied embedding."""
+    return gpt.train_task(LANGUAGE, TaskOptions(seq_len=16, remat="full"))
+
+
+def flax() -> TrainTask:
+    """An unrolled decoder somebody else wrote, tied."""
+    return flax_decoder.train_task(width=32, num_layers=2, seq_len=16, vocab=64)
+
+
+def vit() -> TrainTask:
+    """A vision transformer."""
+    return models_vision.vit().task
+
+
+MODELS: dict[str, Callable[[], TrainTask]] = {
+    "gqa": gqa,
+    "bert": bert,
+    "tied gpt": tied_gpt,
+    "flax": flax,
+    "moe": moe,
+    "vit": vit,
+}
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Settings on a mesh."""
+
+    settings: StrategySettings
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return make_mesh(dict(self.axes))
+
+
+def distribution(strategy: str, *, sp: bool = True, zero: int = -1, **axes: int) -> Distribution:
+    """One distribution."""
+    settings = StrategySettings(name=strategy, sequence_parallel=sp, zero=zero)
+    return Distribution(settings, tuple(axes.items()))
+
+
+DISTRIBUTIONS = {
+    "fsdp 4": distribution("fsdp", dp_shard=4),
+    "hsdp 8": distribution("fsdp", dp_replicate=2, dp_shard=4),
+    "data parallel 4": distribution("generic", dp_replicate=2, dp_shard=2),
+    "zero-1 8": distribution("generic", zero=1, dp_shard=8),
+    "zero-2 hybrid 8": distribution("generic", zero=2, dp_replicate=2, dp_shard=4),
+    "tp 4": distribution("llm-training", tp=4),
+    "tp without sp 4": distribution("llm-training", sp=False, tp=4),
+    "tp zero-1 8": distribution("llm-training", dp_shard=2, tp=4),
+    "tp zero-3 16": distribution("llm-training", zero=3, dp_replicate=2, dp_shard=2, tp=4),
+    "fsdp tp 8": distribution("fsdp", dp_shard=4, tp=2),
+    "hsdp tp 8": distribution("fsdp", dp_replicate=2, dp_shard=2, tp=2),
+    "tp beyond heads 32": distribution("fsdp", dp_shard=2, tp=16),
+}
+SEQUENCE_DISTRIBUTIONS = {
+    "cp 4": distribution("generic", cp=4),
+    "fsdp cp 8": distribution("fsdp", dp_shard=4, cp=2),
+    "fsdp cp tp 8": distribution("fsdp", dp_shard=2, cp=2, tp=2),
+    "fsdp cp tp 32": distribution("fsdp", dp_shard=4, cp=2, tp=4),
+}
+"""These need a sequence that crosses layers."""
+EXPERT_DISTRIBUTIONS = {
+    "ep 4": distribution("generic", ep=4),
+    "fsdp ep 8": distribution("fsdp", dp_shard=4, ep=2),
+    "fsdp ep tp 8": distribution("fsdp", dp_shard=2, ep=2, tp=2),
+    "zero-1 ep tp 16": distribution("llm-training", dp_shard=2, ep=4, tp=2),
+    "hsdp ep cp 32": distribution("fsdp", dp_replicate=2, dp_shard=2, ep=2, cp=2, tp=2),
+}
+"""These need experts."""
+
+
+def random_inputs(graph: Graph, inputs: tuple[Slot, ...]) -> list[np.ndarray]:
+    """Small floats, second moments positive, integers that index anything in these models."""
+    rng = np.random.default_rng(7)
+    values = []
+    for slot, value in zip(inputs, graph.inputs, strict=True):
+        shape, dtype = value.type.shape, value.type.dtype
+        if dtype.is_float:
+            drawn = 0.1 * rng.standard_normal(shape)
+            drawn = np.abs(drawn) if slot.role == "optimizer" else drawn
+        else:
+            drawn = rng.integers(0, 9 if slot.role == "batch" else 3, shape)
+        values.append(np.asarray(drawn).astype(dtype.numpy))
+    return values
