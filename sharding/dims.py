@@ -291,6 +291,49 @@ def reached(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     return found
 
 
+WRITING = ("dynamic_update_slice", "scatter")
+"""What they write into is no repetition any more, along any dim."""
+
+
+def _repeats(op: Op, dim: int) -> bool:
+    """True when the result of `op` is the same all along a dim that no operand has."""
+    if op.name == "iota":
+        return bool(dim != op.attrs.dim)
+    return op.name == "broadcast_in_dim" or (op.name == "constant" and bool(op.attrs.is_splat))
+
+
+def own_dims(graph: Graph) -> set[Dim]:
+    """The dims that walk along an index of the model, and not only repeat a smaller value.
+
+    A scalar that is broadcast for two weights of equal shape is one value after CSE, and so are
+    their zeros; what only repeats says nothing about the index it is repeated along.
+    """
+    found = {(v, d) for v in graph.inputs for d in range(v.type.rank)}
+
+    def step(op: Op) -> bool:
+        tied: set[Dim] = set()
+        for factor in factors(op):
+            tied.update(factor)
+            if any(dim in found for dim in factor if dim[0] in op.operands):
+                found.update(dim for dim in factor if dim[0] in op.results)
+        free = () if op.name in WRITING else tied
+        dims = ((v, d) for v in op.results for d in range(v.type.rank))
+        found.update((v, d) for v, d in dims if (v, d) not in free and not _repeats(op, d))
+        return False
+
+    def bind(source: Value, target: Value) -> bool:
+        new = {
+            (target, d)
+            for d in range(source.type.rank)
+            if (source, d) in found and (target, d) not in found
+        }
+        found.update(new)
+        return bool(new)
+
+    propagate(graph, step, bind)
+    return found
+
+
 @dataclass(slots=True)
 class BatchLabels:
     """The batch dim of every value that has one, and the ops whose operands disagree about it."""
@@ -355,9 +398,10 @@ class ShardClasses:
 
     def __init__(self, graph: Graph, batch: Mapping[Value, int]) -> None:
         self._sets = UnionFind()
+        own = own_dims(graph)
         for op in graph.walk():
             for factor in factors(op):
-                self._sets.union([d for d in factor if d[0] not in batch])
+                self._sets.union([d for d in factor if d in own and d[0] not in batch])
 
     def find(self, dim: Dim) -> Dim:
         """The representative of the class of `dim`."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from compiler.ir.types import Graph, Op, Value
-from sharding.dims import Dim, UnionFind, factors
+from sharding.dims import Dim, UnionFind, factors, own_dims
 
 Class = Dim
 """A class is named by one of its dims."""
@@ -32,9 +32,10 @@ class IndexClasses:
     def _sets(self) -> tuple[UnionFind, UnionFind]:
         """Classes and families; found when first asked for, since many meshes never ask."""
         sets = UnionFind(), UnionFind()
+        own = own_dims(self._graph)
         for op in self._graph.walk():
             for factor in factors(op):
-                _tie(factor, *sets)
+                _tie([dim for dim in factor if dim in own], *sets)
         return sets
 
     @cached_property

@@ -28,14 +28,17 @@ SAMPLES = 8
 
 
 def gqa() -> TrainTask:
-    """Two scanned Llama layers: 8 query heads in groups of 4, clipping, AdamW."""
+    """Two scanned Llama layers: 8 query heads in groups of 4, clipping, AdamW.
+
+    Heads are together as wide as the residual: equal sizes must not be taken for one index.
+    """
     config = llama.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=64,
+        intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=2,
-        vocab_size=64,
+        vocab_size=48,
         head_dim=8,
     )
     return llama.train_task(config, seq_len=16, dtype="f32", remat="full")
