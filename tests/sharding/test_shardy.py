@@ -46,6 +46,7 @@ from sim_cluster.result import distance
 from tests.models import flax_decoder, prime_model
 from tests.support.partitioned import run_global, run_sharded, traffic_bytes
 from tests.support.road import captured_graph, fsdp
+from tests.support.strategy_cells import random_inputs
 from tests.support.whole_runs import run_whole
 
 SIZES = LlamaConfig(
@@ -96,21 +97,6 @@ def road(name: str, mesh: Mesh) -> Road:
     part = with_findings(rewrite(part), recipe)
     verify(part.graph)
     return Road(graph, inputs, recipe, part)
-
-
-def random_inputs(graph: Graph, inputs: tuple[Slot, ...]) -> list[np.ndarray]:
-    """Small positive floats and small integers; second moments must not be negative."""
-    rng = np.random.default_rng(7)
-    values = []
-    for slot, value in zip(inputs, graph.inputs, strict=True):
-        shape, dtype = value.type.shape, value.type.dtype
-        if dtype.is_float:
-            drawn = 0.1 * rng.standard_normal(shape)
-            drawn = np.abs(drawn) if slot.role == "optimizer" else drawn
-        else:
-            drawn = rng.integers(0, 60 if slot.role == "batch" else 3, shape)
-        values.append(np.asarray(drawn).astype(dtype.numpy))
-    return values
 
 
 def counts(graph: Graph) -> Counter:

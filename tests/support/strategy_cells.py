@@ -138,8 +138,8 @@ EXPERT_DISTRIBUTIONS = {
 """These need experts."""
 
 
-def random_inputs(graph: Graph, inputs: tuple[Slot, ...]) -> list[np.ndarray]:
-    """Small floats, second moments positive, integers that index anything in these models."""
+def random_inputs(graph: Graph, inputs: tuple[Slot, ...], tokens: int = 9) -> list[np.ndarray]:
+    """Small floats, second moments positive, batch integers below `tokens`."""
     rng = np.random.default_rng(7)
     values = []
     for slot, value in zip(inputs, graph.inputs, strict=True):
@@ -148,6 +148,6 @@ def random_inputs(graph: Graph, inputs: tuple[Slot, ...]) -> list[np.ndarray]:
             drawn = 0.1 * rng.standard_normal(shape)
             drawn = np.abs(drawn) if slot.role == "optimizer" else drawn
         else:
-            drawn = rng.integers(0, 9 if slot.role == "batch" else 3, shape)
+            drawn = rng.integers(0, tokens if slot.role == "batch" else 3, shape)
         values.append(np.asarray(drawn).astype(dtype.numpy))
     return values
