@@ -270,6 +270,18 @@ def _propagate_loop(
         bind(output, result)
 
 
+def joins(found: set[Value]) -> Callable[[Value, Value], bool]:
+    """How carries and barriers pass membership of `found` on, for `propagate`."""
+
+    def bind(source: Value, target: Value) -> bool:
+        new = source in found and target not in found
+        if new:
+            found.add(target)
+        return new
+
+    return bind
+
+
 def reached(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     """Every value that depends on one of `sources`, regions included; barriers and carries count
     one by one.
@@ -281,13 +293,7 @@ def reached(graph: Graph, sources: Iterable[Value]) -> set[Value]:
             found.update(op.results)
         return False
 
-    def bind(source: Value, target: Value) -> bool:
-        new = source in found and target not in found
-        if new:
-            found.add(target)
-        return new
-
-    propagate(graph, step, bind)
+    propagate(graph, step, joins(found))
     return found
 
 

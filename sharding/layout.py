@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.ir.types import Graph, Op, Value
-from sharding.dims import Dim, UnionFind, factors, propagate
+from sharding.dims import Dim, UnionFind, factors, joins, propagate
 from sharding.indices import Class, IndexClasses
 from sharding.inner import contracted
 from sharding.mesh import Mesh
@@ -135,13 +135,7 @@ def along_residual(graph: Graph, layout: UsedLayout) -> frozenset[Value]:
                 found.add(value)
         return False
 
-    def bind(source: Value, target: Value) -> bool:
-        new = source in found and target not in found
-        if new:
-            found.add(target)
-        return new
-
-    propagate(graph, step, bind)
+    propagate(graph, step, joins(found))
     return frozenset(found)
 
 
