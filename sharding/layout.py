@@ -2,7 +2,7 @@
 
 Samples lie over the data axes, the sequence over `cp`, and inner indices over `tp`. Under sequence
 parallelism what holds the residual index, or only statistics of it, is split along the sequence by
-the tensor axis too. State that is stored more finely is the business of `strategies/decisions.py`.
+the tensor axis too. State that is stored more finely is the business of `strategies/state.py`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from __future__ import annotations
 from compiler.diagnostics import ShardingError
 from sharding.settings import AUTO, StrategySettings
 from sharding.strategies.decisions import WEIGHTS, Decisions
+from sharding.strategies.splits import split_layers
+from sharding.strategies.state import place_state
 
 
 def fsdp(step: Decisions, settings: StrategySettings) -> None:
@@ -25,8 +27,5 @@ def fsdp(step: Decisions, settings: StrategySettings) -> None:
             f"strategy fsdp requires strategy.zero = 3, got {settings.zero}",
             hint="use strategy generic for zero 0, 1 or 2",
         )
-    step.split_sequence("cp")
-    step.split_experts("ep")
-    step.split_tensors("tp", sequence_parallel=settings.sequence_parallel)
-    step.place_state(WEIGHTS)
-    step.lay_out()
+    split_layers(step, settings)
+    place_state(step, WEIGHTS)

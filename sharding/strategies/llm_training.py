@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, StrategySettings
 from sharding.strategies.decisions import Decisions
+from sharding.strategies.splits import split_layers
+from sharding.strategies.state import place_state
 
 
 def llm_training(step: Decisions, settings: StrategySettings) -> None:
@@ -16,8 +18,5 @@ def llm_training(step: Decisions, settings: StrategySettings) -> None:
 
     Raises: ShardingError for a batch that does not divide, or `cp` without a sequence.
     """
-    step.split_sequence("cp")
-    step.split_experts("ep")
-    step.split_tensors("tp", sequence_parallel=settings.sequence_parallel)
-    step.place_state(DISTRIBUTED_OPTIMIZER if settings.zero == AUTO else settings.zero)
-    step.lay_out()
+    split_layers(step, settings)
+    place_state(step, DISTRIBUTED_OPTIMIZER if settings.zero == AUTO else settings.zero)

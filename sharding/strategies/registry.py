@@ -10,10 +10,18 @@ from sharding.mesh import Mesh
 from sharding.partitioned import Slot
 from sharding.settings import StrategySettings
 from sharding.strategies import Recipe
+from sharding.strategies.activations import (
+    gather_sequences,
+    gather_weights,
+    pin_activations,
+    return_rows,
+)
 from sharding.strategies.decisions import Decisions
 from sharding.strategies.fsdp import fsdp
 from sharding.strategies.generic import generic
+from sharding.strategies.gradients import join_layouts, reduce_gradients
 from sharding.strategies.llm_training import llm_training
+from sharding.strategies.state import place_batch, place_results
 
 STRATEGIES: Mapping[str, Callable[[Decisions, StrategySettings], None]] = {
     "fsdp": fsdp,
@@ -46,7 +54,20 @@ def recipe_of(
     step = Decisions(graph, inputs, outputs, mesh)
     step.read_graph()
     decide(step, settings)
+    _lay_out(step)
     return step.recipe()
+
+
+def _lay_out(step: Decisions) -> None:
+    """What follows from the choices of a strategy: where to gather, reduce, and pin."""
+    place_batch(step)
+    gather_weights(step)
+    gather_sequences(step)
+    return_rows(step)
+    reduce_gradients(step)
+    join_layouts(step)
+    pin_activations(step)
+    place_results(step)
 
 
 def default_axes(name: str) -> dict[str, int | str]:

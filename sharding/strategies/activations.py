@@ -1,0 +1,76 @@
+"""Where activations lie and what is brought to them: gathered weights, sequences and rows.
+
+Every value with samples is pinned to the layout it is used in, so that the partitioner has nothing
+left to choose; what an op reads otherwise is gathered or sent right before it.
+"""
+
+from __future__ import annotations
+
+from compiler.ir.types import Op, Value
+from sharding.dims import reached
+from sharding.pins import CARRYING, gather_uses
+from sharding.spec import ShardingSpec
+from sharding.strategies.decisions import WEIGHTS, Decisions
+from sharding.strategies.expected import (
+    expert_uses,
+    partial_axes,
+    reductions,
+    sends_rows,
+    sequence_uses,
+)
+
+
+def gather_weights(step: Decisions) -> None:
+    """Gather a stored weight where it meets the batch, after its conversion to the compute
+    type.
+    """
+    state = [v for role in ("parameter", "optimizer") for _, v in step.slots(role)]
+    finer = [v for v in state if step.pins[v] != step.layout.of(v)]
+    step.gathers += gather_uses(step.graph, step.labels.dims, reached(step.graph, finer))
+
+
+def gather_sequences(step: Decisions) -> None:
+    """Gather the sequence where an op needs the axes it is split over for another index."""
+    step.gathers += sequence_uses(step.graph, step.layout)
+
+
+def return_rows(step: Decisions) -> None:
+    """Send rows back from their experts where they are read by sample."""
+    step.gathers += expert_uses(step.graph, step.layout)
+
+
+def pin_activations(step: Decisions) -> None:
+    """Every value with samples lies where it is used; loop carries of weights like their
+    weight.
+    """
+    weights = step.weights()
+    for op in step.graph.walk():
+        for value in op.results:
+            if value in step.labels.dims:
+                _pin_used(step, op, value)
+            elif op.name in CARRYING and (spec := _carried(step, value, weights)) is not None:
+                step.pins[value] = spec
+    step.predicted += reductions(step.graph, step.layout)
+
+
+def _carried(step: Decisions, value: Value, weights: set[Value]) -> ShardingSpec | None:
+    """The layout of a carry of weight class: gradients are stored, weights from stage 3 on."""
+    spec = step.stored(value)
+    keeps = spec is not None and step.zero < WEIGHTS and value in weights
+    return step.layout.of(value) if keeps else spec
+
+
+def _pin_used(step: Decisions, op: Op, value: Value) -> None:
+    """Pin a value where it is used; partial sums are made whole before they are spread, so that
+    the partitioner does not gather a table to spread what is looked up in it.
+    """
+    spec = step.layout.of(value)
+    if partial_axes(op, step.layout) and value in step.layout.spread:
+        step.pins[value] = step.layout.unspread(value)
+        step.layouts[value] = spec
+    elif step.layout.by_expert(value) and sends_rows(op, step.layout):
+        step.pins[value] = step.layout.by_sample(value)
+        step.layouts[value] = spec
+        step.predict("all_to_all", step.moved(step.pins[value], spec), value.type)
+    else:
+        step.pins[value] = spec

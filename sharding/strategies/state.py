@@ -1,0 +1,125 @@
+"""Where inputs and outputs of the step live: batch, weights, optimizer leaves, results.
+
+A weight is stored along one dim of its used layout, an optimizer leaf like the weight it belongs
+to, and a result where its input came from. How much of it data-parallel ranks share is the ZeRO
+stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.diagnostics import Diagnostic
+from compiler.ir.types import Value
+from sharding.partitioned import Slot
+from sharding.strategies.decisions import WEIGHTS, Decisions
+
+LARGE_REPLICATED_BYTES = 1 << 20
+"""Above this a leaf that stays whole is worth a warning (our choice, not a hardware fact)."""
+
+
+def place_batch(step: Decisions) -> None:
+    """Batch inputs lie where they are used; the rng is the same everywhere."""
+    for slot, value in step.slots("batch"):
+        step.place(slot, value, step.layout.of(value), "samples and sequence")
+    for slot, value in step.slots("rng"):
+        step.place(slot, value, step.layout.of(value), "rng is the same on every core")
+
+
+def place_state(step: Decisions, zero: int) -> None:
+    """Spread nothing over the data-parallel ranks (`zero` 0), optimizer state (1 and 2), or
+    weights too (3).
+    """
+    step.zero = zero
+    _place_parameters(step)
+    _place_optimizer(step)
+
+
+def _place_parameters(step: Decisions) -> None:
+    """Choose, per weight, the largest divisible dim that is not a loop's layer dim."""
+    layer_dims = {step.shards.find(dim) for dim in step.walked()}
+    for slot, value in step.slots("parameter"):
+        used = step.layout.of(value)
+        ways = step.mesh.size(step.free_axes(used)) if step.zero else 1
+        local = used.local_shape(value.type.shape, step.mesh.sizes)
+        free = [d for d in range(len(local)) if step.shards.find((value, d)) not in layer_dims]
+        fitting = [d for d in free if local[d] % ways == 0 and local[d]]
+        if ways == 1 or not fitting:
+            why = "one shard" if ways == 1 else f"no dim divides by {_named(step, ways)}"
+            _replicate(step, slot, value, why)
+            continue
+        dim = max(fitting, key=lambda d: (local[d], not used.dims[d], -d))
+        step.roots.setdefault(step.shards.find((value, dim)), slot.name)
+        if step.zero >= WEIGHTS:
+            why = f"largest dim that divides by {_named(step, ways)}"
+            step.place(slot, value, step.stored(value) or used, why)
+        else:
+            step.place(slot, value, used, f"zero={step.zero} keeps weights")
+
+
+def _named(step: Decisions, ways: int) -> str:
+    """The shard axes and how many ways they split."""
+    return f"{'*'.join(step.shard_axes)}={ways}"
+
+
+def _place_optimizer(step: Decisions) -> None:
+    """Optimizer leaves follow their weight: by path suffix and shape, else by what they are
+    added to.
+    """
+    weights: dict[tuple[str, Shape], Value] = {}
+    for slot, value in step.slots("parameter"):
+        weights.setdefault((slot.name.partition("/")[2], value.type.shape), value)
+    for slot, value in step.slots("optimizer"):
+        owner = _owner(slot, value, weights)
+        spec = step.stored(value if owner is None else owner[1])
+        if spec is not None:
+            why = "the weight it is combined with" if owner is None else f"params/{owner[0]}"
+            step.place(slot, value, spec, f"follows {why}")
+        elif owner is not None:
+            step.place(slot, value, step.layout.of(owner[1]), f"follows params/{owner[0]}")
+        else:
+            _replicate(step, slot, value, "belongs to no sharded weight")
+
+
+def _replicate(step: Decisions, slot: Slot, value: Value, why: str) -> None:
+    """Keep one input as it is used on every core; say so when it is large."""
+    step.place(slot, value, step.layout.of(value), why)
+    if value.type.num_bytes >= LARGE_REPLICATED_BYTES and step.shard_axes:
+        step.findings.append(
+            Diagnostic(
+                "SW_FSDP_REPLICATED",
+                f"{slot.name} {value.type} stays whole on every core: {why}",
+                hint=f"choose a {step.shard_axes[0]} that divides one of its dims",
+                severity="warning",
+            )
+        )
+
+
+def place_results(step: Decisions) -> None:
+    """State results live where the state came in; metrics are whole."""
+    state = {
+        slot.name: step.pins[v] for slot, v in zip(step.inputs, step.graph.inputs, strict=True)
+    }
+    for slot, value in zip(step.outputs, step.graph.outputs, strict=True):
+        spec = step.layout.of(value)
+        if slot.role in ("parameter", "optimizer", "rng"):
+            spec = state.get(slot.name, spec)
+        if slot.role == "parameter" and step.zero < WEIGHTS and step.stored(value):
+            step.predict("all_gather", step.free_axes(step.layout.of(value)), value.type)
+        step.results.append(spec)
+
+
+Shape = tuple[int, ...]
+
+
+def _owner(
+    slot: Slot, value: Value, weights: Mapping[tuple[str, Shape], Value]
+) -> tuple[str, Value] | None:
+    """The weight whose path ends the leaf's path and whose shape it has; the longest path wins."""
+    parts = slot.name.split("/")
+    for first in range(len(parts)):
+        name = "/".join(parts[first:])
+        weight = weights.get((name, value.type.shape))
+        if weight is not None:
+            return name, weight
+    return None
