@@ -16,7 +16,7 @@ from compiler.ir.types import Graph, Op
 from sharding.partitioned import PartitionedGraph
 from sharding.strategies import Predicted, Recipe
 
-TRAFFIC = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+TRAFFIC = ("all_gather", "all_reduce", "all_to_all", "collective_permute", "reduce_scatter")
 
 Key = tuple[str, tuple[str, ...], tuple[int, ...]]
 

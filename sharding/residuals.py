@@ -19,7 +19,7 @@ _EXPENSIVE = frozenset(
     ("convolution", "dot_general", "loop", "reduce_window", "scatter", "select_and_scatter")
 )
 _LOOK_BACK = 6  # ops; longer chains of cheap ops are stored somewhere in between
-_COLLECTIVES = frozenset(("all_reduce", "all_to_all", "reduce_scatter"))
+_COLLECTIVES = frozenset(("all_reduce", "all_to_all", "collective_permute", "reduce_scatter"))
 _MOVES_DATA = frozenset(
     (
         "broadcast_in_dim",

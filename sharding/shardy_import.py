@@ -21,18 +21,19 @@ from compiler.ir.ops import (
     AllReduceAttrs,
     AllSliceAttrs,
     AllToAllAttrs,
+    CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
 from compiler.ir.types import Graph, Op, Value
 from sharding.mesh import Mesh
 from sharding.partitioned import PartitionedGraph, Slot
+from sharding.permutes import permute_pairs
 from sharding.spec import ShardingSpec, replicated
 
 if TYPE_CHECKING:
     from compiler.frontend.importer import Site
 
 UNRESOLVED = (
-    "sdy.collective_permute",
     "sdy.manual_computation",
     "sdy.propagation_barrier",
     "sdy.replicated_to_unreduced",
@@ -65,6 +66,7 @@ class ShardyReader:
             "sdy.reduce_scatter": self._per_dim("reduce_scatter_axes", _scatter_step),
             "sdy.all_reduce": self._all_reduce,
             "sdy.all_to_all": self._all_to_all,
+            "sdy.collective_permute": self._collective_permute,
         }
         return table | {name: _unresolved for name in UNRESOLVED}
 
@@ -153,6 +155,15 @@ class ShardyReader:
             spec = spec.with_dim(split, _moved(spec.dims[split], axes, grow=True))
             self.specs[value] = spec
         return [value]
+
+    def _collective_permute(self, site: Site) -> Sequence[Value]:
+        """Shards change places; which ranks send to which follows from the two layouts."""
+        (value,) = site.operands
+        (after,) = self._parse(str(site.op.attributes["out_sharding"]))
+        axes, pairs = permute_pairs(self.mesh, self.specs[value], after)
+        return site.emit(
+            "collective_permute", (value,), CollectivePermuteAttrs(axes, pairs)
+        ).results
 
     def finish(
         self, graph: Graph, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from collectives.algorithms.pairwise import all_to_all
+from collectives.algorithms.pairwise import all_to_all, collective_permute
 from collectives.algorithms.ring import ring
 from collectives.execute import execute
 from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
@@ -24,20 +24,16 @@ Schedules = Callable[
 
 
 def ring_schedules(call: CollectiveCall, size: int) -> Schedule:
-    """The default: a ring in rank order, pairwise for all_to_all. Raises CollectiveError for other
-    kinds.
-    """
-    return _ring(CollectiveKind(call.kind), size)
+    """The default: a ring in rank order, direct for all_to_all and permutes."""
+    return _ring(CollectiveKind(call.kind), size, call.pairs)
 
 
 @lru_cache(maxsize=256)
-def _ring(kind: CollectiveKind, size: int) -> Schedule:
+def _ring(kind: CollectiveKind, size: int, pairs: tuple[tuple[int, int], ...]) -> Schedule:
     if kind is CollectiveKind.ALL_TO_ALL:
         return all_to_all(size)
     if kind is CollectiveKind.COLLECTIVE_PERMUTE:
-        raise CollectiveError(
-            "a permute requires its pairs, which a function's collective table does not hold yet"
-        )
+        return collective_permute(size, pairs)
     return ring(kind, [range(size)])
 
 

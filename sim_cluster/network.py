@@ -69,7 +69,9 @@ class Network:
         groups = self.groups(call.axes)
         size = larger_side_bytes(call, groups.size)
         kind = CollectiveKind(call.kind)
-        time = collective_time(kind, self.topology, groups, size, call.dtype.bytes, self.costs)
+        time = collective_time(
+            kind, self.topology, groups, size, call.dtype.bytes, self.costs, pairs=call.pairs
+        )
         dma = self.target.core.dma_engines * self.target.core.dma_engine_bytes_per_s
         wire_s = max(time.total_ps - time.launch_ps, 1) / PS_PER_S
         share = min(MAX_DMA_SHARE, time.touch_bytes_per_rank / wire_s / dma)

@@ -21,6 +21,7 @@ from compiler.ir.ops import (
     AllToAllAttrs,
     AxisIndexAttrs,
     BroadcastInDimAttrs,
+    CollectivePermuteAttrs,
     CompareAttrs,
     ConcatenateAttrs,
     ConstantAttrs,
@@ -219,6 +220,13 @@ class Builder:
         """Split one dim over the group, concatenate along the other."""
         attrs = AllToAllAttrs(split_dim, concat_dim, tuple(axes), group_size)
         return self.op("all_to_all", a, attrs=attrs)
+
+    def collective_permute(
+        self, a: Value, pairs: Sequence[tuple[int, int]], axes: Sequence[str], group_size: int = 1
+    ) -> Value:
+        """Send whole tensors from rank to rank of the group."""
+        attrs = CollectivePermuteAttrs(tuple(axes), tuple(pairs), group_size)
+        return self.op("collective_permute", a, attrs=attrs)
 
     def axis_index(self, axes: Sequence[str]) -> Value:
         """This rank's position over `axes`."""

@@ -395,8 +395,8 @@ def _print_loop(p: _Printer, op: Op) -> None:
     p.statement(op, "stablehlo.while", regions=[condition, body])
 
 
-def _groups(p: _Printer, op: Op) -> str:
-    """The replica groups of a collective with local types."""
+def _replica_groups(p: _Printer, op: Op) -> ReplicaGroups:
+    """The groups of a collective with local types. Raises CompileError for global types."""
     axes, size = op.attrs.axes, op.attrs.group_size
     real = math.prod(p.mesh.get(a, 0) for a in axes)
     if real != size:
@@ -407,12 +407,25 @@ def _groups(p: _Printer, op: Op) -> str:
             op.loc,
             "print the localized graph, and give its mesh",
         )
-    groups = ReplicaGroups.from_axes(p.mesh, axes).groups
+    return ReplicaGroups.from_axes(p.mesh, axes)
+
+
+def _groups(p: _Printer, op: Op) -> str:
+    """The replica groups of a collective."""
+    groups, size = _replica_groups(p, op).groups, op.attrs.group_size
     return f"replica_groups = dense<{[list(g) for g in groups]}> : tensor<{len(groups)}x{size}xi64>"
 
 
+def _pairs(p: _Printer, op: Op) -> str:
+    """The ranks of a permute, group by group."""
+    groups = _replica_groups(p, op).groups
+    pairs = [[g[s], g[t]] for g in groups for s, t in op.attrs.pairs]
+    return f"source_target_pairs = dense<{pairs}> : tensor<{len(pairs)}x2xi64>"
+
+
 def _print_collective(p: _Printer, op: Op) -> None:
-    attrs, entries = op.attrs, [_groups(p, op)]
+    attrs = op.attrs
+    entries = [(_pairs if op.name == "collective_permute" else _groups)(p, op)]
     regions: list[Callable[[], None]] = []
     match op.name:
         case "all_gather":

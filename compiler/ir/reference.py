@@ -21,7 +21,15 @@ Steps = Generator[Request, Arrays, list[np.ndarray]]
 Override = Callable[[Op, Arrays], Arrays]
 
 RANK_OPS = frozenset(
-    ("all_gather", "all_reduce", "all_slice", "all_to_all", "axis_index", "reduce_scatter")
+    (
+        "all_gather",
+        "all_reduce",
+        "all_slice",
+        "all_to_all",
+        "axis_index",
+        "collective_permute",
+        "reduce_scatter",
+    )
 )
 
 

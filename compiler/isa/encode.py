@@ -257,7 +257,7 @@ def encode_function(function: Function) -> Sections:
 
 
 def _collective_row(c: CollectiveCall) -> list[Any]:
-    return [c.kind, c.axes, c.dtype, c.source_shape, c.reduction, c.stream, c.name]
+    return [c.kind, c.axes, c.dtype, c.source_shape, c.reduction, c.stream, c.name, c.pairs]
 
 
 class _Decoder:

@@ -148,6 +148,7 @@ class CollectiveCall:
     reduction: str = ""  # add, max, min; empty when nothing is reduced
     stream: int = 0
     name: str = ""
+    pairs: tuple[tuple[int, int], ...] = ()  # group positions (source, target) of a permute
 
 
 @dataclass(slots=True)

@@ -62,11 +62,19 @@ def call_of(op: Op, number: int) -> CollectiveCall:
         placed = (math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]))
     reduction = getattr(op.attrs, "reduction", "")
     name = f"{op.name}.{number}"
-    return CollectiveCall(op.name, op.attrs.axes, op.result.type.dtype, placed, reduction, 0, name)
+    return CollectiveCall(
+        op.name,
+        op.attrs.axes,
+        op.result.type.dtype,
+        placed,
+        reduction,
+        name=name,
+        pairs=getattr(op.attrs, "pairs", ()),
+    )
 
 
 def _moving_dim(op: Op) -> int:
-    """The gathered or scattered dim, -1 for an all_reduce."""
+    """The gathered or scattered dim, -1 for what keeps its shape."""
     if op.name == "all_to_all":
         assert op.attrs.split_dim == op.attrs.concat_dim, "others are rewritten (canonical.py)"
         return int(op.attrs.split_dim)
@@ -86,6 +94,6 @@ def _emit(emitter: Emitter, task: Task) -> int:
     raise AssertionError("collectives and register loads are not compute regions")
 
 
-for _name in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+for _name in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute"):
     register(_name, Lowering(make=_make, label=_label, emit=_emit))
 register(REGISTER, Lowering(label=_label, emit=_emit))

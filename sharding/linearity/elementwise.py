@@ -47,7 +47,10 @@ def _concatenate(op: Op, operands: Sequence[Label]) -> Label:
     return sample(fit(merged, op.result.type.shape))
 
 
-@transfers("negate", "reverse", "sharding_constraint", "all_gather", "all_slice", "all_to_all")
+@transfers(
+    *("negate", "reverse", "sharding_constraint"),
+    *("all_gather", "all_slice", "all_to_all", "collective_permute"),
+)
 def _linear(op: Op, operands: Sequence[Label], scope: Scope) -> Label:
     return operands[0]
 

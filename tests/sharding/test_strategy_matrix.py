@@ -14,7 +14,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from compiler.diagnostics import DiagnosticError
 from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph
 from compiler.options import DEFAULTS
@@ -46,10 +45,6 @@ CELLS = [
     *((model, name) for model in SEQUENCE_MODELS for name in SEQUENCE_DISTRIBUTIONS),
     *((model, name) for model in EXPERT_MODELS for name in EXPERT_DISTRIBUTIONS),
 ]
-
-
-REFUSED = {("moe", "tp beyond heads 32"): "SW_PARTITIONER_UNRESOLVED"}
-"""Cells that are refused with a code: a gap, and no silent one (docs/design/0030-strategies.md)."""
 
 
 def few() -> list[tuple[str, str]]:
@@ -102,11 +97,7 @@ def test_values_equal_the_unsharded_graph(model: str, name: str) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize(("model", "name"), [cell for cell in CELLS if cell not in FEW])
 def test_values_of_every_cell(model: str, name: str) -> None:
-    if (model, name) not in REFUSED:
-        check(model, name)
-        return
-    with pytest.raises(DiagnosticError, match=REFUSED[model, name]):
-        check(model, name)
+    check(model, name)
 
 
 def test_the_few_cover_models_and_distributions() -> None:

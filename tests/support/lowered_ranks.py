@@ -14,7 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler.ir.opdef import make_op
-from compiler.ir.ops import AllGatherAttrs, AllReduceAttrs, AllToAllAttrs, ReduceScatterAttrs
+from compiler.ir.ops import (
+    AllGatherAttrs,
+    AllReduceAttrs,
+    AllToAllAttrs,
+    CollectivePermuteAttrs,
+    ReduceScatterAttrs,
+)
 from compiler.ir.types import Op, Value, tensor_type
 from compiler.isa.program import Call, CollectiveCall
 from compiler.lower.function import lower_function
@@ -151,6 +157,7 @@ class LoweredRanks(ReferenceRanks):
             attrs = {
                 "all_gather": lambda: AllGatherAttrs(1, call.axes, size),
                 "reduce_scatter": lambda: ReduceScatterAttrs(1, call.axes, call.reduction, size),
+                "collective_permute": lambda: CollectivePermuteAttrs(call.axes, call.pairs, size),
                 "all_to_all": lambda: AllToAllAttrs(1, 1, call.axes, size),
                 "all_reduce": lambda: AllReduceAttrs(call.axes, call.reduction, size),
             }[call.kind]()

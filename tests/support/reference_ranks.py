@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from collectives.algorithms.pairwise import collective_permute
 from collectives.algorithms.ring import ring
 from collectives.execute import execute
 from collectives.ops import CollectiveKind, ReplicaGroups, group_index
@@ -129,6 +130,9 @@ def run_collective(op: Op, sources: Sequence[np.ndarray]) -> list[np.ndarray]:
     shape, n = sources[0].shape, len(sources)
     if op.name == "all_to_all":
         return _all_to_all(op, sources)
+    if op.name == "collective_permute":
+        sent = execute(collective_permute(n, op.attrs.pairs), [np.array(s) for s in sources])
+        return [s.reshape(shape) for s in sent]
     kind = CollectiveKind(op.name)
     dim = getattr(op.attrs, "dim", 0) if shape else 0
     view = (math.prod(shape[:dim]), shape[dim] if shape else 1, math.prod(shape[dim + 1 :]))

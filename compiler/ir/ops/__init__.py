@@ -11,6 +11,7 @@ from compiler.ir.ops.collective import (
     AllSliceAttrs,
     AllToAllAttrs,
     AxisIndexAttrs,
+    CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
 from compiler.ir.ops.control import LoopAttrs, ShardingConstraintAttrs
@@ -43,6 +44,7 @@ __all__ = [
     "AxisIndexAttrs",
     "BitcastConvertAttrs",
     "BroadcastInDimAttrs",
+    "CollectivePermuteAttrs",
     "CompareAttrs",
     "ConcatenateAttrs",
     "ConstantAttrs",

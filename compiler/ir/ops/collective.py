@@ -62,6 +62,18 @@ class AllToAllAttrs:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectivePermuteAttrs:
+    """Rank `s` of the group sends its whole operand to rank `t`, for every (s, t) of `pairs`.
+
+    Every rank sends once and receives once, so that the result is never zeros.
+    """
+
+    axes: tuple[str, ...]
+    pairs: tuple[tuple[int, int], ...]
+    group_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class AllSliceAttrs:
     """Keep this rank's slice of `dim`; no traffic."""
 
@@ -127,6 +139,16 @@ def _infer_all_to_all(types: Types, attrs: Any, regions: Regions) -> tuple[Tenso
     return (_scaled("all_to_all", split, attrs.concat_dim, attrs.group_size, True),)
 
 
+def _infer_collective_permute(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
+    operand = _check("collective_permute", types, attrs, CollectivePermuteAttrs)
+    size = attrs.group_size if attrs.group_size > 1 else len(attrs.pairs)
+    for side in zip(*attrs.pairs, strict=True):
+        if sorted(side) != list(range(size)):
+            needed = f"every rank below {size} once as source and once as target"
+            raise mismatch("collective_permute", needed, attrs.pairs)
+    return (operand,)
+
+
 def _infer_axis_index(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
     check_attrs("axis_index", attrs, AxisIndexAttrs)
     check_arity("axis_index", types, 0)
@@ -163,6 +185,7 @@ _collective("all_gather", AllGatherAttrs, _infer_all_gather)
 _collective("reduce_scatter", ReduceScatterAttrs, _infer_reduce_scatter, _reduction_flops)
 _collective("all_reduce", AllReduceAttrs, _infer_all_reduce, _reduction_flops)
 _collective("all_to_all", AllToAllAttrs, _infer_all_to_all)
+_collective("collective_permute", CollectivePermuteAttrs, _infer_collective_permute)
 _collective("all_slice", AllSliceAttrs, _infer_all_slice)
 define(
     OpDef(

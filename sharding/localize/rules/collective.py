@@ -81,6 +81,13 @@ def _all_to_all(context: Localizer, op: Op) -> Sequence[Value]:
     return _moved(context, op, axes)
 
 
+@localizes("collective_permute")
+def _collective_permute(context: Localizer, op: Op) -> Sequence[Value]:
+    operand, result = (context.local_type(v) for v in (op.operands[0], op.result))
+    require_dims(context, op, "operand and result cut alike", operand.shape, result.shape)
+    return _moved(context, op, _group(context, op))
+
+
 @localizes("all_slice")
 def _all_slice(context: Localizer, op: Op) -> Sequence[Value]:
     axes, dim = _group(context, op), op.attrs.dim

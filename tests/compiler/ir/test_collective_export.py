@@ -54,6 +54,13 @@ def own_part(x: np.ndarray, rank: int, axes: Sequence[str], dim: int) -> np.ndar
     return np.split(x, len(group), dim)[group.index(rank)]
 
 
+def before(rank: int) -> int:
+    """The rank in front of `rank` on the ring of its shards."""
+    group = group_of(rank, ("shard",))
+    return group[group.index(rank) - 1]
+
+
+RING = ((0, 1), (1, 2), (2, 3), (3, 0))
 SHARD, BOTH = ("shard",), ("replicate", "shard")
 CASES: dict[str, tuple[Callable[[Builder, Value], Value], Callable[[Ranks, int], np.ndarray]]] = {
     "all_gather": (
@@ -79,6 +86,10 @@ CASES: dict[str, tuple[Callable[[Builder, Value], Value], Callable[[Ranks, int],
     "all_to_all": (
         lambda b, x: b.all_to_all(x, 1, 0, SHARD, 4),
         lambda x, r: own_part(gathered(x, r, SHARD, 0), r, SHARD, 1),
+    ),
+    "collective_permute": (
+        lambda b, x: b.collective_permute(x, RING, SHARD, 4),
+        lambda x, r: x[before(r)],
     ),
     "all_slice": (
         lambda b, x: b.all_slice(x, 1, BOTH, 8),

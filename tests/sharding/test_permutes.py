@@ -1,0 +1,61 @@
+"""Layouts that trade axes between dims: every rank ends with the shard its new layout names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collectives.algorithms.pairwise import collective_permute
+from collectives.execute import execute
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.ir.opdef import OPS
+from compiler.ir.ops import CollectivePermuteAttrs
+from compiler.ir.types import tensor_type
+from compiler.isa.program import CollectiveCall
+from sharding.mesh import Mesh
+from sharding.permutes import permute_pairs, ring_pairs
+from sharding.spec import ShardingSpec
+from sim_cluster.exchange import ring_schedules
+from tests.support.partitioned import partitioned, run_sharded
+
+MESH = Mesh((("a", 2), ("b", 2), ("c", 3)))
+A, B, C = ("a",), ("b",), ("c",)
+CASES = {
+    "order of axes": ((A + B, ()), (B + A, ())),
+    "another axis of its size": ((A, ()), (B, ())),
+    "dims trade axes": ((A, B), (B, A)),
+    "beside an axis that stays": ((A + C, B), (B + C, A)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_rank_gets_the_shard_of_the_new_layout(name: str) -> None:
+    before, after = CASES[name]
+    axes, pairs = permute_pairs(MESH, ShardingSpec(before), ShardingSpec(after))
+    assert axes == MESH.order([axis for dim in before + after for axis in dim])
+    b = Builder()
+    x = b.input((12, 8))
+    y = b.collective_permute(x, pairs, axes)
+    part = partitioned(b.finish(y), MESH, {x: before, y: after})
+    whole = np.arange(96, dtype=np.float32).reshape(12, 8)
+    (given,) = run_sharded(part, [whole])
+    np.testing.assert_array_equal(given, whole)
+
+
+def test_a_ring_moves_every_shard_to_the_next_rank() -> None:
+    sources = [np.full(4, r) for r in range(3)]
+    given = execute(collective_permute(3, ring_pairs(3)), sources)
+    assert [int(g.flat[0]) for g in given] == [2, 0, 1]
+
+
+def test_the_table_of_a_function_holds_the_pairs() -> None:
+    call = CollectiveCall("collective_permute", C, DType.F32, (1, 4, 1), pairs=ring_pairs(3))
+    assert ring_schedules(call, 3).pairs == ring_pairs(3)
+
+
+@pytest.mark.parametrize("pairs", [((0, 1), (1, 1)), ((0, 1),), ((0, 2), (2, 0))])
+def test_a_rank_that_would_get_nothing_is_refused(pairs: tuple[tuple[int, int], ...]) -> None:
+    type = tensor_type((4,), DType.F32)
+    with pytest.raises(ValueError, match="once as source and once as target"):
+        OPS["collective_permute"].infer([type], CollectivePermuteAttrs(("a",), pairs, 2), ())
