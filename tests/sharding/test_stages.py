@@ -27,6 +27,7 @@ from sharding.localize import localize
 from sharding.mesh import Mesh, make_mesh
 from sharding.partitioned import PartitionedGraph, Slot
 from sharding.stages import split_step
+from sim_cluster.result import distance
 from tests.support.partitioned import partitioned, run_global
 from tests.support.reference_ranks import ReferenceRanks
 
@@ -114,7 +115,7 @@ def same_as_whole_batch(
     for x in data:
         *expected, loss = run_global(whole, [*expected, x])
     for name, value in zip(("w", "m", "loss"), (*expected, loss), strict=True):
-        np.testing.assert_allclose(ranks.gather(name), value, rtol=2e-5, atol=1e-6, err_msg=name)
+        assert distance(ranks.gather(name), value) <= 1e-6, name
 
 
 def roles(plan: StepPlan) -> dict[str, str]:
@@ -285,7 +286,7 @@ def test_gradients_stacked_by_a_loop_are_accumulated() -> None:
     ranks = run(plan, state, [x])
     expected = run_global(loops_step(2 * ROWS), [state["w"], state["m"], x])
     for name, value in zip(("w", "m", "loss"), expected, strict=True):
-        np.testing.assert_allclose(ranks.gather(name), value, rtol=2e-5, atol=1e-6, err_msg=name)
+        assert distance(ranks.gather(name), value) <= 1e-6, name
 
 
 def per_sample_step() -> Graph:

@@ -6,8 +6,8 @@ holds the values. A model is added by adding it to `MODELS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from tests.support import models_index, models_vision
 from tests.support.model_run import (
+    CompiledFunction,
     Figures,
     compile_function,
     figures,
@@ -35,17 +36,17 @@ Function = tuple[Callable[..., Any], tuple[Any, ...]]
 """What to compile, and its arguments with values."""
 
 
-def zoo_part(make: Callable[..., Model], part: str, dtype: Any) -> Function:
+def zoo_part(make: Callable[..., Model], part: str, dtype: Any, seed: int) -> Function:
     """A part of a model of `model_zoo`."""
-    return arguments(make(dtype=dtype), part)
+    return arguments(make(dtype=dtype), part, seed)
 
 
-def index_part(name: str, part: str, dtype: Any) -> Function:
+def index_part(name: str, part: str, dtype: Any, seed: int) -> Function:
     """A part of a model of `models_index`; short types round parameters and floats of the batch."""
     task, loss = models_index.TASKS[name](), models_index.FORWARD[name]
     assert task.batches is not None and task.init is not None
-    params, _ = task.init(jax.random.key(0))
-    batch = next(iter(task.batches(0, SAMPLES, None)))
+    params, _ = task.init(jax.random.key(seed))
+    batch = next(iter(task.batches(seed, SAMPLES, None)))
 
     def cast(tree: Any) -> Any:
         return jax.tree.map(
@@ -62,21 +63,22 @@ def index_part(name: str, part: str, dtype: Any) -> Function:
         forward=forward,
         loss=forward,
     )
-    return arguments(model, part)
+    return arguments(model, part, seed)
 
 
-def vision_part(name: str, part: str, dtype: Any) -> Function:
+def vision_part(name: str, part: str, dtype: Any, seed: int) -> Function:
     """A part of a model of `models_vision`."""
     model = models_vision.MODELS[name](dtype=dtype)
     assert model.task.init is not None and model.task.batches is not None
-    state = model.task.init(jax.random.key(0))
-    batch = jax.tree.map(jnp.asarray, next(iter(model.task.batches(0, SAMPLES, None))))
+    state = model.task.init(jax.random.key(seed))
+    batch = jax.tree.map(jnp.asarray, next(iter(model.task.batches(seed, SAMPLES, None))))
     if part == "forward":
         return model.forward, (model.variables(state), batch["images"])
     return model.task.step, (*state, batch)
 
 
-Part = Callable[[str, Any], Function]
+Part = Callable[[str, Any, int], Function]
+"""Of the part's name, the compute type and the seed of weights and batch."""
 
 MODELS: dict[str, Part] = {
     **{make.__name__: partial(zoo_part, make) for make in SEQUENCE_MODELS},
@@ -104,14 +106,10 @@ class Row:
         return all(error <= self.bound for error in self.errors.values())
 
 
-def measure(name: str, part: str, dtype: str, levels: tuple[str, ...] = ("L0", "L1")) -> Row:
+def measure(name: str, part: str, dtype: str) -> Row:
     """Compile one part and compare it with the fp32 one of JAX on the same values."""
-    compiled = compile_function(*MODELS[name](part, DTYPES[dtype]))
-    wanted = jax_results(*MODELS[name](part, jnp.float32))
-    errors = {level: worst_distance(compiled.run(level), wanted) for level in levels}
-    bound = FP32_BOUND
-    if dtype != "float32":
-        bound = max(BF16_BOUND, worst_distance(compiled.expected(), wanted))
+    compiled = compile_function(*MODELS[name](part, DTYPES[dtype], 0))
+    errors, bound = distances(compiled, name, part, dtype, 0)
     return Row(
         model=name,
         part=part,
@@ -122,10 +120,28 @@ def measure(name: str, part: str, dtype: str, levels: tuple[str, ...] = ("L0", "
     )
 
 
-def arguments(model: Model, part: str) -> Function:
+def distances(
+    compiled: CompiledFunction,
+    name: str,
+    part: str,
+    dtype: str,
+    seed: int,
+    levels: Sequence[str] = ("L0", "L1"),
+) -> tuple[dict[str, float], float]:
+    """Errors per level of a compiled part on the weights and batch of `seed`, and their bound."""
+    fn, args = MODELS[name](part, DTYPES[dtype], seed)
+    given = replace(compiled, fn=fn, args=args)
+    wanted = jax_results(*MODELS[name](part, jnp.float32, seed))
+    errors = {level: worst_distance(given.run(level), wanted) for level in levels}
+    if dtype == "float32":
+        return errors, FP32_BOUND
+    return errors, max(BF16_BOUND, worst_distance(given.expected(), wanted))
+
+
+def arguments(model: Model, part: str, seed: int = 0) -> Function:
     """What to compile for `forward` or `step`, with values."""
-    params = model.init(jax.random.key(0))
-    batch = model.batch(jax.random.key(1))
+    params = model.init(jax.random.key(2 * seed))
+    batch = model.batch(jax.random.key(2 * seed + 1))
     if part == "forward":
         return model.forward, (params, *batch)
     init, step = training_step(model)

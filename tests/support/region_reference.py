@@ -19,6 +19,7 @@ from compiler.ir.types import Graph, Value, tensor_type
 from compiler.isa.region import Node, RegionProgram, View
 from compiler.lower.function import Signature, lower_function
 from compiler.lower.write_out import Lowered
+from sim_cluster.result import distance
 
 Collective = Callable[..., np.ndarray]
 PLAIN = Signature()
@@ -218,15 +219,6 @@ def check_lowering(
     given = run_lowered(lowered, inputs, registers)
     for k, (want, have) in enumerate(zip(wanted, given, strict=True)):
         assert want.shape == have.shape and want.dtype == have.dtype, k
-        error = distance(want, have)
+        error = distance(have, want)
         assert error <= tolerance, f"output {k}: error {error}"
     return lowered
-
-
-def distance(want: np.ndarray, have: np.ndarray) -> float:
-    """Relative distance of the values that are not equal (NaN equals NaN)."""
-    a, b = want.astype(np.float64), have.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    a, b = np.where(same, 0, a), np.where(same, 0, b)
-    finite = np.linalg.norm(np.nan_to_num(want.astype(np.float64), posinf=0, neginf=0))
-    return float(np.linalg.norm(a - b) / max(finite, 1e-12))

@@ -12,9 +12,9 @@ from compiler.ir.build import Builder
 from compiler.ir.ops import ConvolutionAttrs
 from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph
+from sim_cluster.result import distance
 from tests.harnesses.convolution import GRADIENT, HWIO, NHWC
 from tests.support.compiled import run_levels
-from tests.support.region_reference import distance
 
 TOLERANCE = {DType.F32: 1e-6, DType.BF16: 2**-8}
 

@@ -21,9 +21,9 @@ from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph
 from compiler.ir.verify import verify
 from compiler.passes.pipeline import run
+from sim_cluster.result import distance
 from tests.support import xla
 from tests.support.compiled import run_levels
-from tests.support.region_reference import distance
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NCHW = ("NCHW", "OIHW", "NCHW")

@@ -27,6 +27,10 @@ from tests.support.graphs import structural_hash
 
 BATCH, TIME, WIDTH, HEADS, LAYERS, VOCAB = 2, 7, 12, 3, 3, 17
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+OTHER_ROUNDINGS = 1.5
+"""How far the worst leaf of a bf16 step may lie above that of JAX: the same graph rounded at other
+places (not fused, or fused otherwise) draws other errors of the same size.
+"""
 
 
 def init() -> dict[str, jax.Array]:
@@ -112,14 +116,19 @@ def test_bf16_error_is_that_of_jax(scanned: bool) -> None:
     graph, inputs, theirs = captured(scanned, "bfloat16")
     _, _, exact = captured(scanned, "float32")
     ours = worst_error(evaluate(run(graph), inputs), exact)
-    assert ours <= max(1e-2, 1.5 * worst_error(theirs, exact))
+    assert ours <= max(1e-2, OTHER_ROUNDINGS * worst_error(theirs, exact))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_printed_step_runs_in_xla(dtype: str) -> None:
-    graph, inputs, want = captured(True, dtype)
-    bound = 1e-5 if dtype == "float32" else 3e-2
-    assert worst_error(xla.run(to_stablehlo(run(graph)), inputs), want) <= bound
+def test_printed_step_runs_in_xla() -> None:
+    graph, inputs, want = captured(True, "float32")
+    assert worst_error(xla.run(to_stablehlo(run(graph)), inputs), want) <= 1e-5
+
+
+def test_printed_bf16_step_is_as_exact_as_that_of_jax() -> None:
+    graph, inputs, theirs = captured(True, "bfloat16")
+    _, _, exact = captured(True, "float32")
+    ours = worst_error(xla.run(to_stablehlo(run(graph)), inputs), exact)
+    assert ours <= max(1e-2, OTHER_ROUNDINGS * worst_error(theirs, exact))
 
 
 def test_serialised_step_is_the_same() -> None:

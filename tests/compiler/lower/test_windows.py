@@ -19,10 +19,11 @@ from compiler.ir.types import Value
 from compiler.lower.function import lower_function
 from compiler.lower.windows import expand_windows
 from compiler.target import load_target
+from sim_cluster.result import distance
 from tests.harnesses import convolution, shape, window
 from tests.harnesses.case import OpCase, build_graph, case_inputs
 from tests.support.compiled import TARGET, link, run_levels
-from tests.support.region_reference import check_lowering, distance
+from tests.support.region_reference import check_lowering
 
 MOVING = tuple(c for c in shape.CASES if c.op in ("pad", "reverse", "concatenate"))
 CASES = (*convolution.CASES, *window.CASES, *MOVING)

@@ -14,9 +14,9 @@ from compiler.ir.types import Graph, Value
 from compiler.isa.program import Call, Repeat
 from compiler.outline import outline_programs
 from compiler.program import StepProgram
+from sim_cluster.result import distance
 from tests.support.graphs import LAYERS, layer_stack, stack_inputs
 from tests.support.lowered_ranks import LoweredRanks, run_alone
-from tests.support.region_reference import distance
 
 RNG = np.random.default_rng(3)
 
