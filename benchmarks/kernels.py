@@ -3,11 +3,10 @@
     python benchmarks/kernels.py [--target trn1n.32xlarge] [--optlevel 2] [NAME ...]
 
 Every kernel is a JAX function on the whole road: capture, import, passes, lowering, tile code,
-evaluator. The bound is the larger of useful flops / tensor peak and bytes that must move (inputs
-once, outputs once) / sustained DMA rate. Bars: tensor use of matmul 4096^3 in bf16 at least 0.80;
-norms and the Adam update within 1.3 times their bound;
-attention at least 0.20 of the products that count; convolutions and their gradients within 6 times
-their bound. A strided 1 x 1 convolution reads less than its whole input, hence ratios below 1.
+evaluator. The bound is the larger of useful flops / tensor peak and bytes that must move (what is
+read of the inputs once, outputs once) / sustained DMA rate. Bars: tensor use of matmul 4096^3 in
+bf16 at least 0.80; norms and the Adam update within 1.3 times their bound; attention at least 0.20
+of the products that count; convolutions and their gradients within 6 times their bound.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from compiler.evaluate import function_segments
 from compiler.frontend.capture import artifact_of
 from compiler.frontend.stablehlo import import_module
 from compiler.ir.analysis import flops
-from compiler.ir.types import Graph
+from compiler.ir.types import Graph, Op, Value
 from compiler.isa.limits import walk
 from compiler.isa.program import Function
 from compiler.lower.function import Signature
@@ -42,6 +41,7 @@ HEADER = (
     f"{'regions':>9}{'instrs':>8}{'cpu s':>7}"
 )
 CONTRACTIONS = ("convolution", "dot_general")
+INDEXED = ("dynamic_slice", "gather", "slice")
 FP32_PASSES = 4  # documented: hardware.json, fp32 products take four passes
 
 
@@ -240,10 +240,40 @@ def bound_s(graph: Graph, target: Target, share: float) -> tuple[float, float]:
         default=1,
     )
     useful = share * flops(graph, CONTRACTIONS)
-    read = [v for v in dict.fromkeys(graph.inputs) if any(v in op.operands for op in graph.ops)]
-    moved = sum(v.type.num_bytes for v in (*read, *graph.outputs))
+    moved = sum(read_bytes(graph, v) for v in dict.fromkeys(graph.inputs))
+    moved += sum(v.type.num_bytes for v in graph.outputs)
     dma = core.dma_engines * core.dma_engine_bytes_per_s
     return useful * passes / core.peak_bf16_flops_per_s, moved / dma
+
+
+def read_bytes(graph: Graph, value: Value) -> int:
+    """Bytes of `value` that its readers need at least: those that index read what they take."""
+    needed = 0
+    for op in graph.ops:
+        if value not in op.operands:
+            continue
+        taken = value.type.num_bytes
+        if op.name in INDEXED and value is op.operands[0]:
+            taken = op.results[0].type.num_bytes
+        elif op.name == "convolution" and value is op.operands[0]:
+            taken = int(taken * _share_under_windows(op))
+        needed = max(needed, min(taken, value.type.num_bytes))
+    return needed
+
+
+def _share_under_windows(op: Op) -> float:
+    """The part of a convolution's input under any tap of any window: strides wider than the window
+    and holes of a dilated filter skip the rest.
+    """
+    attrs, (x, w), share = op.attrs, op.operands, 1.0
+    spatial = zip(attrs.lhs[2:], attrs.rhs[2:], attrs.out[2:], strict=True)
+    for n, (of_x, of_w, of_out) in enumerate(spatial):
+        size, holes = x.type.shape[of_x], attrs.lhs_dilation[n]
+        taps = range(0, w.type.shape[of_w] * attrs.rhs_dilation[n], attrs.rhs_dilation[n])
+        windows = range(op.results[0].type.shape[of_out])
+        read = {o * attrs.strides[n] + t - attrs.low[n] for o in windows for t in taps}
+        share *= sum(at * holes in read for at in range(size)) / size
+    return share
 
 
 def report(kernel: Kernel, target: Target, options: CompileOptions) -> str:
