@@ -18,6 +18,8 @@ _PORTABLE_MAGIC = b"ML\xefR"
 _PORTABLE_PRODUCER = b"StableHLO_v"
 _VERIFIER_WORDS = ("inferred", "must match", "incompatible", "requires compatible")
 _CHLO_PIPELINE = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
+_CSE_PIPELINE = "builtin.module(func.func(cse))"
+_APART = "shardwright.apart"  # an attribute that makes an op unlike every other
 
 
 def make_context() -> Any:
@@ -53,6 +55,31 @@ def legalize_chlo(module: Any) -> None:
             _stand_in(op)
     _stablehlo.register_stablehlo_passes()
     passmanager.PassManager.parse(_CHLO_PIPELINE).run(module.operation)
+
+
+def merge_equal(module: Any) -> None:
+    """Merge equal ops of each function of `module`, in place; its context must be entered.
+
+    Users write a scalar per use: half of the ops of an unrolled training step go, before each costs
+    a visit. Barriers stay apart, as in `passes/cse.py`; so do ops of regions, which would otherwise
+    read values from outside, and a loop would carry what it can make itself.
+    """
+    from jaxlib.mlir import ir, passmanager
+
+    apart: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        if op.name == "stablehlo.optimization_barrier":
+            apart.append(op)
+        elif op.name != "builtin.module" and op.name != "func.func":
+            for region in op.regions:
+                apart.extend(inner.operation for block in region for inner in block)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for number, op in enumerate(apart):
+        op.attributes[_APART] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
+    passmanager.PassManager.parse(_CSE_PIPELINE).run(module.operation)
 
 
 def _require_floats(op: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from compiler.frontend.context import legalize_chlo, make_context, parse_module
+from compiler.frontend.context import legalize_chlo, make_context, merge_equal, parse_module
 from compiler.frontend.donation import Aliases, read_aliases
 from compiler.frontend.importer import Check, Importer, ImportHooks
 from compiler.frontend.locations import LocationReader
@@ -47,6 +47,7 @@ def import_with_aliases(
     with make_context():
         module = parse_module(source)
         legalize_chlo(module)
+        merge_equal(module)
         graph = import_parsed(module, base_dir=base_dir, checks=checks)
         aliases = read_aliases(module, graph)
     check_indices(graph)

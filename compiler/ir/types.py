@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -20,25 +20,30 @@ from compiler.dtypes import DType
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Static shape and element type. Build with `tensor_type`, which interns."""
+    """Static shape and element type. Build with `tensor_type`, which interns.
+
+    `rank` is the number of dims, `num_elements` their product, `num_bytes` dense; all are computed
+    once, since passes ask for them by the million.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
+    rank: int = field(init=False, repr=False, compare=False)
+    num_elements: int = field(init=False, repr=False, compare=False)
+    num_bytes: int = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def rank(self) -> int:
-        """Number of dims."""
-        return len(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rank", len(self.shape))
+        object.__setattr__(self, "num_elements", math.prod(self.shape))
+        object.__setattr__(self, "num_bytes", self.num_elements * self.dtype.bytes)
+        object.__setattr__(self, "_hash", hash((self.shape, self.dtype)))
 
-    @property
-    def num_elements(self) -> int:
-        """Product of the dims."""
-        return math.prod(self.shape)
+    def __hash__(self) -> int:
+        return self._hash
 
-    @property
-    def num_bytes(self) -> int:
-        """Dense bytes."""
-        return self.num_elements * self.dtype.bytes
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tensor_type, (self.shape, self.dtype)  # element types hash otherwise elsewhere
 
     def __str__(self) -> str:
         return f"tensor<{''.join(f'{d}x' for d in self.shape)}{self.dtype.value}>"

@@ -49,8 +49,10 @@ def _check_graph(
     for value in graph.inputs:
         _define(value, defined, f"{path}: input", None, found)
     for i, op in enumerate(graph.ops):
-        if op in typed and _is_plain(op, defined):
-            defined.add(op.results[0])
+        results = op.results
+        plain = len(results) == 1 and not op.regions and op in typed
+        if plain and results[0] not in defined and defined.issuperset(op.operands):
+            defined.add(results[0])  # an op of known types: most ops of most graphs
             continue
         where = f"{path}/{i}:{op.name}"
         _check_uses(op, where, defined, outside, found)
@@ -66,13 +68,6 @@ def _check_graph(
     for k, value in enumerate(graph.outputs):
         if value not in defined:
             _report(found, None, f"{path}: output {k} requires a value of this graph")
-
-
-def _is_plain(op: Op, defined: set[Value]) -> bool:
-    """True when an op of known types has no other finding either: most ops of most graphs."""
-    if op.regions or len(op.results) != 1 or op.results[0] in defined:
-        return False
-    return defined.issuperset(op.operands)
 
 
 def _define(

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from compiler.ir.analysis import invariant_carries
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import Level, with_regions
+from compiler.passes.rewrite import Level, with_ops, with_regions
 
 # Exactly, whatever the element type (IEEE 754); gradients of x * x write both orders.
 _COMMUTATIVE = frozenset(("add", "multiply", "and", "or", "xor"))
@@ -41,7 +41,7 @@ def _cse_level(graph: Graph, twins: Mapping[Value, Value]) -> Graph:
             seen[key] = op.results
         level.ops.append(op)
     outputs = tuple(v if v in twins else level.now(v) for v in graph.outputs)
-    return Graph(graph.inputs, tuple(level.ops), outputs, graph.name)
+    return with_ops(graph, level.ops, outputs)
 
 
 def _loop(level: Level, op: Op) -> Op:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from compiler.ir.ops import LoopAttrs
 from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import with_results
+from compiler.passes.rewrite import with_ops, with_results
 
 
 def dce(graph: Graph) -> Graph:
     """`graph` without what its outputs do not need."""
     ops, _ = _sweep(graph, set(graph.outputs))
-    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+    return with_ops(graph, ops)
 
 
 def _sweep(graph: Graph, needed: set[Value]) -> tuple[list[Op], set[Value]]:

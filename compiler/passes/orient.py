@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import DotGeneralAttrs, TransposeAttrs
 from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import with_regions
+from compiler.passes.rewrite import with_ops, with_regions
 
 _CARRYING = frozenset(("convert",))  # may stand between the contraction and its transpose
 
@@ -28,7 +28,7 @@ def orient(graph: Graph) -> Graph:
     for op in graph.ops:
         op = with_regions(op, tuple(orient(region) for region in op.regions))
         ops += _oriented(op, producers, uses)
-    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+    return with_ops(graph, ops)
 
 
 def _oriented(op: Op, producers: Mapping[Value, Op], uses: Mapping[Value, int]) -> list[Op]:

@@ -8,6 +8,7 @@ survives it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 from compiler.ir.types import Graph, Op, Value
@@ -38,8 +39,18 @@ class Level:
 
     def finish(self, graph: Graph) -> Graph:
         """`graph` with the new ops."""
-        outputs = tuple(self.now(v) for v in graph.outputs)
-        return Graph(graph.inputs, tuple(self.ops), outputs, graph.name)
+        return with_ops(graph, self.ops, tuple(self.now(v) for v in graph.outputs))
+
+
+def with_ops(graph: Graph, ops: Sequence[Op], outputs: tuple[Value, ...] | None = None) -> Graph:
+    """`graph` with other ops; `graph` itself, which need not be verified again, when they are its
+    own.
+    """
+    after = graph.outputs if outputs is None else outputs
+    same = len(ops) == len(graph.ops) and all(map(is_, ops, graph.ops))
+    if same and all(map(is_, after, graph.outputs)):
+        return graph
+    return Graph(graph.inputs, tuple(ops), after, graph.name)
 
 
 def with_operands(op: Op, operands: tuple[Value, ...]) -> Op:
@@ -51,7 +62,7 @@ def with_operands(op: Op, operands: tuple[Value, ...]) -> Op:
 
 def with_regions(op: Op, regions: tuple[Graph, ...]) -> Op:
     """`op` with other regions, attributes and carries unchanged."""
-    if not regions:
+    if all(map(is_, regions, op.regions)):
         return op
     return Op(op.name, op.operands, op.results, op.attrs, regions, op.loc)
 

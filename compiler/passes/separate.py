@@ -17,7 +17,7 @@ from compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
 from compiler.ir.ops.reduce import ELEMENTWISE_OF
 from compiler.ir.types import Graph, Op, Value
 from compiler.passes.remat.recipes import free_values
-from compiler.passes.rewrite import with_regions
+from compiler.passes.rewrite import with_ops, with_regions
 
 MAX_PIECES = 4  # every op behind is repeated as often (our choice)
 
@@ -45,7 +45,7 @@ def separate(graph: Graph) -> Graph:
     Results of folds and slices keep their values; sums may round differently in the last place.
     """
     regions = [with_regions(op, tuple(map(separate, op.regions))) for op in graph.ops]
-    graph = Graph(graph.inputs, tuple(regions), graph.outputs, graph.name)
+    graph = with_ops(graph, regions)
     cuts = _Cuts(graph).found()
     return _Writer(graph, cuts).run() if cuts else graph
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConcatenateAttrs, PadAttrs, ReduceAttrs, ReshapeAttrs
 from compiler.ir.types import Graph, Op, Value
-from compiler.passes.rewrite import with_regions
+from compiler.passes.rewrite import with_ops, with_regions
 
 Producers = dict[Value, Op]
 
@@ -30,7 +30,7 @@ def simplify(graph: Graph) -> Graph:
         for one in made or [op]:
             ops.append(one)
             producers.update(dict.fromkeys(one.results, one))
-    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+    return with_ops(graph, ops)
 
 
 def _reduce(op: Op, producers: Mapping[Value, Op]) -> list[Op]:

@@ -21,6 +21,8 @@ _LIGHT = frozenset(("broadcast_in_dim", "constant", "iota", "reshape", "slice", 
 
 def unroll(graph: Graph) -> Graph:
     """`graph` with short elementwise loops written out, innermost first."""
+    if not any(op.regions for op in graph.ops):
+        return graph
     level = Level()
     for op in graph.ops:
         op = level.update(with_regions(op, tuple(unroll(region) for region in op.regions)))

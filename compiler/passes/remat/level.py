@@ -51,7 +51,7 @@ class _Remaker:
         """Results of `op` that a recipe could end in."""
         if not may_repeat(op) or op.name == "loop":
             return ()
-        return [v for v in op.results if v not in self.recipes.free]
+        return [v for v in op.results if self.recipes.may_pay(v)]
 
     def run(self) -> Graph:
         """The level with copies placed in front of their readers."""

@@ -8,7 +8,7 @@ repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -92,6 +92,30 @@ class Recipes:
         self.producers = graph.producers()
         self.position = {op: i for i, op in enumerate(graph.ops)}
         self.free = free_values(graph)
+        self._widest = self._widest_leaves(graph)
+
+    def _widest_leaves(self, graph: Graph) -> dict[Value, float]:
+        """Per value that may be made again, the bytes that its widest leaf has at least: on each
+        way back the narrowest value serves best. Inputs count a quarter, as `_pays` allows.
+        """
+        widest: dict[Value, float] = {}
+        for op in graph.ops:
+            if not may_repeat(op):
+                continue
+            for result in op.results:
+                given = (v for v in operands_of(op, result) if v not in self.free)
+                widest[result] = max((self._narrowest(v, widest) for v in given), default=0)
+        return widest
+
+    def _narrowest(self, value: Value, widest: Mapping[Value, float]) -> float:
+        size = value.type.num_bytes
+        return size / RATIO if value in self.inputs else min(size, widest.get(value, size))
+
+    def may_pay(self, value: Value) -> bool:
+        """False when `find` has nothing for `value`, whatever is resident and available."""
+        if value in self.free or value not in self._widest:
+            return False
+        return self._widest[value] * RATIO <= self._behind_views(value).type.num_bytes
 
     def find(self, value: Value, resident: Question, available: Question) -> Recipe | None:
         """How to make `value` again, if that pays.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+
 import msgpack
 import numpy as np
 import pytest
 
 from compiler.diagnostics import LoadError, Loc
+from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.opdef import OPS
 from compiler.ir.reference import evaluate
 from compiler.ir.serialize import attrs_classes, dump, load
-from compiler.ir.types import Graph
+from compiler.ir.types import Graph, tensor_type
 from compiler.ir.verify import verify
 from tests.harnesses.all_cases import CASES
 from tests.harnesses.case import build_graph
@@ -83,3 +86,9 @@ def test_flipped_bytes_are_refused_or_seen_by_verify() -> None:
 def graph_names(graph: Graph) -> list[str]:
     """Names of the graph and of its regions: they are data, and no part of the structure."""
     return [graph.name, *(r.name for op in graph.walk() for r in op.regions)]
+
+
+def test_a_type_is_the_interned_one_wherever_it_is_read() -> None:
+    given = tensor_type((2, 3), DType.BF16)
+    assert pickle.loads(pickle.dumps(given)) is given
+    assert (given.rank, given.num_elements, given.num_bytes) == (2, 6, 12)

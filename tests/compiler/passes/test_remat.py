@@ -22,7 +22,7 @@ from compiler.options import CompileOptions
 from compiler.outline import outline_programs
 from compiler.passes.pipeline import REMAKE_PASSES, STEP_PASSES, run, step_passes, unit_passes
 from compiler.passes.remat.groups import Readers
-from compiler.passes.remat.recipes import free_values
+from compiler.passes.remat.recipes import Recipes, free_values
 from compiler.program import StepProgram
 from tests.support.compiled import graph_of
 
@@ -258,3 +258,21 @@ def test_what_the_backward_pass_wants_of_scores_is_made_there(change: Callable) 
     assert waits_for_a_contraction(graph)
     assert not waits_for_a_contraction(after)
     equal(graph, after, q, k, v, ids)
+
+
+@pytest.mark.parametrize("build", [scanned, unrolled])
+def test_what_cannot_pay_is_known_without_a_search(build: Callable) -> None:
+    """`may_pay` is false only where `find` has nothing, for whatever is resident or available."""
+    graph = run(graph_of(jax.grad(build), weights(), np.zeros((T, WIDTH), np.float32)), STEP_PASSES)
+    levels = [graph, *(op.regions[0] for op in graph.ops if op.name == "loop")]
+    refused = 0
+    for level in levels:
+        recipes = Recipes(level)
+        values = [v for op in level.ops for v in op.results if v not in recipes.free]
+        for value in (v for v in values if not recipes.may_pay(v)):
+            refused += 1
+            for resident in (True, False):
+                for available in (True, False):
+                    found = recipes.find(value, lambda _, r=resident: r, lambda _, a=available: a)
+                    assert found is None
+    assert refused > 20
