@@ -17,8 +17,9 @@ from compiler.diagnostics import Diagnostic, DiagnosticError, Loc
 from compiler.isa.program import Program
 from compiler.lower.task import ORDINAL_FILE
 from compiler.options import DEFAULTS
-from orchestrator.build import Built
+from orchestrator.build import Built, Planned
 from orchestrator.bundling import compiled_footprint
+from sharding.advice import advice_text
 from sharding.footprint import check_limit
 
 Check = tuple[Callable[[], None], str, Program | None]
@@ -29,6 +30,16 @@ def check_budgets(built: Built) -> None:
     for error, severity in _broken(built):
         if severity == "error":
             raise error
+
+
+def check_state(ready: Planned) -> None:
+    """Refuse before compiling what no compiler can make fit: named buffers above the limit.
+
+    Raises: CapacityError SW_CAPACITY.
+    """
+    memory, limit = ready.plan.footprint, ready.layout.target.limit_bytes
+    if sum(memory.argument_bytes.values()) > limit:
+        check_limit(memory, limit, advice_text(memory, ready.plan.step))
 
 
 def budget_findings(built: Built) -> tuple[Diagnostic, ...]:
@@ -47,7 +58,9 @@ def _broken(built: Built) -> Iterator[tuple[DiagnosticError, str]]:
 
 def _checks(built: Built) -> Iterator[Check]:
     limit, options = built.layout.target.limit_bytes, built.job.compiler
-    yield partial(check_limit, compiled_footprint(built), limit, built.plan.step), "error", None
+    memory = compiled_footprint(built)
+    hint = advice_text(memory, built.plan.step)
+    yield partial(check_limit, memory, limit, hint), "error", None
     for program in built.programs.values():
         for function in program.functions:
             yield partial(budget.check_operator_memory, function, limit), "error", program

@@ -61,16 +61,22 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """A job ready to be written, run and timed."""
+class Planned:
+    """A job whose step is partitioned and cut; nothing is compiled."""
 
     job: JobConfig
     layout: Layout
     graph: Graph
     plan: Plan
-    programs: Mapping[str, Program]
     tokens_per_sample: int
     name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built(Planned):
+    """A job ready to be written, run and timed."""
+
+    programs: Mapping[str, Program]
 
 
 def layout_of(job: JobConfig) -> Layout:
@@ -132,18 +138,37 @@ def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
 
     Raises the DiagnosticError of the stage that refuses.
     """
+    return compile_planned(planned(job, service, stages), service, stages)
+
+
+def planned(job: JobConfig, service: UnitService, stages: Stages) -> Planned:
+    """Everything up to the plan. Raises the DiagnosticError of the stage that refuses."""
     layout = layout_of(job)
     with stages.timed("capture"):
         from orchestrator.model import resolve_task
 
         task = resolve_task(job)
-    return build_task(job, layout, task, service, stages)
+    return plan_task(job, layout, task, service, stages)
 
 
 def build_task(
     job: JobConfig, layout: Layout, task: TrainTask, service: UnitService, stages: Stages
 ) -> Built:
     """Linked programs of a task on a layout, whatever `[model]` and `[mesh]` of the job say."""
+    return compile_planned(plan_task(job, layout, task, service, stages), service, stages)
+
+
+def compile_planned(ready: Planned, service: UnitService, stages: Stages) -> Built:
+    """A planned job with its programs."""
+    programs = _compile(ready, service, stages)
+    fields = {f.name: getattr(ready, f.name) for f in dataclasses.fields(Planned)}
+    return Built(**fields, programs=programs)
+
+
+def plan_task(
+    job: JobConfig, layout: Layout, task: TrainTask, service: UnitService, stages: Stages
+) -> Planned:
+    """The plan of a task on a layout, whatever `[model]` and `[mesh]` of the job say."""
     with stages.timed("capture"):
         from compiler.frontend.capture import capture
 
@@ -157,13 +182,11 @@ def build_task(
     inputs = [Slot(a.name, a.role, a.batch_dim) for a in captured.inputs]
     outputs = [Slot(a.name, a.role) for a in captured.outputs]
     plan = _partition(job, layout, graph, inputs, outputs, service, stages)
-    programs = _compile(job, layout, plan, service, stages)
-    return Built(
+    return Planned(
         job=job,
         layout=layout,
         graph=graph,
         plan=plan,
-        programs=programs,
         tokens_per_sample=task.tokens_per_sample,
         name=captured.name,
     )
@@ -199,22 +222,21 @@ def _partition(
         )
 
 
-def _compile(
-    job: JobConfig, layout: Layout, plan: Plan, service: UnitService, stages: Stages
-) -> dict[str, Program]:
+def _compile(ready: Planned, service: UnitService, stages: Stages) -> dict[str, Program]:
     from compiler.driver import located
     from compiler.link import link
     from compiler.outline import outline
 
+    step, target = ready.plan.step, ready.layout.target.name
     with stages.timed("outline"):
-        outlined = outline(plan.step)
+        outlined = outline(step)
         units = []
         names = Counter[str]()
         for function in outlined.functions:
             names[function.name] += 1
             name = f"{function.name}#{names[function.name]}"
-            payload = compile_payload(function.payload, layout.target.name, job.compiler)
-            key = unit_key("compile", payload, layout.target.name)
+            payload = compile_payload(function.payload, target, ready.job.compiler)
+            key = unit_key("compile", payload, target)
             units.append(WorkUnit("compile", key, name, payload))
     graphs = {unit.key: f.graph for unit, f in zip(units, outlined.functions, strict=True)}
     with stages.timed("compile"):
@@ -224,4 +246,4 @@ def _compile(
             raise located(failed.error, graphs[failed.unit.key]) from failed
     with stages.timed("link"):
         compiled = [results[unit.key] for unit in units]
-        return link(plan.step, outlined, compiled, layout.target.name)
+        return link(step, outlined, compiled, target)

@@ -8,9 +8,11 @@ from importlib import metadata
 from compiler.isa.program import Program
 from compiler.neff.manifest import Manifest, NamedBuffer
 from compiler.program import BufferInfo
+from compiler.residency import Residency
 from orchestrator.build import Built
 from orchestrator.units import source_digest
-from sharding.footprint import Footprint, footprint
+from sharding import footprint
+from sharding.footprint import Footprint
 
 _ALIGNMENT = 256
 
@@ -43,8 +45,9 @@ def arena_bytes(program: Program) -> int:
 
 def compiled_footprint(built: Built) -> Footprint:
     """Memory per core with the arenas of the compiled programs."""
-    arenas = {name: arena_bytes(program) for name, program in built.programs.items()}
-    return footprint(built.plan.step, arenas)
+    return footprint.compiled_footprint(
+        built.plan.step, [Residency(program) for program in built.programs.values()]
+    )
 
 
 def compiler_version() -> str:

@@ -134,7 +134,10 @@ def _job_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print report.json on stdout")
     parser.add_argument(
-        "--explain", choices=("fusion",), help="which regions the compiler made, and why"
+        "--explain",
+        choices=("fusion", "memory"),
+        help="fusion: which regions the compiler made, and why; memory: what is live when, and what"
+        " would save",
     )
 
 
@@ -244,10 +247,15 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _explained(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Add what `--explain` asks for to a report."""
-    if args.explain:
+    if args.explain == "fusion":
         from orchestrator.explain import explain
 
-        report[args.explain] = explain(job_config(args))
+        report["fusion"] = explain(job_config(args))
+    if args.explain == "memory":
+        from orchestrator import memory_report
+
+        memory = report["memory"]
+        memory["suggestions"] = memory_report.explain(job_config(args), memory)
 
 
 def _show(report: dict[str, Any], as_json: bool, screen: Any) -> None:
@@ -259,6 +267,10 @@ def _show(report: dict[str, Any], as_json: bool, screen: Any) -> None:
         from orchestrator.explain import print_fusion
 
         print_fusion(report["fusion"])
+    if "suggestions" in report["memory"]:
+        from orchestrator.memory_report import print_memory
+
+        print_memory(report["memory"])
 
 
 def _validate(args: argparse.Namespace) -> int:

@@ -17,8 +17,8 @@ import numpy as np
 from compiler.diagnostics import Diagnostic, UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import Bundle, load_bundle, write_bundle
-from orchestrator.budgets import check_budgets
-from orchestrator.build import Built, Stages, build
+from orchestrator.budgets import check_budgets, check_state
+from orchestrator.build import Built, Stages, compile_planned, planned
 from orchestrator.bundling import compiler_version, manifest_of
 from orchestrator.cache import Cache, default_directory
 from orchestrator.config import JobConfig
@@ -56,7 +56,9 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
     """
     stages, out = Stages(), Path(job.output.dir)
     with unit_service(job, progress) as service:
-        built = build(job, service, stages)
+        ready = planned(job, service, stages)
+        check_state(ready)
+        built = compile_planned(ready, service, stages)
     check_budgets(built)
     with stages.timed("bundle"):
         bundle = write_and_load(built, out / "bundle")

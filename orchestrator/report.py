@@ -20,7 +20,8 @@ from compiler.passes.integers import downcasts
 from compiler.target import PS_PER_S
 from orchestrator.budgets import budget_findings
 from orchestrator.build import Built, Stages
-from orchestrator.bundling import compiled_footprint, compiler_version
+from orchestrator.bundling import compiler_version
+from orchestrator.memory_report import memory_section
 from orchestrator.service import UnitService
 from sim_cluster.step_time import StepTiming
 
@@ -109,24 +110,6 @@ def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:
             regions = program.functions[step.function].regions
             total += sum(count_instructions(region.body, unrolled=True) for region in regions)
     return total
-
-
-def memory_section(built: Built) -> dict[str, Any]:
-    """Memory per core after compilation: exact named buffers and arenas."""
-    target = built.layout.target
-    found = compiled_footprint(built)
-    return {
-        "limit_bytes": target.limit_bytes,
-        "reserve_bytes": target.reserve_bytes_per_core,
-        "peak_bytes": found.peak_bytes,
-        "fits": found.peak_bytes <= target.limit_bytes,
-        "categories": dict(found.categories),
-        "per_stage": [{"stage": 0, "peak_bytes": found.peak_bytes}],
-        "largest": [
-            {"name": h.name, "category": h.category, "bytes": h.num_bytes, "loc": str(h.loc)}
-            for h in found.largest
-        ],
-    }
 
 
 def findings(built: Built, service: UnitService) -> list[Diagnostic]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from compiler.diagnostics import CapacityError
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
-from compiler.ir.types import Graph, Value
+from compiler.ir.types import Graph, Value, tensor_type
 from compiler.program import BufferInfo, StepPlan, StepProgram
+from sharding.advice import advice, advice_text
 from sharding.footprint import CATEGORIES, check_limit, footprint
 
 SIZE = 64  # f32 elements of every tensor below
@@ -83,7 +86,10 @@ def test_the_arena_is_the_peak_of_live_values() -> None:
     memory = footprint(plan_of(graph, [("x", "batch"), ("s", "metric"), ("r", "residual")]))
     # c is fused into d; a and d live together, and with them the first two scalars
     assert memory.arena_bytes["backward"] == 2 * BYTES + 4 + 4
-    assert memory.timeline[-1].arena_bytes == 0
+    named = sum(memory.argument_bytes.values())
+    one, two = BYTES, 2 * BYTES
+    live = [one, one, two, two + 4, two + 8, one + 8, one]
+    assert [m.live_bytes - named for m in memory.timeline] == live
 
 
 def test_gathered_values_are_their_own_category() -> None:
@@ -94,7 +100,7 @@ def test_gathered_values_are_their_own_category() -> None:
     roles = [("w", "parameter"), ("x", "batch"), ("s", "metric")]
     memory = footprint(plan_of(graph, roles))
     assert memory.categories["gathered"] == 4 * BYTES
-    assert memory.largest[0].num_bytes == 4 * BYTES
+    assert memory.held[0].num_bytes == 4 * BYTES
 
 
 def loop_graph(with_stack: bool) -> Graph:
@@ -127,25 +133,48 @@ def test_loops_hold_their_carries_once_and_their_body_once() -> None:
     assert without.arena_bytes["backward"] < memory.arena_bytes["backward"]
 
 
-def test_compiled_arenas_replace_the_estimate() -> None:
+def test_bodies_of_loops_appear_once_with_their_trips() -> None:
     roles = [("x", "batch"), ("w", "parameter"), ("a", "metric"), ("b", "metric")]
-    plan = plan_of(loop_graph(True), roles)
-    memory = footprint(plan, {"backward": 999})
-    assert footprint(plan).estimated
-    assert not memory.estimated
-    assert memory.arena_bytes == {"backward": 999}
-    assert memory.peak_bytes == 999 + sum(memory.argument_bytes.values())
+    memory = footprint(plan_of(loop_graph(True), roles))
+    inside = [m for m in memory.timeline if m.repeats == 8]
+    assert {"sine", "add", "dynamic_update_slice"} <= {m.what for m in inside}
+    assert max(m.live_bytes for m in memory.timeline) == memory.peak_bytes
+    assert sum(h.num_bytes for h in memory.held) == memory.peak_bytes
 
 
 def test_what_does_not_fit_says_why_and_what_to_do() -> None:
     roles = [("x", "batch"), ("w", "parameter"), ("a", "metric"), ("b", "metric")]
     plan = plan_of(loop_graph(True), roles)
     memory = footprint(plan)
-    check_limit(memory, memory.peak_bytes, plan)
+    check_limit(memory, memory.peak_bytes, "")
     with pytest.raises(CapacityError) as caught:
-        check_limit(memory, memory.peak_bytes - 1, plan)
+        check_limit(memory, memory.peak_bytes - 1, advice_text(memory, plan))
     error = caught.value
     assert error.exit_code == 71
-    for text in (f"{memory.peak_bytes} bytes", f"{memory.peak_bytes - 1} bytes", "w (parameters)"):
+    weight = "w tensor<8x64xf32> (parameters)"
+    for text in (f"{memory.peak_bytes} bytes", f"{memory.peak_bytes - 1} bytes", weight):
         assert text in str(error)
-    assert error.diagnostic.hint
+    assert "explain memory" in error.diagnostic.hint
+
+
+def sharded(name: str, role: str, axes: tuple[tuple[str, ...], ...], rows: int) -> BufferInfo:
+    """A buffer of `rows` local rows of 16 floats."""
+    ways = 4 if axes[0] else 1
+    local, whole = (tensor_type((n, 16), DType.F32) for n in (rows, rows * ways))
+    return BufferInfo(name=name, role=role, local_type=local, global_type=whole, axes=axes)
+
+
+def test_advice_counts_the_bytes_of_each_change() -> None:
+    b = Builder()
+    graph = b.finish(b.reduce(b.input((SIZE,)), "add", (0,)))
+    plan = plan_of(graph, [("x", "batch"), ("s", "metric")])
+    split, whole = (("dp_shard",), ()), ((), ())
+    buffers = [
+        sharded("w", "parameter", split, 6),
+        sharded("odd", "parameter", split, 3),
+        sharded("m", "optimizer", whole, 8),
+    ]
+    plan = dataclasses.replace(plan, buffers={**plan.buffers, **{i.name: i for i in buffers}})
+    found = {a.change: a.saves_bytes for a in advice(footprint(plan), plan)}
+    assert found["shard over twice the cores, mesh.dp_shard = 8"] == 6 * 16 * 4 // 2
+    assert found["spread the optimizer state, strategy.zero = 1"] == 8 * 16 * 4 * 3 // 4

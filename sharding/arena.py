@@ -1,0 +1,219 @@
+"""What one program holds besides named buffers: before compiling an estimate from the liveness of
+values, after it what the linked program's own calls say.
+
+Both give an `Arena`: its size, a timeline with loop bodies once, and the tensors at its peak. The
+estimate knows a simple fusion model (an elementwise value with one reader stays on the chip), so it
+is an upper one; loops hold their carries once and their body once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compiler.diagnostics import UNKNOWN_LOC, Loc
+from compiler.ir.analysis import invariant_carries, liveness
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Graph, Op, Value
+from compiler.program import StepProgram
+from compiler.residency import Residency
+
+_VIEWS = frozenset(("broadcast_in_dim", "constant", "iota", "reshape", "optimization_barrier"))
+_ABSORBING = frozenset(
+    ("convolution", "dot_general", "dynamic_update_slice", "reduce", "reduce_window")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One tensor in memory at the peak."""
+
+    name: str
+    category: str
+    num_bytes: int
+    loc: Loc = UNKNOWN_LOC
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Live bytes while one position of a program runs: an op, or a call once it is compiled.
+
+    Bodies of loops appear once; `repeats` says how often they run.
+    """
+
+    program: str
+    position: int
+    what: str
+    repeats: int
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arena:
+    """Memory of one program. `num_bytes` is what is reserved; `held` is live at the peak."""
+
+    program: str
+    num_bytes: int
+    timeline: tuple[Moment, ...]
+    held: tuple[Holding, ...]
+
+
+def compiled_arena(residency: Residency) -> Arena:
+    """The arena of a linked program."""
+    program = residency.program
+    default = _default_category(program.name)
+    held = (
+        Holding(r.name, "gathered" if r.gathered else default, r.num_bytes, r.loc)
+        for r in residency.at_peak()
+    )
+    moments = enumerate(residency.moments)
+    return Arena(
+        program=program.name,
+        num_bytes=program.arena_bytes + program.scratch_bytes,
+        timeline=tuple(
+            Moment(program.name, i, m.function, m.repeats, m.live_bytes) for i, m in moments
+        ),
+        held=tuple(held),
+    )
+
+
+def estimated_arena(program: StepProgram) -> Arena:
+    """An upper estimate: inputs and outputs live in named buffers, the rest here."""
+    graph = program.graph
+    free = set(graph.inputs) | set(graph.outputs)
+    level = _Level(graph, program.name, _default_category(program.name), free)
+    sweep = _sweep(level)
+    moments = enumerate(sweep.moments)
+    return Arena(
+        program=program.name,
+        num_bytes=sweep.peak_bytes,
+        timeline=tuple(Moment(program.name, i, *m) for i, m in moments),
+        held=tuple(sweep.held),
+    )
+
+
+def _default_category(program: str) -> str:
+    """What values of a program are, unless a gather made them."""
+    return "scratch" if program == "update" else "activations"
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """Live bytes along one level: (what, repeats, bytes) per position, and what the peak holds."""
+
+    peak_bytes: int = 0
+    held: list[Holding] = field(default_factory=list)
+    moments: list[tuple[str, int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Level:
+    """How one level occupies memory: values that are free here, and the others' category."""
+
+    graph: Graph
+    program: str
+    default: str
+    free: set[Value]
+    users: dict[Value, list[Op]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.users = self.graph.uses()
+
+    def cost(self, op: Op, value: Value) -> int:
+        """Arena bytes of a result of `op`."""
+        if value in self.free or op.name in _VIEWS or self._is_fused(op, value):
+            return 0
+        if op.name == "loop" and op.results.index(value) in invariant_carries(op):
+            return 0  # the body only reads it: the operand's memory serves
+        return value.type.num_bytes
+
+    def _is_fused(self, op: Op, value: Value) -> bool:
+        """An elementwise value with one reader that takes it tile by tile never reaches memory."""
+        users = self.users.get(value, [])
+        if not OPS[op.name].elementwise or len(users) != 1:
+            return False
+        return OPS[users[0].name].elementwise or users[0].name in _ABSORBING
+
+    def holding(self, op: Op, value: Value) -> Holding:
+        """A result of `op` as the user sees it."""
+        category = "gathered" if op.name == "all_gather" else self.default
+        name = f"{self.program}: {op.name} {value.type}"
+        return Holding(name, category, self.cost(op, value), op.loc)
+
+
+def _sweep(level: _Level) -> _Sweep:
+    """Add what each op makes, subtract what nobody reads any more, note the highest point."""
+    ends = _by_position(_ends(level))
+    live: dict[Value, Holding] = {}
+    total, sweep = 0, _Sweep()
+    for position, op in enumerate(level.graph.ops):
+        inner = _inside(op, level)
+        total -= sum(live.pop(v).num_bytes for v in _taken_over(op, position, ends, live))
+        for value in op.results:
+            if size := (held := level.holding(op, value)).num_bytes:
+                live[value] = held
+                total += size
+        if total + inner.peak_bytes > sweep.peak_bytes:
+            sweep.peak_bytes = total + inner.peak_bytes
+            sweep.held = [*live.values(), *inner.held]
+        sweep.moments += _moments(op, total, inner)
+        for value in ends.get(position, ()):
+            if value in live:
+                total -= live.pop(value).num_bytes
+    return sweep
+
+
+def _moments(op: Op, total: int, inner: _Sweep) -> Iterator[tuple[str, int, int]]:
+    """The positions of one op: those of its body on top of what is around it, or itself."""
+    if not inner.moments:
+        yield op.name, 1, total
+    for what, repeats, size in inner.moments:
+        yield what, repeats * op.attrs.trip, total + size
+
+
+def _ends(level: _Level) -> dict[Value, int]:
+    """Where each value is last needed; what a fused value or a view reads lives as long."""
+    ends = {v: max(i.start, i.end) for v, i in liveness(level.graph).items()}
+    for op in reversed(level.graph.ops):
+        for value in op.results:
+            if value not in level.free and not level.cost(op, value):
+                ends.update((v, max(ends[v], ends[value])) for v in op.operands)
+    return ends
+
+
+def _by_position(ends: Mapping[Value, int]) -> dict[int, list[Value]]:
+    """Values by the position after which they are dead."""
+    dying: dict[int, list[Value]] = {}
+    for value, position in ends.items():
+        dying.setdefault(position, []).append(value)
+    return dying
+
+
+def _taken_over(
+    op: Op, position: int, ends: Mapping[int, Sequence[Value]], live: Mapping[Value, object]
+) -> list[Value]:
+    """Operands whose memory the results of an op in place use."""
+    if op.name == "dynamic_update_slice":
+        candidates = op.operands[:1]
+    elif op.name == "loop":
+        candidates = op.operands
+    else:
+        return []
+    dying = set(ends.get(position, ()))
+    same = invariant_carries(op) if op.name == "loop" else ()
+    kept = {op.operands[i] for i in same}
+    return [v for v in dict.fromkeys(candidates) if v in dying and v in live and v not in kept]
+
+
+def _inside(op: Op, level: _Level) -> _Sweep:
+    """What the body of a loop needs beside its carries, those updated in place included."""
+    if op.name != "loop":
+        return _Sweep()
+    (body,) = op.regions
+    free = set(body.inputs)
+    in_place = {
+        inner.result
+        for inner in body.ops
+        if inner.name == "dynamic_update_slice" and inner.operands[0] in free
+    }
+    return _sweep(_Level(body, level.program, level.default, free | (in_place & set(body.outputs))))

@@ -1,0 +1,98 @@
+"""Where in the user's code each named buffer of a step comes from.
+
+What a program writes is placed at the op that makes it, what is given at the first op that computes
+with it. Ops that only move, convert or gather say nothing about a buffer and are looked through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.diagnostics import UNKNOWN_LOC, Loc
+from compiler.ir.types import Graph, Op, Value
+from compiler.program import StepPlan, StepProgram
+
+_MOVING = frozenset(
+    (
+        "all_gather",
+        "all_slice",
+        "broadcast_in_dim",
+        "convert",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "optimization_barrier",
+        "reshape",
+        "slice",
+        "transpose",
+    )
+)
+
+_GIVEN = ("parameter", "optimizer", "batch", "rng")
+
+
+def buffer_places(plan: StepPlan) -> dict[str, Loc]:
+    """File and line by buffer, for the buffers that have one."""
+    places: dict[str, Loc] = {}
+    for program in plan.programs:
+        found = dict(_written(program))
+        found.update(
+            (name, loc) for name, loc in _read(program) if plan.buffers[name].role in _GIVEN
+        )
+        for name, loc in found.items():
+            if loc != UNKNOWN_LOC:
+                places.setdefault(name, loc)
+    return places
+
+
+def _written(program: StepProgram) -> Iterator[tuple[str, Loc]]:
+    """Outputs with the op that computes them."""
+    for name, value in zip(program.outputs, program.graph.outputs, strict=True):
+        yield name, _maker(program.graph, value)
+
+
+def _maker(graph: Graph, value: Value) -> Loc:
+    """The place of the op that computes `value`, in a loop the op of its body."""
+    made, seen, looped = graph.producers(), set[Value](), False
+    while value not in seen:
+        seen.add(value)
+        op = made.get(value)
+        if op is None and looped and value in graph.inputs:  # what the last round left
+            value = graph.outputs[graph.inputs.index(value)]
+        elif op is not None and op.name == "loop":
+            (graph,), looped = op.regions, True
+            made, value = graph.producers(), graph.outputs[op.results.index(value)]
+        elif op is not None and (op.name in _MOVING or _accumulates(op)):
+            value = op.operands[op.name == "dynamic_update_slice" or _accumulates(op)]
+        else:
+            return UNKNOWN_LOC if op is None else op.loc
+    return UNKNOWN_LOC
+
+
+def _accumulates(op: Op) -> bool:
+    """True for the sum of micro-batches, which has no place of its own."""
+    return op.name == "add" and op.loc == UNKNOWN_LOC
+
+
+def _read(program: StepProgram) -> Iterator[tuple[str, Loc]]:
+    """Inputs with the first op that computes with them."""
+    for name, value in zip(program.inputs, program.graph.inputs, strict=True):
+        yield name, _reader(program.graph, value)
+
+
+def _reader(graph: Graph, value: Value) -> Loc:
+    """The place of the first op that computes with `value` or with what it is moved to."""
+    moved = {value}
+    for op in graph.ops:
+        if not any(v in moved for v in op.operands):
+            continue
+        if op.name in _MOVING:
+            moved.update(op.results)
+        elif op.name == "loop":
+            carries = zip(op.operands, op.regions[0].inputs, strict=True)
+            inner = (_reader(op.regions[0], v) for given, v in carries if given in moved)
+            known = next((loc for loc in inner if loc != UNKNOWN_LOC), None)
+            if known is not None:
+                return known
+        else:
+            return op.loc
+    return UNKNOWN_LOC

@@ -1,0 +1,197 @@
+"""Memory of linked programs over time, recomputed from their calls and instructions alone, and the
+arena plans judged by it.
+
+The planner works on lifetimes it noted while it laid the program out; nothing here reads those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from compiler import hbm
+from compiler.dtypes import DType
+from compiler.hbm import Lifetime
+from compiler.isa.program import (
+    Call,
+    Function,
+    Instr,
+    Loop,
+    Program,
+    ProgramBuffer,
+    Region,
+    Repeat,
+    Space,
+)
+from compiler.outline import outline
+from compiler.residency import Residency, scratch_peak
+from orchestrator.build import Built
+from tests.models import flax_decoder, prime_model
+from tests.support.small_job import build_on, small_llama
+
+SLACK = 1.02
+TASKS = {
+    "llama": lambda: small_llama("bf16"),
+    "flax": lambda: flax_decoder.train_task(width=32, num_layers=2, seq_len=8),
+    "prime": lambda: prime_model.train_task(seq_len=7),
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    folder: Path = tmp_path_factory.mktemp("residency")
+    yield cache(lambda name: build_on(TASKS[name](), {"dp_shard": 4}, folder).built)
+
+
+def function(name: str, inputs: int, outputs: int) -> Function:
+    """A function without code: only its calls matter."""
+    return Function(name, [], (0,) * inputs, (0,) * outputs, (), 0, [], [])
+
+
+def program(sizes: list[int], *steps: Call | Repeat) -> Program:
+    """Calls over arena buffers of `sizes` times 256 bytes."""
+    buffers = [ProgramBuffer("", (64 * n,), DType.F32, "arena", 0) for n in sizes]
+    functions = [function("f", 0, 0)]
+    return Program("p", "t", functions, buffers, (), (), steps, 0, 0)
+
+
+def call(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Call:
+    return Call(0, inputs, outputs)
+
+
+def live(made: Program) -> list[int]:
+    return [m.arena_bytes // 256 for m in Residency(made).moments]
+
+
+def test_a_value_is_live_from_its_maker_to_its_last_reader() -> None:
+    steps = call((), (0,)), call((0,), (1,)), call((1,), (2,)), call((1, 2), ())
+    assert live(program([1, 10, 100], *steps)) == [1, 11, 110, 110]
+
+
+def test_carries_live_through_their_loop_and_bodies_values_do_not() -> None:
+    """0 is carried, 1 is made and read within an iteration, 2 is read in every one."""
+    body = Repeat(0, 8, (call((0, 2), (1,)), call((1,), (0,)), call((0,), ())))
+    steps = call((), (0,)), call((), (2,)), body, call((0,), ())
+    made = program([1, 10, 100], *steps)
+    assert live(made) == [1, 101, 111, 111, 101, 1]
+    assert [m.repeats for m in Residency(made).moments] == [1, 1, 8, 8, 8, 1]
+
+
+def test_what_an_iteration_leaves_for_the_next_lives_on() -> None:
+    """Two loops inside each other: 1 is read before it is made, so it stays for both."""
+    inner = Repeat(1, 2, (call((1,), (0,)), call((0,), ())))
+    outer = Repeat(0, 3, (inner, call((), (1,))))
+    made = program([1, 10], call((), (1,)), outer)
+    assert live(made) == [10, 11, 11, 10]
+    assert [m.repeats for m in Residency(made).moments] == [1, 6, 6, 3]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_arenas_of_whole_steps_are_at_the_bound(name: str, built) -> None:
+    step: Built = built(name)
+    for made in step.programs.values():
+        bound = Residency(made).bound_bytes
+        print(f"{name} {made.name}: arena {made.arena_bytes}, bound {bound}")
+        assert bound <= made.arena_bytes <= SLACK * bound
+
+
+def test_a_dropped_free_shows(built) -> None:
+    """A buffer of before the peak that is never given back lifts the plan above the bound."""
+    every = (plan for name in TASKS for plan in plans(built(name)))
+    found = [dropped for plan in every if (dropped := with_one_free_less(*plan))]
+    assert len(found) >= 5
+    for lifetimes, bound in found:
+        assert hbm.plan(lifetimes)[1] > SLACK * bound
+
+
+def plans(step: Built) -> Iterator[tuple[list[Lifetime], int]]:
+    """The lifetimes of every arena and every scratch zone, with its bound."""
+    for outlined in outline(step.plan.step).programs:
+        yield outlined.lifetimes, Residency(step.programs[outlined.name]).bound_bytes
+    for one in (f for made in step.programs.values() for f in made.functions):
+        spans = spans_of(one)
+        yield [Lifetime(size_of(one, i), *span) for i, span in spans.items()], scratch_bound(one)
+
+
+def with_one_free_less(lifetimes: list[Lifetime], bound: int) -> tuple[list[Lifetime], int] | None:
+    """The plan with the largest buffer that is freed before the peak kept to the end, if any."""
+    ends = sorted({life.end for life in lifetimes})
+    busy = {at: sum(x.size_bytes for x in lifetimes if x.start <= at <= x.end) for at in ends}
+    peak = max(busy, key=lambda at: busy[at], default=0)
+    freed = [x for x in lifetimes if x.end < peak and x.size_bytes > 2 * (SLACK - 1) * bound]
+    if not freed:
+        return None
+    kept = max(freed, key=lambda x: x.size_bytes)
+    return [replace(x, end=ends[-1]) if x is kept else x for x in lifetimes], bound
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_scratch_zones_are_at_the_bound_of_their_instructions(name: str, built) -> None:
+    """Spans come from the addresses that instructions touch, not from the regions' views."""
+    for made in built(name).programs.values():
+        for one in made.functions:
+            bound = scratch_bound(one)
+            assert bound <= one.scratch_bytes <= max(SLACK * bound, bound + 256), one.name
+            assert scratch_peak(one).num_bytes <= one.scratch_bytes
+
+
+def spans_of(one: Function) -> dict[int, tuple[int, int]]:
+    """First and last region that touches each tensor of the scratch zone."""
+    flying: dict[int, list[int]] = {}
+    spans: dict[int, tuple[int, int]] = {}
+    for at, region in enumerate(one.regions):
+        for tensor in touched(region, flying):
+            if one.tensors[tensor].kind == "scratch":
+                spans[tensor] = (min(spans.get(tensor, (at, at))[0], at), at)
+    return spans
+
+
+def size_of(one: Function, tensor: int) -> int:
+    return math.prod(one.tensors[tensor].shape) * one.tensors[tensor].dtype.bytes
+
+
+def scratch_bound(one: Function) -> int:
+    """Most aligned bytes in use at one region."""
+    spans = spans_of(one)
+    at_regions = (
+        sum(hbm.aligned(size_of(one, i)) for i, (a, b) in spans.items() if a <= at <= b)
+        for at in range(len(one.regions))
+    )
+    return max(at_regions, default=0)
+
+
+def touched(region: Region, flying: dict[int, list[int]]) -> set[int]:
+    """The tensors a region's instructions address; a collective's from its start to its wait."""
+    found = {p.buffer for p in patterns(region.body) if p.space is Space.HBM}
+    attrs = region.program.attrs
+    if region.program.kind == "collective_start":
+        flying[attrs["collective"]] = [attrs["source"], attrs["target"]]
+        found.update(flying[attrs["collective"]])
+    elif region.program.kind == "collective_wait":
+        found.update(flying.pop(attrs["collective"]))
+    elif region.program.kind == "register_load":
+        found.add(attrs["view"].tensor)
+    return found
+
+
+def patterns(body: list[Instr | Loop]):
+    for item in body:
+        if isinstance(item, Loop):
+            yield from patterns(item.body)
+        else:
+            yield from (p for p in (item.dst, *item.srcs) if p is not None)
+
+
+def test_residents_at_the_peak_add_up_and_have_places(built) -> None:
+    step: Built = built("llama")
+    residency = Residency(step.programs["backward"])
+    found = residency.at_peak()
+    assert sum(r.num_bytes for r in found) == residency.moments[residency.peak].live_bytes
+    assert any(r.gathered for r in found)
+    placed = [r for r in found if r.loc.file.endswith("llama.py") and r.loc.line]
+    assert sum(r.num_bytes for r in placed) > 0.5 * sum(r.num_bytes for r in found)

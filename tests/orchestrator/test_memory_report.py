@@ -1,0 +1,109 @@
+"""The memory section of a report, `--explain memory`, and changes that are planned, not guessed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import config
+from orchestrator.build import Stages, planned
+from orchestrator.cli import main
+from orchestrator.job import unit_service
+from tests.support.small_job import SIZES
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder: Path = tmp_path_factory.mktemp("memory")
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **SIZES}))
+    settings = (
+        *("model.seq_len=8", "run.executor=inline", f"cache.dir={folder}", "strategy.remat=none"),
+        *("strategy.name=generic", "strategy.micro_batch=2", "mesh.dp_replicate=8"),
+        "mesh.dp_shard=4",
+    )
+    flags = ["--model", str(path), "--target", "trn1n.32xlarge", "--instances", "1"]
+    return [*flags, *(word for setting in settings for word in ("--set", setting))]
+
+
+@pytest.fixture(scope="module")
+def memory(words: list[str]) -> dict[str, Any]:
+    """The section of `plan --explain memory --json`."""
+    capture = pytest.MonkeyPatch()
+    lines: list[str] = []
+    capture.setattr("builtins.print", lambda text, **_: lines.append(text))
+    try:
+        assert main(["plan", *words, "--explain", "memory", "--json"]) == 0
+    finally:
+        capture.undo()
+    section: dict[str, Any] = json.loads("\n".join(lines))["memory"]
+    return section
+
+
+def test_the_parts_add_up(memory) -> None:
+    arena = max(memory["arena_bytes"].values())
+    assert memory["arena_bytes"][memory["peak_program"]] == arena
+    assert memory["peak_bytes"] == sum(memory["categories"].values())
+    assert memory["peak_bytes"] == sum(memory["argument_bytes"].values()) + arena
+    assert memory["limit_bytes"] + memory["reserve_bytes"] == 16 * 2**30
+    assert memory["estimate"]["peak_bytes"] >= memory["peak_bytes"]
+
+
+def test_the_timeline_goes_through_every_program_with_layers_once(memory) -> None:
+    rows = memory["timeline"]
+    assert list(dict.fromkeys(r["program"] for r in rows)) == ["forward", "backward", "update"]
+    layers = [r for r in rows if r["what"] in ("forward.loop", "backward.loop")]
+    assert [r["repeats"] for r in layers] == [SIZES["num_hidden_layers"]] * 2
+    named = sum(memory["argument_bytes"].values())
+    assert all(named <= r["live_bytes"] <= memory["peak_bytes"] for r in rows)
+    for program in memory["arena_bytes"]:
+        positions = [r["position"] for r in rows if r["program"] == program]
+        assert positions == list(range(len(positions)))
+
+
+def test_tensors_at_the_peak_have_file_and_line(memory) -> None:
+    rows = memory["largest"]
+    assert [r["bytes"] for r in rows] == sorted((r["bytes"] for r in rows), reverse=True)
+    assert sum("llama.py:" in r["loc"] for r in rows) > len(rows) // 2
+    assert {r["category"] for r in rows} <= set(memory["categories"])
+
+
+def peak(words: list[str], *change: str) -> int:
+    """The estimated peak of the job with a change, planned here."""
+    sets = [text for text in (*words, *change) if "=" in text]
+    model = {"model.config": words[1]}
+    job = config.load(None, sets, model)
+    with unit_service(job, None) as service:
+        return planned(job, service, Stages()).plan.footprint.peak_bytes
+
+
+def test_changes_save_what_they_say(memory, words) -> None:
+    rows = {row["change"]: row for row in memory["suggestions"]}
+    assert {"strategy.remat=full", "strategy.micro_batch=1", "strategy.zero=3"} <= set(rows)
+    saved = [row["saves_bytes"] for row in memory["suggestions"]]
+    assert saved == sorted(saved, reverse=True) and saved[-1] > 0
+    before = peak(words)
+    for change in (
+        "strategy.remat=full",
+        "strategy.zero=1",
+        "mesh.dp_replicate=1 mesh.dp_shard=32",
+    ):
+        after = peak(words, *change.split())
+        if change in rows:
+            assert (rows[change]["peak_bytes"], rows[change]["saves_bytes"]) == (
+                after,
+                before - after,
+            )
+        else:
+            assert after >= before
+
+
+def test_the_screen_shows_time_tensors_and_changes(words, capsys) -> None:
+    assert main(["plan", *words, "--explain", "memory"]) == 0
+    text = capsys.readouterr().out
+    assert "bytes in use over the step" in text and "backward.loop" in text
+    assert "largest tensors at the peak" in text and "llama.py:" in text
+    assert "strategy.remat=full" in text
