@@ -22,6 +22,7 @@ from sharding.localize import localize
 from sharding.mesh import Mesh
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
 from sharding.rewrite import rewrite
+from sharding.ring import with_context
 from sharding.settings import DEFAULTS, StrategySettings
 from sharding.shardy import encode_request, run_child
 from sharding.stages import split_step
@@ -150,8 +151,9 @@ def complete(
     """Everything after partitioning. Raises ShardingError."""
     settings = prepared.settings
     source = with_findings(rewrite(answer), prepared.recipe)
+    local, context = with_context(localize(source), settings.context)
     step = split_step(
-        localize(source),
+        local,
         num_microbatches=num_microbatches,
         reshard_after_forward=settings.reshard_after_forward,
     )
@@ -166,8 +168,8 @@ def complete(
         strategy=settings.name,
         footprint=footprint(step),
         traffic=rows,
-        reasons=prepared.recipe.reasons,
-        findings=(*source.findings, *cut_findings),
+        reasons={**prepared.recipe.reasons, **context.reasons},
+        findings=(*source.findings, *context.findings, *cut_findings),
     )
 
 

@@ -38,6 +38,11 @@ class StrategySettings:
     al. 2022). Needs `mesh.tp` above 1 to matter.
     """
 
+    context: str = choice("ring", "ring", "gather")
+    """How attention sees a sequence that is split over `cp`: blocks of keys and values go around
+    the ring (Liu et al. 2023), or every core gathers them. Needs `mesh.cp` above 1 to matter.
+    """
+
     reshard_after_forward: bool = True
     """Gather weights again in the backward pass instead of keeping them."""
 

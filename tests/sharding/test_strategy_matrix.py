@@ -19,10 +19,12 @@ from compiler.ir.types import Graph
 from compiler.options import DEFAULTS
 from compiler.passes.pipeline import run, step_passes
 from sharding import shardy
-from sharding.findings import collectives, with_findings
+from sharding.findings import TRAFFIC, collectives, with_findings
+from sharding.localize import localize
 from sharding.mesh import Mesh
 from sharding.partitioned import PartitionedGraph, Slot
 from sharding.rewrite import rewrite
+from sharding.ring import with_context
 from sharding.strategies.registry import recipe_of
 from tests.support.road import captured_graph, leaf_error
 from tests.support.strategy_cells import (
@@ -80,7 +82,8 @@ def partitioned(model: str, how: Distribution) -> PartitionedGraph:
 
 def check(model: str, name: str) -> None:
     graph, inputs, outputs = captured(model)
-    given = run_whole(partitioned(model, ALL[name]), random_inputs(graph, inputs))
+    how = ALL[name]
+    given = run_whole(partitioned(model, how), random_inputs(graph, inputs), how.settings.context)
     errors = {
         slot.name: leaf_error(g, w)
         for slot, g, w in zip(outputs, given, unsharded(model), strict=True)
@@ -147,6 +150,49 @@ def test_expert_layers_exchange_rows_twice_per_pass() -> None:
     forward, backward = loops(partitioned("moe", distribution("fsdp", dp_shard=2, ep=2)))
     assert counts(forward, "ep") == {"all_to_all": 2}
     assert counts(backward, "ep") == {"all_to_all": 4}
+
+
+def in_context(model: str, context: str, **axes: int) -> list[Graph]:
+    """The loops over layers of one core, forward and backward."""
+    part = partitioned(model, distribution("generic", context=context, **axes))
+    graph = with_context(localize(part), context)[0].graph
+    return [op.regions[0] for op in graph.ops if op.name == "loop"]
+
+
+def moved(graph: Graph, times: int = 1) -> Counter:
+    """How often collectives of activations over `cp` run, nested loops counted."""
+    found: Counter = Counter()
+    for op in graph.ops:
+        for region in op.regions:
+            found += moved(region, times * op.attrs.trip)
+        if op.name in TRAFFIC and op.attrs.axes == ("cp",) and op.result.type.rank > 3:
+            found[op.name] += times
+    return found
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_rings_send_every_block_once_around(cp: int) -> None:
+    """Keys and values forward, and again where the layer is recomputed; their gradients come home
+    behind the last block. The code does not grow with the ring.
+    """
+    forward, backward = in_context("gqa", "ring", cp=cp)
+    assert moved(forward) == {"collective_permute": 2 * (cp - 1)}
+    assert moved(backward) == {"collective_permute": 3 * 2 * (cp - 1) + 2 * cp}
+    assert len(list(backward.walk())) == len(list(in_context("gqa", "ring", cp=2)[1].walk()))
+
+
+@pytest.mark.parametrize("model", ["gqa", "tied gpt"])
+def test_rings_hold_no_sequence(model: str) -> None:
+    """Of the activations of a layer only masks reach over the whole sequence."""
+    for context in ("gather", "ring"):
+        wide = [
+            value
+            for body in in_context(model, context, cp=4)
+            for op in body.walk()
+            for value in op.results
+            if value.type.dtype.is_float and 16 in value.type.shape and value.type.rank > 3
+        ]
+        assert bool(wide) == (context == "gather")
 
 
 def test_data_parallel_only_sums() -> None:

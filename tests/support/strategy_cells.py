@@ -101,9 +101,11 @@ class Distribution:
         return make_mesh(dict(self.axes))
 
 
-def distribution(strategy: str, *, sp: bool = True, zero: int = -1, **axes: int) -> Distribution:
+def distribution(
+    strategy: str, *, sp: bool = True, zero: int = -1, context: str = "ring", **axes: int
+) -> Distribution:
     """One distribution."""
-    settings = StrategySettings(name=strategy, sequence_parallel=sp, zero=zero)
+    settings = StrategySettings(name=strategy, sequence_parallel=sp, zero=zero, context=context)
     return Distribution(settings, tuple(axes.items()))
 
 
@@ -124,6 +126,8 @@ DISTRIBUTIONS = {
 SEQUENCE_DISTRIBUTIONS = {
     "cp 4": distribution("generic", cp=4),
     "fsdp cp 8": distribution("fsdp", dp_shard=4, cp=2),
+    "cp gathered 4": distribution("generic", context="gather", cp=4),
+    "fsdp cp gathered 8": distribution("fsdp", context="gather", dp_shard=2, cp=4),
     "fsdp cp tp 8": distribution("fsdp", dp_shard=2, cp=2, tp=2),
     "fsdp cp tp 32": distribution("fsdp", dp_shard=4, cp=2, tp=4),
 }

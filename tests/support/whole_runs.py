@@ -11,14 +11,17 @@ from compiler.ir.reference import steps
 from compiler.ir.types import Value
 from sharding.localize import localize
 from sharding.partitioned import PartitionedGraph
+from sharding.ring import with_context
 from tests.support.reference_ranks import run_collective
 
 
-def run_whole(part: PartitionedGraph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def run_whole(
+    part: PartitionedGraph, inputs: Sequence[np.ndarray], context: str = "gather"
+) -> list[np.ndarray]:
     """Outputs of `part` on whole inputs; every rank's shard of an output is checked against its
     copies.
     """
-    graph = localize(part).graph
+    graph = with_context(localize(part), context)[0].graph
     mesh = part.mesh
     ranks = range(mesh.num_cores)
     runs = [

@@ -70,6 +70,9 @@ CASES = {
         small_llama, {"dp_shard": 2, "tp": 4}, settings=StrategySettings(name="llm-training")
     ),
     "llama fsdp cp tp": Case(small_llama, {"dp_shard": 2, "cp": 2, "tp": 2}),
+    "llama gathered cp": Case(
+        small_llama, {"dp_shard": 2, "cp": 2}, settings=StrategySettings(context="gather")
+    ),
     "flax zero-1": Case(flax, {"dp_shard": 4}, settings=StrategySettings(name="generic", zero=1)),
 }
 

@@ -1,0 +1,183 @@
+"""Attention over a split sequence as loops around a ring, in every spelling: equal to the gathered
+form, with nothing gathered.
+
+A function of queries, keys and values is imported as the code of one core: its queries are the
+core's own, keys and values are gathered in front of it, and their gradients scattered behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compiler.frontend.capture import artifact_of
+from compiler.frontend.stablehlo import import_module
+from compiler.ir.build import Builder
+from compiler.ir.opdef import make_op
+from compiler.ir.reference import steps
+from compiler.ir.types import Graph, Op
+from compiler.ir.verify import verify
+from compiler.options import DEFAULTS
+from compiler.passes.pipeline import run, step_passes
+from sharding.ring import Rings
+from sim_cluster.result import distance
+from tests.support.reference_ranks import run_collective
+
+RANKS, BATCH, T, HEADS, WIDTH = 4, 2, 16, 2, 8
+OWN = T // RANKS
+AXES = ("cp",)
+
+
+def scores(q: jax.Array, k: jax.Array) -> jax.Array:
+    return jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(WIDTH)
+
+
+def plain(rank: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores(q, k)), v)
+
+
+def causal(rank: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Blocks in front of a rank's own have no score at all in some rows."""
+    ahead = (rank * OWN + jnp.arange(OWN))[:, None] < jnp.arange(T)[None]
+    masked = jnp.where(ahead, -jnp.inf, scores(q, k))
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(masked), v)
+
+
+def without_maximum(rank: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    e = jnp.exp(scores(q, k))
+    return jnp.einsum("bhqk,bkhd->bqhd", e, v) / e.sum(-1).transpose(0, 2, 1)[..., None]
+
+
+def in_powers_of_two(rank: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    s = scores(q, k) * np.log2(np.e)
+    e = jnp.exp2(s - s.max(-1, keepdims=True))
+    return jnp.einsum("bhqk,bkhd->bqhd", e / e.sum(-1, keepdims=True), v)
+
+
+def through_logarithms(rank: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.einsum("bhqk,bkhd->bqhd", jnp.exp(jax.nn.log_softmax(scores(q, k))), v)
+
+
+def turned(rank: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Keys before queries, reciprocal sums, a bias by distance, a cap on the scores."""
+    s = 5 * jnp.tanh(jnp.einsum("bkhd,bqhd->bkqh", k, q) / 5)
+    s = s - 0.1 * jnp.abs(jnp.arange(T)[:, None] - rank * OWN - jnp.arange(OWN))[None, :, :, None]
+    e = jnp.exp(s + -s.max(1)[:, None])
+    return jnp.einsum("bkqh,bkhd->bqhd", e * (1 / e.sum(1))[:, None], v)
+
+
+def stored(rank: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """The probabilities are a result too: put together block by block."""
+    p = jax.nn.softmax(scores(q, k))
+    return jnp.concatenate([jnp.einsum("bhqk,bkhd->bqhd", p, v).ravel(), jnp.sort(p).ravel()])
+
+
+SPELLINGS = {
+    "plain": plain,
+    "causal": causal,
+    "without a maximum": without_maximum,
+    "powers of two": in_powers_of_two,
+    "log softmax": through_logarithms,
+    "turned": turned,
+    "stored": stored,
+}
+Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def with_gradients(attention: Attention, dtype: jnp.dtype) -> Callable[..., tuple[jax.Array, ...]]:
+    """The result, and the gradients of a weighted sum of it."""
+
+    def step(rank: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        out, pull = jax.vjp(lambda *x: attention(rank, *(t.astype(dtype) for t in x)), q, k, v)
+        weights = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
+        return (out.astype(jnp.float32), *pull(weights.astype(out.dtype)))
+
+    return step
+
+
+def per_core(attention: Attention, dtype: jnp.dtype = jnp.float32) -> Graph:
+    """The code of one core; inputs are its position and its blocks of queries, keys, values."""
+    own, whole = (jax.ShapeDtypeStruct((BATCH, n, HEADS, WIDTH), jnp.float32) for n in (OWN, T))
+    rank = jax.ShapeDtypeStruct((), jnp.int32)
+    step = with_gradients(attention, dtype)
+    body = run(
+        import_module(artifact_of(jax.jit(step, keep_unused=True).trace(rank, own, whole, whole))),
+        step_passes(DEFAULTS),
+    )
+    b = Builder()
+    blocks = [b.input(v.type.shape, v.type.dtype) for v in body.inputs[:2]]
+    blocks += [b.input(own.shape) for _ in "kv"]
+    gathered = [b.all_gather(x, 1, AXES, RANKS) for x in blocks[2:]]
+    now = dict(zip(body.inputs, [*blocks[:2], *gathered], strict=True))
+    for op in body.ops:
+        new = make_op(op.name, [now[v] for v in op.operands], op.attrs, op.regions, op.loc)
+        now.update(zip(op.results, b.append(new), strict=True))
+    out, dq, dk, dv = (now[v] for v in body.outputs)
+    return verify(b.finish(out, dq, *(b.reduce_scatter(d, 1, AXES, RANKS) for d in (dk, dv))))
+
+
+def ringed(graph: Graph) -> tuple[Graph, Rings]:
+    rings = Rings("cp", {*graph.inputs})
+    return verify(rings.level(graph)), rings
+
+
+def on_ranks(graph: Graph, seed: int = 0) -> list[list[np.ndarray]]:
+    """The outputs of every rank."""
+    rng = np.random.default_rng(seed)
+    shape = graph.inputs[1].type.shape
+    given = [
+        [np.int32(r), *(rng.normal(size=shape).astype(np.float32) for _ in "qkv")]
+        for r in range(RANKS)
+    ]
+    runs = [steps(graph, inputs) for inputs in given]
+    sent: Sequence = [None] * RANKS
+    while True:
+        asked, ended = [], []
+        for one, answer in zip(runs, sent, strict=True):
+            try:
+                asked.append(one.send(answer))
+            except StopIteration as stop:
+                ended.append(stop.value)
+        if ended:
+            return ended
+        op: Op = asked[0][0]
+        if op.name == "axis_index":
+            sent = [(np.int32(r),) for r in range(RANKS)]
+        else:
+            sent = [(x,) for x in run_collective(op, [args[0] for _, args in asked])]
+
+
+def kinds(graph: Graph) -> Counter:
+    return Counter(op.name for op in graph.walk())
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_ring_equals_the_gathered_form(name: str) -> None:
+    graph = per_core(SPELLINGS[name])
+    ring, rings = ringed(graph)
+    assert kinds(graph)["all_gather"] == 2
+    assert not rings.findings and not kinds(ring)["all_gather"]
+    assert not kinds(ring)["reduce_scatter"], "gradients travel with their blocks"
+    for mine, whole in zip(on_ranks(ring), on_ranks(graph), strict=True):
+        assert all(np.isfinite(x).all() for x in whole)
+        assert max(distance(a, b) for a, b in zip(mine, whole, strict=True)) <= 1e-5
+
+
+def test_sums_of_narrow_values_are_carried_wide() -> None:
+    """No further from fp32 than the gathered form in bf16."""
+    exact = on_ranks(per_core(causal))
+    graph = per_core(causal, jnp.bfloat16)
+    errors = [
+        max(
+            distance(a, b)
+            for x, y in zip(on_ranks(g), exact, strict=True)
+            for a, b in zip(x, y, strict=True)
+        )
+        for g in (ringed(graph)[0], graph)
+    ]
+    assert errors[0] <= max(1e-2, errors[1])
