@@ -23,11 +23,12 @@ from orchestrator.config import JobConfig
 from orchestrator.executor import WorkUnit
 from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
-from sharding.mesh import DATA_AXES, Mesh, parse_mesh
-from sharding.partitioned import Slot
-from sharding.plan import Plan, complete, partitioned, prepare
+from sharding.mesh import DATA_AXES, Mesh, check_product, parse_mesh
+from sharding.partitioned import slots
+from sharding.plan import Plan, Prepared, complete, partitioned, prepare
 from sharding.settings import AUTO
-from sharding.strategies.registry import default_axes
+from sharding.strategies.manual import data_ways, user_mesh
+from sharding.strategies.registry import MANUAL, default_axes
 
 if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
@@ -79,12 +80,49 @@ class Built(Planned):
     programs: Mapping[str, Program]
 
 
-def layout_of(job: JobConfig) -> Layout:
-    """Mesh and batch of a job.
+@dataclass(frozen=True, slots=True)
+class OwnMesh:
+    """The mesh a step names itself (strategy manual), and into how many parts it cuts samples."""
+
+    mesh: Mesh
+    data_ways: int
+
+
+def layout_of(job: JobConfig, own: OwnMesh | None = None) -> Layout:
+    """Mesh and batch of a job; `own` is the step's mesh, where the strategy takes that.
 
     Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
-    not fill the cores, or a batch that does not divide.
+    not fill the cores or is not the step's, or a batch that does not divide.
     """
+    target = _machine(job)
+    cores = target.cores * job.cluster.instances
+    try:
+        mesh = _own_mesh(job, own, cores) if own else parse_mesh(_axes_of(job), cores)
+    except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
+        d = error.diagnostic
+        raise UsageError(d.code, d.message, d.loc, d.hint) from error
+    ways = own.data_ways if own else mesh.size(DATA_AXES)
+    captured = job.strategy.micro_batch * ways
+    global_batch = job.strategy.global_batch or captured
+    if global_batch % captured:
+        raise UsageError(
+            "SW_BATCH",
+            f"strategy.global_batch requires a multiple of micro_batch {job.strategy.micro_batch} x"
+            f" {ways} data-parallel ranks = {captured}, got {global_batch}",
+            None,
+            f"use {max(1, round(global_batch / captured)) * captured}",
+        )
+    return Layout(
+        target=target,
+        mesh=mesh,
+        captured_batch=captured,
+        global_batch=global_batch,
+        num_microbatches=global_batch // captured,
+    )
+
+
+def _machine(job: JobConfig) -> Target:
+    """The target of a job. Raises UsageError for an lnc or a network that is not there."""
     target = load_target(job.cluster.target)
     if job.cluster.lnc not in target.allowed_lnc:
         raise UsageError(
@@ -105,32 +143,41 @@ def layout_of(job: JobConfig) -> Layout:
             " chips stand behind switches",
             hint="use a trn1, trn1n, trn2 or inf2 machine; `shardwright compile --target` takes it",
         )
-    cores = target.cores * job.cluster.instances
+    return target
+
+
+def _axes_of(job: JobConfig) -> dict[str, int | str]:
+    """The axes of `[mesh]`, or those of the strategy."""
+    return _given_axes(job) or default_axes(job.strategy.name)
+
+
+def _given_axes(job: JobConfig) -> dict[str, int | str]:
     axes = dataclasses.asdict(job.mesh)
-    given = {n: "auto" if s == AUTO else s for n, s in axes.items() if s}
-    given = given or default_axes(job.strategy.name)
-    try:
-        mesh = parse_mesh(given, cores)
-    except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
-        d = error.diagnostic
-        raise UsageError(d.code, d.message, d.loc, d.hint) from error
-    captured = job.strategy.micro_batch * mesh.size(DATA_AXES)
-    global_batch = job.strategy.global_batch or captured
-    if global_batch % captured:
-        raise UsageError(
-            "SW_BATCH",
-            f"strategy.global_batch requires a multiple of micro_batch {job.strategy.micro_batch} x"
-            f" {mesh.size(DATA_AXES)} data-parallel ranks = {captured}, got {global_batch}",
-            None,
-            f"use {max(1, round(global_batch / captured)) * captured}",
+    return {n: "auto" if s == AUTO else s for n, s in axes.items() if s}
+
+
+def _own_mesh(job: JobConfig, own: OwnMesh, cores: int) -> Mesh:
+    """The step's mesh, which must fill the cores; `[mesh]` may only repeat it."""
+    given = _given_axes(job)
+    if given and given != own.mesh.sizes:
+        shown = ",".join(f"{name}={size}" for name, size in given.items())
+        raise ShardingError(
+            "SW_MANUAL_MESH",
+            f"[mesh] requires the mesh of the step's shardings, {own.mesh}, got {shown}",
+            hint="leave [mesh] empty, or build the step's mesh from the same axes",
         )
-    return Layout(
-        target=target,
-        mesh=mesh,
-        captured_batch=captured,
-        global_batch=global_batch,
-        num_microbatches=global_batch // captured,
-    )
+    check_product(own.mesh, cores)
+    return own.mesh
+
+
+def _read_own_mesh(job: JobConfig, task: TrainTask) -> OwnMesh:
+    """What a first capture says, of one sample per core, so that every sharding divides it."""
+    from compiler.frontend.capture import capture
+    from compiler.frontend.stablehlo import import_with_shardings
+
+    captured = capture(task, _machine(job).cores * job.cluster.instances)
+    graph, user = import_with_shardings(captured.artifact, base_dir=job.base)
+    return OwnMesh(user_mesh(user), data_ways(graph, slots(captured.inputs), user))
 
 
 def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
@@ -143,12 +190,14 @@ def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
 
 def planned(job: JobConfig, service: UnitService, stages: Stages) -> Planned:
     """Everything up to the plan. Raises the DiagnosticError of the stage that refuses."""
-    layout = layout_of(job)
+    is_own = job.strategy.name == MANUAL
+    layout = None if is_own else layout_of(job)
     with stages.timed("capture"):
         from orchestrator.model import resolve_task
 
         task = resolve_task(job)
-    return plan_task(job, layout, task, service, stages)
+        own = _read_own_mesh(job, task) if is_own else None
+    return plan_task(job, layout or layout_of(job, own), task, service, stages)
 
 
 def build_task(
@@ -174,14 +223,15 @@ def plan_task(
 
         captured = capture(task, layout.captured_batch)
     with stages.timed("import"):
-        from compiler.frontend.stablehlo import import_module
+        from compiler.frontend.stablehlo import import_with_shardings
         from compiler.passes.pipeline import run, step_passes
 
-        imported = import_module(captured.artifact, base_dir=job.base)
+        imported, user = import_with_shardings(captured.artifact, base_dir=job.base)
         graph = run(imported, step_passes(job.compiler))
-    inputs = [Slot(a.name, a.role, a.batch_dim) for a in captured.inputs]
-    outputs = [Slot(a.name, a.role) for a in captured.outputs]
-    plan = _partition(job, layout, graph, inputs, outputs, service, stages)
+    inputs, outputs = slots(captured.inputs), slots(captured.outputs)
+    with stages.timed("recipe"):
+        prepared = prepare(graph, inputs, outputs, layout.mesh, job.strategy, user)
+    plan = _partition(job, layout, prepared, service, stages)
     return Planned(
         job=job,
         layout=layout,
@@ -195,15 +245,10 @@ def plan_task(
 def _partition(
     job: JobConfig,
     layout: Layout,
-    graph: Graph,
-    inputs: list[Slot],
-    outputs: list[Slot],
+    prepared: Prepared,
     service: UnitService,
     stages: Stages,
 ) -> Plan:
-    with stages.timed("recipe"):
-        prepared = prepare(graph, inputs, outputs, layout.mesh, job.strategy)
-
     def unit(request: bytes) -> bytes:
         key = unit_key("partition", request)
         name = f"{job.strategy.name} {layout.mesh}"

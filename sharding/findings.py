@@ -28,8 +28,9 @@ def collectives(graph: Graph) -> Iterator[Op]:
 
 def with_findings(part: PartitionedGraph, recipe: Recipe) -> PartitionedGraph:
     """`part` with the recipe's findings and those of the comparison added."""
-    added = (*recipe.findings, *unexpected(part.graph, recipe.predicted))
-    return replace(part, findings=(*part.findings, *added))
+    predicted = recipe.predicted
+    surprises = [] if predicted is None else unexpected(part.graph, predicted)
+    return replace(part, findings=(*part.findings, *recipe.findings, *surprises))
 
 
 def unexpected(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Diagnostic]:

@@ -22,9 +22,13 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axis names and sizes, major to minor. Build with `make_mesh` or `parse_mesh`."""
+    """Axis names and sizes, major to minor. Build with `make_mesh` or `parse_mesh`.
+
+    `origins` names, per axis, the one it was cut from; empty when nothing was cut.
+    """
 
     axes: tuple[tuple[str, int], ...]
+    origins: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -72,13 +76,38 @@ class Mesh:
         assert math.prod(atoms) == self.sizes[axis]
         if len(atoms) < 2:
             return self
-        cut = [(f"{axis}_{i}", size) for i, size in enumerate(atoms)]
-        axes = ([pair] if pair[0] != axis else cut for pair in self.axes)
-        return Mesh(tuple(pair for group in axes for pair in group))
+        cut = list(zip(self._free_names(axis, len(atoms)), atoms, strict=True))
+        axes = [pair for old in self.axes for pair in (cut if old[0] == axis else [old])]
+        parts = {name for name, _ in cut}
+        origins = (self.origin(axis if name in parts else name) for name, _ in axes)
+        return Mesh(tuple(axes), tuple(origins))
+
+    def _free_names(self, axis: str, count: int) -> list[str]:
+        """Names for the atoms of `axis` that no other axis has."""
+        link = "_"
+        while {f"{axis}{link}{i}" for i in range(count)} & {*self.names}:
+            link += "_"
+        return [f"{axis}{link}{i}" for i in range(count)]
+
+    def origin(self, axis: str) -> str:
+        """The axis that `axis` was cut from; itself when it was not."""
+        return self.origins[self.names.index(axis)] if self.origins else axis
 
     def atoms(self, axis: str) -> tuple[str, ...]:
         """The axes `axis` was cut into; itself when it was not."""
-        return tuple(name for name in self.names if name == axis or name.startswith(f"{axis}_"))
+        return tuple(name for name in self.names if self.origin(name) == axis)
+
+    def shown(self, axes: Sequence[str]) -> str:
+        """`axes` as the user named them: atoms under their whole axis, with the part they take."""
+        names = dict.fromkeys(self.origin(axis) for axis in axes)
+        return "+".join(self._shown_part(name, axes) for name in names)
+
+    def _shown_part(self, name: str, axes: Sequence[str]) -> str:
+        """One whole axis, or how much of it `axes` hold."""
+        atoms = self.atoms(name)
+        part = self.size([a for a in atoms if a in axes])
+        whole = self.size(atoms)
+        return name if part == whole else f"{name}({part} of {whole})"
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.axes) or "one core"
@@ -121,7 +150,7 @@ def parse_mesh(given: str | Mapping[str, int | str], cores: int, auto: str = "dp
     if free:
         sizes[free[0]] = _remainder(known, free[0], cores)
     mesh = make_mesh(sizes)
-    _check_product(mesh, cores)
+    check_product(mesh, cores)
     return _with_experts(mesh, experts)
 
 
@@ -174,8 +203,8 @@ def _remainder(known: Mesh, axis: str, cores: int) -> int:
     return cores // known.num_cores
 
 
-def _check_product(mesh: Mesh, cores: int) -> None:
-    """Refuse a mesh that is not exactly the target."""
+def check_product(mesh: Mesh, cores: int) -> None:
+    """Refuse a mesh that is not exactly the target. Raises ShardingError."""
     if mesh.num_cores == cores:
         return
     product = " * ".join(str(size) for _, size in mesh.axes)

@@ -87,7 +87,7 @@ def encode_partitioned(part: PartitionedGraph) -> bytes:
         "graph": dump(part.graph, with_locs=True),
         "specs": [[spec.dims, spec.unreduced] for spec in table],
         "spec_of_value": index,
-        "mesh": list(part.mesh.axes),
+        "mesh": [part.mesh.axes, part.mesh.origins],
         "inputs": [(s.name, s.role, s.batch_dim) for s in part.inputs],
         "outputs": [(s.name, s.role, s.batch_dim) for s in part.outputs],
         "findings": [d.as_dict() for d in part.findings],
@@ -105,7 +105,7 @@ def decode_partitioned(data: bytes) -> PartitionedGraph:
     return PartitionedGraph(
         graph=graph,
         specs={v: table[i] for v, i in zip(values, body["spec_of_value"], strict=True)},
-        mesh=Mesh(body["mesh"]),
+        mesh=Mesh(*body["mesh"]),
         inputs=tuple(Slot(*s) for s in body["inputs"]),
         outputs=tuple(Slot(*s) for s in body["outputs"]),
         findings=tuple(_diagnostic(d) for d in body["findings"]),

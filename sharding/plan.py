@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.diagnostics import Diagnostic, DiagnosticError
+from compiler.frontend.shardings import ModuleShardings
 from compiler.ir.types import Graph, Op
 from compiler.program import StepPlan
 from sharding.findings import TRAFFIC, with_findings
@@ -88,14 +89,16 @@ def build_plan(
     settings: StrategySettings = DEFAULTS,
     num_microbatches: int = 1,
     partition: PartitionUnit = run_child,
+    user: ModuleShardings | None = None,
 ) -> Plan:
     """Plan a step whose batch inputs hold one micro-batch of the whole mesh.
 
-    `partition` runs the partition unit; by default a child process of this one.
+    `partition` runs the partition unit; by default a child process of this one. `user` is what the
+    module of the step says about its distribution.
     Raises: ShardingError for an unknown strategy, a mesh or batch that does not fit, or a step that
     cannot be localized or cut.
     """
-    prepared = prepare(graph, inputs, outputs, mesh, settings)
+    prepared = prepare(graph, inputs, outputs, mesh, settings, user)
     return complete(
         prepared,
         partitioned(prepared, partition),
@@ -109,16 +112,19 @@ def prepare(
     outputs: Sequence[Slot],
     mesh: Mesh,
     settings: StrategySettings = DEFAULTS,
+    user: ModuleShardings | None = None,
 ) -> Prepared:
     """Run the recipe and fold what it annotated. Raises ShardingError."""
-    recipe = recipe_of(graph, inputs, outputs, mesh, settings)
+    recipe = recipe_of(graph, inputs, outputs, mesh, settings, user)
+    # What the partitioner is free to choose, it may choose otherwise for a part of the graph.
+    pinned = recipe.predicted is not None
     return Prepared(
         settings=settings,
         mesh=recipe.mesh,
         recipe=recipe,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        folded=fold(recipe.graph, recipe.specs, inputs, outputs),
+        folded=fold(recipe.graph, recipe.specs, inputs, outputs) if pinned else None,
     )
 
 
@@ -138,7 +144,7 @@ def partitioned(prepared: Prepared, partition: PartitionUnit) -> PartitionedGrap
         except (DiagnosticError, UnfoldError):
             pass
     recipe = prepared.recipe
-    whole = encode_request(recipe.graph, prepared.mesh, recipe.specs, inputs, outputs)
+    whole = encode_request(recipe.graph, prepared.mesh, recipe.specs, inputs, outputs, recipe.tied)
     return decode_partitioned(partition(whole))
 
 
@@ -164,13 +170,23 @@ def complete(
         cut_findings += tuple(_gathers_left(rows))
     return Plan(
         step=step,
-        mesh=prepared.mesh,
+        mesh=source.mesh,
         strategy=settings.name,
         footprint=footprint(step),
         traffic=rows,
-        reasons={**prepared.recipe.reasons, **context.reasons},
+        reasons={**_reasons(prepared.recipe, source), **context.reasons},
         findings=(*source.findings, *context.findings, *cut_findings),
     )
+
+
+def _reasons(recipe: Recipe, part: PartitionedGraph) -> dict[str, str]:
+    """Who decided each leaf; what the recipe left open was placed by propagation."""
+    open_ones = {
+        slot.name: f"{part.specs[value]}: propagation"
+        for slot, value in zip(part.inputs, part.graph.inputs, strict=True)
+        if slot.name not in recipe.reasons
+    }
+    return {**recipe.reasons, **open_ones}
 
 
 def _gathers_left(rows: Sequence[Traffic]) -> Iterator[Diagnostic]:

@@ -19,7 +19,7 @@ DISTRIBUTED_OPTIMIZER = 1
 class StrategySettings:
     """How the step is distributed."""
 
-    name: str = choice("fsdp", "fsdp", "generic", "llm-training")
+    name: str = choice("fsdp", "fsdp", "generic", "llm-training", "manual")
     micro_batch: int = 1
     """Samples per data-parallel rank and micro-batch."""
     global_batch: int = 0

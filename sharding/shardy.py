@@ -27,7 +27,9 @@ from sharding.mesh import Mesh
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned, encode_partitioned
 from sharding.shardy_import import ShardyReader
 from sharding.spec import ShardingSpec
-from sharding.strategies import INPUT, OUTPUT, ValueId
+from sharding.strategies import INPUT, OUTPUT, ValueId, value_ids
+
+Ties = Sequence[tuple[int, int]]
 
 PYTHON_VARIABLE = "SHARDWRIGHT_PARTITIONER_PYTHON"
 TIMEOUT_S = 600.0
@@ -35,7 +37,6 @@ STDERR_TAIL = 2000
 PROPAGATE = (
     "builtin.module(sdy-propagation-pipeline)",
     "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}))",
-    "builtin.module(canonicalize)",
     "builtin.module(func.func(sdy-reshard-to-collectives))",
     "builtin.module(canonicalize)",
 )
@@ -59,14 +60,16 @@ def partition(
     inputs: Sequence[Slot] = (),
     outputs: Sequence[Slot] = (),
     timeout_s: float = TIMEOUT_S,
+    tied: Ties = (),
 ) -> PartitionedGraph:
     """Partition `graph` over `mesh` in a child process.
 
     `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index); what it
-    leaves out is the partitioner's choice. Units: timeout_s in seconds. Raises: ShardingError when
-    the child refuses, crashes, or does not end in time.
+    leaves out is the partitioner's choice, the same one for each (input, output) of `tied`.
+    Units: timeout_s in seconds. Raises: ShardingError when the child refuses, crashes, or does not
+    end in time.
     """
-    request = encode_request(graph, mesh, specs, inputs, outputs)
+    request = encode_request(graph, mesh, specs, inputs, outputs, tied)
     return decode_partitioned(run_child(request, timeout_s))
 
 
@@ -76,12 +79,14 @@ def encode_request(
     specs: Mapping[ValueId, ShardingSpec],
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
+    tied: Ties = (),
 ) -> bytes:
     """The child's input."""
     body = {
         "graph": dump(graph, with_locs=True),
-        "mesh": list(mesh.axes),
+        "mesh": [mesh.axes, mesh.origins],
         "specs": [[key, spec.dims, spec.unreduced] for key, spec in specs.items()],
+        "tied": tied,
         "inputs": [(s.name, s.role, s.batch_dim) for s in inputs],
         "outputs": [(s.name, s.role, s.batch_dim) for s in outputs],
     }
@@ -147,11 +152,11 @@ def answer_request(request: bytes) -> bytes:
     """What the child does, in this process: an encoded partitioned graph."""
     body = msgpack.unpackb(request, use_list=False)
     graph = load(body["graph"])
-    mesh = Mesh(body["mesh"])
+    mesh = Mesh(*body["mesh"])
     specs = {key: ShardingSpec(dims, unreduced) for key, dims, unreduced in body["specs"]}
     inputs = tuple(Slot(*s) for s in body["inputs"])
     outputs = tuple(Slot(*s) for s in body["outputs"])
-    return encode_partitioned(partition_here(graph, mesh, specs, inputs, outputs))
+    return encode_partitioned(partition_here(graph, mesh, specs, inputs, outputs, body["tied"]))
 
 
 def partition_here(
@@ -160,6 +165,7 @@ def partition_here(
     specs: Mapping[ValueId, ShardingSpec],
     inputs: tuple[Slot, ...] = (),
     outputs: tuple[Slot, ...] = (),
+    tied: Ties = (),
 ) -> PartitionedGraph:
     """`partition` without a child process; loads jaxlib, and native code may end the process."""
     from compiler.frontend.context import make_context
@@ -167,11 +173,12 @@ def partition_here(
 
     origins = [op.loc for op in graph.walk()]
     with make_context():
-        module = _parse(graph, mesh)
+        module = _parse(graph, mesh, specs)
         _check_rules(module, origins)
         _attach(module, specs)
+        _tie(module, tied)
         _run_passes(module, PROPAGATE)
-        reader = ShardyReader(mesh, origins)
+        reader = ShardyReader(mesh, origins, module.operation.get_asm(large_elements_limit=8))
         imported = import_parsed(module, extra_rules=reader.rules(), hooks=reader.hooks())
         return reader.finish(imported, inputs, outputs)
 
@@ -183,17 +190,19 @@ def annotated_text(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpe
     from compiler.frontend.context import make_context
 
     with make_context():
-        module = _parse(graph, mesh)
+        module = _parse(graph, mesh, specs)
         _attach(module, specs)
         text: str = module.operation.get_asm(binary=False)
         return text
 
 
-def _parse(graph: Graph, mesh: Mesh) -> Any:
+def _parse(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpec]) -> Any:
     """`graph` as an MLIR module whose ops carry their ordinals; a context must be entered."""
     from compiler.frontend.context import parse_module
 
-    return parse_module(to_stablehlo(graph, mesh=mesh.sizes, ids=True, locs=True))
+    placed = {value for key, value in value_ids(graph) if key in specs}
+    text = to_stablehlo(graph, mesh=mesh.sizes, ids=True, locs=True, placed=placed)
+    return parse_module(text)
 
 
 def _run_passes(module: Any, passes: Sequence[str]) -> None:
@@ -267,6 +276,19 @@ def _attach(module: Any, specs: Mapping[ValueId, ShardingSpec]) -> None:
             pairs = zip(given, op.results, strict=True)
             shardings = [_sharding(spec, len(r.type.shape)) for spec, r in pairs]
             op.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(shardings)
+
+
+def _tie(module: Any, tied: Ties) -> None:
+    """Ask for one sharding of each input and the output that takes its place in the next step."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import sdy
+
+    block = _function(module).regions[0].blocks[0]
+    end = list(block.operations)[-1]
+    for number, (i, j) in enumerate(tied):
+        for value in (block.arguments[i], end.operation.operands[j]):
+            with ir.InsertionPoint(end), ir.Location.unknown():
+                sdy.ShardingGroupOp(value, number)
 
 
 def _slot_attribute(spec: ShardingSpec | None) -> Any:

@@ -2,12 +2,13 @@
 locations.
 
 Works on the importer's hooks and on the text of attributes, so that it needs no jaxlib of its own.
-What the mesh cannot express (an axis split into sub-axes) and what the partitioner left unresolved
-is refused, never guessed.
+Parts of an axis become axes of their own. What the partitioner left unresolved is refused, never
+guessed.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ from sharding.spec import ShardingSpec, replicated
 if TYPE_CHECKING:
     from compiler.frontend.importer import Site
 
+Axes = tuple[str, ...]
+Step = Callable[["Site", Value, int, Axes], Op]
 UNRESOLVED = (
     "sdy.manual_computation",
     "sdy.propagation_barrier",
@@ -43,15 +46,17 @@ UNRESOLVED = (
 )
 REDUCES = ("all_reduce", "reduce_scatter")
 COMPLETING = ("add", "max", "min", "and", "or")
-_SUB_AXIS = re.compile(r'"(\w+)":\((\d+)\)(\d+)')
+_AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
+_SUB_AXIS = re.compile(r'"([^"]+)":\((\d+)\)(\d+)')
 _SHARDING = re.compile(r"<@\w+, \[(.*?)\](?:, replicated=\{[^}]*\})?(?:, unreduced=\{([^}]*)\})?>")
 
 
 class ShardyReader:
     """Collects specs while the importer runs, then completes and checks the graph."""
 
-    def __init__(self, mesh: Mesh, origins: Sequence[Loc]) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, origins: Sequence[Loc], text: str) -> None:
+        """`mesh` is the one the module was partitioned over, `text` the module."""
+        self.mesh, self._atoms_of = mesh_of_atoms(mesh, text)
         self.origins = origins
         self.specs: dict[Value, ShardingSpec] = {}
         self.constants: dict[object, dict[ShardingSpec, None]] = {}
@@ -100,30 +105,48 @@ class ShardyReader:
     def _parse(self, text: str) -> tuple[ShardingSpec, ...]:
         """The shardings in the text of an attribute."""
         if text not in self._parsed:
-            _refuse_sub_axes(text)
             found = _SHARDING.findall(text)
             self._parsed[text] = tuple(
-                ShardingSpec(axis_lists(dims), _axes(unreduced)) for dims, unreduced in found
+                ShardingSpec(self._axis_lists(dims), self._axes(unreduced))
+                for dims, unreduced in found
             )
         return self._parsed[text]
 
-    def _per_dim(self, key: str, step: Callable[[Site, Value, int, tuple[str, ...]], Op]) -> Rule:
+    def _per_dim(self, key: str, step: Step) -> Rule:
         """A rule that emits one op per dim of a list of axes per dim."""
 
         def rule(site: Site) -> Sequence[Value]:
-            text = str(site.op.attributes[key])
-            _refuse_sub_axes(text)
             (value,) = site.operands
-            spec = self.specs[value]
-            for dim, axes in enumerate(axis_lists(text)):
-                if axes:
-                    value = step(site, value, dim, axes).result
-                    spec = self.specs[value] = spec.with_dim(
-                        dim, _moved(spec.dims[dim], axes, grow=key != "gathering_axes")
-                    )
-            return [value]
+            moving = self._axis_lists(str(site.op.attributes[key]))
+            return [self._move(site, value, moving, step, grow=key != "gathering_axes")]
 
         return rule
+
+    def _move(
+        self, site: Site, value: Value, moving: Sequence[Axes], step: Step, *, grow: bool
+    ) -> Value:
+        """`value` after `step` has added axes to the minor end of each dim, or removed them.
+
+        Axes that are not in mesh order move one run after the other, so that shards keep theirs.
+        """
+        spec = self.specs[value]
+        for dim, axes in enumerate(moving):
+            runs = self._runs(axes)
+            for run in runs if grow else reversed(runs):
+                value = step(site, value, dim, run).result
+                moved = _moved(spec.dims[dim], run, grow=grow)
+                spec = self.specs[value] = spec.with_dim(dim, moved)
+        return value
+
+    def _runs(self, axes: Axes) -> list[Axes]:
+        """`axes` cut where they leave the order of the mesh."""
+        names, runs = self.mesh.names, list[Axes]()
+        for axis in axes:
+            if runs and names.index(runs[-1][-1]) < names.index(axis):
+                runs[-1] += (axis,)
+            else:
+                runs.append((axis,))
+        return runs
 
     def _constant(self, site: Site) -> Sequence[Value]:
         """A constant; the importer repeats splats inside of loops, so its layout is remembered by
@@ -137,23 +160,23 @@ class ShardyReader:
 
     def _all_reduce(self, site: Site) -> Sequence[Value]:
         """One all_reduce over all its axes; what it reduces is named in `finish`."""
-        text = str(site.op.attributes["reduction_axes"])
-        _refuse_sub_axes(text)
-        return site.emit("all_reduce", site.operands, AllReduceAttrs(_axes(text))).results
+        axes = self.mesh.order(self._axes(str(site.op.attributes["reduction_axes"])))
+        return site.emit("all_reduce", site.operands, AllReduceAttrs(axes)).results
 
     def _all_to_all(self, site: Site) -> Sequence[Value]:
         """One all_to_all per parameter (axes: source dim -> target dim)."""
         text = str(site.op.attributes["params"])
-        _refuse_sub_axes(text)
         (value,) = site.operands
-        spec = self.specs[value]
         for axes_text, source, target in re.findall(r"\{([^}]*)\}:\s*(\d+)\s*->\s*(\d+)", text):
-            axes, concat, split = _axes(axes_text), int(source), int(target)
-            attrs = AllToAllAttrs(split, concat, axes)
+            axes, spec = self._axes(axes_text), self.specs[value]
+            after = spec.with_dim(int(source), _moved(spec.dims[int(source)], axes, grow=False))
+            after = after.with_dim(int(target), _moved(spec.dims[int(target)], axes, grow=True))
+            if len(self._runs(axes)) > 1:
+                value = self._relaid(site, value, after)
+                continue
+            attrs = AllToAllAttrs(int(target), int(source), axes)
             value = site.emit("all_to_all", (value,), attrs).result
-            spec = spec.with_dim(concat, _moved(spec.dims[concat], axes, grow=False))
-            spec = spec.with_dim(split, _moved(spec.dims[split], axes, grow=True))
-            self.specs[value] = spec
+            self.specs[value] = after
         return [value]
 
     def _collective_permute(self, site: Site) -> Sequence[Value]:
@@ -164,6 +187,35 @@ class ShardyReader:
         return site.emit(
             "collective_permute", (value,), CollectivePermuteAttrs(axes, pairs)
         ).results
+
+    def _relaid(self, site: Site, value: Value, after: ShardingSpec) -> Value:
+        """`value` laid out as `after`: what both layouts share at the major end of a dim stays."""
+        pairs = list(zip(self.specs[value].dims, after.dims, strict=True))
+        kept = [_shared(old, new) for old, new in pairs]
+        gone = [old[n:] for (old, _), n in zip(pairs, kept, strict=True)]
+        come = [new[n:] for (_, new), n in zip(pairs, kept, strict=True)]
+        value = self._move(site, value, gone, _gather_step, grow=False)
+        return self._move(site, value, come, _slice_step, grow=True)
+
+    def _axis_lists(self, text: str) -> tuple[Axes, ...]:
+        """Per dim the axes named in `{"a"}, {}, {"b", "c":(1)2}`."""
+        return tuple(self._axes(entry) for entry in re.findall(r"\{([^{}]*)\}", text))
+
+    def _axes(self, text: str) -> Axes:
+        """The axes named in `text`, as axes of the mesh."""
+        return tuple(a for named in _AXIS.findall(text) for a in self._atoms(*named))
+
+    def _atoms(self, axis: str, before: str, size: str) -> Axes:
+        """The atoms of an axis, or of its part of `size` cores with `before` major to it."""
+        atoms = self._atoms_of[axis]
+        if not size:
+            return atoms
+        done, taken = 1, []
+        for atom in atoms:
+            if int(before) <= done < int(before) * int(size):
+                taken.append(atom)
+            done *= self.mesh.sizes[atom]
+        return tuple(taken)
 
     def finish(
         self, graph: Graph, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]
@@ -231,14 +283,40 @@ def _entry(attributes: Any, key: str) -> Any:
     return None
 
 
-def axis_lists(text: str) -> tuple[tuple[str, ...], ...]:
-    """Per dim the axes named in `{"a"}, {}, {"b", "c"}`."""
-    return tuple(_axes(entry) for entry in re.findall(r"\{([^{}]*)\}", text))
+def mesh_of_atoms(mesh: Mesh, text: str) -> tuple[Mesh, dict[str, Axes]]:
+    """`mesh` with every axis cut where the module in `text` uses parts of it, and the new axes of
+    each old one.
+
+    Raises ShardingError for parts that do not nest.
+    """
+    ends: dict[str, set[int]] = {}
+    for axis, before, size in set(_SUB_AXIS.findall(text)):
+        ends.setdefault(axis, set()).update((int(before), int(before) * int(size)))
+    atoms: dict[str, Axes] = {axis: (axis,) for axis in mesh.names}
+    for axis, found in ends.items():
+        known = mesh.names
+        mesh = mesh.refined(axis, _atoms_between(axis, found | {1, mesh.sizes[axis]}))
+        atoms[axis] = tuple(name for name in mesh.names if name not in known) or (axis,)
+    return mesh, atoms
 
 
-def _axes(text: str) -> tuple[str, ...]:
-    """The quoted names in `text`."""
-    return tuple(re.findall(r'"(\w+)"', text))
+def _atoms_between(axis: str, ends: set[int]) -> list[int]:
+    """The factors of an axis between places where a part of it begins or ends."""
+    places = sorted(ends)
+    for low, high in itertools.pairwise(places):
+        if high % low:
+            raise ShardingError(
+                "SW_PARTITIONER_SUB_AXIS",
+                f"parts of axis {axis} require sizes that divide each other, got {low} and {high}",
+                hint="shard another dim, or give the axis a size that divides the dim",
+            )
+    return [high // low for low, high in itertools.pairwise(places)]
+
+
+def _shared(old: Axes, new: Axes) -> int:
+    """How many axes two layouts of a dim share, from the major end."""
+    pairs = zip(old, new, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _moved(axes: tuple[str, ...], moved: tuple[str, ...], grow: bool) -> tuple[str, ...]:
@@ -264,18 +342,6 @@ def _scatter_step(site: Site, value: Value, dim: int, axes: tuple[str, ...]) -> 
 def _unresolved(site: Site) -> Sequence[Value]:
     """An op that should not be left after the pipeline."""
     refuse("SW_PARTITIONER_UNRESOLVED", f"partitioning left {site.name} unresolved")
-
-
-def _refuse_sub_axes(text: str) -> None:
-    """Raise ShardingError when an axis is split."""
-    found = _SUB_AXIS.search(text)
-    if found:
-        axis, before, size = found.groups()
-        raise ShardingError(
-            "SW_PARTITIONER_SUB_AXIS",
-            f"specs require whole mesh axes, the partitioner split {axis} ({before}, {size})",
-            hint="shard another dim, or give the axis a size that divides the dim",
-        )
 
 
 def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:

@@ -15,6 +15,8 @@ from compiler.frontend.locations import MODULE_FILE, UNNAMED, LocationReader
 from compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_IN
 
 _PORTABLE_MAGIC = b"ML\xefR"
+_SHARDY = b"\0sdy\0"
+"""How bytecode names the dialect of shardings, which portable artifacts do not have."""
 _PORTABLE_PRODUCER = b"StableHLO_v"
 _VERIFIER_WORDS = ("inferred", "must match", "incompatible", "requires compatible")
 _CHLO_PIPELINE = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
@@ -119,6 +121,8 @@ def serialize_portable(bytecode: bytes) -> bytes:
     """
     from jaxlib.mlir.dialects import stablehlo
 
+    if _SHARDY in bytecode:
+        return bytecode
     try:
         artifact: bytes = stablehlo.serialize_portable_artifact_str(
             bytecode, stablehlo.get_current_version()

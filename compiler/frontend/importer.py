@@ -135,6 +135,32 @@ class Site:
         return value.owner.operation if hasattr(value.owner, "operation") else value.owner
 
 
+def functions_of(module: Any) -> dict[str, Any]:
+    """The functions of a module by name."""
+    return {
+        op.operation.attributes["sym_name"].value: op.operation
+        for op in module.body.operations
+        if op.operation.name == "func.func"
+    }
+
+
+def entry_name(functions: Mapping[str, Any]) -> str:
+    """`main`, or the only public function. Raises ImportRuleError without one."""
+    if "main" in functions:
+        return "main"
+    public: list[str] = [
+        name
+        for name, op in functions.items()
+        if "sym_visibility" not in op.attributes
+        or op.attributes["sym_visibility"].value == "public"
+    ]
+    if len(public) != 1:
+        raise ImportRuleError(
+            "SW_STABLEHLO_ENTRY", f"the module requires one public function, got {public}"
+        )
+    return public[0]
+
+
 class Importer:
     """Imports the functions of one MLIR module."""
 
@@ -157,11 +183,7 @@ class Importer:
         ] = {}  # producers of scalars and splats, for trip counts and identities
         self.generators = 0  # `rng` ops met so far: the key of the next one
         self.words: dict[Value, Value] = {}  # 64-bit values -> their 32-bit words, low first
-        self.functions = {
-            op.operation.attributes["sym_name"].value: op.operation
-            for op in module.body.operations
-            if op.operation.name == "func.func"
-        }
+        self.functions = functions_of(module)
         self._types: dict[Any, TensorType] = {}
         self._templates: dict[str, Graph] = {}
         self._reusable: dict[str, bool] = {}
@@ -169,28 +191,13 @@ class Importer:
 
     def main(self) -> Graph:
         """The graph of the entry function: `main`, or the only public one."""
-        name = self._entry_name()
+        name = entry_name(self.functions)
         function = self.functions[name]
         arguments = tuple(
             Value(self._argument_type(function, a)) for a in self._block(function).arguments
         )
         self._calling.append(name)
         return self._function_graph(function, arguments)
-
-    def _entry_name(self) -> str:
-        if "main" in self.functions:
-            return "main"
-        public: list[str] = [
-            name
-            for name, op in self.functions.items()
-            if "sym_visibility" not in op.attributes
-            or op.attributes["sym_visibility"].value == "public"
-        ]
-        if len(public) != 1:
-            raise ImportRuleError(
-                "SW_STABLEHLO_ENTRY", f"the module requires one public function, got {public}"
-            )
-        return public[0]
 
     def _argument_type(self, function: Any, argument: Any) -> TensorType:
         """The type of an argument of the entry. Raises ImportRuleError with the function's

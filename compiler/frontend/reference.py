@@ -16,6 +16,7 @@ import numpy as np
 
 from compiler.diagnostics import UsageError
 from compiler.frontend.capture import abstract_state, named_leaves, split_results
+from compiler.frontend.single import single_device
 from compiler.frontend.task import TrainTask
 
 Leaves = dict[str, np.ndarray]
@@ -109,13 +110,7 @@ def _jitted(task: TrainTask) -> Any:
     """The compiled step, on the CPU."""
     import jax
 
-    step = jax.jit(task.step)
-
-    def run(*args: Any) -> Any:
-        with jax.default_device(_cpu()):
-            return step(*args)
-
-    return run
+    return single_device(jax.jit(task.step, keep_unused=True), _cpu())
 
 
 def _cpu() -> Any:

@@ -8,19 +8,22 @@ read back through the same engine.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from compiler.frontend.context import legalize_chlo, make_context, merge_equal, parse_module
 from compiler.frontend.donation import Aliases, read_aliases
 from compiler.frontend.importer import Check, Importer, ImportHooks
 from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules import RULES, Rule
+from compiler.frontend.shardings import ModuleShardings, read_shardings
 from compiler.ir.types import Graph
 from compiler.passes.indices import check_indices
 
 __all__ = ["Check", "import_module", "import_parsed"]
+
+T = TypeVar("T")
 
 
 def import_module(source: bytes | str, *, base_dir: str | None = None) -> Graph:
@@ -44,14 +47,31 @@ def import_with_aliases(
     """As `import_module`, with the outputs that take over an input; `checks` see every op of their
     name before its rule and may refuse it.
     """
+    return _imported(source, read_aliases, base_dir, checks)
+
+
+def import_with_shardings(
+    source: bytes | str, *, base_dir: str | None = None
+) -> tuple[Graph, ModuleShardings]:
+    """As `import_module`, with what the module says about its distribution."""
+    return _imported(source, lambda module, _: read_shardings(module), base_dir)
+
+
+def _imported(
+    source: bytes | str,
+    read: Callable[[Any, Graph], T],
+    base_dir: str | None,
+    checks: Mapping[str, Check] | None = None,
+) -> tuple[Graph, T]:
+    """The graph of `source`, and what `read` finds in its module."""
     with make_context():
         module = parse_module(source)
         legalize_chlo(module)
         merge_equal(module)
         graph = import_parsed(module, base_dir=base_dir, checks=checks)
-        aliases = read_aliases(module, graph)
+        found = read(module, graph)
     check_indices(graph)
-    return graph, aliases
+    return graph, found
 
 
 def import_parsed(

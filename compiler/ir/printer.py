@@ -9,7 +9,7 @@ only with local types, with replica groups that follow from the mesh, for one pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -53,24 +53,32 @@ def to_stablehlo(
     specs: Mapping[Value, Spec] | None = None,
     ids: bool = False,
     locs: bool = False,
+    placed: Collection[Value] = (),
 ) -> str:
     """The module text of `graph`, its function called `main`.
 
     `mesh` maps axes to sizes, major to minor; `specs` needs it. With `ids` every op carries
     `shardwright.id`, its ordinal in `Graph.walk()`; with `locs` it carries `loc("op:<ordinal>")`.
+    The caller lays out the values in `placed`, about which nothing else is asked.
     Raises: CompileError SW_EXPORT for collectives with global types or without a mesh.
     """
-    return _Printer(mesh or {}, specs or {}, ids, locs).module(graph)
+    return _Printer(mesh or {}, specs or {}, ids, locs, placed).module(graph)
 
 
 class _Printer:
     """Lines and value names of one module."""
 
     def __init__(
-        self, mesh: Mapping[str, int], specs: Mapping[Value, Spec], ids: bool, locs: bool
+        self,
+        mesh: Mapping[str, int],
+        specs: Mapping[Value, Spec],
+        ids: bool,
+        locs: bool,
+        placed: Collection[Value],
     ) -> None:
         self.mesh = mesh
         self.specs = specs
+        self.placed = placed
         self.ids = ids
         self.locs = locs
         self.lines: list[str] = []
@@ -149,11 +157,11 @@ class _Printer:
                 [f"sharding = #sdy.sharding{body}"],
             )
 
-    def keep_whole(self, op: Op) -> None:
-        """Ask for operands with every element of the dims on which `op` needs neighbours."""
+    def keep_whole(self, op: Op, values: Sequence[Value]) -> None:
+        """Ask for every element of the dims of `values` on which `op` needs neighbours."""
         rule = WHOLE_DIMS.get(op.name)
         whole = rule(op) if rule and self.mesh else ()
-        for value in dict.fromkeys(op.operands) if whole else ():
+        for value in dict.fromkeys(values) if whole else ():
             rank = value.type.rank
             body = self.sharding([()] * rank, [d for d in range(rank) if d not in whole])
             self.names[value] = self.line(
@@ -162,6 +170,7 @@ class _Printer:
                 [value.type],
                 value.type,
                 [f"sharding = #sdy.sharding{body}"],
+                f' loc("op:{self.ordinal}")' if self.locs else "",
             )
 
     def line(
@@ -171,19 +180,20 @@ class _Printer:
         types: Sequence[TensorType],
         result: TensorType,
         attributes: Attributes = (),
+        where: str = "",
     ) -> str:
         """A single-result op that is not one of ours; its result name."""
         target = self.fresh()
         signature = f"({', '.join(map(str, types))}) -> {result}"
         shown = f" {{{', '.join(attributes)}}}" if attributes else ""
-        self.emit(f'{target} = "{name}"({", ".join(operands)}){shown} : {signature}')
+        self.emit(f'{target} = "{name}"({", ".join(operands)}){shown} : {signature}{where}')
         return target
 
     def op(self, op: Op) -> None:
         """One op of the graph, whatever lines it takes."""
         self.ordinal += 1
         names = {v: self.names[v] for v in op.operands}
-        self.keep_whole(op)
+        self.keep_whole(op, op.operands)
         special = _SPECIAL.get(op.name)
         if special is not None:
             special(self, op)
@@ -193,6 +203,7 @@ class _Printer:
             attributes = ATTRIBUTES[op.name](op) if op.name in ATTRIBUTES else []
             self.statement(op, f"stablehlo.{op.name}", attributes)
         self.names |= names
+        self.keep_whole(op, [v for v in op.results if v not in self.placed])
         for value in op.results:
             self.constrain(value)
 

@@ -181,9 +181,27 @@ def _slid(op: Op) -> tuple[int, ...]:
     return tuple(d for d, row in enumerate(rows) if row != (1, 1, 0, 0))
 
 
+def _resized(op: Op) -> tuple[int, ...]:
+    """Dims whose size changes from the operand to the result."""
+    sizes = zip(op.operands[0].type.shape, op.result.type.shape, strict=True)
+    return tuple(d for d, (before, after) in enumerate(sizes) if before != after)
+
+
+def _updated(op: Op) -> tuple[int, ...]:
+    """Dims of which a part is replaced."""
+    sizes = zip(op.operands[0].type.shape, op.operands[1].type.shape, strict=True)
+    return tuple(d for d, (whole, part) in enumerate(sizes) if whole != part)
+
+
 WHOLE_DIMS: dict[str, Callable[[Op], tuple[int, ...]]] = {
+    "concatenate": lambda op: (op.attrs.dim,),
+    "dynamic_slice": _resized,
+    "dynamic_update_slice": _updated,
+    "pad": _resized,
     "reduce_window": _slid,
+    "reverse": lambda op: op.attrs.dims,
     "select_and_scatter": _slid,
+    "slice": _resized,
     "sort": lambda op: (op.attrs.dim,),
 }
 """Dims on which an op cannot be computed from a part: a partitioner has to gather them first."""

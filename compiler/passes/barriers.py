@@ -13,11 +13,22 @@ IDENTITIES = frozenset(("optimization_barrier", "sharding_constraint"))
 
 def drop_barriers(graph: Graph) -> Graph:
     """`graph` in which what read a barrier reads the barrier's operand."""
+    return _without(graph, IDENTITIES)
+
+
+def without_constraints(graph: Graph) -> Graph:
+    """`graph` without sharding constraints; `graph` itself when it has none."""
+    names = frozenset(("sharding_constraint",))
+    found = any(op.name in names for op in graph.walk())
+    return _without(graph, names) if found else graph
+
+
+def _without(graph: Graph, names: frozenset[str]) -> Graph:
     level = Level()
     for op in graph.ops:
         op = level.update(op)
-        if op.name in IDENTITIES:
+        if op.name in names:
             level.replace(op.results, op.operands)
         else:
-            level.ops.append(with_regions(op, tuple(drop_barriers(r) for r in op.regions)))
+            level.ops.append(with_regions(op, tuple(_without(r, names) for r in op.regions)))
     return level.finish(graph)

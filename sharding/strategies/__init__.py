@@ -37,14 +37,16 @@ class Recipe:
     `graph` carries constraints; `mesh` is the given one with axes cut where the strategy needs it.
     `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index);
     `reasons` says who decided what, by leaf name (and "layers"); `predicted` counts static
-    collectives, loop bodies once.
+    collectives, loop bodies once, and is None where nothing is predicted. `tied` pairs the inputs
+    and outputs that get the same layout when the partitioner chooses it.
     """
 
     graph: Graph
     mesh: Mesh
     specs: Mapping[ValueId, ShardingSpec]
     reasons: Mapping[str, str]
-    predicted: Counter[Predicted]
+    predicted: Counter[Predicted] | None
+    tied: tuple[tuple[int, int], ...] = ()
     findings: tuple[Diagnostic, ...] = ()
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from compiler.diagnostics import ShardingError
+from compiler.diagnostics import Diagnostic, ShardingError
+from compiler.frontend.shardings import ModuleShardings
 from compiler.ir.types import Graph
+from compiler.passes.barriers import without_constraints
 from sharding.mesh import Mesh
 from sharding.partitioned import Slot
 from sharding.settings import StrategySettings
@@ -21,8 +23,11 @@ from sharding.strategies.fsdp import fsdp
 from sharding.strategies.generic import generic
 from sharding.strategies.gradients import join_layouts, reduce_gradients
 from sharding.strategies.llm_training import llm_training
+from sharding.strategies.manual import manual
 from sharding.strategies.state import place_batch, place_results
 
+MANUAL = "manual"
+"""The strategy that reads the step's own shardings, on the mesh they name."""
 STRATEGIES: Mapping[str, Callable[[Decisions, StrategySettings], None]] = {
     "fsdp": fsdp,
     "generic": generic,
@@ -36,13 +41,21 @@ def recipe_of(
     outputs: Sequence[Slot],
     mesh: Mesh,
     settings: StrategySettings,
+    user: ModuleShardings | None = None,
 ) -> Recipe:
-    """Everything `settings.name` decides about a step. Raises ShardingError."""
-    decide = STRATEGIES.get(settings.name.lower().replace("_", "-"))
+    """Everything `settings.name` decides about a step; `user` is what its module says itself.
+
+    Raises ShardingError.
+    """
+    name = settings.name.lower().replace("_", "-")
+    if name == MANUAL:
+        return manual(graph, inputs, outputs, mesh, user)
+    decide = STRATEGIES.get(name)
     if decide is None:
         raise ShardingError(
             "SW_STRATEGY",
-            f"strategy.name requires one of {', '.join(STRATEGIES)}, got {settings.name}",
+            f"strategy.name requires one of {', '.join((*STRATEGIES, MANUAL))}, "
+            f"got {settings.name}",
         )
     stages = mesh.sizes.get("pp", 1)
     if stages > 1:
@@ -51,7 +64,10 @@ def recipe_of(
             f"mesh.pp requires 1 for now, got {stages}: a step is not cut into stages yet",
             hint="use tp and dp_shard instead",
         )
-    step = Decisions(graph, inputs, outputs, mesh)
+    free = without_constraints(graph)
+    step = Decisions(free, inputs, outputs, mesh)
+    if free is not graph or (user is not None and user.meshes):
+        step.findings.append(_not_read(name))
     step.read_graph()
     decide(step, settings)
     _lay_out(step)
@@ -68,6 +84,16 @@ def _lay_out(step: Decisions) -> None:
     join_layouts(step)
     pin_activations(step)
     place_results(step)
+
+
+def _not_read(name: str) -> Diagnostic:
+    """The note about shardings that a strategy overrules."""
+    return Diagnostic(
+        "SW_MANUAL_UNREAD",
+        f"the step has shardings of its own, which strategy {name} does not read",
+        hint="use strategy manual to have them respected and completed",
+        severity="note",
+    )
 
 
 def default_axes(name: str) -> dict[str, int | str]:

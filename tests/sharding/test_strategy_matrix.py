@@ -30,6 +30,7 @@ from tests.support.road import captured_graph, leaf_error
 from tests.support.strategy_cells import (
     DISTRIBUTIONS,
     EXPERT_DISTRIBUTIONS,
+    MANUAL_DISTRIBUTIONS,
     MODELS,
     SAMPLES,
     SEQUENCE_DISTRIBUTIONS,
@@ -39,11 +40,16 @@ from tests.support.strategy_cells import (
 )
 from tests.support.whole_runs import run_whole
 
-ALL = {**DISTRIBUTIONS, **SEQUENCE_DISTRIBUTIONS, **EXPERT_DISTRIBUTIONS}
+ALL = {
+    **DISTRIBUTIONS,
+    **MANUAL_DISTRIBUTIONS,
+    **SEQUENCE_DISTRIBUTIONS,
+    **EXPERT_DISTRIBUTIONS,
+}
 SEQUENCE_MODELS = ("gqa", "bert", "tied gpt", "flax", "moe")
 EXPERT_MODELS = ("moe",)
 CELLS = [
-    *((model, name) for model in MODELS for name in DISTRIBUTIONS),
+    *((model, name) for model in MODELS for name in (*DISTRIBUTIONS, *MANUAL_DISTRIBUTIONS)),
     *((model, name) for model in SEQUENCE_MODELS for name in SEQUENCE_DISTRIBUTIONS),
     *((model, name) for model in EXPERT_MODELS for name in EXPERT_DISTRIBUTIONS),
 ]
@@ -75,8 +81,11 @@ def unsharded(model: str) -> list[np.ndarray]:
 @functools.cache
 def partitioned(model: str, how: Distribution) -> PartitionedGraph:
     graph, inputs, outputs = captured(model)
-    recipe = recipe_of(graph, inputs, outputs, how.mesh, how.settings)
-    part = shardy.partition_here(recipe.graph, recipe.mesh, recipe.specs, inputs, outputs)
+    user = how.user(graph, inputs)
+    recipe = recipe_of(graph, inputs, outputs, how.mesh, how.settings, user)
+    part = shardy.partition_here(
+        recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied
+    )
     return with_findings(rewrite(part), recipe)
 
 

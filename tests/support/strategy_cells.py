@@ -15,7 +15,9 @@ import numpy as np
 from compiler.frontend.models import encoder, gpt, llama
 from compiler.frontend.models import moe as mixtral
 from compiler.frontend.models.blocks import Sizes, TaskOptions
+from compiler.frontend.shardings import ModuleShardings
 from compiler.frontend.task import TrainTask
+from compiler.ir.ops import ShardingConstraintAttrs
 from compiler.ir.types import Graph
 from sharding.mesh import Mesh, make_mesh
 from sharding.partitioned import Slot
@@ -98,7 +100,30 @@ class Distribution:
     @property
     def mesh(self) -> Mesh:
         """The mesh."""
-        return make_mesh(dict(self.axes))
+        return Mesh(self.axes) if self.settings.name == "manual" else make_mesh(dict(self.axes))
+
+    def user(self, graph: Graph, inputs: tuple[Slot, ...]) -> ModuleShardings | None:
+        """What the step says itself: samples over `data` and the columns of matrices over `model`,
+        as far as they divide; everything else is left open.
+        """
+        if self.settings.name != "manual":
+            return None
+        pairs = zip(inputs, graph.inputs, strict=True)
+        given = tuple(_by_user(slot, value.type.shape, dict(self.axes)) for slot, value in pairs)
+        return ModuleShardings((self.axes,), given, (None,) * len(graph.outputs))
+
+
+def _by_user(
+    slot: Slot, shape: tuple[int, ...], sizes: dict[str, int]
+) -> ShardingConstraintAttrs | None:
+    spec: list[tuple[str, ...]] = [()] * len(shape)
+    if slot.batch_dim is not None:
+        spec[slot.batch_dim] = ("data",)
+    elif slot.role == "parameter" and len(shape) > 1 and shape[-1] % sizes["model"] == 0:
+        spec[-1] = ("model",)
+    else:
+        return None
+    return ShardingConstraintAttrs(tuple(spec))
 
 
 def distribution(
@@ -140,6 +165,13 @@ EXPERT_DISTRIBUTIONS = {
     "hsdp ep cp 32": distribution("fsdp", dp_replicate=2, dp_shard=2, ep=2, cp=2, tp=2),
 }
 """These need experts."""
+
+MANUAL_DISTRIBUTIONS = {
+    "manual 4": distribution("manual", data=2, model=2),
+    "manual 8": distribution("manual", data=2, model=4),
+    "manual 16": distribution("manual", data=2, model=8),
+}
+"""The user decides about arguments, on a mesh with names of their own."""
 
 
 def random_inputs(graph: Graph, inputs: tuple[Slot, ...], tokens: int = 9) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Control: `while` becomes `loop`, calls are inlined, barriers and sharding constraints stay.
+"""Control: `while` becomes `loop`, calls are inlined, barriers stay.
 
 Branches are computed side by side and chosen from. What would need a library at run time (custom
 calls) is refused here with what to do.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.frontend.rules.registry import imports, refuse
+from compiler.frontend.rules.registry import imports
 from compiler.frontend.rules.trip_count import Counter, WhileParts, find_counter, known_scalar
 from compiler.ir.opdef import make_op
-from compiler.ir.ops import CompareAttrs, ConstantAttrs, LoopAttrs, ShardingConstraintAttrs
+from compiler.ir.ops import CompareAttrs, ConstantAttrs, LoopAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value
 
 if TYPE_CHECKING:
@@ -115,30 +115,6 @@ def _constant(site: Site, type: TensorType, number: int) -> Op:
     """A scalar integer constant op, wrapped to its type, not yet in a scope."""
     data = (number % (1 << (8 * type.dtype.bytes))).to_bytes(type.dtype.bytes, "little")
     return make_op("constant", (), ConstantAttrs(data, type), (), site.loc)
-
-
-@imports("sdy.sharding_constraint")
-def sharding_constraint(site: Site) -> Sequence[Value]:
-    """The user's constraint, by axis names."""
-    attrs = site.decode("sharding", _constraint)
-    return site.emit("sharding_constraint", site.operands, attrs).results
-
-
-def _constraint(attribute: Any) -> ShardingConstraintAttrs:
-    from jaxlib.mlir.dialects import sdy
-
-    dims = [
-        sdy.DimensionShardingAttr(d) for d in sdy.TensorShardingAttr(attribute).dimension_shardings
-    ]
-    axes = [[sdy.AxisRefAttr(a) for a in d.axes] for d in dims]
-    if any(a.sub_axis_info is not None for of_dim in axes for a in of_dim):
-        refuse(
-            "SW_CONSTRAINT",
-            f"sharding constraints require whole mesh axes, got {attribute}",
-            "split the mesh axis in two",
-        )
-    spec = tuple(tuple(a.name for a in of_dim) for of_dim in axes)
-    return ShardingConstraintAttrs(spec, tuple(i for i, d in enumerate(dims) if not d.is_closed))
 
 
 @imports("stablehlo.case")

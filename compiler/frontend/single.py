@@ -1,0 +1,88 @@
+"""A step with shardings, compiled for one device: the reference of strategy `manual`.
+
+The user's mesh has more devices than this machine, and the reference is to be unsharded anyway. So
+the lowered module loses its shardings, which never change a value, and XLA compiles what is left.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+
+def single_device(jitted: Any, device: Any) -> Callable[..., Any]:
+    """`jitted` on one device: unchanged when it has no shardings."""
+    programs: dict[Any, Callable[..., Any]] = {}
+
+    def run(*args: Any) -> Any:
+        import jax
+
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(args))
+        if shapes not in programs:
+            traced = jitted.trace(*args)
+            module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+            programs[shapes] = _without_shardings(module, traced, device) or jitted
+        with jax.default_device(device):
+            return programs[shapes](*args)
+
+    return run
+
+
+def _without_shardings(module: Any, traced: Any, device: Any) -> Callable[..., Any] | None:
+    """The program of `module` without its shardings; None when it has none."""
+    found: list[Any] = []
+    with module.context:
+        from jaxlib.mlir import ir
+
+        def visit(op: Any) -> Any:
+            if op.name in ("sdy.mesh", "sdy.sharding_constraint"):
+                found.append(op)
+            return ir.WalkResult.ADVANCE
+
+        module.operation.walk(visit)
+        if not found:
+            return None
+        for op in found:
+            for result in op.results:
+                result.replace_all_uses_with(op.operands[0])
+            op.erase()
+        for view in module.body.operations:
+            _forget(view.operation)
+        code = io.BytesIO()
+        module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(
+            ir.IntegerType.get_signless(32), 1
+        )
+        module.operation.write_bytecode(code)
+    return _loaded(code.getvalue(), traced, device)
+
+
+def _forget(function: Any) -> None:
+    """Drop the shardings of arguments and results."""
+    from jaxlib.mlir import ir
+
+    for key in ("arg_attrs", "res_attrs"):
+        if key in function.attributes:
+            rows = [
+                ir.DictAttr.get({a.name: a.attr for a in row if a.name != "sdy.sharding"})
+                for row in function.attributes[key]
+            ]
+            function.attributes[key] = ir.ArrayAttr.get(rows)
+
+
+def _loaded(code: bytes, traced: Any, device: Any) -> Callable[..., Any]:
+    """A callable of the step's own pytrees."""
+    import jax
+    from jax._src.lib import xla_client
+    from jaxlib import _jax
+
+    devices = _jax.DeviceList((device,))
+    program = device.client.compile_and_load(code, devices, xla_client.CompileOptions())
+    structure = jax.tree.structure(traced.out_info)
+
+    def run(*args: Any) -> Any:
+        placed = [jax.device_put(leaf, device) for leaf in jax.tree.leaves(args)]
+        results = program.execute_sharded(placed).disassemble_into_single_device_arrays()
+        return structure.unflatten([part for (part,) in results])
+
+    return run
