@@ -400,10 +400,17 @@ class ShardClasses:
     gradient.
 
     Values with a batch label stay out, which keeps activations from tying weights together.
+    `kept` pairs state with what becomes of it: a weight that is only rounded from an optimizer leaf
+    meets its gradient there.
     """
 
-    def __init__(self, graph: Graph, batch: Mapping[Value, int]) -> None:
+    def __init__(
+        self, graph: Graph, batch: Mapping[Value, int], kept: Iterable[tuple[Value, Value]] = ()
+    ) -> None:
         self._sets = UnionFind()
+        for before, after in kept:
+            for dim in range(before.type.rank):
+                self._sets.union([(before, dim), (after, dim)])
         own = own_dims(graph)
         for op in graph.walk():
             for factor in factors(op):

@@ -83,15 +83,15 @@ class StepView:
         return [v for v in dict.fromkeys(op.operands) if v in self.on_batch]
 
 
-def find_cut(view: StepView, outputs: Sequence[Value]) -> list[Value]:
-    """The sums over samples through which `outputs` depend on the batch, cheapest to accumulate, in
-    program order.
+def find_cut(view: StepView, outputs: Sequence[Value], accumulated: bool = True) -> list[Value]:
+    """The sums over samples through which `outputs` depend on the batch, cheapest to store, in
+    program order: in fp32 when micro-batches are added up, else in their own type.
 
     Raises: CutRefusedError when an output depends on single samples past every sum.
     """
     sinks = _zone_sinks(view, outputs)
     sources, edges, zone = _zone(view, sinks)
-    network = FlowNetwork(_weights(view, zone), edges, sources, sinks)
+    network = FlowNetwork(_weights(view, zone, accumulated), edges, sources, sinks)
     try:
         return network.minimum_cut()
     except ValueError as error:
@@ -146,8 +146,8 @@ def _zone(
     return sources, edges, zone
 
 
-def _weights(view: StepView, zone: set[Value]) -> dict[Value, int]:
-    """What accumulating each value of the zone costs, in program order.
+def _weights(view: StepView, zone: set[Value], accumulated: bool) -> dict[Value, int]:
+    """What handing over each value of the zone costs, in program order.
 
     Among equal bytes a value before optimizer arithmetic (learning rate, weight of an average) is
     preferred, and of those the last: after casts and collectives.
@@ -160,7 +160,8 @@ def _weights(view: StepView, zone: set[Value]) -> dict[Value, int]:
                 continue
             before = max((scalings.get(v, 0) for v in op.operands), default=0)
             scalings[value] = min(before + (op.name in SCALINGS), _FINE - 1)
-            size = value.type.num_elements * ACCUMULATOR_BYTES
+            width = ACCUMULATOR_BYTES if accumulated else value.type.dtype.bytes
+            size = value.type.num_elements * width
             weights[value] = size * _FINE + scalings[value]
             if not value.type.dtype.is_float:
                 weights[value] = UNCUTTABLE

@@ -218,7 +218,7 @@ class _Builder:
         """The plan. Raises CutRefusedError when the dataflow does not allow the cut."""
         graph, view = self.step.graph, self.step.view
         state = [(s, v) for s, v in self.step.outputs if s.role in STATE_ROLES]
-        cut = find_cut(view, [v for _, v in state])
+        cut = find_cut(view, [v for _, v in state], self.num_microbatches > 1)
         early, late = self._place_metrics(cut)
         forward_ops = _ancestors(graph, [v for _, v in early])
         computed = {v for op in forward_ops for v in op.results}

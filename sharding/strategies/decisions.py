@@ -9,7 +9,7 @@ classes, never names or ops of a model. Every value has a `used` layout, the one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from compiler.diagnostics import Diagnostic, ShardingError
@@ -82,7 +82,7 @@ class Decisions:
             self._check_batch(slot, value.type, batch[value])
         self.labels = batch_labels(self.graph, batch)
         self.findings += [_conflict(op) for op in dict.fromkeys(self.labels.conflicts)]
-        self.shards = ShardClasses(self.graph, self.labels.dims)
+        self.shards = ShardClasses(self.graph, self.labels.dims, self._kept_state())
         self.layout = UsedLayout(
             self.mesh, IndexClasses(self.graph), self.labels.dims, self.data_axes
         )
@@ -92,6 +92,13 @@ class Decisions:
         found = [f"loop of {s.loop.attrs.trip} over {len(s.weights)} weights" for s in self.scans]
         found += [f"{len(run.repeats)} unrolled repeats" for run in self.runs]
         self.reasons["layers"] = "; ".join(found) or "none found"
+
+    def _kept_state(self) -> Iterator[tuple[Value, Value]]:
+        """Every leaf of state with its value after the step."""
+        after = {s.name: v for s, v in zip(self.outputs, self.graph.outputs, strict=True)}
+        for slot, value in zip(self.inputs, self.graph.inputs, strict=True):
+            if slot.name in after and after[slot.name].type.shape == value.type.shape:
+                yield value, after[slot.name]
 
     def _check_batch(self, slot: Slot, type: TensorType, dim: int) -> None:
         """Refuse a batch that does not divide."""

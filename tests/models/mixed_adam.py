@@ -1,0 +1,47 @@
+"""A decoder trained as the ZeRO paper counts memory: bf16 weights and gradients, fp32 copies of the
+weights and both moments in the optimizer state.
+
+Written as a JAX user writes it; nothing in it knows how it will be sharded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from compiler.frontend.models import llama, text
+from compiler.frontend.task import TrainTask
+
+
+def train_task(config: llama.LlamaConfig, seq_len: int) -> TrainTask:
+    """Adam on fp32 masters; the model's weights are their rounded copies."""
+    adam = optax.adam(1e-3)
+
+    def rounded(master: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), master)
+
+    def init(key: jax.Array) -> tuple[Any, Any]:
+        master = llama.init_params(config, key)
+        return rounded(master), {"master": master, "adam": adam.init(master)}
+
+    def step(params: Any, opt_state: Any, batch: dict[str, jax.Array]) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            return llama.loss(config, weights, batch, jnp.bfloat16, "full")
+
+        value, narrow = jax.value_and_grad(loss)(params)
+        grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
+        updates, moments = adam.update(grads, opt_state["adam"], opt_state["master"])
+        master = optax.apply_updates(opt_state["master"], updates)
+        return rounded(master), {"master": master, "adam": moments}, {"loss": value}
+
+    return TrainTask(
+        step=step,
+        init=init,
+        batch=lambda n: text.token_structs(n, seq_len),
+        batches=text.batch_factory(seq_len, config.vocab_size),
+        tokens_per_sample=seq_len,
+        name="mixed",
+    )
