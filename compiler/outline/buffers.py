@@ -219,7 +219,9 @@ class _Layout:
         if i in step.makers:
             target = frame.claims.get(result, -1)
             target = self.new_buffer("", result.type) if target < 0 else target
-            steps.append(self._call(step.makers[i], [], [target]))
+            maker = step.makers[i]
+            if maker is not None:
+                steps.append(self._call(maker, [], [target]))
             return target
         source = self._source(frame, step.operands[i], steps)
         target = self._carry_buffer(frame, step, i, number, source)

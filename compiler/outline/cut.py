@@ -22,6 +22,7 @@ from compiler.isa.region import Affine
 from compiler.lower.body import IDENTITY, VIEWS
 from compiler.lower.scalars import Known, known_scalars, parameter
 from compiler.outline import pieces
+from compiler.outline.overwritten import is_overwritten
 from compiler.outline.sink import sink_invariants
 
 BITCASTS = IDENTITY | {"reshape"}
@@ -53,9 +54,9 @@ class LoopStep:
     invariant: list[int]
     carried: list[int]
     operands: dict[int, Value]  # carry -> base of its operand (invariant and carried ones)
-    makers: dict[
-        int, Piece
-    ]  # carries whose first value is made of constants: how to make it in place
+    makers: dict[int, Piece | None]
+    """Carries whose first value is made of constants: how to make it in place, None when nothing
+    reads it."""
 
 
 Step = Piece | LoopStep
@@ -297,11 +298,17 @@ class _Cutter:
                 registers[before] = self.known[op.operands[i]]
             else:
                 invariant.append(i)
-        makers = {i: self._maker(op.operands[i]) for i in carried if not self._needs_memory(op, i)}
+        made = [i for i in carried if not self._needs_memory(op, i)]
         operands = {
-            i: self.bitcast_base(op.operands[i]) for i in (*invariant, *carried) if i not in makers
+            i: self.bitcast_base(op.operands[i]) for i in (*invariant, *carried) if i not in made
         }
         level = _Cutter(body, registers, self.counters, f"{self.name}.loop", induction).level()
+        makers = {
+            i: None
+            if is_overwritten(body, i, trip, counter, level.known)
+            else self._maker(op.operands[i])
+            for i in made
+        }
         return LoopStep(op, level, counter, invariant, carried, operands, makers)
 
     def _maker(self, value: Value) -> Piece:

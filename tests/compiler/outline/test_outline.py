@@ -313,3 +313,33 @@ def test_scalars_made_of_inputs_do_not_split_the_tensor_code() -> None:
     units = outline_programs((program(graph),)).functions
     assert all(v.type.num_elements < 8 * 30 for u in units for v in u.graph.outputs)
     check(graph, [normal(8, 30), normal(2)])
+
+
+ROWS = {
+    "upwards": lambda b, i, stack: (i, stack),
+    "downwards": lambda b, i, stack: (b.op("subtract", b.constant(2, DType.I32), i), stack),
+    "one row short": lambda b, i, stack: (i, stack),
+    "always the first": lambda b, i, stack: (b.constant(0, DType.I32), stack),
+    "read before": lambda b, i, stack: (i, b.op("negate", stack)),
+    "clamped": lambda b, i, stack: (b.add(i, i), stack),
+}
+
+
+@pytest.mark.parametrize("way", ROWS)
+def test_only_stacks_that_are_all_written_have_no_first_value(way: str) -> None:
+    """The others keep their zeros; memory that nobody wrote holds rubbish in these runs."""
+    rows = 4 if way == "one row short" else 3
+    b = Builder()
+    x = b.input((4,))
+
+    def body(inner: Builder, i: Value, carries: tuple[Value, ...]) -> tuple[Value, ...]:
+        y, stack = carries
+        row, stack = ROWS[way](inner, i, stack)
+        y = inner.op("tanh", inner.add(y, y))
+        zero = inner.constant(0, DType.I32)
+        return y, inner.dynamic_update_slice(stack, inner.reshape(y, (1, 4)), (row, zero))
+
+    _, stack = b.loop(3, [x, b.full((rows, 4), 0.0)], body)
+    ranks = check(b.finish(stack), [normal(4)])
+    filled = "step.fill" in [name for _, name in names(ranks)]
+    assert filled == (way not in ("upwards", "downwards"))
