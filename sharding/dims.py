@@ -8,22 +8,64 @@ reads the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from compiler.ir.opdef import OPS
-from compiler.ir.types import Graph, Op, Value
+from compiler.ir.types import Graph, Op, TensorType, Value
 
 Dim = tuple[Value, int]
 Factor = tuple[Dim, ...]
+Repeated = frozenset[int]
+
+WRITING = ("dynamic_update_slice", "scatter")
+"""What they write into is no repetition any more, along any dim."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """What all ops that look alike have in common: their factors, with (operand or result, dim,
+    size) for dims (results are numbered behind operands), and per result the dims that only repeat
+    something, unless an operand walks along them.
+    """
+
+    factors: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    loose: tuple[Repeated, ...] = ()
+
+
+NO_FACTORS = Form()
 
 
 def factors(op: Op) -> list[Factor]:
     """The groups of (value, dim) of `op` that share an index; empty for an op without a rule."""
-    rule = FACTORS.get(op.name)
-    if rule is not None:
-        return rule(op)
-    return _elementwise(op) if op.name in OPS and OPS[op.name].elementwise else []
+    if op.regions:
+        return FACTORS[op.name](op)
+    values = (*op.operands, *op.results)
+    return [tuple([(values[i], d) for i, d, _ in factor]) for factor in form_of(op).factors]
+
+
+def form_of(op: Op) -> Form:
+    """The form of an op without regions; `NO_FACTORS` for one without a rule."""
+    if op.name not in FACTORS and not OPS[op.name].elementwise:
+        return NO_FACTORS
+    given, made = ([v.type for v in values] for values in (op.operands, op.results))
+    return _form(op.name, op.attrs, tuple(given), tuple(made))
+
+
+@cache
+def _form(
+    name: str, attrs: object, given: tuple[TensorType, ...], made: tuple[TensorType, ...]
+) -> Form:
+    """What the rule of `name` says of a stand-in for all ops with these attributes and types."""
+    operands, results = (tuple(Value(t) for t in types) for types in (given, made))
+    place = {v: i for i, v in enumerate((*operands, *results))}
+    found = FACTORS.get(name, _elementwise)(op := Op(name, operands, results, attrs))
+    slots = tuple(tuple((place[v], d, v.type.shape[d]) for v, d in factor) for factor in found)
+    if name in WRITING:
+        return Form(slots, (_NOTHING,) * len(results))
+    tied = {dim for factor in found for dim in factor}
+    return Form(slots, tuple(_repeats(op) | {d for v, d in tied if v is r} for r in results))
 
 
 def _elementwise(op: Op) -> list[Factor]:
@@ -289,7 +331,7 @@ def reached(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     found = set(sources)
 
     def step(op: Op) -> bool:
-        if any(v in found for v in op.operands):
+        if not found.isdisjoint(op.operands):
             found.update(op.results)
         return False
 
@@ -297,47 +339,68 @@ def reached(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     return found
 
 
-WRITING = ("dynamic_update_slice", "scatter")
-"""What they write into is no repetition any more, along any dim."""
-
-
-def _repeats(op: Op, dim: int) -> bool:
-    """True when the result of `op` is the same all along a dim that no operand has."""
-    if op.name == "iota":
-        return bool(dim != op.attrs.dim)
-    return op.name == "broadcast_in_dim" or (op.name == "constant" and bool(op.attrs.is_splat))
-
-
-def own_dims(graph: Graph) -> set[Dim]:
-    """The dims that walk along an index of the model, and not only repeat a smaller value.
+def repeated_dims(graph: Graph) -> list[Dim]:
+    """The dims that only repeat a smaller value, and walk along no index of the model.
 
     A scalar that is broadcast for two weights of equal shape is one value after CSE, and so are
     their zeros; what only repeats says nothing about the index it is repeated along.
     """
-    found = {(v, d) for v in graph.inputs for d in range(v.type.rank)}
+    found: dict[Value, Repeated] = {}
+    bound: set[Value] = set()
 
     def step(op: Op) -> bool:
-        tied: set[Dim] = set()
-        for factor in factors(op):
-            tied.update(factor)
-            if any(dim in found for dim in factor if dim[0] in op.operands):
-                found.update(dim for dim in factor if dim[0] in op.results)
-        free = () if op.name in WRITING else tied
-        dims = ((v, d) for v in op.results for d in range(v.type.rank))
-        found.update((v, d) for v, d in dims if (v, d) not in free and not _repeats(op, d))
+        here = found.keys()
+        if op.name in _MAKING:
+            keep(op.result, _repeats(op))
+        elif op.name in _REPEATING or not here.isdisjoint((*op.operands, *op.results)):
+            given = tuple([found.get(v, _NOTHING) for v in op.operands])
+            for value, dims in zip(op.results, _repeated(form_of(op), given), strict=False):
+                keep(value, dims)
         return False
 
+    def keep(value: Value, dims: Repeated) -> None:
+        if dims:
+            found[value] = dims
+        else:
+            found.pop(value, None)
+
     def bind(source: Value, target: Value) -> bool:
-        new = {
-            (target, d)
-            for d in range(source.type.rank)
-            if (source, d) in found and (target, d) not in found
-        }
-        found.update(new)
-        return bool(new)
+        """The first source decides; later ones say what is more than repeated after all."""
+        given = found.get(source, _NOTHING)
+        before = found.get(target, _NOTHING) if target in bound else given
+        keep(target, before & given)
+        bound.add(target)
+        return before & given != before
 
     propagate(graph, step, bind)
-    return found
+    return [(value, d) for value, dims in found.items() for d in dims]
+
+
+_NOTHING: Repeated = frozenset()
+_MAKING = ("constant", "iota")
+_REPEATING = ("broadcast_in_dim",)
+
+
+def _repeats(op: Op) -> Repeated:
+    """The dims of the result of `op` along which it is the same, unless an operand has them."""
+    alike = op.name in _REPEATING or (op.name == "constant" and op.attrs.is_splat)
+    if not alike and op.name != "iota":
+        return _NOTHING
+    return frozenset(d for d in range(op.result.type.rank) if alike or d != op.attrs.dim)
+
+
+@cache
+def _repeated(form: Form, given: tuple[Repeated, ...]) -> tuple[Repeated, ...]:
+    """The dims of the results that only repeat, when those of the operands are `given`."""
+    walked = {
+        (i - len(given), d)
+        for factor in form.factors
+        if any(i < len(given) and d not in given[i] for i, d, _ in factor)
+        for i, d, _ in factor
+    }
+    return tuple(
+        frozenset(d for d in dims if (r, d) not in walked) for r, dims in enumerate(form.loose)
+    )
 
 
 @dataclass(slots=True)
@@ -354,6 +417,8 @@ def batch_labels(graph: Graph, batch_dims: Mapping[Value, int]) -> BatchLabels:
     dims = labels.dims
 
     def step(op: Op) -> bool:
+        if dims.keys().isdisjoint(op.operands):
+            return False
         for factor in factors(op):
             if any(dims.get(v) == d for v, d in factor if v in op.operands):
                 for v, d in factor:
@@ -369,58 +434,3 @@ def batch_labels(graph: Graph, batch_dims: Mapping[Value, int]) -> BatchLabels:
 
     propagate(graph, step, bind)
     return labels
-
-
-class UnionFind:
-    """Sets of dims that are joined step by step; a set is named by one of its dims."""
-
-    def __init__(self) -> None:
-        self._parent: dict[Dim, Dim] = {}
-
-    def find(self, dim: Dim) -> Dim:
-        """The representative of the set of `dim`."""
-        root = dim
-        while (parent := self._parent.get(root, root)) != root:
-            root = parent
-        while (parent := self._parent.get(dim, dim)) != root:
-            self._parent[dim] = root
-            dim = parent
-        return root
-
-    def union(self, dims: Sequence[Dim]) -> None:
-        """Put `dims` into one set."""
-        for other in dims[1:]:
-            a, b = self.find(dims[0]), self.find(other)
-            if a != b:
-                self._parent[b] = a
-
-
-class ShardClasses:
-    """Dims of batch-free values that must be sharded alike: a weight, its optimizer leaves, its
-    gradient.
-
-    Values with a batch label stay out, which keeps activations from tying weights together.
-    `kept` pairs state with what becomes of it: a weight that is only rounded from an optimizer leaf
-    meets its gradient there.
-    """
-
-    def __init__(
-        self, graph: Graph, batch: Mapping[Value, int], kept: Iterable[tuple[Value, Value]] = ()
-    ) -> None:
-        self._sets = UnionFind()
-        for before, after in kept:
-            for dim in range(before.type.rank):
-                self._sets.union([(before, dim), (after, dim)])
-        own = own_dims(graph)
-        for op in graph.walk():
-            for factor in factors(op):
-                self._sets.union([d for d in factor if d in own and d[0] not in batch])
-
-    def find(self, dim: Dim) -> Dim:
-        """The representative of the class of `dim`."""
-        return self._sets.find(dim)
-
-    def dims_of(self, value: Value, roots: Mapping[Dim, str]) -> list[tuple[int, str]]:
-        """The dims of `value` whose class is one of `roots`, with what `roots` says of them."""
-        found = [(d, self.find((value, d))) for d in range(value.type.rank)]
-        return [(d, roots[root]) for d, root in found if root in roots]

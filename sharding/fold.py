@@ -108,27 +108,36 @@ def number_nodes(
     outputs: Sequence[Slot],
 ) -> Nodes:
     """The nodes of `graph` with their classes."""
-    pinned = {value: specs.get(key) for key, value in value_ids(graph)}
+    pinned = {value: specs[key] for key, value in value_ids(graph) if key in specs}
     place: dict[Value, tuple[int, int]] = {v: (i, 0) for i, v in enumerate(graph.inputs)}
     reads: list[Sequence[tuple[int, int]]] = [()] * len(graph.inputs)
     own: list[Hashable] = [
-        ("input", v.type, pinned[v], slot.role)
+        ("input", v.type, pinned.get(v), slot.role)
         for v, slot in zip(graph.inputs, inputs, strict=True)
     ]
     for node, op in enumerate(graph.ops, len(own)):
         reads.append([place[v] for v in op.operands])
-        place.update({v: (node, k) for k, v in enumerate(op.results)})
-        types = tuple(v.type for v in (*op.operands, *op.results))
-        alone = node if op.regions else -1  # an op with regions is like no other
-        own.append((op.name, op.attrs, types, tuple(pinned[v] for v in op.results), alone))
+        for k, value in enumerate(op.results):
+            place[value] = (node, k)
+        own.append(_look(op, pinned, node))
     for i, (value, slot) in enumerate(zip(graph.outputs, outputs, strict=True)):
         reads.append([place[value]])
         own.append(("output", value.type, specs.get((OUTPUT, i)), slot.role))
     users: list[list[int]] = [[] for _ in own]
     for node, sources in enumerate(reads):
-        for source in dict.fromkeys(producer for producer, _ in sources):
-            users[source].append(node)
+        for source, _ in sources:
+            if not (readers := users[source]) or readers[-1] != node:
+                readers.append(node)
     return Nodes(graph, reads, users, _classes(own, reads))
+
+
+def _look(op: Op, pinned: Mapping[Value, ShardingSpec], node: int) -> Hashable:
+    """What tells an op from others but for its neighbours; one with regions is like no other."""
+    if op.regions:
+        return node
+    types = [v.type for v in op.operands]
+    made = [(v.type, pinned.get(v)) for v in op.results]
+    return op.name, op.attrs, *types, *made
 
 
 def _classes(own: Sequence[Hashable], reads: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
@@ -137,16 +146,15 @@ def _classes(own: Sequence[Hashable], reads: Sequence[Sequence[tuple[int, int]]]
     """
     table: dict[Hashable, int] = {}
     first = [table.setdefault(entry, len(table)) for entry in own]
-    edges = [
-        (source, node, (position << 8) + result)
-        for node, sources in enumerate(reads)
-        for position, (source, result) in enumerate(sources)
-    ]
     colours = _mix(np.array(first, np.uint64))
-    if edges:
-        source, node, label = np.array(edges).T
-        up = _mix(label.astype(np.uint64) * np.uint64(2))
-        down = _mix(label.astype(np.uint64) * np.uint64(2) + np.uint64(1))
+    degrees = [len(sources) for sources in reads]
+    node = np.repeat(np.arange(len(own)), degrees)
+    if len(node):
+        edges = np.array([place for sources in reads for place in sources], np.int64)
+        position = np.concatenate([np.arange(degree) for degree in degrees])
+        source, label = edges[:, 0], ((position << 8) + edges[:, 1]).astype(np.uint64)
+        up = _mix(label * np.uint64(2))
+        down = _mix(label * np.uint64(2) + np.uint64(1))
         for _ in range(RADIUS):
             after = _mix(colours)
             np.add.at(after, node, _mix(colours[source] + up))

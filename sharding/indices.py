@@ -10,11 +10,12 @@ axes are families; docs/design/0030-strategies.md has the reasons.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 
 from compiler.ir.types import Graph, Op, Value
-from sharding.dims import Dim, UnionFind, factors, own_dims
+from sharding.dim_sets import DimSets, DimTable
+from sharding.dims import Dim
 
 Class = Dim
 """A class is named by one of its dims."""
@@ -23,20 +24,19 @@ Class = Dim
 class IndexClasses:
     """Classes of the dims of every value of a graph, loop bodies included."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, table: DimTable | None = None) -> None:
         self._graph = graph
+        self._table = table
         self._classes_of: dict[Value, tuple[tuple[int, Class], ...]] = {}
         self._families_of: dict[Value, tuple[tuple[int, Class], ...]] = {}
 
     @cached_property
-    def _sets(self) -> tuple[UnionFind, UnionFind]:
-        """Classes and families; found when first asked for, since many meshes never ask."""
-        sets = UnionFind(), UnionFind()
-        own = own_dims(self._graph)
-        for op in self._graph.walk():
-            for factor in factors(op):
-                _tie([dim for dim in factor if dim in own], *sets)
-        return sets
+    def _sets(self) -> tuple[DimSets, DimSets]:
+        """Classes (dims of equal size) and families; found when first asked for, since many meshes
+        never ask.
+        """
+        table = self._table or DimTable(self._graph)
+        return table.sets(table.own, same_size=True), table.sets(table.own)
 
     @cached_property
     def parts(self) -> dict[Class, tuple[Class, ...]]:
@@ -87,16 +87,6 @@ class IndexClasses:
             pairs = ((d, self.family((value, d))) for d in range(value.type.rank))
             self._families_of[value] = tuple(pairs)
         return self._families_of[value]
-
-
-def _tie(factor: Sequence[Dim], classes: UnionFind, families: UnionFind) -> None:
-    """Dims of equal size are one class; any that an op walks together are one family."""
-    families.union(factor)
-    by_size: dict[int, list[Dim]] = {}
-    for value, dim in factor:
-        by_size.setdefault(value.type.shape[dim], []).append((value, dim))
-    for dims in by_size.values():
-        classes.union(dims)
 
 
 def _products(op: Op) -> Iterator[tuple[Dim, tuple[Dim, ...]]]:

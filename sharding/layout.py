@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.ir.types import Graph, Op, Value
-from sharding.dims import Dim, UnionFind, factors, joins, propagate
+from sharding.dim_sets import DimTable
+from sharding.dims import Dim, joins, propagate
 from sharding.indices import Class, IndexClasses
 from sharding.inner import contracted
 from sharding.mesh import Mesh
@@ -84,7 +85,7 @@ class UsedLayout:
 
     def by_expert(self, value: Value) -> bool:
         """True for samples that lie by expert: rows that a router has sent to them."""
-        if value not in self.samples or self.sequence_dims(value):
+        if not self.experts or value not in self.samples or self.sequence_dims(value):
             return False
         return any(f in self.experts for _, f in self.indices.families(value))
 
@@ -151,11 +152,9 @@ def query_dims(graph: Graph, layout: UsedLayout) -> dict[Value, int]:
         for v in (*op.operands, *op.results)
         if len(dims := layout.sequence_dims(v)) > 1
     }
-    sides = UnionFind()
+    table = DimTable(graph)
+    sides = table.sets(table.of(pairs))
     summed: Counter[Dim] = Counter()
-    for op in graph.walk():
-        for factor in factors(op):
-            sides.union([dim for dim in factor if dim[0] in pairs])
     for op in graph.walk():
         size = sum(v.type.num_bytes for v in op.results)
         for value, dim in contracted(op):

@@ -16,6 +16,7 @@ from compiler.diagnostics import Loc
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ShardingConstraintAttrs
 from compiler.ir.types import Graph, Op, Value
+from compiler.passes.rewrite import with_operands, with_regions
 from sharding.spec import ShardingSpec
 
 NARROWING = ("broadcast_in_dim", "convert", "reshape", "transpose")
@@ -165,9 +166,9 @@ class _Level:
 
     def copy(self, op: Op) -> None:
         """Append `op` on gathered and constrained operands, then constrain its results."""
-        operands = tuple(self._operand(op, i, v) for i, v in enumerate(op.operands))
+        operands = tuple([self._operand(op, i, v) for i, v in enumerate(op.operands)])
         regions = tuple(self.owner.run(r) for r in op.regions)
-        self.ops.append(Op(op.name, operands, op.results, op.attrs, regions, op.loc))
+        self.ops.append(with_regions(with_operands(op, operands), regions))
         for value in op.results:
             spec = self.owner.layouts.get(value)
             if spec is not None:

@@ -55,7 +55,7 @@ def with_ops(graph: Graph, ops: Sequence[Op], outputs: tuple[Value, ...] | None 
 
 def with_operands(op: Op, operands: tuple[Value, ...]) -> Op:
     """`op` itself, or a copy that reads other operands and defines the same results."""
-    if all(a is b for a, b in zip(op.operands, operands, strict=True)):
+    if all(map(is_, operands, op.operands)):
         return op
     return Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
 

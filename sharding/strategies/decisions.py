@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from compiler.diagnostics import Diagnostic, ShardingError
 from compiler.ir.types import Graph, Op, TensorType, Value
-from sharding.dims import BatchLabels, Dim, ShardClasses, batch_labels, reached
+from sharding.dim_sets import DimTable, ShardClasses
+from sharding.dims import BatchLabels, Dim, batch_labels, reached
 from sharding.indices import IndexClasses
 from sharding.layers import ScannedLayers, UnrolledLayers, scanned_layers, unrolled_layers
 from sharding.layout import UsedLayout
@@ -82,10 +83,10 @@ class Decisions:
             self._check_batch(slot, value.type, batch[value])
         self.labels = batch_labels(self.graph, batch)
         self.findings += [_conflict(op) for op in dict.fromkeys(self.labels.conflicts)]
-        self.shards = ShardClasses(self.graph, self.labels.dims, self._kept_state())
-        self.layout = UsedLayout(
-            self.mesh, IndexClasses(self.graph), self.labels.dims, self.data_axes
-        )
+        table = DimTable(self.graph)
+        self.shards = ShardClasses(table, self.labels.dims, self._kept_state())
+        indices = IndexClasses(self.graph, table)
+        self.layout = UsedLayout(self.mesh, indices, self.labels.dims, self.data_axes)
         self.scans = scanned_layers(self.graph)
         weights = [value for _, value in self.slots("parameter")]
         self.runs = unrolled_layers(self.graph, self.labels.dims, reached(self.graph, weights))

@@ -9,7 +9,8 @@ from compiler.frontend.models.llama import LlamaConfig, train_task
 from compiler.ir.build import Builder
 from compiler.ir.ops import GatherAttrs
 from compiler.ir.types import Graph
-from sharding.dims import ShardClasses, batch_labels, reached
+from sharding.dim_sets import DimTable, ShardClasses
+from sharding.dims import batch_labels, reached
 from sharding.layers import scanned_layers, unrolled_layers
 from sharding.partitioned import Slot
 from tests.models import flax_decoder, prime_model
@@ -144,7 +145,7 @@ def test_classes_tie_a_weight_to_its_gradient_and_state_but_not_to_others() -> N
     grad = b.dot(x, b.op("tanh", y), ((0,), (0,)))
     new_m = b.add(m, grad)
     graph = b.finish(b.add(w, new_m), b.dot(x, other))
-    classes = ShardClasses(graph, batch_labels(graph, {x: 0}).dims)
+    classes = ShardClasses(DimTable(graph), batch_labels(graph, {x: 0}).dims)
     for dim in (0, 1):
         tied = {classes.find((v, dim)) for v in (w, m, grad, new_m)}
         assert len(tied) == 1
