@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from compiler.diagnostics import CapacityError, CompileError, Loc
 from compiler.ir.types import Graph, Op
@@ -223,7 +224,7 @@ def check_operator_instructions(functions: Sequence[Function], optlevel: int) ->
     """Raises: CompileError NCC_EXTP004 when the largest fused operator of `functions` is over its
     limit.
     """
-    regions = [region for function in functions for region in function.regions]
+    regions = [r for function in functions for subgraph in function.subgraphs for r in subgraph]
     counts = [count_instructions(region.body, unrolled=optlevel > 1) for region in regions]
     if max(counts, default=0) > OPERATOR_LIMIT:
         region = regions[counts.index(max(counts))].program
@@ -233,7 +234,8 @@ def check_operator_instructions(functions: Sequence[Function], optlevel: int) ->
 
 def function_instructions(function: Function, optlevel: int) -> int:
     """Instructions of a function as the vendor's compiler lays them out at a level."""
-    return sum(count_instructions(r.body, unrolled=optlevel > 1) for r in function.regions)
+    regions = chain.from_iterable(function.subgraphs)
+    return sum(count_instructions(r.body, unrolled=optlevel > 1) for r in regions)
 
 
 def check_module_instructions(count: int, limit: int, name: str = "the module") -> None:

@@ -7,10 +7,12 @@ user's line where the graph is known.
 
 from __future__ import annotations
 
+from compiler.core_order import order_cores
 from compiler.diagnostics import DiagnosticError, Loc
 from compiler.ir.types import Graph, Op
 from compiler.isa.program import Function, Program, Region
 from compiler.link import link_program
+from compiler.logical_core import LogicalCore
 from compiler.lower.function import lower_function
 from compiler.lower.task import ORDINAL_FILE
 from compiler.lower.write_out import Lowered
@@ -20,7 +22,6 @@ from compiler.outline.unit import Unit, pack_function, read_payload, unpack_func
 from compiler.passes.pipeline import run, unit_passes
 from compiler.program import StepProgram
 from compiler.target import load_target
-from compiler.trial import Trial
 
 
 def compile_function(payload: bytes, target: str, options: CompileOptions = DEFAULTS) -> bytes:
@@ -31,18 +32,20 @@ def compile_function(payload: bytes, target: str, options: CompileOptions = DEFA
     graph, signature = read_payload(payload)
     machine = load_target(target)
     graph = run(with_ordinals(graph), unit_passes(options, machine.core.generation))
-    trial = Trial(machine, options)
-    return pack_function(generate_function(lower_function(graph, signature, options, trial), trial))
+    core = LogicalCore(machine, options)
+    return pack_function(generate_function(lower_function(graph, signature, options, core), core))
 
 
-def generate_function(lowered: Lowered, trial: Trial) -> Function:
+def generate_function(lowered: Lowered, core: LogicalCore) -> Function:
     """Tile code for every region of a lowered function. Raises CompileError, CapacityError."""
-    regions: list[Region] = []
+    made: list[tuple[Region, ...]] = []
     registers = lowered.num_registers
     for program in lowered.regions:
-        made = trial.generate(program, lowered.tensors, registers)
-        regions.append(made.region)
-        registers = max(registers, made.next_register)
+        codes = core.generate(program, lowered.tensors, registers)
+        made.append(tuple(code.region for code in codes))
+        registers = max(registers, *(code.next_register for code in codes))
+    subgraphs = [list(regions) for regions in zip(*made, strict=True)] or [[]] * core.options.lnc
+    order_cores(subgraphs, lowered.tensors)
     return Function(
         name="",
         tensors=lowered.tensors,
@@ -50,10 +53,11 @@ def generate_function(lowered: Lowered, trial: Trial) -> Function:
         outputs=lowered.outputs,
         parameters=lowered.parameters,
         num_registers=registers,
-        regions=regions,
+        regions=subgraphs[0],
         collectives=lowered.collectives,
         scratch_bytes=lowered.scratch_bytes,
-        target=trial.target.name,
+        target=core.target.name,
+        partner=subgraphs[1] if core.options.lnc > 1 else None,
     )
 
 

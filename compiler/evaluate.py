@@ -23,13 +23,14 @@ _COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 @dataclass(frozen=True, slots=True)
 class RegionTime:
     """One region: duration, busy time per engine, time with any compute engine busy, bytes through
-    HBM."""
+    HBM; `lone_ps` of the duration one physical core works while the other has no part in it."""
 
     name: str
     duration_ps: int
     busy_ps: Mapping[str, int]
     compute_ps: int
     hbm_bytes: int
+    lone_ps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ class Segment:
     hbm_bytes: int = 0
     collective: int = -1
     regions: tuple[RegionTime, ...] = ()
+
+    @property
+    def lone_ps(self) -> int:
+        """Time in which one physical core has no part in what the other one does."""
+        return sum(r.lone_ps for r in self.regions)
 
 
 class _Totals:
@@ -175,22 +181,93 @@ def function_segments(
 ) -> tuple[Segment, ...]:
     """The function as compute stretches between collective starts and waits; arguments as in
     `region_time`.
+
+    Physical cores of a logical one run side by side: busy times and bytes are sums over them, the
+    duration is that of the slower one.
     """
-    tensors = function.tensors
     out: list[Segment] = []
-    pending: list[RegionTime] = []
-    for region in function.regions:
-        kind = region.program.kind
-        if kind in ("collective_start", "collective_wait"):
-            out += _joined(pending)
-            pending = []
-            collective = region.program.attrs["collective"]
-            out.append(Segment(kind.removeprefix("collective_"), collective=collective))
-        elif kind == "register_load":
-            pending.append(RegionTime(region.program.name, target.core.dma_fixed_ps, {}, 0, 4))
-        else:
-            pending.append(region_time(region, tensors, target, dma_share, hbm_share, recorded))
-    return tuple(out + _joined(pending))
+    pending = _Pair(target.core.semaphore_ps, len(function.subgraphs))
+    for number, regions in enumerate(zip(*function.subgraphs, strict=True)):
+        first = regions[0].program
+        if first.kind in ("collective_start", "collective_wait"):
+            out += _joined(pending.taken(number + 1))
+            kind = first.kind.removeprefix("collective_")
+            out.append(Segment(kind, collective=first.attrs["collective"]))
+            continue
+        shares = dma_share, hbm_share * _bank_share(regions)
+        times = [_timed_region(r, function.tensors, target, shares, recorded) for r in regions]
+        pending.add(regions, times)
+    return tuple(out + _joined(pending.taken(0)))
+
+
+def _bank_share(regions: Sequence[Region]) -> int:
+    """Physical cores share an HBM bank (documented for trn2: one 24 GiB bank per two cores): a core
+    whose partner is idle has all of its bandwidth (inferred).
+    """
+    return len(regions) if any(r.program.kind == "idle" for r in regions) else 1
+
+
+def _timed_region(
+    region: Region,
+    tensors: Sequence[Tensor],
+    target: Target,
+    shares: tuple[float, float],
+    recorded: bool,
+) -> RegionTime:
+    match region.program.kind:
+        case "register_load":
+            return RegionTime(region.program.name, target.core.dma_fixed_ps, {}, 0, 4)
+        case "idle":
+            return RegionTime(region.program.name, 0, {}, 0, 0)
+    return region_time(region, tensors, target, *shares, recorded)
+
+
+class _Pair:
+    """The clocks of the physical cores between two collectives, and what they did together.
+
+    Every physical core runs its regions in order; a region that waits for the other core starts
+    after it, one semaphore later.
+    """
+
+    def __init__(self, semaphore_ps: int, cores: int) -> None:
+        self.semaphore_ps = semaphore_ps
+        self.first = 0  # number of the first region of the stretch
+        self.ends: list[list[int]] = [[] for _ in range(cores)]  # of the regions of each core
+        self.times: list[RegionTime] = []
+
+    def add(self, regions: Sequence[Region], times: Sequence[RegionTime]) -> None:
+        """One region of every core."""
+        before = self._now()
+        for core, (region, time) in enumerate(zip(regions, times, strict=True)):
+            start = self.ends[core][-1] if self.ends[core] else 0
+            awaited = region.after - self.first
+            if awaited > 0:
+                start = max(start, self.ends[1 - core][awaited - 1] + self.semaphore_ps)
+            self.ends[core].append(start + time.duration_ps)
+        together = _together(times, self._now() - before)
+        lone = any(r.program.kind == "idle" for r in regions)
+        self.times.append(replace(together, lone_ps=together.duration_ps) if lone else together)
+
+    def taken(self, first: int) -> list[RegionTime]:
+        """Everything so far; both cores are at the same point then. `first` is the next region."""
+        found, cores = self.times, len(self.ends)
+        self.first, self.ends, self.times = first, [[] for _ in range(cores)], []
+        return found
+
+    def _now(self) -> int:
+        return max(ends[-1] if ends else 0 for ends in self.ends)
+
+
+def _together(times: Sequence[RegionTime], duration_ps: int) -> RegionTime:
+    """One region of every core as one. Halves run the same code side by side, so the time with any
+    compute engine busy is that of the busier one.
+    """
+    busy: dict[str, int] = {}
+    for time in times:
+        for engine, ps in time.busy_ps.items():
+            busy[engine] = busy.get(engine, 0) + ps
+    compute = min(duration_ps, max(t.compute_ps for t in times))
+    return RegionTime(times[0].name, duration_ps, busy, compute, sum(t.hbm_bytes for t in times))
 
 
 def _joined(regions: Sequence[RegionTime]) -> list[Segment]:

@@ -76,8 +76,11 @@ def _names(units: Sequence[Unit]) -> list[str]:
 
 def _placed(function: Function, name: str, unit: Unit, table: dict[Location, int]) -> Function:
     """`function` under its name, its regions pointing into the location table."""
-    regions = [_placed_region(region, unit, table) for region in function.regions]
-    return replace(function, name=name, regions=regions)
+    regions, *others = (
+        [_placed_region(region, unit, table) for region in subgraph]
+        for subgraph in function.subgraphs
+    )
+    return replace(function, name=name, regions=regions, partner=others[0] if others else None)
 
 
 def _placed_region(region: Region, unit: Unit, table: dict[Location, int]) -> Region:

@@ -54,6 +54,11 @@ class CompileOptions:
     compile command refuses.
     """
 
+    lnc: int = field(default=1, metadata={"choices": (1, 2), "key": "cluster.lnc"})
+    """Physical cores of a logical NeuronCore that regions are cut for. It belongs to the machine,
+    so a job sets it there and not in `[compiler]`.
+    """
+
     experimental_unsafe_fp8e4m3fn_as_fp8e4m3: bool = False
     """Accept f8E4M3FN where the machine has f8E4M3 only: values beyond 240 differ there."""
 

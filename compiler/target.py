@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from compiler.diagnostics import UsageError
 _DIRECTORY = Path(__file__).parent / "targets"
 PS_PER_S = 10**12
 FIRST_TARGET = "trn1n.32xlarge"
+HYPOTHETICAL_LNC = (1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +55,9 @@ class CoreModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One instance type.
+    """One instance type, seen as logical NeuronCores of `lnc` physical ones (`logical`).
 
-    `cores` counts logical NeuronCores at lnc 1.
+    A core here is a logical one; `core` and the rate of HBM are those of each physical core.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Target:
     cores_per_chip: int
     allowed_lnc: tuple[int, ...]
     hbm_bytes_per_core: int
-    hbm_bytes_per_s_per_core: float
+    hbm_bytes_per_s_per_core: float  # of a physical core
     reserve_bytes_per_core: int
     published_flops_per_s_per_core: float  # bf16; the denominator of MFU
     torus: tuple[int, int] | None  # None: chips behind switches
@@ -74,6 +75,7 @@ class Target:
     efa_devices: int
     usd_per_hour: float | None  # None: not published
     digest: str  # of the data files
+    lnc: int = 1  # physical cores per logical core
 
     @property
     def cores(self) -> int:
@@ -84,6 +86,47 @@ class Target:
     def limit_bytes(self) -> int:
         """HBM a core may use for a step: its share less the runtime's reserve (code, DMA rings)."""
         return self.hbm_bytes_per_core - self.reserve_bytes_per_core
+
+    @property
+    def is_hypothetical(self) -> bool:
+        """Whether no such machine can be configured."""
+        return self.lnc not in self.allowed_lnc
+
+
+def logical(target: Target, lnc: int = 0, hypothetical: bool = False, key: str = "lnc") -> Target:
+    """`target` with its physical cores grouped into logical NeuronCores of `lnc`; 0 takes the
+    machine's default, which is 2 where it is allowed.
+
+    A logical core has the memory, the reserve and the published rate of all its physical cores.
+    `hypothetical` groups them on machines that cannot.
+    Raises: UsageError NCC_EARG001, where `key` is what the user set.
+    Source: documented, logical NeuronCore configuration page and error page EARG001.
+    """
+    count = lnc or max(target.allowed_lnc)
+    allowed = HYPOTHETICAL_LNC if hypothetical else target.allowed_lnc
+    if count not in allowed or target.cores_per_chip % count:
+        raise UsageError(
+            "NCC_EARG001",
+            f"{key} on {target.name} requires {' or '.join(map(str, allowed))}, got {count}",
+            hint=f"use {key} 1, or a target of the trn2 or trn3 family; --hypothetical shows what"
+            " the machine would do if it could",
+        )
+    return replace(
+        target,
+        cores_per_chip=target.cores_per_chip // count,
+        hbm_bytes_per_core=target.hbm_bytes_per_core * count,
+        reserve_bytes_per_core=target.reserve_bytes_per_core * count,
+        published_flops_per_s_per_core=target.published_flops_per_s_per_core * count,
+        lnc=count,
+    )
+
+
+def hypothetical_text(target: Target) -> str:
+    """What every report on a machine says that cannot be configured like that."""
+    return (
+        f"hypothetical: no {target.name} has logical NeuronCores of {target.lnc} physical ones;"
+        f" shown as {target.cores} cores of {target.hbm_bytes_per_core / 2**30:g} GiB per instance"
+    )
 
 
 def target_names() -> list[str]:

@@ -54,7 +54,7 @@ class Trial:
                 made = generate(program, tensors, self.target.name, _FIRST_REGISTER, quick)
             else:
                 made = self._searched(key, program, tensors, _FIRST_REGISTER)
-                self._codes[_meaning(program, tensors)] = made, _tensors(program)
+                self._codes[meaning(program, tensors)] = made, _tensors(program)
         except DiagnosticError as error:
             return error
         return region_duration_ps(made.region, tensors, self.target)
@@ -66,7 +66,7 @@ class Trial:
 
         Raises CompileError, CapacityError.
         """
-        known = self._codes.get(_meaning(program, tensors))
+        known = self._codes.get(meaning(program, tensors))
         if known is None:
             return self._searched(_structure(program, tensors), program, tensors, first_register)
         made, numbers = known
@@ -110,8 +110,8 @@ def _tensors(program: RegionProgram) -> list[int]:
     return list(dict.fromkeys(view.tensor for view in _views(program)))
 
 
-def _meaning(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
-    """Equal for regions whose code differs in tensor numbers and registers only."""
+def meaning(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
+    """A key, equal for regions whose code differs in tensor numbers and registers only."""
     numbers = {n: at for at, n in enumerate(_tensors(program))}
     roots: dict[int, int] = {}
     shared = [roots.setdefault(root_of(tensors, n), at) for n, at in numbers.items()]

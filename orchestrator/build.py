@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from compiler.diagnostics import ShardingError, UsageError
 from compiler.ir.types import Graph
 from compiler.isa.program import Program
-from compiler.target import Target, load_target
+from compiler.target import Target, load_target, logical
 from orchestrator.config import JobConfig
 from orchestrator.executor import WorkUnit
 from orchestrator.service import UnitFailedError, UnitService
@@ -123,19 +123,8 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None) -> Layout:
 
 def _machine(job: JobConfig) -> Target:
     """The target of a job. Raises UsageError for an lnc or a network that is not there."""
-    target = load_target(job.cluster.target)
-    if job.cluster.lnc not in target.allowed_lnc:
-        raise UsageError(
-            "NCC_EARG001",
-            f"cluster.lnc on {target.name} requires one of {target.allowed_lnc}, got"
-            f" {job.cluster.lnc}",
-        )
-    if job.cluster.lnc != 1:
-        raise UsageError(
-            "SW_LNC",
-            f"cluster.lnc requires 1 for now, got {job.cluster.lnc}: regions are not split over two"
-            " physical cores yet",
-        )
+    cluster = job.cluster
+    target = logical(load_target(cluster.target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
     if target.torus is None:
         raise UsageError(
             "SW_NETWORK",
@@ -275,12 +264,13 @@ def _compile(ready: Planned, service: UnitService, stages: Stages) -> dict[str, 
     step, target = ready.plan.step, ready.layout.target.name
     with stages.timed("outline"):
         outlined = outline(step)
+        options = dataclasses.replace(ready.job.compiler, lnc=ready.layout.target.lnc)
         units = []
         names = Counter[str]()
         for function in outlined.functions:
             names[function.name] += 1
             name = f"{function.name}#{names[function.name]}"
-            payload = compile_payload(function.payload, target, ready.job.compiler)
+            payload = compile_payload(function.payload, target, options)
             key = unit_key("compile", payload, target)
             units.append(WorkUnit("compile", key, name, payload))
     graphs = {unit.key: f.graph for unit, f in zip(units, outlined.functions, strict=True)}

@@ -25,7 +25,7 @@ def manifest_of(built: Built) -> Manifest:
         name=built.name,
         target=built.layout.target.name,
         instances=built.job.cluster.instances,
-        lnc=built.job.cluster.lnc,
+        lnc=built.layout.target.lnc,
         mesh=dict(step.mesh),
         buffers=buffers,
         programs={},
@@ -34,7 +34,10 @@ def manifest_of(built: Built) -> Manifest:
         named_bytes=named_bytes,
         arena_bytes=max(arena_bytes(p) for p in built.programs.values()),
         compiler_version=compiler_version(),
-        metadata={"strategy": built.plan.strategy},
+        metadata={
+            "strategy": built.plan.strategy,
+            "hypothetical": built.layout.target.is_hypothetical,
+        },
     )
 
 

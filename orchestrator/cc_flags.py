@@ -18,6 +18,7 @@ from orchestrator.compile_flags import ENVIRONMENT, of_environment
 _KEYS = {
     "target": ("cluster", "target"),
     "lnc": ("cluster", "lnc"),
+    "hypothetical": ("cluster", "hypothetical"),
     "strategy": ("strategy", "name"),
 }
 """Field of a flag -> the job's key with the same meaning."""
@@ -58,7 +59,7 @@ def _tables(settings: Settings) -> dict[str, dict[str, Any]]:
         "compiler": {
             name: getattr(options, name)
             for name in CompileOptions.__dataclass_fields__
-            if getattr(options, name) != getattr(DEFAULTS, name)
+            if name not in _KEYS and getattr(options, name) != getattr(DEFAULTS, name)
         }
     }
     for name, (table, key) in _KEYS.items():

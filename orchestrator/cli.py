@@ -26,7 +26,7 @@ _FLAGS = {
     "strategy": ("strategy.name", "distribution strategy"),
     "target": ("cluster.target", "instance type"),
     "instances": ("cluster.instances", "number of instances"),
-    "lnc": ("cluster.lnc", "physical cores per logical NeuronCore"),
+    "lnc": ("cluster.lnc", "physical cores per logical NeuronCore: 1 or 2"),
     "profile": ("cluster.profile", "conservative, nominal or peak machine rates"),
     "executor": ("run.executor", "where units run: auto, inline, process or ray"),
     "workers": ("run.workers", "worker processes or Ray actors"),
@@ -38,6 +38,10 @@ _FLAGS = {
     "global-batch": ("strategy.global_batch", "samples per optimizer step"),
     "remat": ("strategy.remat", "recomputation: none or full"),
     "out": ("output.dir", "output directory"),
+}
+_ALIASES = {"lnc": ("logical-nc-config",)}
+_SWITCHES = {
+    "hypothetical": ("cluster.hypothetical", "allow logical NeuronCores the machine cannot have")
 }
 
 
@@ -127,8 +131,11 @@ def _job_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="preset, path of a config.json, or module:function")
     parser.add_argument("--mesh", help="axis=size,... for example dp_replicate=2,dp_shard=16")
     for flag, (key, text) in _FLAGS.items():
-        names = [f"--{flag}"] + ([f"--{flag.replace('-', '_')}"] if "-" in flag else [])
+        spellings = (flag, *_ALIASES.get(flag, ()))
+        names = dict.fromkeys(f"--{s}" for n in spellings for s in (n, n.replace("-", "_")))
         parser.add_argument(*names, dest=key, help=text)
+    for flag, (key, text) in _SWITCHES.items():
+        parser.add_argument(f"--{flag}", dest=key, action="store_const", const=True, help=text)
     parser.add_argument(
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any key of the job"
     )
@@ -195,7 +202,7 @@ def _program_flag(parser: argparse.ArgumentParser) -> None:
 
 def job_config(args: argparse.Namespace) -> config.JobConfig:
     """The job that the arguments of `run` and `plan` describe."""
-    flags = {key: getattr(args, key) for key, _ in _FLAGS.values()}
+    flags = {key: getattr(args, key) for key, _ in (*_FLAGS.values(), *_SWITCHES.values())}
     flags.update(_model_flag(args.model))
     flags.update(_mesh_flag(args.mesh))
     environment = cc_flags.job_tables(os.environ)

@@ -184,7 +184,7 @@ class _Watch(Observer):
 
     def __init__(self, resolved: Resolved, temps: Path | None, log: CompileLog) -> None:
         target = resolved.command.target
-        self.limit_bytes = target.limit_bytes * resolved.command.lnc
+        self.limit_bytes = target.limit_bytes
         self.instructions = 0
         self._arena_bytes = 0
         self._resolved = resolved
@@ -234,7 +234,8 @@ def _meta(graph: Graph, form: str, program: Program, resolved: Resolved) -> dict
         "compiler": compiler_version(),
         "version_profile": str(command.profile),
         "options": asdict(resolved.options) | settings | {"recorded": resolved.recorded},
-        "lnc": command.lnc,
+        "lnc": command.target.lnc,
+        "hypothetical": command.target.is_hypothetical,
         "graph_digest": hashlib.sha256(dump(graph, with_locs=False)).hexdigest(),
         "source_form": form,
         **_pages(program, command.scratchpad_page_mb * 2**20),

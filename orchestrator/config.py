@@ -79,7 +79,12 @@ class ClusterConfig:
 
     target: str = "trn1n.32xlarge"
     instances: int = 1
-    lnc: int = 1
+    lnc: int = choice(0, 0, 1, 2)
+    """Physical cores per logical NeuronCore; 0 is the machine's default: 2 on trn2 and trn3."""
+
+    hypothetical: bool = False
+    """Allow logical NeuronCores that the machine cannot have; every report says so."""
+
     profile: str = choice("nominal", "conservative", "nominal", "peak")
 
 
@@ -134,7 +139,12 @@ class JobConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, in the order of the tables."""
-        return dataclasses.asdict(self)
+        tables = dataclasses.asdict(self)
+        for name, kind in TABLES.items():
+            for key in dataclasses.fields(kind):
+                if "key" in key.metadata:
+                    del tables[name][key.name]
+        return tables
 
 
 TABLES: dict[str, type[Any]] = {
@@ -194,7 +204,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _table(kind: type[Any], table: str, values: Any, source: str) -> Any:
     if not isinstance(values, dict):
         raise UsageError("SW_USAGE", f"{source}: [{table}] must be a table, got {values!r}")
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    fields = {f.name: f for f in dataclasses.fields(kind) if "key" not in f.metadata}
     hints = typing.get_type_hints(kind)
     resolved = {}
     for key, value in values.items():

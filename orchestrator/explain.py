@@ -7,6 +7,7 @@ none.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -24,17 +25,18 @@ def explain(job: JobConfig) -> list[dict[str, Any]]:
 
     Raises the DiagnosticError of the stage that refuses.
     """
+    from compiler.logical_core import LogicalCore
     from compiler.lower.explain import explain_fusion
     from compiler.outline import outline
     from compiler.passes.pipeline import run, unit_passes
-    from compiler.trial import Trial
     from orchestrator.build import Stages, build
     from orchestrator.job import unit_service
 
     with unit_service(job, None) as service:
         built = build(job, service, Stages())
-    target, options = built.layout.target, job.compiler
-    passes, judge = unit_passes(options, target.core.generation), Trial(target, options)
+    target = built.layout.target
+    options = replace(job.compiler, lnc=target.lnc)
+    passes, judge = unit_passes(options, target.core.generation), LogicalCore(target, options)
     found = []
     for unit in outline(built.plan.step).functions:
         stories = explain_fusion(run(unit.graph, passes), unit.signature, options, judge)

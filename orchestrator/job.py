@@ -115,7 +115,8 @@ def write_and_load(built: Built, path: Path) -> Bundle:
         "compiler_version": compiler_version(),
         "graph": built.name,
         "strategy": built.plan.strategy,
-        "lnc": built.job.cluster.lnc,
+        "lnc": built.layout.target.lnc,
+        "hypothetical": built.layout.target.is_hypothetical,
     }
     write_bundle(path, manifest_of(built), built.programs, meta)
     return load_bundle(path, built.layout.target.name)

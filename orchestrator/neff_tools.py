@@ -16,13 +16,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from compiler.budget import memory_of
+from compiler.budget import count_instructions, memory_of
 from compiler.diagnostics import UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import load_bundle, read_program
 from compiler.neff.manifest import CoreBinding, Manifest
 from compiler.neff.reader import Container
-from compiler.target import PS_PER_S, Target, load_target
+from compiler.target import PS_PER_S, Target, hypothetical_text, load_target, logical
 from orchestrator.neff_files import ProgramFile, open_program, programs_of
 
 
@@ -54,10 +54,25 @@ def _program(program: Program) -> dict[str, Any]:
         "inputs": rows(program.inputs),
         "outputs": rows(program.outputs),
         "functions": [f.name for f in program.functions],
+        "lnc": program.lnc,
+        "subgraphs": _subgraphs(program),
         "arena_bytes": program.arena_bytes,
         "scratch_bytes": program.scratch_bytes,
         "collectives": sum(len(f.collectives) for f in program.functions),
     }
+
+
+def _subgraphs(program: Program) -> dict[str, Any]:
+    """Instructions of every physical core, and how the regions are shared out between two."""
+    counts = [0] * program.lnc
+    for function in program.functions:
+        for core, regions in enumerate(function.subgraphs):
+            counts[core] += sum(count_instructions(r.body, unrolled=False) for r in regions)
+    found: dict[str, Any] = {f"sg{core:02d} instructions": n for core, n in enumerate(counts)}
+    if program.lnc > 1:
+        found["regions on both"] = sum(f.num_regions("compute") for f in program.functions)
+        found["regions on sg00 alone"] = sum(f.num_regions("idle") for f in program.functions)
+    return found
 
 
 def info(path: Path, as_json: bool) -> int:
@@ -172,7 +187,11 @@ def _print_time(opened: ProgramFile) -> None:
     loading = _constants_ps(opened, target)
     note = f", {loading / PS_PER_S:.9f} s of them loading constants" if loading else ""
     seconds = f"{(total + loading) / PS_PER_S:.9f}"
-    print(f"simulated time {seconds} s on one core of {target.name}{note}", file=sys.stderr)
+    cores = f" ({program.lnc} physical cores)" if program.lnc > 1 else ""
+    print(f"simulated time {seconds} s on one core of {target.name}{cores}{note}", file=sys.stderr)
+    if opened.meta.get("hypothetical"):
+        machine = logical(target, program.lnc, hypothetical=True)
+        print(hypothetical_text(machine), file=sys.stderr)
 
 
 def _constants_ps(opened: ProgramFile, target: Target) -> int:
@@ -182,5 +201,6 @@ def _constants_ps(opened: ProgramFile, target: Target) -> int:
     """
     if not opened.meta.get("options", {}).get("enable_fast_context_switch"):
         return 0
-    rate = target.core.dma_engines * target.core.dma_engine_bytes_per_s
+    core = target.core
+    rate = opened.program.lnc * core.dma_engines * core.dma_engine_bytes_per_s
     return round(memory_of(opened.program).constants / rate * PS_PER_S)

@@ -9,15 +9,16 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from itertools import chain
 from typing import Any
 
 from collectives.costs import PROFILES as COLLECTIVE_PROFILES
 from compiler.budget import count_instructions
 from compiler.diagnostics import Diagnostic
 from compiler.ir.analysis import count_ops, flops
-from compiler.isa.program import Call, Program, Repeat
+from compiler.isa.program import Call, Function, Program, Repeat
 from compiler.passes.integers import downcasts
-from compiler.target import PS_PER_S
+from compiler.target import PS_PER_S, hypothetical_text
 from orchestrator.budgets import budget_findings
 from orchestrator.build import Built, Stages
 from orchestrator.bundling import compiler_version
@@ -48,6 +49,7 @@ def base_report(
         "graph": graph_section(built),
         "mesh": dict(built.layout.mesh.sizes),
         "cores": built.layout.mesh.num_cores,
+        "logical_cores": logical_cores(built, timing),
         "neffs": len(built.programs),
         "findings": [f.as_dict() for f in findings(built, service)],
         "units": [dataclasses.asdict(row) for row in service.rows],
@@ -82,6 +84,23 @@ def graph_section(built: Built) -> dict[str, Any]:
     }
 
 
+def logical_cores(built: Built, timing: StepTiming) -> dict[str, Any]:
+    """What a core of this report is, and how its physical cores share the work: regions that both
+    compute, regions that one computes alone, and the time of those in a step.
+    """
+    target = built.layout.target
+    functions = [f for program in built.programs.values() for f in program.functions]
+    return {
+        "lnc": target.lnc,
+        "per_instance": target.cores,
+        "hbm_bytes": target.hbm_bytes_per_core,
+        "hypothetical": target.is_hypothetical,
+        "regions_cut": sum(f.num_regions("compute") for f in functions),
+        "regions_alone": sum(f.num_regions("idle") for f in functions),
+        "alone_ps": timing.lone_ps,
+    }
+
+
 def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
     """One row per NEFF."""
     return [
@@ -89,7 +108,7 @@ def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, 
             "name": name,
             "stage": 0,
             "functions": [f.name for f in program.functions],
-            "instructions_static": sum(_static(f.regions) for f in program.functions),
+            "instructions_static": sum(_static(f) for f in program.functions),
             "instructions_dynamic": _dynamic(program, program.steps),
             "neff_bytes": neff_bytes.get(name, 0),
         }
@@ -97,8 +116,8 @@ def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, 
     ]
 
 
-def _static(regions: Sequence[Any]) -> int:
-    return sum(count_instructions(region.body, unrolled=False) for region in regions)
+def _static(function: Function) -> int:
+    return sum(count_instructions(r.body, unrolled=False) for s in function.subgraphs for r in s)
 
 
 def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:
@@ -107,15 +126,20 @@ def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:
         if isinstance(step, Repeat):
             total += step.trip * _dynamic(program, step.steps)
         else:
-            regions = program.functions[step.function].regions
+            regions = chain.from_iterable(program.functions[step.function].subgraphs)
             total += sum(count_instructions(region.body, unrolled=True) for region in regions)
     return total
 
 
 def findings(built: Built, service: UnitService) -> list[Diagnostic]:
     """What the user should know: broken budgets, what the recipe did not predict, the cache."""
-    integers = downcasts(built.graph)
-    return [*budget_findings(built), *integers, *built.plan.findings, *service.findings]
+    target, integers = built.layout.target, downcasts(built.graph)
+    machine = [
+        Diagnostic("SW_HYPOTHETICAL", hypothetical_text(target), severity="warning")
+        for _ in range(target.is_hypothetical)
+    ]
+    plan = built.plan.findings
+    return [*machine, *budget_findings(built), *integers, *plan, *service.findings]
 
 
 def timing_section(
@@ -143,7 +167,7 @@ def timing_section(
         "hfu": hardware_flops / seconds / peak,
         "tokens_per_s": tokens / seconds,
         "engines": {
-            name: {"busy_ps": ps, "share": ps / timing.step_time_ps}
+            name: {"busy_ps": ps, "share": ps / timing.step_time_ps / layout.target.lnc}
             for name, ps in timing.engines_ps.items()
         },
         "per_stage": [{"stage": 0, "step_time_ps": timing.step_time_ps}],

@@ -78,10 +78,26 @@ def _headline(console: Console, report: dict[str, Any]) -> None:
         f"{count_text(graph['flops_per_step'])}FLOP per step, {report['cores']} cores "
         f"({cluster['instances']} x {cluster['target']})"
     )
+    _logical_cores(console, report)
     compiler = job["compiler"]
     console.print(
         f"[bold]compiler[/] -O{compiler['optlevel']}, model type {compiler['model_type']}, "
         f"attention {compiler['attention']}"
+    )
+
+
+def _logical_cores(console: Console, report: dict[str, Any]) -> None:
+    """One line, where a core is more than one physical core."""
+    cores = report["logical_cores"]
+    if cores["lnc"] == 1:
+        return
+    regions = cores["regions_cut"] + cores["regions_alone"]
+    share = cores["alone_ps"] / (report["timing"]["step_time_ps"] or 1)
+    note = "[bold red]hypothetical[/], " if cores["hypothetical"] else ""
+    console.print(
+        f"[bold]cores[/]    {note}LNC {cores['lnc']}: {cores['per_instance']} cores of"
+        f" {size_text(cores['hbm_bytes'])} per instance; {cores['regions_alone']} of {regions}"
+        f" regions on one physical core alone, {share:.0%} of the step"
     )
 
 

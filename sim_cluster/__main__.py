@@ -17,7 +17,7 @@ import numpy as np
 
 from compiler.diagnostics import DiagnosticError, UsageError
 from compiler.neff.bundle import Bundle, load_bundle
-from compiler.target import PS_PER_S, load_target
+from compiler.target import PS_PER_S, load_target, logical
 from sim_cluster.layout import num_ranks
 from sim_cluster.run_values import ValueRun
 from sim_cluster.step_time import Step, band
@@ -109,7 +109,11 @@ def _print_time(bundle: Bundle) -> None:
         programs=bundle.programs,
         schedule=manifest.schedule,
         mesh=manifest.mesh,
-        target=load_target(manifest.target),
+        target=logical(
+            load_target(manifest.target),
+            manifest.lnc,
+            hypothetical=bool(manifest.metadata.get("hypothetical")),
+        ),
         instances=manifest.instances,
     )
     rows = [f"{name} {t.step_time_ps / PS_PER_S:.9f} s" for name, t in band(step).items()]

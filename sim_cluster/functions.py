@@ -22,6 +22,8 @@ from compiler.isa.region import RegionProgram, Tensor, View
 from sim_cluster.index_watch import Outside
 from sim_cluster.l0 import RegionCode
 from sim_cluster.operands import HbmTensors
+from sim_cluster.physical_cores import CoreWatch, interleaved
+from sim_cluster.races import strided_key
 from sim_cluster.regions import affine, prepare
 from sim_cluster.tiles import OnChip
 
@@ -71,6 +73,7 @@ class Bound:
         self.flight.clear()
         if self.code.level == L0:
             self.tensors.masks = [self._new_mask(n) for n in range(len(self.tensors.arrays))]
+            self.tensors.watch = CoreWatch() if len(self.code.function.subgraphs) > 1 else None
         for action in self.code.actions:
             request = action(self)
             if request is not None:
@@ -130,7 +133,7 @@ class FunctionCode:
         self.codes: list[RegionCode] = []
         self.started: set[int] = set()
         self.shared_targets = self._shared_targets()
-        self.actions: list[Action] = [self._prepared(region) for region in function.regions]
+        self.actions = [self._prepared(*at) for at in self._order()]
 
     def bind(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], scratch: np.ndarray
@@ -187,10 +190,19 @@ class FunctionCode:
             f"tensor {tensor.name} ({tensor.kind}) of {self.function.name}: {what}",
         )
 
-    def _prepared(self, region: Region) -> Action:
+    def _order(self) -> list[tuple[int, int]]:
+        """(physical core, region) in the order they run: at L1 core by core, region by region."""
+        subgraphs = self.function.subgraphs
+        if self.level == L0:
+            return interleaved(subgraphs)
+        return [(c, n) for n in range(len(subgraphs[0])) for c in range(len(subgraphs))]
+
+    def _prepared(self, core: int, number: int) -> Action:
         """The action of a region; a region whose description makes no sense is refused."""
+        region = self.function.subgraphs[core][number]
         try:
-            return self._action(region)
+            action = self._action(region)
+            return self._watched(action, core, region) if self._is_watched else action
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             if isinstance(error, DiagnosticError):
                 raise
@@ -201,9 +213,52 @@ class FunctionCode:
                 "the file is damaged; compile again or copy the bundle again",
             ) from error
 
+    @property
+    def _is_watched(self) -> bool:
+        return self.level == L0 and len(self.function.subgraphs) > 1
+
+    def _watched(self, action: Action, core: int, region: Region) -> Action:
+        """`action` on a physical core, its accesses to HBM known to the watch. Collectives touch
+        source and target from start to wait.
+        """
+        program = region.program
+        flight = program.attrs.get("collective", -1)
+        touched = self._touched_whole(program)
+
+        def run(bound: Bound) -> CollectiveRequest | None:
+            watch = bound.tensors.watch
+            assert watch is not None
+            watch.enter(core, region.after)
+            watch.land(flight)
+            for tensor, is_written in touched:
+                array = bound.tensors.arrays[tensor]
+                key = strided_key(array.ctypes.data, (), array.nbytes)
+                (watch.write if is_written else watch.read)(tensor, key)
+            if program.kind == "collective_start":
+                watch.fly(flight)
+            return action(bound)
+
+        return run
+
+    def _touched_whole(self, program: RegionProgram) -> list[tuple[int, bool]]:
+        """(tensor, whether it is written) of a region without instructions."""
+        if program.kind == "register_load":
+            return [(program.attrs["view"].tensor, False)]
+        if program.kind not in ("collective_start", "collective_wait"):
+            return []
+        (start,) = (
+            r.program
+            for r in self.function.regions
+            if r.program.kind == "collective_start"
+            and r.program.attrs["collective"] == program.attrs["collective"]
+        )
+        return [(_place(start.attrs["source"])[0], False), (_place(start.attrs["target"])[0], True)]
+
     def _action(self, region: Region) -> Action:
         program = region.program
         match program.kind:
+            case "idle":
+                return lambda bound: None
             case "compute":
                 return self._compute_l0(region) if self.level == L0 else self._compute_l1(program)
             case "register_load":
@@ -226,7 +281,8 @@ class FunctionCode:
         self.codes.append(code)
 
         def run(bound: Bound) -> None:
-            _check_flight(bound, code)
+            if bound.tensors.watch is None:  # which sees to it element by element
+                _check_flight(bound, code)
             code.run(bound.tensors, bound.registers)
             for number in code.hbm_writes:
                 _forget_overlapped(bound, number)
@@ -301,8 +357,8 @@ class FunctionCode:
     def _is_written_in_flight(self, number: int, source: int) -> bool:
         """Whether a region between start and wait stores to what the collective sends."""
         flying = False
-        for region in self.function.regions:
-            program = region.program
+        side_by_side = zip(*self.function.subgraphs, strict=True)
+        for program in (region.program for pair in side_by_side for region in pair):
             if program.attrs.get("collective") == number:
                 flying = program.kind == "collective_start"
             elif flying and any(self._root(t) == self._root(source) for t in _stored(program)):
@@ -325,7 +381,7 @@ class FunctionCode:
             for r in self.function.regions
             if r.program.kind == "collective_start" and isinstance(r.program.attrs["target"], int)
         }
-        stored = {n for r in self.function.regions for n in _stored(r.program)}
+        stored = {n for s in self.function.subgraphs for r in s for n in _stored(r.program)}
         return frozenset(n for n in filled - stored if self.function.tensors[n].kind == "scratch")
 
 
@@ -365,11 +421,30 @@ def _clashes(arrays: Sequence[np.ndarray]) -> list[list[int]]:
 
 
 def _forget_overlapped(bound: Bound, written: int) -> None:
-    """Tensors in the same scratch bytes as a tensor just written hold nothing any more."""
+    """Elements in the same scratch bytes as what was just written hold nothing any more."""
+    masks, arrays = bound.tensors.masks, bound.tensors.arrays
     for other in bound.clashes[written]:
-        mask = bound.tensors.masks[other]
+        mask = masks[other]
         if mask is not None and bound.code.function.tensors[other].alias != written:
-            mask[...] = False
+            at, overwritten = _overwritten(arrays[written], masks[written], arrays[other])
+            mask[at : at + overwritten.size] &= ~overwritten
+
+
+def _overwritten(
+    array: np.ndarray, mask: np.ndarray | None, other: np.ndarray
+) -> tuple[int, np.ndarray]:
+    """(first element of `other` that shares bytes with `array`, for it and those behind it whether
+    they share bytes with elements that `mask` marks).
+    """
+    start, base = array.ctypes.data, other.ctypes.data
+    low = max(start, base)
+    high = min(start + array.nbytes, base + other.nbytes)
+    marks = np.ones(array.size, np.bool_) if mask is None else mask
+    written = np.repeat(marks, array.itemsize)[low - start : high - start]
+    at = (low - base) // other.itemsize
+    front, back = (low - base) % other.itemsize, -(high - base) % other.itemsize
+    elements = np.pad(written, (front, back)).reshape(-1, other.itemsize)
+    return at, np.logical_or.reduce(elements, axis=1)
 
 
 def _check_flight(bound: Bound, code: RegionCode) -> None:

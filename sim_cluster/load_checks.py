@@ -13,7 +13,7 @@ from typing import Any
 
 from compiler.diagnostics import LoadError
 from compiler.isa.program import Program
-from compiler.target import Target, load_target
+from compiler.target import HYPOTHETICAL_LNC, Target, load_target, logical
 
 _GENERATIONS = ("v1", "v2", "v3", "v4")
 _GIB = 2**30
@@ -31,8 +31,10 @@ def check_loadable(
     """
     environment = os.environ if environment is None else environment
     _check_architecture(program, machine, environment)
-    _check_lnc(int(meta.get("lnc", 1)), program, environment)
-    _check_memory(program, machine)
+    made, hypothetical = int(meta.get("lnc", 1)), bool(meta.get("hypothetical"))
+    _check_lnc(made, program, environment)
+    _check_cores(made, program, machine, hypothetical)
+    _check_memory(program, logical(machine, made, hypothetical))
 
 
 def _check_architecture(program: Program, machine: Target, env: Mapping[str, str]) -> None:
@@ -62,6 +64,26 @@ def _check_lnc(made: int, program: Program, env: Mapping[str, str]) -> None:
             f" set to {text}; NRT_INVALID (2)",
             None,
             f"compile with --logical-nc-config {text} or set NEURON_LOGICAL_NC_CONFIG={made}",
+        )
+
+
+def _check_cores(made: int, program: Program, machine: Target, hypothetical: bool) -> None:
+    if made != program.lnc and program.functions:
+        raise LoadError(
+            "SW_LOAD_LNC",
+            f"program {program.name} has subgraphs for {program.lnc} physical cores, its file says"
+            f" {made}; NRT_INVALID (2)",
+            None,
+            "the file is damaged; compile again",
+        )
+    allowed = HYPOTHETICAL_LNC if hypothetical else machine.allowed_lnc
+    if made not in allowed:
+        raise LoadError(
+            "SW_LOAD_LNC",
+            f"program {program.name} was compiled for logical NeuronCores of {made}, {machine.name}"
+            f" has those of {' or '.join(map(str, allowed))}; NRT_INVALID (2)",
+            None,
+            f"compile with --logical-nc-config {allowed[0]}",
         )
 
 

@@ -8,10 +8,12 @@ innermost mesh axis lies on neighbouring cores of the torus (placement `torus`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from collectives.cost import collective_time
 from collectives.costs import PROFILES as COLLECTIVE_PROFILES
+from collectives.costs import CollectiveCosts
 from collectives.ops import CollectiveKind, ReplicaGroups
 from collectives.topology import Topology, torus
 from compiler.isa.program import CollectiveCall
@@ -55,7 +57,7 @@ class Network:
         self.target = target
         self.mesh = mesh
         self.topology = cluster_topology(target, instances)
-        self.costs = COLLECTIVE_PROFILES[profile]
+        self.costs = _of_rank(COLLECTIVE_PROFILES[profile], target.lnc)
         self._groups: dict[tuple[str, ...], ReplicaGroups] = {}
 
     def groups(self, axes: tuple[str, ...]) -> ReplicaGroups:
@@ -72,10 +74,22 @@ class Network:
         time = collective_time(
             kind, self.topology, groups, size, call.dtype.bytes, self.costs, pairs=call.pairs
         )
-        dma = self.target.core.dma_engines * self.target.core.dma_engine_bytes_per_s
+        core = self.target.core
+        dma = self.target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
         wire_s = max(time.total_ps - time.launch_ps, 1) / PS_PER_S
         share = min(MAX_DMA_SHARE, time.touch_bytes_per_rank / wire_s / dma)
         return CollectiveDuration(time.total_ps, share, time.algorithm, time.why, size, groups.size)
+
+
+def _of_rank(costs: CollectiveCosts, lnc: int) -> CollectiveCosts:
+    """Costs of a rank that is a logical core: it moves data with the DMA engines of all its
+    physical cores (inferred; documented is that an LNC 2 core has the collective cores of both).
+    """
+    return replace(
+        costs,
+        rank_copy_bytes_per_s=costs.rank_copy_bytes_per_s * lnc,
+        rank_reduce_bytes_per_s=costs.rank_reduce_bytes_per_s * lnc,
+    )
 
 
 def larger_side_bytes(call: CollectiveCall, group_size: int) -> int:

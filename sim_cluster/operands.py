@@ -14,6 +14,7 @@ import numpy as np
 from compiler.isa.program import AccessPattern, Engine, Instr, Space
 from sim_cluster.checks import check_bank
 from sim_cluster.engines.registry import require
+from sim_cluster.physical_cores import CoreWatch
 from sim_cluster.races import NUMBER, Clock, History, Key, strided_key
 from sim_cluster.regions import affine
 from sim_cluster.tiles import OnChip, Slot
@@ -23,10 +24,10 @@ Dims = tuple[tuple[int, int], ...]
 
 class HbmTensors:
     """The tensors of one function call: flat typed arrays, written masks (None: holds data),
-    histories for races.
+    histories for races, and the watch over races between physical cores where there are two.
     """
 
-    __slots__ = ("arrays", "histories", "masks")
+    __slots__ = ("arrays", "histories", "masks", "watch")
 
     def __init__(
         self, arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray | None] = ()
@@ -34,6 +35,7 @@ class HbmTensors:
         self.arrays = list(arrays)
         self.masks: list[np.ndarray | None] = list(masks) or [None] * len(self.arrays)
         self.histories: list[History | None] = [None] * len(self.arrays)
+        self.watch: CoreWatch | None = None
 
 
 def extent(dims: Dims) -> tuple[int, int]:
@@ -218,6 +220,8 @@ class HbmOperand:
                     f"read of tensor {number} is not ordered after it was {conflict}",
                 )
             history.add_read(key, self.engine, time)
+        if tensors.watch is not None:
+            tensors.watch.read(number, self._key(tensors, offset))
         return self._view(tensors.arrays[number], offset)
 
     def write(self, tensors: HbmTensors, clock: Clock, time: int) -> np.ndarray:
@@ -233,6 +237,8 @@ class HbmOperand:
                     f"write of tensor {number} is not ordered after it was {conflict}",
                 )
             history.add_write(key, self.engine, time)
+        if tensors.watch is not None:
+            tensors.watch.write(number, self._key(tensors, offset))
         return self._view(tensors.arrays[number], offset)
 
     def mark(self, tensors: HbmTensors, rows: np.ndarray | None) -> None:

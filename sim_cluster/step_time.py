@@ -39,7 +39,8 @@ class StepTiming:
     step_time_ps: int
     breakdown_ps: Mapping[str, int]
     hidden_ps: Mapping[str, int]
-    engines_ps: Mapping[str, int]
+    engines_ps: Mapping[str, int]  # summed over the physical cores of a logical one
+    lone_ps: int  # one physical core of a logical one works, the other has no part in it
     collectives: tuple[CollectiveUse, ...]
     results: Sequence[ClassResult] = field(repr=False)
     classes: RankClasses = field(repr=False)
@@ -76,10 +77,10 @@ def _timing(
     breakdown.update(last.charged_ps)
     breakdown["idle"] += last.end_ps - sum(breakdown.values())
     engines: dict[str, int] = {}
-    for op in macros:
-        if isinstance(op, Stretch):
-            for engine, ps in op.segment.busy_ps.items():
-                engines[engine] = engines.get(engine, 0) + ps
+    segments = [op.segment for op in macros if isinstance(op, Stretch)]
+    for segment in segments:
+        for engine, ps in segment.busy_ps.items():
+            engines[engine] = engines.get(engine, 0) + ps
     uses = tuple(sorted(last.uses.values(), key=lambda u: -u.total_ps))
     hidden: dict[str, int] = {}
     for use in uses:
@@ -91,6 +92,7 @@ def _timing(
         breakdown_ps=breakdown,
         hidden_ps=hidden,
         engines_ps=engines,
+        lone_ps=sum(segment.lone_ps for segment in segments),
         collectives=uses,
         results=results,
         classes=classes,

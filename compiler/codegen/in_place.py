@@ -85,10 +85,10 @@ def _meet(space: Space, a: Walk, b: Walk) -> bool:
     steps = [(s, space.sizes[atom]) for atom, s in a.strides.items()]
     steps += [(-s, space.sizes[atom]) for atom, s in b.strides.items()]
     steps.sort(key=lambda step: -abs(step[0]))
-    return _reaches(steps, b.offset.const - a.offset.const, [_BUDGET])
+    return reaches(steps, b.offset.const - a.offset.const, [_BUDGET])
 
 
-def _reaches(steps: Sequence[tuple[int, int]], distance: int, budget: list[int]) -> bool:
+def reaches(steps: Sequence[tuple[int, int]], distance: int, budget: list[int]) -> bool:
     """Whether sum(step * x) == distance with 0 <= x < size for every (step, size)."""
     if not steps:
         return distance == 0
@@ -101,4 +101,4 @@ def _reaches(steps: Sequence[tuple[int, int]], distance: int, budget: list[int])
     # distance - step * x must stay within low..high.
     ends = sorted(((distance - high) / step, (distance - low) / step))
     first, last = max(0, -int(-ends[0] // 1)), min(size - 1, int(ends[1] // 1))
-    return any(_reaches(rest, distance - step * x, budget) for x in range(first, last + 1))
+    return any(reaches(rest, distance - step * x, budget) for x in range(first, last + 1))

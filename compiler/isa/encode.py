@@ -219,8 +219,9 @@ def encode_function(function: Function) -> Sections:
     tensors = Ragged()
     for tensor in function.tensors:
         tensors.append(enc.tensor(tensor))
-    for region in function.regions:
-        enc.region(region)
+    for subgraph in function.subgraphs:
+        for region in subgraph:
+            enc.region(region)
     patterns = Ragged()
     for pattern in enc.patterns.items:
         patterns.append(enc.pattern_row(pattern))
@@ -238,6 +239,9 @@ def encode_function(function: Function) -> Sections:
     }
     for name, column in columns.items():
         column.store(name, out)
+    if len(function.subgraphs) > 1:
+        after = [region.after for subgraph in function.subgraphs for region in subgraph]
+        out["after"] = np.asarray(after, np.int64)
     out["constants"] = bytes(enc.constants)
     out["strings"] = pack_attrs(list(enc.strings.items))
     out["attrs"] = pack_attrs(list(enc.attrs.items))
@@ -347,6 +351,19 @@ class _Decoder:
             tile0, node0, code0 = tile1, node1, code1
         return out
 
+    def subgraphs(self) -> tuple[list[Region], list[Region] | None]:
+        """The regions of each physical core; a file for single cores has no column `after`."""
+        regions = self.regions()
+        if "after" not in self.sections:
+            return regions, None
+        after = np.asarray(self.sections["after"]).tolist()
+        half = len(regions) // 2
+        for number, (region, count) in enumerate(zip(regions, after, strict=True)):
+            if not 0 <= count <= number % half:
+                raise ValueError(f"region {number % half} waits for {count} of the other core")
+            region.after = count
+        return regions[:half], regions[half:]
+
     def tensors(self) -> list[Tensor]:
         constants = bytes(self.sections["constants"])
         out = []
@@ -371,6 +388,7 @@ def decode_function(sections: Mapping[str, Any]) -> Function:
     """Inverse of `encode_function`."""
     dec = _Decoder(sections)
     head = unpack_attrs(bytes(sections["function"]))
+    regions, partner = dec.subgraphs()
     return Function(
         name=head["name"],
         tensors=dec.tensors(),
@@ -378,10 +396,11 @@ def decode_function(sections: Mapping[str, Any]) -> Function:
         outputs=head["outputs"],
         parameters=head["parameters"],
         num_registers=head["num_registers"],
-        regions=dec.regions(),
+        regions=regions,
         collectives=[CollectiveCall(*row) for row in head["collectives"]],
         scratch_bytes=head["scratch_bytes"],
         target=head["target"],
+        partner=partner,
     )
 
 

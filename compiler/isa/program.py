@@ -122,12 +122,16 @@ class Loop:
 class Region:
     """A region's meaning and its code. Regions are separated by a barrier of all engines;
     semaphores start at `tokens`.
+
+    `after` is a semaphore between physical cores: how many regions of the other subgraph must have
+    finished before this one starts. A core that finishes a region increments the other's count.
     """
 
     program: RegionProgram
     tiles: list[Tile] = field(default_factory=list)
     body: list[Instr | Loop] = field(default_factory=list)
     tokens: tuple[int, ...] = ()  # initial count of each semaphore
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,10 @@ class CollectiveCall:
 class Function:
     """A compiled function: tensors, registers (parameters first), regions in program order,
     scratch size.
+
+    For a logical NeuronCore of two physical cores there are two subgraphs of equally many regions
+    over the same tensors: `regions` runs on core 0, `partner` on core 1. A call begins and ends
+    with both cores at the same point. Collectives are in the subgraph of core 0.
     """
 
     name: str
@@ -167,6 +175,19 @@ class Function:
     collectives: list[CollectiveCall]
     scratch_bytes: int = 0
     target: str = ""
+    partner: list[Region] | None = None
+
+    @property
+    def subgraphs(self) -> tuple[list[Region], ...]:
+        """What each physical core runs."""
+        return (self.regions,) if self.partner is None else (self.regions, self.partner)
+
+    def num_regions(self, partner: str) -> int:
+        """Compute regions of core 0 beside which core 1 runs a region of kind `partner`: `compute`
+        where both have their part, `idle` where core 1 waits.
+        """
+        pairs = zip(self.regions, self.partner or (), strict=False)
+        return sum((a.program.kind, b.program.kind) == ("compute", partner) for a, b in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +243,8 @@ class Program:
         tuple[str, int, str], ...
     ] = ()  # file, line, scope; regions point here by ordinal
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def lnc(self) -> int:
+        """Physical cores of the logical NeuronCore it was compiled for."""
+        return max((len(f.subgraphs) for f in self.functions), default=1)

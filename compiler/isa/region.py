@@ -137,7 +137,7 @@ class RegionProgram:
     integer scalar becomes a register (clamped to attrs `low`, `high`). kind `collective_start`:
     attrs {collective, source, target, ...} where
     `collective` indexes the function's `CollectiveCall` table. kind `collective_wait`: attrs
-    {collective}.
+    {collective}. kind `idle`: nothing; a physical core has no part in what the other one does.
     """
 
     kind: str

@@ -15,6 +15,7 @@ from typing import Any
 from compiler.diagnostics import LoadError
 from compiler.isa.encode import decode_program, encode_program, pack_attrs, unpack_attrs
 from compiler.isa.program import Program
+from compiler.neff.format import FEATURE_SUBGRAPHS
 from compiler.neff.manifest import MAX_CORE_FILES, CoreBinding, Manifest
 from compiler.neff.reader import Container
 from compiler.neff.writer import pack, write_atomic
@@ -31,8 +32,9 @@ class Bundle:
 
 def program_bytes(program: Program, meta: Mapping[str, Any], compress: bool = True) -> bytes:
     """The NEFF of one program; `meta` says which compiler, options and graph made it."""
-    meta = {"name": program.name, "target": program.target, **meta}
-    return pack("program", meta, encode_program(program), compress)
+    meta = {"name": program.name, "target": program.target, "lnc": program.lnc, **meta}
+    features = FEATURE_SUBGRAPHS if program.lnc > 1 else 0
+    return pack("program", meta, encode_program(program), compress, features)
 
 
 def read_program(container: Container) -> Program:
@@ -126,6 +128,15 @@ def load_bundle(path: Path, target: str | None = None) -> Bundle:
     digest = hashlib.sha256(container.data).hexdigest()
     _check_cores(path, manifest, digest)
     programs = {name: _load_program(path, name, sha) for name, sha in manifest.programs.items()}
+    for name, program in programs.items():
+        if program.functions and program.lnc != manifest.lnc:
+            raise LoadError(
+                "SW_NEFF_BINDING",
+                f"{path}: program {name} requires logical NeuronCores of {program.lnc}, the"
+                f" manifest binds it to those of {manifest.lnc}",
+                None,
+                "compile again or copy the bundle again",
+            )
     return Bundle(path, manifest, programs)
 
 

@@ -27,7 +27,8 @@ ALIGNMENT = 64
 KINDS = ("program", "core", "cores", "manifest", "bundle", "unit")
 DTYPES = ("|u1", "<i4", "<i8", "<f4", "<f8")  # the only column types a reader accepts
 FEATURE_ZSTD = 1
-KNOWN_FEATURES = FEATURE_ZSTD
+FEATURE_SUBGRAPHS = 2  # functions have a subgraph per physical core of a logical NeuronCore
+KNOWN_FEATURES = FEATURE_ZSTD | FEATURE_SUBGRAPHS
 
 _HEADER = struct.Struct("<8sHHIQ16sQQI32sQ")
 

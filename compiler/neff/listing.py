@@ -47,8 +47,11 @@ def function_lines(
     for number, call in enumerate(function.collectives):
         shape = "x".join(map(str, call.source_shape))
         yield f"{_STEP}collective {number} {call.kind} over {','.join(call.axes)} {shape}"
-    for number, region in enumerate(function.regions):
-        yield from _region(number, region, program.locations, engines)
+    for core, regions in enumerate(function.subgraphs):
+        if len(function.subgraphs) > 1:
+            yield f"{_STEP}subgraph sg{core:02d} on physical core {core}"
+        for number, region in enumerate(regions):
+            yield from _region(number, region, program.locations, engines)
 
 
 def _buffer(buffer: ProgramBuffer) -> str:
@@ -90,7 +93,8 @@ def _region(
     if 0 <= meaning.loc < len(locations):
         file, line, _ = locations[meaning.loc]
         where = f" from {file}:{line}"
-    yield f"{_STEP}region {number} {meaning.kind} {meaning.name}{where}"
+    order = f" after {region.after} of the other core" if region.after else ""
+    yield f"{_STEP}region {number} {meaning.kind} {meaning.name}{where}{order}"
     if not engines:
         if meaning.atoms:
             yield f"{_STEP * 2}atoms {' '.join(map(str, meaning.atoms))}"

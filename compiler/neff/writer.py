@@ -26,14 +26,18 @@ _LEVEL = 3
 
 
 def pack(
-    kind: str, meta: Mapping[str, Any], sections: Mapping[str, Any], compress: bool = True
+    kind: str,
+    meta: Mapping[str, Any],
+    sections: Mapping[str, Any],
+    compress: bool = True,
+    features: int = 0,
 ) -> bytes:
     """Container bytes of `kind` with msgpack-able `meta` and named sections (bytes or NumPy
-    columns). Without `compress` the sections can be mapped as they are."""
+    columns). Without `compress` the sections can be mapped as they are. `features` are bits that a
+    reader must know to understand the sections."""
     assert kind in KINDS, kind
     out = bytearray(HEADER_BYTES)
     rows: list[list[Any]] = []
-    features = 0
     for name, content in sections.items():
         dtype, shape, raw = _content(content)
         codec, stored = _stored(raw) if compress else ("raw", raw)

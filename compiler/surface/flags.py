@@ -197,15 +197,23 @@ _NEURONX: tuple[Flag, ...] = (
         help="strategy of the whole model; recorded, one core's program does not depend on it",
         source=f"{_CLI}; {_RN} 2.8.0.25 and 2.11.0.34",
     ),
-    Flag(
-        name="logical-nc-config",
+    _option(
+        "logical-nc-config",
+        "lnc",
+        Kind.INTEGER,
         aliases=("--lnc", "-lnc"),
-        kind=Kind.INTEGER,
         values=("1", "2"),
-        field="lnc",
         since="2.16.345",
         help="physical cores per logical NeuronCore; default 2 on trn2 and trn3",
         source=f"{_CLI}; error page EARG001",
+    ),
+    Flag(
+        name="hypothetical",
+        kind=Kind.SWITCH,
+        defaults=(("", False),),
+        field="hypothetical",
+        help="allow logical NeuronCores that the target cannot have; the file says so",
+        source="ours",
     ),
     _option(
         "optlevel",

@@ -16,7 +16,7 @@ from compiler.options import CompileOptions
 from compiler.surface import releases
 from compiler.surface.flags import DOWNCASTS, FLAGS, LEVELS, TARGETS, Effect, Flag, Kind, find
 from compiler.surface.releases import Profile
-from compiler.target import Target, load_target, target_names
+from compiler.target import Target, hypothetical_text, load_target, logical, target_names
 
 PAGE_STEP_MB, PAGE_END_MB = 512, 4096
 """documented: page sizes are multiples of 512 MB below 4096 (runtime's device memory page)."""
@@ -37,8 +37,8 @@ class Given:
 class Command:
     """What the command does around compilation."""
 
-    target: Target
-    lnc: int
+    target: Target  # as logical cores
+    hypothetical: bool
     profile: Profile
     output: str
     logfile: str
@@ -120,7 +120,8 @@ def resolve(flags: Sequence[Given]) -> Resolved:
     NCC_EARG001 for a target or a logical core size the target does not have.
     """
     settings = settings_of(flags)
-    options, command = settings.options, _command(settings.values, settings.profile)
+    command = _command(settings.values, settings.profile)
+    options = replace(settings.options, lnc=command.target.lnc)
     notices = (*settings.notices, *_ineffective(settings.effective, options, command))
     return Resolved(options=options, command=command, recorded=settings.recorded, notices=notices)
 
@@ -216,17 +217,10 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
             f"--hbm-scratchpad-page-size requires a multiple of {PAGE_STEP_MB} below {PAGE_END_MB},"
             f" got {page}",
         )
-    lnc = settings.get("lnc", max(target.allowed_lnc))
-    if lnc not in target.allowed_lnc:
-        allowed = " or ".join(map(str, target.allowed_lnc))
-        raise UsageError(
-            "NCC_EARG001",
-            f"--logical-nc-config on {target.name} requires {allowed}, got {lnc}",
-            hint="use --logical-nc-config 1, or a target of the trn2 or trn3 family",
-        )
+    lnc, hypothetical = settings.get("lnc", 0), settings["hypothetical"]
     return Command(
-        target=target,
-        lnc=lnc,
+        target=logical(target, lnc, hypothetical, "--logical-nc-config"),
+        hypothetical=hypothetical,
         profile=profile,
         output=settings["output"],
         logfile=settings["logfile"],
@@ -284,8 +278,6 @@ def _ineffective(
         found.append(f"--enable-saturate-infinity has no effect on {command.target.name}")
     if command.strategy == "fsdp" and not command.profile.has("fsdp_spelling"):
         found.append("--distribution-strategy fsdp is documented by release 2.6.0.19 only")
-    if command.lnc > 1:
-        found.append(
-            f"the program uses one of the {command.lnc} physical cores of a logical NeuronCore"
-        )
+    if command.target.is_hypothetical:
+        found.append(hypothetical_text(command.target))
     return [_notice("warning", text) for text in found]

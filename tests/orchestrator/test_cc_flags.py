@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from compiler.diagnostics import UsageError
-from compiler.options import DEFAULTS
+from compiler.options import DEFAULTS, CompileOptions
 from compiler.surface.flags import FLAGS, Effect, Flag, Kind
 from orchestrator import cli
 from orchestrator.cc_flags import job_tables
@@ -101,7 +102,9 @@ def test_every_option_of_the_table_reaches_a_job(flag: Flag) -> None:
     others = ["7", *(value for value in flag.values if value != str(default))]
     text = f"--{flag.name}" + ("" if flag.kind is Kind.SWITCH else f"={others[-1]}")
     changes = flag.kind is not Kind.SWITCH or flag.constant != default
-    assert set(job_tables({VARIABLE: text}).tables["compiler"]) == {flag.field} & {
+    field = next(f for f in dataclasses.fields(CompileOptions) if f.name == flag.field)
+    table = field.metadata.get("key", "compiler").partition(".")[0]
+    assert set(job_tables({VARIABLE: text}).tables.get(table, {})) == {flag.field} & {
         flag.field if changes else ""
     }
 

@@ -58,7 +58,10 @@ def jax_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]
 
 
 def compile_function(
-    fn: Callable[..., Any], args: Sequence[Any], options: CompileOptions = DEFAULTS
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    options: CompileOptions = DEFAULTS,
+    target: str = TARGET,
 ) -> CompiledFunction:
     """`fn` for the shapes of `args`. Raises the DiagnosticError of the stage that refuses."""
     args = jax.tree.map(jnp.asarray, tuple(args))
@@ -70,7 +73,7 @@ def compile_function(
         inputs=tuple(f"arg{i}" for i in range(len(graph.inputs))),
         outputs=tuple(f"out{i}" for i in range(len(graph.outputs))),
     )
-    return CompiledFunction(fn, args, graph, compile_graph(step, TARGET, options))
+    return CompiledFunction(fn, args, graph, compile_graph(step, target, options))
 
 
 def worst_distance(given: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
@@ -95,7 +98,8 @@ class Figures:
 
 def figures(compiled: CompiledFunction) -> Figures:
     """What the evaluator says about a program, calls and repeats counted."""
-    program, target = compiled.program, load_target(TARGET)
+    program = compiled.program
+    target = load_target(program.target)
     calls = Counter[int]()
     _count(program.steps, 1, calls)
     time_ps = hbm_bytes = 0

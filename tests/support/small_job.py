@@ -18,7 +18,7 @@ from compiler.frontend.models import llama
 from compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from compiler.frontend.task import TrainTask
 from compiler.neff.bundle import Bundle
-from compiler.target import load_target
+from compiler.target import load_target, logical
 from orchestrator.build import Built, Layout, Stages, build_task
 from orchestrator.cache import Cache
 from orchestrator.config import JobConfig
@@ -62,12 +62,13 @@ def build_on(
     micro_batch: int = 1,
     executor: Callable[[], Executor] = InlineExecutor,
     settings: StrategySettings = DEFAULTS,
+    lnc: int = 1,
 ) -> Road:
     """Capture to linked programs on a mesh of any size; `micro_batch` samples per data rank."""
     sizes = make_mesh(mesh)
     captured = micro_batch * sizes.size(DATA_AXES)
     layout = Layout(
-        target=load_target(TARGET),
+        target=logical(load_target(TARGET), lnc, hypothetical=lnc > 1),
         mesh=sizes,
         captured_batch=captured,
         global_batch=captured * num_microbatches,

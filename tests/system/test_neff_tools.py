@@ -16,6 +16,7 @@ from compiler.ir.build import Builder
 from compiler.isa.limits import walk
 from compiler.isa.program import Program
 from compiler.neff.bundle import Bundle, program_bytes
+from compiler.options import CompileOptions
 from compiler.program import StepProgram
 from compiler.target import load_target
 from orchestrator.cli import main
@@ -34,13 +35,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return bundle_of(road, path / "bundle")
 
 
-def program(scale: float = 2.0) -> Program:
+def program(scale: float = 2.0, lnc: int = 1) -> Program:
     b = Builder()
     x, y = b.input((96, 40)), b.input((40, 24))
     z = b.op("tanh", b.dot(x, y))
     graph = b.finish(b.op("multiply", z, b.constant(np.full((96, 24), scale), DType.F32)))
     step = StepProgram(name="main", graph=graph, inputs=("x", "y"), outputs=("z",))
-    return compile_graph(step, TARGET)
+    return compile_graph(step, TARGET, CompileOptions(lnc=lnc))
 
 
 def write(path: Path, made: Program) -> Path:
@@ -155,10 +156,16 @@ def test_architecture_is_checked_at_load(
 
 
 def test_logical_core_size_and_memory_are_checked_at_load() -> None:
-    machine, made = load_target(TARGET), program()
-    check_loadable(made, {"lnc": 2}, machine, {"NEURON_LOGICAL_NC_CONFIG": "2"})
+    machine, made, pair = load_target(TARGET), program(), program(lnc=2)
+    assert (made.lnc, pair.lnc) == (1, 2)
+    hypothetical = {"lnc": 2, "hypothetical": True}
+    check_loadable(pair, hypothetical, machine, {"NEURON_LOGICAL_NC_CONFIG": "2"})
     with pytest.raises(LoadError, match=r"SW_LOAD_LNC.*logical NeuronCores of 1.*set to 2"):
         check_loadable(made, {"lnc": 1}, machine, {"NEURON_LOGICAL_NC_CONFIG": "2"})
+    with pytest.raises(LoadError, match=r"SW_LOAD_LNC.*Cores of 2, trn1n.32xlarge has those of 1"):
+        check_loadable(pair, {"lnc": 2}, machine, {})
+    with pytest.raises(LoadError, match=r"SW_LOAD_LNC.*subgraphs for 1 physical cores.*says 2"):
+        check_loadable(made, hypothetical, machine, {})
     small = replace(machine, hbm_bytes_per_core=machine.reserve_bytes_per_core)
     with pytest.raises(LoadError, match=r"SW_LOAD_MEMORY.*tensors .* scratchpad"):
         check_loadable(made, {}, small, {})

@@ -57,6 +57,7 @@ class Case:
     mesh: dict[str, int]
     precise: str = ""  # the case that computes the same in full precision
     settings: StrategySettings = DEFAULTS
+    lnc: int = 1
 
 
 CASES = {
@@ -69,6 +70,7 @@ CASES = {
     "llama tp beyond kv heads": Case(
         small_llama, {"dp_shard": 2, "tp": 4}, settings=StrategySettings(name="llm-training")
     ),
+    "llama two physical cores": Case(small_llama, {"dp_shard": 2, "tp": 2}, lnc=2),
     "llama fsdp cp tp": Case(small_llama, {"dp_shard": 2, "cp": 2, "tp": 2}),
     "llama gathered cp": Case(
         small_llama, {"dp_shard": 2, "cp": 2}, settings=StrategySettings(context="gather")
@@ -92,7 +94,8 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
     def build(name: str) -> Ready:
         case, path = CASES[name], tmp_path_factory.mktemp("road")
         task = case.make()
-        road = build_on(task, case.mesh, path / "cache", settings=case.settings)
+        units = path / "cache"
+        road = build_on(task, case.mesh, units, settings=case.settings, lnc=case.lnc)
         return Ready(task, bundle_of(road, path / "bundle"), road.built.layout.global_batch)
 
     return build
@@ -135,7 +138,14 @@ def test_a_step_from_files_equals_the_unsharded_step(
     assert worst_l0 <= L0_BOUND["bf16" if one.task.full_precision else "fp32"]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama fsdp", "fp32"), ("llama bf16 fsdp", "bf16")])
+WHOLE = [
+    ("llama fsdp", "fp32"),
+    ("llama bf16 fsdp", "bf16"),
+    ("llama two physical cores", "fp32"),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), WHOLE)
 def test_every_core_at_l0_equals_l1(name: str, dtype: str, ready: Callable[[str], Ready]) -> None:
     """Not one core beside the others: all four execute every instruction of a whole step."""
     one = ready(name)

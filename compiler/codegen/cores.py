@@ -1,0 +1,140 @@
+"""Cutting a region for the two physical cores of a logical NeuronCore.
+
+A region is cut along one atom before it is tiled: each half is a region of its own, with its own
+tiling, on-chip memory and queues, so the outermost parallel tile loop of the whole runs on both
+cores at once. An atom qualifies when nothing is summed along it and neither half touches what the
+other one stores. Which cut is taken is `compiler/logical_core.py`'s choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from compiler.codegen.in_place import reaches, root_of
+from compiler.codegen.space import SINKS
+from compiler.isa.region import Node, RegionProgram, Tensor, View
+
+Halves = tuple[RegionProgram, RegionProgram]
+_BUDGET = 20000  # steps of the search for a common element; beyond it views count as overlapping
+
+
+def cuts(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Halves]:
+    """The ways to cut a region in two, those along the longest atoms first.
+
+    Halves are equal, or the first one is longer by one point.
+    """
+    longest = sorted(range(len(program.atoms)), key=lambda a: -program.atoms[a])
+    for atom in longest:
+        if program.atoms[atom] > 1 and not _is_summed(program, atom):
+            halves = _halves(program, atom)
+            if halves is not None and _are_independent(halves, tensors):
+                yield halves
+
+
+def _is_summed(program: RegionProgram, atom: int) -> bool:
+    return any(atom in node.attrs.get("over", ()) for node in program.nodes)
+
+
+def _halves(program: RegionProgram, atom: int) -> Halves | None:
+    """Both halves; None when one of them would have nothing to store. What has nothing to do with
+    the atom is stored by the first.
+    """
+    sinks = [n for n, node in enumerate(program.nodes) if node.op in SINKS]
+    moving = {n for n in sinks if _moves(program, program.nodes[n], atom)}
+    still = (program.nodes[n] for n in sinks if n not in moving)
+    if not moving or any(_spans(program, node, atom) for node in still):
+        return None
+    middle = (program.atoms[atom] + 1) // 2
+    first = _part(program, atom, range(middle), sinks)
+    return first, _part(program, atom, range(middle, program.atoms[atom]), moving)
+
+
+def _moves(program: RegionProgram, sink: Node, atom: int) -> bool:
+    """Whether points of the atom are stored at elements of their own."""
+    view: View = sink.attrs["view"]
+    by_index = bool(sink.attrs.get("unique")) and _spans(program, sink, atom)
+    return by_index or view.strides[atom] != 0
+
+
+def _spans(program: RegionProgram, node: Node, atom: int) -> bool:
+    return any(atom in program.nodes[i].atoms for i in node.inputs)
+
+
+def _part(
+    program: RegionProgram, atom: int, points: range, sinks: Collection[int]
+) -> RegionProgram:
+    """What `sinks` store at some points of an atom."""
+    kept = _needed(program.nodes, sinks)
+    number = {old: new for new, old in enumerate(kept)}
+    nodes = tuple(_moved(program.nodes[n], atom, points.start, number) for n in kept)
+    sizes = tuple(len(points) if a == atom else size for a, size in enumerate(program.atoms))
+    return replace(program, atoms=sizes, nodes=nodes)
+
+
+def _needed(nodes: Sequence[Node], sinks: Collection[int]) -> list[int]:
+    """`sinks` and everything they need, in order."""
+    wanted = set(sinks)
+    for n in range(len(nodes) - 1, -1, -1):
+        if n in wanted:
+            wanted.update(nodes[n].inputs)
+    return sorted(wanted)
+
+
+def _moved(node: Node, atom: int, start: int, number: Mapping[int, int]) -> Node:
+    """`node` where index 0 of `atom` stands for `start`."""
+    attrs: dict[str, Any] = dict(node.attrs)
+    if "view" in attrs:
+        view: View = attrs["view"]
+        attrs["view"] = replace(view, offset=view.offset + view.strides[atom] * start)
+    if "bounds" in attrs:
+        attrs["bounds"] = tuple(
+            replace(b, offset=b.offset + b.strides[atom] * start) for b in attrs["bounds"]
+        )
+    if node.op == "iota" and attrs["atom"] == atom:
+        attrs["start"] = attrs["start"] + attrs["step"] * start
+    return replace(node, inputs=tuple(number[i] for i in node.inputs), attrs=attrs)
+
+
+def _are_independent(halves: Halves, tensors: Sequence[Tensor]) -> bool:
+    """Whether neither half touches an element that the other one stores."""
+    return not any(
+        _meet(store, mine, other, theirs, tensors)
+        for mine, theirs in (halves, halves[::-1])
+        for store in mine.nodes
+        if store.op in SINKS
+        for other in theirs.nodes
+        if "view" in other.attrs
+    )
+
+
+def _meet(
+    a: Node, mine: RegionProgram, b: Node, theirs: RegionProgram, tensors: Sequence[Tensor]
+) -> bool:
+    """Whether two nodes of different halves can touch a common element."""
+    view: View = a.attrs["view"]
+    other: View = b.attrs["view"]
+    if root_of(tensors, view.tensor) != root_of(tensors, other.tensor):
+        return False
+    if a.attrs.get("unique") and a.op == b.op and _is_only_store(mine, view.tensor):
+        return False  # no row is picked twice, whichever half picks it
+    if view.offset.terms != other.offset.terms:
+        return True
+    steps = [*_steps(a, mine, 1), *_steps(b, theirs, -1)]
+    steps.sort(key=lambda step: -abs(step[0]))
+    return reaches(steps, other.offset.const - view.offset.const, [_BUDGET])
+
+
+def _is_only_store(program: RegionProgram, tensor: int) -> bool:
+    stored = [n.attrs["view"].tensor for n in program.nodes if n.op in SINKS]
+    return stored.count(tensor) == 1
+
+
+def _steps(node: Node, program: RegionProgram, sign: int) -> Iterator[tuple[int, int]]:
+    """How far a view reaches: (elements per step, steps)."""
+    for stride, size in zip(node.attrs["view"].strides, program.atoms, strict=True):
+        if stride:
+            yield sign * stride, size
+    if node.op.endswith("_indexed"):
+        yield sign * node.attrs["stride"], node.attrs["rows"]

@@ -1,0 +1,106 @@
+"""Order between the two physical cores of a logical NeuronCore: which regions wait for the other
+core.
+
+Cores share HBM only. A region starts when the other core has finished every earlier region of its
+own that stores what this one touches, or touches what this one stores; halves of the same rows in a
+row of regions never wait. L0 checks the result with a race detector that knows nothing of this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from compiler.codegen.in_place import root_of
+from compiler.codegen.space import SINKS
+from compiler.isa.program import Region
+from compiler.isa.region import Node, RegionProgram, Tensor, View
+
+_SCRATCH = -1  # the memory of all scratch tensors; others are named by their root
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Bytes low..high-1 of a memory."""
+
+    memory: int
+    low: int
+    high: int
+    stores: bool
+
+
+def order_cores(subgraphs: Sequence[Sequence[Region]], tensors: Sequence[Tensor]) -> None:
+    """Set `Region.after` in every subgraph."""
+    if len(subgraphs) == 1:
+        return
+    uses = [_uses(subgraph, tensors) for subgraph in subgraphs]
+    for mine, (subgraph, others) in enumerate(zip(subgraphs, reversed(uses), strict=True)):
+        for at, region in enumerate(subgraph):
+            region.after = _finished(uses[mine][at], others[:at])
+
+
+def _finished(uses: Sequence[_Use], earlier: Sequence[Sequence[_Use]]) -> int:
+    """How many of the other core's `earlier` regions must have finished."""
+    for number in range(len(earlier), 0, -1):
+        if any(_clash(a, b) for a in uses for b in earlier[number - 1]):
+            return number
+    return 0
+
+
+def _clash(a: _Use, b: _Use) -> bool:
+    shared = a.memory == b.memory and a.low < b.high and b.low < a.high
+    return shared and (a.stores or b.stores)
+
+
+def _uses(regions: Sequence[Region], tensors: Sequence[Tensor]) -> list[list[_Use]]:
+    """What each region touches. A collective touches its source and target from start to wait."""
+    starts: dict[int, RegionProgram] = {}
+    found = []
+    for program in (region.program for region in regions):
+        if program.kind == "collective_start":
+            starts[program.attrs["collective"]] = program
+        elif program.kind == "collective_wait":
+            program = starts[program.attrs["collective"]]
+        found.append([_use(tensors, *touched) for touched in _touched(program, tensors)])
+    return found
+
+
+Touched = tuple[int, tuple[int, int], bool]  # tensor, first and end element, whether it is stored
+
+
+def _touched(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Touched]:
+    for node in program.nodes:
+        if "view" in node.attrs:
+            yield _of_node(node, program.atoms, tensors)
+    if program.kind == "register_load":
+        tensor = program.attrs["view"].tensor
+        yield tensor, _whole(tensors, tensor), False
+    for name in ("source", "target"):
+        if name in program.attrs:
+            operand = program.attrs[name]
+            tensor = operand.tensor if isinstance(operand, View) else operand
+            yield tensor, _whole(tensors, tensor), name == "target"
+
+
+def _of_node(node: Node, atoms: Sequence[int], tensors: Sequence[Tensor]) -> Touched:
+    view: View = node.attrs["view"]
+    stores = node.op in SINKS
+    if view.offset.terms or node.op.endswith("_indexed") or "bounds" in node.attrs:
+        return view.tensor, _whole(tensors, view.tensor), stores
+    ends = [stride * (size - 1) for stride, size in zip(view.strides, atoms, strict=True)]
+    low = view.offset.const + sum(min(0, end) for end in ends)
+    high = view.offset.const + sum(max(0, end) for end in ends)
+    return view.tensor, (low, high + 1), stores
+
+
+def _whole(tensors: Sequence[Tensor], number: int) -> tuple[int, int]:
+    return 0, math.prod(tensors[number].shape)
+
+
+def _use(tensors: Sequence[Tensor], number: int, elements: Iterable[int], stores: bool) -> _Use:
+    tensor = tensors[number]
+    start = max(tensor.offset_bytes, 0) if tensor.kind == "scratch" else 0
+    memory = _SCRATCH if tensor.kind == "scratch" else root_of(tensors, number)
+    low, high = (start + element * tensor.dtype.bytes for element in elements)
+    return _Use(memory, low, high, stores)

@@ -1,0 +1,201 @@
+"""Cutting a region in two: both halves together are the whole, in values and in code, and what
+would not be is not cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from compiler.codegen import generate
+from compiler.codegen.cores import Halves, cuts
+from compiler.isa.region import Affine, Bound, Tensor, View
+from sim_cluster import l0, regions
+from tests.compiler.codegen.region_harness import (
+    F32,
+    I32,
+    TARGET,
+    Maker,
+    arrays,
+    distance,
+)
+
+
+def matmul() -> Maker:
+    m = Maker((70, 36, 24), "matmul")
+    m.store(m.contract(m.load((0, 2)), m.load((2, 1)), (2,)), (0, 1))
+    return m
+
+
+def softmax() -> Maker:
+    m = Maker((41, 30), "softmax")
+    x = m.load((0, 1))
+    e = m.node("exponential", m.node("subtract", x, m.reduce(x, (1,), "max")))
+    m.store(m.node("divide", e, m.reduce(e, (1,))), (0, 1))
+    return m
+
+
+def transposed() -> Maker:
+    m = Maker((33, 65), "transposed")
+    m.store(m.load((0, 1)), (1, 0))
+    return m
+
+
+def counted() -> Maker:
+    m = Maker((9, 20), "counted")
+    number = m.node("iota", atoms=(1,), dtype=I32, atom=1, start=Affine(3), step=2)
+    m.store(m.node("add", number, m.load((0, 1), I32)), (0, 1))
+    return m
+
+
+def accumulated() -> Maker:
+    m = Maker((24, 32, 16), "accumulated")
+    kept = m.load((0, 1))
+    product = m.contract(m.load((0, 2)), m.load((2, 1)), (2,))
+    out = m.tensor((0, 1), kind="output", alias=0)
+    m.store(m.node("add", kept, product), (0, 1), tensor=out)
+    return m
+
+
+def gathered() -> Maker:
+    m = Maker((12, 16), "gathered")
+    m.load((0, 1))
+    table = Tensor("table", (50, 16), F32, "input")
+    m.tensors.append(table)
+    row = m.load((0,), I32)
+    view = View(1, Affine(), (0, 1))
+    picked = m.node(
+        "load_indexed",
+        row,
+        atoms=(0, 1),
+        dtype=table.dtype,
+        view=view,
+        stride=16,
+        rows=50,
+        mode="clamp",
+    )
+    m.store(m.node("add", picked, 0), (0, 1))
+    return m
+
+
+def windowed() -> Maker:
+    """A convolution with a zero border: y[i, o] = sum of x[i + w - 1, c] * k[w, c, o]."""
+    m = Maker((21, 8, 3, 4), "windowed")
+    m.tensors.append(Tensor("x", (21, 4), F32, "input"))
+    view, bound = View(0, Affine(-4), (4, 0, 4, 1)), Bound(-1, 21, 4, (1, 0, 1, 0))
+    x = m.node("load", atoms=(0, 2, 3), dtype=F32, view=view, bounds=(bound,))
+    m.store(m.contract(x, m.load((2, 3, 1)), (2, 3)), (0, 1))
+    return m
+
+
+def two_sizes() -> Maker:
+    """A second store that does not move along the first atom: only one half has it."""
+    m = Maker((18, 26), "two sizes")
+    x, y = m.load((0, 1)), m.load((1,))
+    m.store(m.node("add", x, y), (0, 1))
+    m.store(m.node("negate", y), (1,))
+    return m
+
+
+CASES: dict[str, tuple[Callable[[], Maker], int]] = {
+    "matmul": (matmul, 2),
+    "softmax": (softmax, 1),
+    "transposed": (transposed, 2),
+    "counted": (counted, 2),
+    "accumulated": (accumulated, 2),
+    "gathered": (gathered, 2),
+    "windowed": (windowed, 2),
+    "two sizes": (two_sizes, 2),
+}
+
+
+def values_of(m: Maker, parts: Halves, code: bool) -> list[np.ndarray]:
+    """The tensors after both parts, as whole arrays or as instructions."""
+    got = arrays(m.tensors, 0)
+    for part in parts:
+        if code:
+            l0.run_region(generate(part, m.tensors, TARGET, 0).region, got, {})
+        else:
+            regions.run_region(part, got, {})
+    return got
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_halves_are_the_whole_in_any_order(name: str) -> None:
+    make, count = CASES[name]
+    m = make()
+    want = arrays(m.tensors, 0)
+    regions.run_region(m.program(), want, {})
+    found = list(cuts(m.program(), m.tensors))
+    assert len(found) == count
+    for first, second in found:
+        assert abs(sum(first.atoms) - sum(second.atoms)) <= 1
+        for parts in ((first, second), (second, first)):
+            for code in (False, True):
+                for got, wanted in zip(values_of(m, parts, code), want, strict=True):
+                    assert distance(got, wanted) <= 1e-6
+
+
+def test_the_longest_atom_comes_first_and_odd_ones_give_the_first_half_one_more() -> None:
+    m = transposed()
+    (first, second), (third, fourth) = cuts(m.program(), m.tensors)
+    assert (first.atoms, second.atoms) == ((33, 33), (33, 32))
+    assert (third.atoms, fourth.atoms) == ((17, 65), (16, 65))
+
+
+def test_a_store_that_does_not_move_is_in_one_half_only() -> None:
+    m = two_sizes()
+    stores = [
+        sorted(sum(n.op == "store" for n in half.nodes) for half in halves)
+        for halves in cuts(m.program(), m.tensors)
+    ]
+    assert stores == [[2, 2], [1, 2]]
+
+
+def scattered(unique: bool) -> Maker:
+    m = Maker((12, 16), "scattered")
+    update, row = m.load((0, 1)), m.load((0,), I32)
+    m.tensors.append(Tensor("table", (50, 16), m.nodes[update].dtype, "output"))
+    attrs = {"stride": 16, "rows": 50, "kind": "add", "unique": unique, "order": (0,)}
+    view = View(2, Affine(), (0, 1))
+    m.node("store_indexed", update, row, atoms=(0, 1), view=view, **attrs)
+    return m
+
+
+def test_rows_picked_by_index_are_cut_along_the_index_only_when_no_row_is_picked_twice() -> None:
+    assert [h[0].atoms for h in cuts(scattered(False).program(), scattered(False).tensors)] == [
+        (12, 8)
+    ]
+    m = scattered(True)
+    rows = np.random.default_rng(0).permutation(50)[:12].astype(np.int32)
+    want = arrays(m.tensors, 0, {1: rows})
+    regions.run_region(m.program(), want, {})
+    found = list(cuts(m.program(), m.tensors))
+    assert [h[0].atoms for h in found] == [(12, 8), (6, 16)]
+    for halves in found:
+        got = arrays(m.tensors, 0, {1: rows})
+        for half in halves[::-1]:
+            regions.run_region(half, got, {})
+        assert np.array_equal(got[2], want[2], equal_nan=True)
+
+
+def shifted() -> Maker:
+    """In place: x[i] = x[i + 1]; the halves meet at the border."""
+    m = Maker((16, 8), "shifted")
+    m.tensors.append(Tensor("x", (17, 8), I32, "input"))
+    read = m.node("load", atoms=(0, 1), dtype=I32, view=View(0, Affine(8), (8, 1)))
+    m.tensors.append(Tensor("y", (17, 8), I32, "output", 0))
+    m.node("store", read, atoms=(0, 1), view=View(1, Affine(), (8, 1)))
+    return m
+
+
+def total() -> Maker:
+    m = Maker((16, 8), "total")
+    m.store(m.reduce(m.load((0, 1)), (0, 1)), ())
+    return m
+
+
+def test_halves_that_would_meet_or_sum_together_are_not_cut() -> None:
+    assert [h[0].atoms for h in cuts(shifted().program(), shifted().tensors)] == [(16, 4)]
+    assert not list(cuts(total().program(), total().tensors))

@@ -1,0 +1,106 @@
+"""What two physical cores per logical core change in time, and how regions are shared out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compiler.core_order import order_cores
+from compiler.dtypes import DType
+from compiler.evaluate import function_segments
+from compiler.isa.program import Function, Region
+from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from compiler.options import CompileOptions
+from compiler.target import load_target
+from tests.support.model_run import CompiledFunction, compile_function, figures
+
+TRN2 = "trn2.48xlarge"
+
+
+def ones(*shape: int) -> jax.Array:
+    return jnp.ones(shape, jnp.bfloat16)
+
+
+def pair(f, *args: jax.Array) -> tuple[CompiledFunction, CompiledFunction]:  # type: ignore[no-untyped-def]
+    one, two = (compile_function(f, args, CompileOptions(lnc=n), TRN2) for n in (1, 2))
+    return one, two
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    scores = jnp.einsum("hqd,hkd->hqk", q, k).astype(jnp.float32) / 8
+    return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(scores, -1).astype(q.dtype), v)
+
+
+def test_a_compute_bound_product_takes_half_the_time() -> None:
+    one, two = map(figures, pair(jnp.dot, ones(2048, 2048), ones(2048, 2048)))
+    assert 1.75 <= one.time_ps / two.time_ps <= 2.0
+    # The same arithmetic, shared out: each tensor engine does half of it.
+    assert abs(two.busy_ps["tensor"] - one.busy_ps["tensor"]) <= 0.01 * one.busy_ps["tensor"]
+
+
+def test_attention_takes_half_the_time() -> None:
+    heads = ones(4, 1024, 64)
+    one, two = map(figures, pair(attention, heads, heads, heads))
+    assert 1.85 <= one.time_ps / two.time_ps <= 2.0
+
+
+def test_what_cannot_be_cut_stays_on_one_core() -> None:
+    one, two = pair(lambda x: jnp.sum(x, dtype=jnp.float32), ones(64, 64))
+    function = two.program.functions[-1]
+    assert (function.num_regions("compute"), function.num_regions("idle")) == (0, 1)
+    (segment,) = function_segments(function, load_target(TRN2))
+    assert segment.lone_ps == segment.duration_ps > 0
+    assert figures(two).time_ps <= figures(one).time_ps
+
+
+def copied(tensor: int, to: int, rows: range, name: str = "copy") -> Region:
+    """`to[rows] = tensor[rows]` of 8 columns."""
+    offset, strides, atoms = Affine(8 * rows.start), (8, 1), (0, 1)
+    load = Node("load", (), atoms, DType.F32, {"view": View(tensor, offset, strides)})
+    store = Node("store", (0,), atoms, DType.F32, {"view": View(to, offset, strides)})
+    return Region(RegionProgram("compute", name, (len(rows), 8), (load, store)))
+
+
+def test_halves_of_the_same_rows_do_not_wait_and_others_do() -> None:
+    low, high, every = range(8), range(8, 16), range(16)
+    tensors = [Tensor(f"t{n}", (16, 8), DType.F32, "input") for n in range(4)]
+    idle = Region(RegionProgram("idle", "idle"))
+    first = [copied(0, 1, low), copied(1, 2, low), copied(2, 3, every)]
+    second = [copied(0, 1, high), copied(1, 2, high), idle]
+    order_cores([first, second], tensors)
+    assert [r.after for r in first] == [0, 0, 2]
+    assert [r.after for r in second] == [0, 0, 0]
+    second[1] = copied(1, 2, every)
+    order_cores([first, second], tensors)
+    assert [r.after for r in second] == [0, 1, 0]
+
+
+def test_a_region_waits_for_the_other_core_and_for_nothing_else() -> None:
+    """Durations by hand: the slower core decides, a semaphore is paid per wait."""
+    target = load_target(TRN2)
+    view = View(0, Affine(), ())
+    loads = [
+        RegionProgram("register_load", f"r{n}", attrs={"register": n, "view": view}) for n in (0, 1)
+    ]
+    alone, semaphore = target.core.dma_fixed_ps, target.core.semaphore_ps
+
+    def duration(after: int) -> int:
+        first = [Region(loads[0]), Region(loads[1])]
+        second = [Region(RegionProgram("idle", "i")), Region(loads[1], after=after)]
+        tensors = [Tensor("t", (1,), DType.I32, "input")]
+        function = Function("f", tensors, (0,), (), (), 2, first, [], partner=second)
+        (segment,) = function_segments(function, target)
+        return segment.duration_ps
+
+    assert duration(0) == 2 * alone
+    assert duration(1) == 2 * alone + semaphore
+
+
+def test_every_region_is_on_core_zero_and_copies_of_it_nowhere() -> None:
+    _, two = pair(lambda x: (x * 2, jnp.tanh(x).T), ones(512, 512))
+    for function in two.program.functions:
+        for mine, other in zip(*function.subgraphs, strict=True):
+            assert mine.program.kind == "compute"
+            points = [np.prod(r.program.atoms) for r in (mine, other) if r.program.atoms]
+            assert sum(points) == 512 * 512
