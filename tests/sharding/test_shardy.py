@@ -237,7 +237,7 @@ def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
         value, spec = result.part.graph.outputs[i], result.recipe.specs[(OUTPUT, i)]
         local = spec.local_shape(value.type.shape, mesh.sizes)
         assert all(part.shape == local for part in parts)
-        whole = join(parts, spec, value.type.shape, mesh)
+        whole = xla_spmd.join(parts, spec, value.type.shape, mesh)
         assert distance(outputs[i], whole) <= 1e-5, i
 
 
@@ -249,22 +249,6 @@ def executed(graph: Graph, times: int = 1) -> list[tuple[str, int]]:
             found += executed(region, times * op.attrs.trip)
     level = [op for op in graph.ops if op.name in TRAFFIC and op.result.type.rank]
     return found + [(op.name, times * op.result.type.num_elements) for op in level]
-
-
-def join(
-    parts: list[np.ndarray], spec: ShardingSpec, shape: tuple[int, ...], mesh: Mesh
-) -> np.ndarray:
-    whole = np.zeros(shape, parts[0].dtype)
-    for rank, part in enumerate(parts):
-        at = mesh.coordinates(rank)
-        index = []
-        for size, axes in zip(part.shape, spec.dims, strict=True):
-            position = 0
-            for axis in axes:
-                position = position * mesh.sizes[axis] + at[axis]
-            index.append(slice(position * size, (position + 1) * size))
-        whole[tuple(index)] = part
-    return whole
 
 
 def awkward_graph() -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:

@@ -84,3 +84,20 @@ def _compile(text: str, devices: np.ndarray) -> Any:
     options.device_assignment = xla_client.DeviceAssignment.create(ids)
     client = devices[0].client
     return client.compile_and_load(code.getvalue(), _jax.DeviceList(tuple(devices)), options)
+
+
+def join(
+    parts: list[np.ndarray], spec: ShardingSpec, shape: tuple[int, ...], mesh: Mesh
+) -> np.ndarray:
+    """The array whose shards by rank are `parts`."""
+    whole = np.zeros(shape, parts[0].dtype)
+    for rank, part in enumerate(parts):
+        at = mesh.coordinates(rank)
+        index = []
+        for size, axes in zip(part.shape, spec.dims, strict=True):
+            position = 0
+            for axis in axes:
+                position = position * mesh.sizes[axis] + at[axis]
+            index.append(slice(position * size, (position + 1) * size))
+        whole[tuple(index)] = part
+    return whole
