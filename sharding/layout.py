@@ -144,7 +144,9 @@ def query_dims(graph: Graph, layout: UsedLayout) -> dict[Value, int]:
     """Of every value with two sequence dims, the one that is summed over less: the queries'.
 
     Queries and keys are one index of the model, but among scores alone they are two: dims are tied
-    through ops between such values only. Softmax and the products with the values sum over keys.
+    through ops between such values only. A softmax and its gradient fold the rows of one sample
+    along the keys; where nothing is folded, the products with the values sum over keys (and those
+    of gradients over both, so that they say less).
     """
     pairs = {
         v: dims
@@ -154,10 +156,17 @@ def query_dims(graph: Graph, layout: UsedLayout) -> dict[Value, int]:
     }
     table = DimTable(graph)
     sides = table.sets(table.of(pairs))
+    folded: Counter[Dim] = Counter()
     summed: Counter[Dim] = Counter()
     for op in graph.walk():
         size = sum(v.type.num_bytes for v in op.results)
+        rows = op.name == "reduce" and all(v in layout.samples for v in op.results)
         for value, dim in contracted(op):
             if value in pairs:
-                summed[sides.find((value, dim))] += size
-    return {v: min(dims, key=lambda d: summed[sides.find((v, d))]) for v, dims in pairs.items()}
+                (folded if rows else summed)[sides.find((value, dim))] += size
+
+    def weight(dim: Dim) -> tuple[int, int]:
+        side = sides.find(dim)
+        return folded[side], summed[side]
+
+    return {v: min(dims, key=lambda d: weight((v, d))) for v, dims in pairs.items()}

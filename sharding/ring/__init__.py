@@ -19,6 +19,7 @@ from sharding.dims import reached
 from sharding.localize import Localized
 from sharding.ring.index import Index, Level, TwoIndicesError
 from sharding.ring.loops import ring_ops
+from sharding.ring.reorder import reordered
 from sharding.ring.terms import FREE, Pass, passes
 
 AXIS = "cp"
@@ -73,7 +74,7 @@ class Rings:
         graph = Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
         left = [op for op in graph.ops if self._gathers(op)]
         while left:
-            index = _index(Level(graph), left)
+            index = _index(Level(graph, left))
             if index is not None:
                 graph = self._replaced(index) or graph
             done = {left[0]} if index is None else {*index.entries}
@@ -95,7 +96,7 @@ class Rings:
         """The level with the passes of `index`; None when nothing is normalised along it, or an op
         needs it whole.
         """
-        steps = passes(index)
+        index, steps = _fewest(index)
         if len(steps) < 2 and all(term == FREE for s in steps for term in s.folds.values()):
             return None
         try:
@@ -105,6 +106,17 @@ class Rings:
             return None
         self.loops += len(made)
         return _assembled(index, made)
+
+
+def _fewest(index: Index) -> tuple[Index, list[Pass]]:
+    """The index and its passes, with sums in the other order when that saves a pass."""
+    steps = passes(index)
+    graph = reordered(index)
+    if graph is index.level.graph:
+        return index, steps
+    other = Index.of(Level(graph, index.level.gathers), index.entries[0])
+    fewer = passes(other)
+    return (other, fewer) if len(fewer) < len(steps) else (index, steps)
 
 
 def _stays_gathered(index: Index, why: Diagnostic) -> Diagnostic:
@@ -120,10 +132,10 @@ def _stays_gathered(index: Index, why: Diagnostic) -> Diagnostic:
     )
 
 
-def _index(level: Level, gathers: Sequence[Op]) -> Index | None:
-    """The index of the first of `gathers`; None when it cannot be told apart from another."""
+def _index(level: Level) -> Index | None:
+    """The index of the first gather; None when it cannot be told apart from another."""
     try:
-        return Index.of(level, gathers[0], gathers)
+        return Index.of(level, level.gathers[0])
     except TwoIndicesError:
         return None
 

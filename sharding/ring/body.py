@@ -7,7 +7,7 @@ blocks gives the work on one block, with offsets of positions and masks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.dtypes import DType
@@ -61,13 +61,21 @@ class Body:
     _now: dict[Value, Value] = field(default_factory=dict)
     _before: dict[Value, Value] = field(default_factory=dict)
     _carried: dict[Op, Value] = field(default_factory=dict)
+    _same: dict[Hashable, Op] = field(default_factory=dict)
+    _made: dict[Hashable, Value] = field(default_factory=dict)
+    _twins: dict[Op, Op] = field(default_factory=dict)
+    _first: dict[Hashable, Value] = field(default_factory=dict)
     _sources: dict[Value, Value] = field(default_factory=dict)
     _specs: dict[Value, ShardingSpec] = field(default_factory=dict)
 
     @property
     def folds(self) -> list[Op]:
-        """The reductions of the pass, in order."""
-        return list(self.step.folds)
+        """The reductions that are carried, in order: of equal ones the first."""
+        return list(self._carried)
+
+    def carrier(self, op: Op) -> Op:
+        """The reduction that is carried for `op`."""
+        return self._twins.get(op, op)
 
     @property
     def collected(self) -> list[Value]:
@@ -95,8 +103,6 @@ class Body:
 
     def _whole(self) -> Graph:
         """The body in whole types."""
-        for op in self.folds:
-            self._carried[op] = self._input_of(op)
         outputs = {op: self._fold(op) for op, t in self.step.folds.items() if t.shift is None}
         for source, ops in self.step.bridges.items():
             self._now[source] = self._bridge(source, ops, self._now)
@@ -129,7 +135,9 @@ class Body:
         return value
 
     def _value(self, value: Value) -> Value:
-        """What `value` is in the body."""
+        """What `value` is in the body, where equal values are one."""
+        key = (self.index.level.numbers[value], self.index.dims.get(value))
+        value = self._first.setdefault(key, value)
         if value not in self._now:
             self._now[value] = self._make(value)
             if value in self.index.dims:
@@ -172,26 +180,39 @@ class Body:
         return self._append(op, [self._value(v) for v in op.operands])
 
     def _append(self, op: Op, operands: list[Value], attrs: object = None) -> Value:
-        new = make_op(op.name, operands, attrs or op.attrs, (), op.loc)
-        (result,) = self._builder.append(new)
-        return result
+        """`op` on `operands`, once for equal ones."""
+        key = (op.name, *operands, attrs or op.attrs)
+        if key not in self._made:
+            new = make_op(op.name, operands, attrs or op.attrs, (), op.loc)
+            (self._made[key],) = self._builder.append(new)
+        return self._made[key]
 
     def _bridge(self, source: Value, ops: Sequence[Op], start: dict[Value, Value]) -> Value:
         """What follows from a running maximum, at its value in `start`."""
         now = dict(start)
         for op in ops:
+            if op.name == "optimization_barrier":
+                pairs = zip(op.operands, op.results, strict=True)
+                now |= {result: now[v] for v, result in pairs if v in now}
+                continue
             operands = [now[v] if v in now else self._value(v) for v in op.operands]
             now[op.result] = self._append(op, operands)
         return now[source]
 
     def _fold(self, op: Op) -> Value:
         """The reduction with one more block."""
-        carried, term = self._carried[op], self.step.folds[op]
+        term = self.step.folds[op]
         if op.name == "reduce_scatter":
+            carried = self._carried[op] = self._input_of(op)
             total = self._builder.add(carried, self._value(op.operands[0]))
             self._specs[total] = self._specs[carried]
             return total
         part = self._partial(op)
+        first = self._same.setdefault((part, term.shift), op)
+        if first is not op:
+            self._twins[op] = first
+            return self._now[first.result]
+        carried = self._carried[op] = self._input_of(op)
         if term.shift is not None:
             carried = self._builder.multiply(carried, self._factor(term.shift, carried.type))
         kind = op.attrs.kind if op.name == "reduce" else "add"

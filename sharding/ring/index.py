@@ -8,12 +8,12 @@ reductions. `terms.py` asks in which order they can be taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
-from sharding.dims import factors
+from sharding.dims import factors, reached
 
 MOVING = ("broadcast_in_dim", "optimization_barrier", "reshape", "reverse", "transpose")
 MAKING = ("constant", "iota")
@@ -27,15 +27,41 @@ class TwoIndicesError(Exception):
 
 @dataclass(slots=True)
 class Level:
-    """One level of a graph, with who makes and who reads each value."""
+    """One level of a graph and its `gathers` of activations; who makes and who reads each value,
+    and which values follow from a gather.
+    """
 
     graph: Graph
+    gathers: Sequence[Op]
     made: Mapping[Value, Op] = field(init=False)
     users: Mapping[Value, Sequence[Op]] = field(init=False)
+    gathered: set[Value] = field(init=False)
+    numbers: dict[Value, int] = field(default_factory=dict, init=False)
+    _known: dict[Hashable, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.made = self.graph.producers()
         self.users = self.graph.uses()
+        self.gathered = reached(self.graph, [op.result for op in self.gathers])
+        for value in self.graph.inputs:
+            self._number(value, value)
+        for op in self.graph.ops:
+            self._number_results(op)
+
+    def _number(self, value: Value, key: Hashable) -> None:
+        """Give `value` the number of its key."""
+        self.numbers[value] = self._known.setdefault(key, len(self._known))
+
+    def _number_results(self, op: Op) -> None:
+        """Number results so that equal values have one number, whatever barriers are between."""
+        read = [self.numbers[v] for v in op.operands]
+        if op.name == "optimization_barrier":
+            self.numbers.update(zip(op.results, read, strict=True))
+            return
+        same = OPS[op.name].pure or op in self.gathers
+        for i, value in enumerate(op.results):
+            plain = same and not op.regions
+            self._number(value, (op.name, op.attrs, *read, i) if plain else value)
 
 
 @dataclass(slots=True)
@@ -46,23 +72,22 @@ class Index:
 
     level: Level
     axes: tuple[str, ...]
-    gathers: Sequence[Op]
     dims: dict[Value, int] = field(default_factory=dict)
     derived: set[Value] = field(default_factory=set)
     entries: list[Op] = field(default_factory=list)
     _todo: list[Op] = field(default_factory=list)
 
     @classmethod
-    def of(cls, level: Level, first: Op, gathers: Sequence[Op]) -> Index:
-        """The index that `first` gathers, with all other `gathers` that meet it.
+    def of(cls, level: Level, first: Op) -> Index:
+        """The index that `first` gathers, with all other gathers that meet it.
 
         Raises: TwoIndicesError.
         """
-        index = cls(level, first.attrs.axes, gathers)
+        index = cls(level, first.attrs.axes)
         index._mark(first.result, first.attrs.dim, derived=True)
         while index._todo:
             index._follow(index._todo.pop())
-        index.entries = [op for op in gathers if op.result in index.derived]
+        index.entries = [op for op in level.gathers if op.result in index.derived]
         return index
 
     def _mark(self, value: Value, dim: int, derived: bool) -> None:
@@ -71,12 +96,12 @@ class Index:
         if self.dims.setdefault(value, dim) != dim:
             raise TwoIndicesError
         op = self.level.made.get(value)
-        if op is not None and op in self.gathers and op.attrs.dim == dim:
+        if op is not None and op in self.level.gathers and op.attrs.dim == dim:
             derived = True
         if derived and value not in self.derived:
             self.derived.add(value)
             self._todo += self.level.users.get(value, ())
-        if fresh and op is not None and is_cheap(op):
+        if fresh and op is not None and (is_cheap(op) or value in self.level.gathered):
             self._todo.append(op)
 
     def _follow(self, op: Op) -> None:

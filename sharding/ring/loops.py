@@ -144,12 +144,16 @@ class _Ring:
     def _finish(self, made: Sequence[Value]) -> dict[Value, Value]:
         """Reductions scaled by what came out of their sums, in the type they had."""
         found: dict[Value, Value] = {}
-        for op, value in zip(self.body.folds, made, strict=False):
-            for scale in self.body.step.folds[op].scales:
+        carried = dict(zip(self.body.folds, made, strict=False))
+        for op, term in self.body.step.folds.items():
+            value = carried[self.body.carrier(op)]
+            for scale in term.scales:
                 row = aligned(self.outer, scale.row, scale.row.source, value.type)
                 value = self.outer.op("divide" if scale.divides else "multiply", value, row)
             if value.type.dtype is not op.result.type.dtype:
                 value = self.outer.convert(value, op.result.type.dtype)
+            if value in found.values():
+                value = self.outer.reshape(value, value.type.shape)
             found[op.result] = value
         found |= zip(self.body.collected, made[len(self.body.folds) :], strict=True)
         return found

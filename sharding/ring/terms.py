@@ -220,10 +220,12 @@ class _Terms:
                 roots.add(value)
                 continue
             op = self.index.level.made[value]
-            if not is_cheap(op) or op.name == "optimization_barrier":
+            if not is_cheap(op):
                 return None
             ops[op] = None
-            todo += [v for v in op.operands if v in self.pending]
+            own = op.name == "optimization_barrier"
+            read = (op.operands[op.results.index(value)],) if own else op.operands
+            todo += [v for v in read if v in self.pending]
         makers = [self.waiting[v] for v in roots]
         if len(makers) != 1 or makers[0].name != "reduce" or makers[0].attrs.kind != "max":
             return None

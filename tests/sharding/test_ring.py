@@ -168,6 +168,17 @@ def test_a_ring_equals_the_gathered_form(name: str) -> None:
         assert max(distance(a, b) for a, b in zip(mine, whole, strict=True)) <= 1e-5
 
 
+@pytest.mark.parametrize("name", ["plain", "causal", "without a maximum"])
+def test_forward_and_backward_go_around_once_each(name: str) -> None:
+    """Maximum, sum and weighted values in one loop; what the gradient sums over keys is the output
+    times the gradient that came in, and needs no loop of its own.
+    """
+    ring, rings = ringed(per_core(SPELLINGS[name]))
+    loops = [op.regions[0] for op in ring.ops if op.name == "loop"]
+    assert rings.loops == len(loops) == 2
+    assert [kinds(body)["collective_permute"] for body in loops] == [2, 4]
+
+
 def test_sums_of_narrow_values_are_carried_wide() -> None:
     """No further from fp32 than the gathered form in bf16."""
     exact = on_ranks(per_core(causal))
