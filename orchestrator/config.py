@@ -235,6 +235,9 @@ def _value(
     if choices and converted not in choices:
         allowed = ", ".join(map(str, choices))
         raise UsageError("SW_USAGE", f"{source}: {key} requires one of {allowed}, got {value!r}")
+    low, high = spec.metadata.get("range", (converted, converted))
+    if not low <= converted <= high:
+        raise UsageError("SW_USAGE", f"{source}: {key} requires {low} to {high}, got {value!r}")
     return converted
 
 

@@ -115,9 +115,19 @@ class _Level:
     default: str
     free: set[Value]
     users: dict[Value, list[Op]] = field(init=False)
+    categories: dict[Value, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.users = self.graph.uses()
+        for op in self.graph.ops:
+            for number, value in enumerate(op.results):
+                self.categories[value] = self._category(op, number)
+
+    def _category(self, op: Op, number: int) -> str:
+        """The category of result `number` of `op`; a carry stays what it starts as."""
+        if op.name == "loop":
+            return self.categories.get(op.operands[number], self.default)
+        return "gathered" if op.name == "all_gather" else self.default
 
     def cost(self, op: Op, value: Value) -> int:
         """Arena bytes of a result of `op`."""
@@ -136,9 +146,8 @@ class _Level:
 
     def holding(self, op: Op, value: Value) -> Holding:
         """A result of `op` as the user sees it."""
-        category = "gathered" if op.name == "all_gather" else self.default
         name = f"{self.program}: {op.name} {value.type}"
-        return Holding(name, category, self.cost(op, value), op.loc)
+        return Holding(name, self.categories[value], self.cost(op, value), op.loc)
 
 
 def _sweep(level: _Level) -> _Sweep:

@@ -21,6 +21,7 @@ from sharding.fold import Folded, fold
 from sharding.footprint import Footprint, footprint
 from sharding.localize import localize
 from sharding.mesh import Mesh
+from sharding.overlap import Shifts, overlap
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
 from sharding.rewrite import rewrite
 from sharding.ring import with_context
@@ -162,6 +163,9 @@ def complete(
         local,
         num_microbatches=num_microbatches,
         reshard_after_forward=settings.reshard_after_forward,
+    )
+    step = overlap(
+        step, Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
     )
     cut_findings = step.metadata["findings"]
     assert isinstance(cut_findings, tuple)

@@ -7,12 +7,21 @@ read (`orchestrator/config.py`); what a strategy cannot do with them is refused 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from compiler.options import choice
 
 AUTO = -1
 DISTRIBUTED_OPTIMIZER = 1
 """The ZeRO stage that spreads the optimizer state; 2 adds gradients, 3 weights."""
+
+MAX_SHIFT = 16
+"""Layers a collective may move: its queue is laid out layer by layer (our choice)."""
+
+
+def limited(default: int, low: int, high: int) -> Any:
+    """A number from `low` to `high`."""
+    return field(default=default, metadata={"range": (low, high)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,16 @@ class StrategySettings:
 
     reshard_after_forward: bool = True
     """Gather weights again in the backward pass instead of keeping them."""
+
+    early_all_gather_shift: int = limited(0, 0, MAX_SHIFT)
+    """Layers by which weights are gathered before the layer that uses them
+    (NEURON_FSDP_NUM_LAYER_EARLY_AG_SHIFT). Each costs the memory of one gathered layer.
+    """
+
+    late_reduce_scatter_shift: int = limited(0, 0, MAX_SHIFT)
+    """Layers by which gradients are reduced after the layer that made them
+    (NEURON_FSDP_NUM_LAYER_LATE_RS_SHIFT). Each costs the memory of one layer's unreduced gradients.
+    """
 
 
 DEFAULTS = StrategySettings()

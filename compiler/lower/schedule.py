@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from compiler.lower.body import Body
 from compiler.lower.order import Order
-from compiler.lower.task import COLLECTIVE, COPY
+from compiler.lower.task import COLLECTIVE, CONTRACT
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,36 @@ def _regions_before(
 def _sorted(
     body: Body, before: Mapping[int, set[int]], members: Mapping[int, Sequence[int]]
 ) -> list[int]:
-    """Regions in dependency order: ready collectives (and what feeds them) first, else the one that
-    comes first in the program.
+    """Regions in dependency order: ready collectives (and what feeds them) first, in the order
+    their results are needed, else the one that comes first in the program.
     """
-    waiting = {r: len(b) for r, b in before.items()}
     after: dict[int, list[int]] = {r: [] for r in before}
     for region, earlier in before.items():
         for other in earlier:
             after[other].append(region)
+    urgent, idle = _urgent(body, after, members), _idle(body, after, members)
+    idle |= {r for r in urgent if idle.issuperset(after[r])}
+    place = {r: max(numbers) for r, numbers in members.items()}
+    order = _listed(before, after, {r: (r not in urgent, r in idle, place[r]) for r in before})
+    reached = {region: at for at, region in enumerate(order)}
+    needed = {r: min((reached[x] for x in after[r]), default=len(order)) for r in order}
+    for region in reversed(order):
+        if region in urgent:
+            needed[region] = min(
+                (needed[x] for x in after[region] if x in urgent), default=needed[region]
+            )
+            place[region] = needed[region]
+    return _listed(before, after, {r: (r not in urgent, r in idle, place[r]) for r in before})
 
-    urgent = _urgent(body, after, members)
 
-    def key(region: int) -> tuple[bool, int, int]:
-        return (region not in urgent, max(members[region]), region)
-
-    ready = [key(r) for r, count in waiting.items() if not count]
+def _listed(
+    before: Mapping[int, set[int]],
+    after: Mapping[int, Sequence[int]],
+    rank: Mapping[int, tuple[bool, bool, int]],
+) -> list[int]:
+    """Regions in dependency order, the lowest rank first among the ready."""
+    waiting = {r: len(b) for r, b in before.items()}
+    ready = [(*rank[r], r) for r, count in waiting.items() if not count]
     heapq.heapify(ready)
     found: list[int] = []
     while ready:
@@ -76,19 +91,45 @@ def _sorted(
         for later in after[region]:
             waiting[later] -= 1
             if not waiting[later]:
-                heapq.heappush(ready, key(later))
+                heapq.heappush(ready, (*rank[later], later))
     assert len(found) == len(before), "regions wait for each other"
+    return found
+
+
+def _idle(
+    body: Body, after: Mapping[int, Sequence[int]], members: Mapping[int, Sequence[int]]
+) -> set[int]:
+    """Collectives that no contraction waits for (late gradients, gathers for another layer), and
+    what follows from them: streams and engines take it up last.
+    """
+    found: set[int] = set()
+    for region in members:
+        if body.tasks[region].kind == COLLECTIVE and region not in found:
+            behind = _behind(region, after)
+            tasks = (body.tasks[n] for r in behind for n in members[r])
+            if not any(task.kind == CONTRACT for task in tasks):
+                found |= behind
+    return found
+
+
+def _behind(region: int, after: Mapping[int, Sequence[int]]) -> set[int]:
+    """`region` and all that must run after it."""
+    found, todo = {region}, [region]
+    while todo:
+        fresh = set(after[todo.pop()]) - found
+        found |= fresh
+        todo += fresh
     return found
 
 
 def _urgent(
     body: Body, after: Mapping[int, Sequence[int]], members: Mapping[int, Sequence[int]]
 ) -> set[int]:
-    """Collectives, and copies that only bring a source into place for them."""
+    """Collectives, and single light ops that only bring a source into place for them."""
     found = {r for r in members if body.tasks[r].kind == COLLECTIVE}
-    copies = {
+    sources = {
         r
         for r, numbers in members.items()
-        if len(numbers) == 1 and body.tasks[r].op.name == COPY and set(after[r]) <= found
+        if len(numbers) == 1 and body.tasks[r].kind != CONTRACT and after[r]
     }
-    return found | copies
+    return found | {r for r in sources if set(after[r]) <= found}

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from compiler import hbm
 from compiler.ir.types import Graph, TensorType, Value
 from compiler.isa.program import Call, ProgramBuffer, Repeat
+from compiler.isa.region import Affine
 from compiler.lower.function import Signature
 from compiler.outline.cut import Level, LoopStep, Piece, Step, cut_program
+from compiler.outline.rotation import Turn, Turns, rotation_of, substituted, turns
 from compiler.outline.unit import Unit
 from compiler.program import StepProgram
 
@@ -101,6 +103,7 @@ class _Layout:
         self.functions: list[str] = []
         self.buffers: list[_Buffer] = []
         self._position = 0
+        self._counters: dict[int, Affine] = {}
 
     def new_buffer(self, name: str, type: TensorType) -> int:
         """Number of a new buffer; arena space when it has no name."""
@@ -126,38 +129,37 @@ class _Layout:
                 steps += self._loop(frame, step, number)
         return steps + self._final_copies(frame, requests)
 
-    def _claim(self, frame: _Frame, value: Value, target: int) -> bool:
+    def _claim(self, frame: _Frame, value: Value, target: int) -> None:
         """Let `value` be made in `target` if what is there before is dead by then."""
+        if target not in frame.claimed and self._may_take(frame, value, target):
+            frame.claimed.add(target)
+            self._take(frame, value, target)
+
+    def _may_take(self, frame: _Frame, value: Value, target: int) -> bool:
+        """True when nothing reads what `target` holds after the step that makes `value`."""
         at = frame.defined.get(value)
         if at is None or value in frame.claims:
             return False
         step = frame.level.steps[at]
-        held = frame.held.get(target, ())
-        operand = None
-        if isinstance(step, LoopStep):
-            operand = step.operands.get(step.op.results.index(value))
-        for old in held:
+        operand = _first_value(step, value)
+        for old in frame.held.get(target, ()):
             for read in frame.reads.get(old, ()):
                 looped = read == at and isinstance(step, LoopStep)
                 if read > at or (looped and not _only_carry(step, old, operand)):
                     return False
-        if target in frame.claimed:
-            return False
-        frame.claims[value] = target
-        frame.claimed.add(target)
-        if operand is not None and operand not in held and _dies_here(frame, operand, at):
-            self._claim_operand(frame, operand, target, held)
         return True
 
-    def _claim_operand(
-        self, frame: _Frame, operand: Value, target: int, held: Sequence[Value]
-    ) -> None:
-        """Make the first value of a carry where the carry lives, so that no copy is needed."""
-        at = frame.defined.get(operand)
-        if at is None or operand in frame.claims or isinstance(frame.level.steps[at], LoopStep):
+    def _take(self, frame: _Frame, value: Value, target: int) -> None:
+        """Make `value` in `target`, and the first value of a carry too, so that no copy is
+        needed.
+        """
+        frame.claims[value] = target
+        at = frame.defined[value]
+        operand = _first_value(frame.level.steps[at], value)
+        if operand is None or operand in frame.held.get(target, ()):
             return
-        if all(read <= at for old in held for read in frame.reads.get(old, ())):
-            frame.claims[operand] = target
+        if _dies_here(frame, operand, at) and self._may_take(frame, operand, target):
+            self._take(frame, operand, target)
 
     def _piece(self, frame: _Frame, piece: Piece) -> Call:
         for value in piece.outputs:
@@ -178,7 +180,7 @@ class _Layout:
         if key not in self.functions:
             self.functions.append(key)
         self._touch((*inputs, *outputs))
-        values = tuple(known.value for _, known in piece.scalars)
+        values = tuple(substituted(known.value, self._counters) for _, known in piece.scalars)
         return Call(self.functions.index(key), tuple(inputs), tuple(outputs), values)
 
     def _touch(self, buffers: Sequence[int]) -> None:
@@ -196,19 +198,47 @@ class _Layout:
 
     def _loop(self, frame: _Frame, step: LoopStep, number: int) -> list[Call | Repeat]:
         steps: list[Call | Repeat] = []
+        place: dict[int, int] = {}
+        for i in step.invariant:
+            place[i] = self._source(frame, step.operands[i], steps)
+        for i in step.carried:
+            place[i] = self._start_carry(frame, step, i, number, steps)
+        rotation = rotation_of(step)
+        results = step.op.results
+        spare = {i: self.new_buffer("", results[i].type) for i in rotation.made}
+        found = turns(rotation, place, spare, step.op.attrs.trip)
+        start, outer = self._position, len(self.buffers)
+        steps += self._turns(step, found)
+        self._extend(start, outer)
+        frame.place.update((results[i], found.after[i]) for i in step.carried)
+        return steps
+
+    def _turns(self, step: LoopStep, found: Turns) -> list[Call | Repeat]:
+        """The turns of a loop; the counter of each is where it lies in the loop."""
+        steps: list[Call | Repeat] = []
+        for at, turn in enumerate(found.first):
+            steps += self._turn(step, turn, Affine(at))
+        begin, period = len(found.first), len(found.repeated)
+        if found.count:
+            counter = Affine(begin, ((step.counter, period),))
+            body: list[Call | Repeat] = []
+            for at, turn in enumerate(found.repeated):
+                body += self._turn(step, turn, counter + at)
+            steps.append(Repeat(step.counter, found.count, tuple(body)))
+        for at, turn in enumerate(found.last, begin + found.count * period):
+            steps += self._turn(step, turn, Affine(at))
+        return steps
+
+    def _turn(self, step: LoopStep, turn: Turn, counter: Affine) -> list[Call | Repeat]:
+        """One pass through the body of a loop."""
         body = step.op.regions[0]
-        inner = {
-            body.inputs[i]: self._source(frame, step.operands[i], steps) for i in step.invariant
-        }
+        inner = {body.inputs[i]: turn.before[i] for i in (*step.invariant, *step.carried)}
         requests: list[int | None] = [None] * len(body.outputs)
         for i in step.carried:
-            target = self._start_carry(frame, step, i, number, steps)
-            inner[body.inputs[i]] = requests[i] = frame.place[step.op.results[i]] = target
-        start, outer = self._position, len(self.buffers)
-        repeated = self.level(step.level, inner, requests)
+            requests[i] = turn.request(i)
+        self._counters[step.counter] = counter
+        steps = self.level(step.level, inner, requests)
         self._position += 1
-        self._extend(start, outer)
-        steps.append(Repeat(step.counter, step.op.attrs.trip, tuple(repeated)))
         return steps
 
     def _start_carry(
@@ -283,6 +313,13 @@ class _Layout:
                 steps.append(self._copy(source, saved, type))
                 missing[i] = (saved, target, type)
         return steps + [self._copy(*copy) for copy in missing]
+
+
+def _first_value(step: Step, value: Value) -> Value | None:
+    """What a carry of a loop starts with; None for what a piece makes."""
+    if isinstance(step, Piece):
+        return None
+    return step.operands.get(step.op.results.index(value))
 
 
 def _note_uses(frame: _Frame) -> None:

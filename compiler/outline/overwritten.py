@@ -1,7 +1,8 @@
 """Carries whose first value is never read: stacks that a loop fills slice by slice.
 
 JAX's scan starts every stack of results with zeros and writes slice `i` in iteration `i`. When the
-slices cover the stack and nothing looks at it before the end, the zeros need not be stored.
+slices cover the stack and nothing looks at it before the end, the zeros need not be stored. Nor
+need what a queue starts with when every iteration makes the entry anew.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from compiler.lower.scalars import Known
 def is_overwritten(
     body: Graph, carry: int, trip: int, register: int, known: Mapping[Value, Known]
 ) -> bool:
-    """Whether the iterations of a loop write each element of `carry` once and never read it.
+    """Whether no iteration of a loop reads the first value of `carry`, and nothing of it is left:
+    each element is written, once.
 
     `register` counts 0 .. `trip` - 1; `known` are the scalars of `body`.
     """
     before, after = body.inputs[carry], body.outputs[carry]
     readers = [op for op in body.ops if before in op.operands or after in op.operands]
+    if before not in body.outputs and not any(before in op.operands for op in body.ops):
+        return trip > 0
     if len(readers) != 1 or readers[0].name != "dynamic_update_slice":
         return False
     write = readers[0]

@@ -17,6 +17,15 @@ from compiler.ir.types import Op, Value
 from compiler.passes.remat.recipes import RATIO, contracts
 
 MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)
+MOVERS = frozenset(("all_gather", "all_reduce", "all_to_all", "reduce_scatter"))
+CARRIERS = MOVERS | {
+    "convert",
+    "dynamic_update_slice",
+    "optimization_barrier",
+    "reshape",
+    "slice",
+    "transpose",
+}
 MAX_PERIODS = 12  # candidate periods looked at
 
 Hash = Callable[[Sequence[Op]], str]
@@ -121,13 +130,23 @@ def _root(parent: dict[Op, Op], op: Op) -> Op:
 
 
 def _merge_unique(components: Sequence[list[Op]], identity: Hash) -> list[list[Op]]:
-    """Components that occur more than once stay apart; all others of the phase become one piece."""
+    """Components that occur more than once stay apart; all others of the phase become one piece.
+
+    What only moves data between cores joins that piece, where it runs beside other code: a function
+    waits for its collectives before it returns.
+    """
     hashes = [identity(c) for c in components]
     counts = Counter(hashes)
-    repeated = [c for c, h in zip(components, hashes, strict=True) if counts[h] > 1]
-    single = [c for c, h in zip(components, hashes, strict=True) if counts[h] == 1]
+    apart = [counts[h] > 1 and not _only_moves(c) for c, h in zip(components, hashes, strict=True)]
+    repeated = [c for c, alone in zip(components, apart, strict=True) if alone]
+    single = [c for c, alone in zip(components, apart, strict=True) if not alone]
     unique = sorted((op for c in single for op in c), key=_positions(components).__getitem__)
     return ([unique] if unique else []) + repeated
+
+
+def _only_moves(ops: Sequence[Op]) -> bool:
+    """True for collectives with what brings data to them and away."""
+    return any(op.name in MOVERS for op in ops) and all(op.name in CARRIERS for op in ops)
 
 
 def _positions(components: Sequence[list[Op]]) -> dict[Op, int]:

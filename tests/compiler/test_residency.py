@@ -33,12 +33,14 @@ from compiler.residency import Residency, scratch_peak
 from orchestrator.build import Built
 from tests.models import flax_decoder, prime_model
 from tests.support.small_job import build_on, small_llama
+from tests.support.strategy_cells import MODELS
 
 SLACK = 1.02
 TASKS = {
     "llama": lambda: small_llama("bf16"),
     "flax": lambda: flax_decoder.train_task(width=32, num_layers=2, seq_len=8),
     "prime": lambda: prime_model.train_task(seq_len=7),
+    "bert": MODELS["bert"],
 }
 
 

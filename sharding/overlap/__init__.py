@@ -1,0 +1,45 @@
+"""Overlap of communication with layers: collectives move across the borders of layers.
+
+`overlap` rewrites the programs of a step after the cut, so that strategies and partitioning know
+nothing of it: `assign.py` decides which ops of a layer loop run early or late, `pipelined.py` makes
+a software pipeline of the loop. Values stay the same bit by bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.ir.types import Graph, Op, Value
+from compiler.passes.dce import dce
+from compiler.program import StepPlan
+from sharding.overlap.assign import Shifts, delays
+from sharding.overlap.pipelined import pipelined
+
+__all__ = ["Shifts", "overlap"]
+
+
+def overlap(step: StepPlan, shifts: Shifts) -> StepPlan:
+    """`step` with the collectives of its layer loops moved by `shifts`."""
+    if shifts == Shifts():
+        return step
+    programs = tuple(replace(p, graph=_shifted(p.graph, shifts)) for p in step.programs)
+    return replace(step, programs=programs)
+
+
+def _shifted(graph: Graph, shifts: Shifts) -> Graph:
+    """The graph of a program with its loops pipelined."""
+    ops: list[Op] = []
+    now: dict[Value, Value] = {}
+    for op in graph.ops:
+        operands = tuple(now.get(v, v) for v in op.operands)
+        if operands != op.operands:
+            op = Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
+        found = delays(op, shifts) if op.name == "loop" and op.attrs.trip else None
+        if found is None:
+            ops.append(op)
+            continue
+        made, results = pipelined(found)
+        ops += made
+        now |= results
+    outputs = tuple(now.get(v, v) for v in graph.outputs)
+    return dce(Graph(graph.inputs, tuple(ops), outputs, graph.name))

@@ -1,0 +1,156 @@
+"""Which ops of a layer loop run how many iterations early or late.
+
+What follows from weights and the counter alone can run before its layer: the gathers of weights.
+What only adds to the results of the loop can run after it: the reductions of gradients, with
+everything behind them. Every op gets a *delay* in iterations behind the earliest ones;
+`pipelined.py` makes a loop of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from compiler.ir.types import Graph, Op, Value
+
+GATHER = "all_gather"
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+COLLECTIVES = (GATHER, *REDUCTIONS, "all_to_all")
+
+
+@dataclass(frozen=True, slots=True)
+class Shifts:
+    """Layers by which weights are gathered early, and gradients reduced late."""
+
+    gather: int = 0
+    reduce: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """The body of a loop, staggered.
+
+    `delay` is that of every op that is not free; `free` are the values any iteration can compute
+    for itself from invariant carries and the counter, without traffic; `middle` is the delay of
+    the layer itself.
+    """
+
+    loop: Op
+    delay: Mapping[Op, int]
+    free: Collection[Value]
+    middle: int
+
+    @property
+    def distinct(self) -> list[int]:
+        """All delays in order, that of the layer among them."""
+        return sorted({*self.delay.values(), self.middle})
+
+
+def delays(loop: Op, shifts: Shifts) -> Delays | None:
+    """Delays of the ops of `loop`, None when nothing in it can move."""
+    body = _Body(loop)
+    early = body.weight_gathers() if shifts.gather else {}
+    late = body.gradient_reductions(early) if shifts.reduce else {}
+    if not early and not late:
+        return None
+    middle = min(shifts.gather, loop.attrs.trip) if early else 0
+    behind = middle + min(shifts.reduce, loop.attrs.trip)
+    delay = {}
+    for op in body.graph.ops:
+        if op in late:
+            delay[op] = behind + late[op]
+        elif not all(v in body.free for v in op.results):
+            delay[op] = 0 if op in early else middle
+    return Delays(loop, delay, body.free, middle)
+
+
+class _Body:
+    """The body of a loop, with what its values depend on."""
+
+    def __init__(self, loop: Op) -> None:
+        self.graph: Graph = loop.regions[0]
+        self.users = self.graph.uses()
+        graph = self.graph
+        self.counter = graph.inputs[loop.attrs.induction]
+        pairs = zip(graph.inputs, graph.outputs, strict=True)
+        self.invariant = {before for before, after in pairs if before is after}
+        self.free = self._following({self.counter, *self.invariant}, ())
+
+    def _following(self, given: Collection[Value], traffic: Collection[str]) -> set[Value]:
+        """What follows from `given`, with no collectives but those of `traffic`."""
+        found = set(given)
+        for op in self.graph.ops:
+            if op.name == "optimization_barrier":
+                pairs = zip(op.operands, op.results, strict=True)
+                found.update(result for operand, result in pairs if operand in found)
+            elif op.regions or (op.name in COLLECTIVES and op.name not in traffic):
+                continue
+            elif all(v in found for v in op.operands):
+                found.update(op.results)
+        return found
+
+    def weight_gathers(self) -> dict[Op, int]:
+        """Gathers of what is free, and what lies between two gathers of one weight."""
+        weights = self._following({self.counter, *self.invariant}, (GATHER,))
+        found: dict[Op, int] = {}
+        wanted: set[Value] = set()
+        for op in reversed(self.graph.ops):
+            if not all(v in weights for v in op.results):
+                continue
+            needed = any(v in wanted for v in op.results)
+            if op.name == GATHER or needed:
+                wanted.update(op.operands)
+                if not all(v in self.free for v in op.results):
+                    found[op] = 0
+        return found
+
+    def gradient_reductions(self, early: Collection[Op]) -> dict[Op, int]:
+        """Reductions that only results of the loop wait for, with all that follows from them: how
+        many collectives lie before each op.
+        """
+        heads = [
+            op
+            for op in self.graph.ops
+            if op.name in REDUCTIONS and op not in early and op.result not in self.free
+        ]
+        while True:
+            behind = self._behind(heads)
+            read = self._needed_early(behind)
+            kept = [op for op in heads if not self._reaches(op, read)]
+            if kept == heads:
+                return behind
+            heads = kept
+
+    def _behind(self, heads: Collection[Op]) -> dict[Op, int]:
+        """`heads` and the ops that follow from them, in order, with the collectives before each."""
+        first = set(heads)
+        level: dict[Value, int] = {}
+        found: dict[Op, int] = {}
+        for op in self.graph.ops:
+            before = [level[v] for v in op.operands if v in level]
+            if not before and op not in first:
+                continue
+            found[op] = max(before) + (op.name in COLLECTIVES) if before else 0
+            level.update(dict.fromkeys(op.results, found[op]))
+        return found
+
+    def _needed_early(self, behind: Mapping[Op, int]) -> set[Value]:
+        """Outputs of the body that the next iteration reads before, or otherwise than, `behind`
+        makes them.
+        """
+        made = self.graph.producers()
+        needed: set[Value] = set()
+        for before, after in zip(self.graph.inputs, self.graph.outputs, strict=True):
+            maker = made.get(after)
+            level = behind.get(maker, 0) if maker is not None else 0
+            early = any(behind.get(op, -1) < level for op in self.users.get(before, ()))
+            if early or self.graph.outputs.count(before) > (before is after):
+                needed.add(after)
+        return needed
+
+    def _reaches(self, head: Op, values: Collection[Value]) -> bool:
+        """True when one of `values`, or a nested loop, follows from `head`."""
+        for op in self._behind([head]):
+            if op.regions or any(v in values for v in op.results):
+                return True
+        return False

@@ -1,0 +1,166 @@
+"""Collectives that move across layers: values and traffic stay, programs and memory change.
+
+The step as it is cut is the oracle: every shift gives the same bits on all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from compiler.frontend.models import llama
+from compiler.ir.types import Graph, Op
+from compiler.program import StepPlan
+from sharding.footprint import footprint
+from sharding.mesh import make_mesh
+from sharding.overlap import Shifts, overlap
+from sharding.partitioned import Slot
+from sharding.plan import build_plan, traffic
+from sharding.shardy import answer_request
+from tests.support.reference_ranks import ReferenceRanks
+from tests.support.road import captured_graph
+from tests.support.small_job import SIZES
+from tests.support.strategy_cells import (
+    DISTRIBUTIONS,
+    EXPERT_DISTRIBUTIONS,
+    MODELS,
+    SAMPLES,
+    random_inputs,
+)
+
+LAYERS = 5
+MESHES = {"fsdp": {"dp_shard": 4}, "hsdp": {"dp_replicate": 2, "dp_shard": 2}}
+Captured = tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]
+
+
+@cache
+def _deep() -> Captured:
+    """A scanned decoder of some layers."""
+    task = llama.train_task({**SIZES, "num_hidden_layers": LAYERS}, seq_len=8, dtype="f32")
+    return captured_graph(task, 4)
+
+
+@cache
+def _step(mesh: str) -> StepPlan:
+    """The step without shifts."""
+    plan = build_plan(
+        *_deep(), make_mesh(MESHES[mesh]), num_microbatches=2, partition=answer_request
+    )
+    return plan.step
+
+
+def _after(step: StepPlan, captured: Captured) -> dict[str, bytes]:
+    """Every buffer that a step on ranks leaves to the next one, and the metrics."""
+    graph, inputs, outputs = captured
+    given = dict(zip((s.name for s in inputs), random_inputs(graph, inputs), strict=True))
+    batch = {s.name: given[s.name] for s in inputs if s.role == "batch"}
+    ranks = ReferenceRanks(step, given)
+    ranks.run_step([{n: a[::-1] if m else a for n, a in batch.items()} for m in range(2)])
+    return {s.name: ranks.gather(s.name).tobytes() for s in outputs}
+
+
+@cache
+def _state(mesh: str, shifts: Shifts) -> dict[str, bytes]:
+    return _after(overlap(_step(mesh), shifts), _deep())
+
+
+def _loops(step: StepPlan, name: str) -> list[Op]:
+    graph = next(p.graph for p in step.programs if p.name == name)
+    return [op for op in graph.ops if op.name == "loop"]
+
+
+def _count(graph: Graph, name: str) -> int:
+    return sum(op.name == name for op in graph.ops)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    "shifts", [(1, 0), (0, 1), (1, 2), (2, 1), (3, 3), (LAYERS, LAYERS), (9, 9)], ids=str
+)
+def test_shifts_change_no_bit_and_no_traffic(mesh: str, shifts: tuple[int, int]) -> None:
+    assert _state(mesh, Shifts(*shifts)) == _state(mesh, Shifts())
+    moved = sorted(traffic(overlap(_step(mesh), Shifts(*shifts))), key=repr)
+    assert moved == sorted(traffic(_step(mesh)), key=repr)
+
+
+def test_gathers_of_the_next_layer_are_carried() -> None:
+    """The first layer's weights are gathered before the loop, the last iteration gathers none."""
+    step = overlap(_step("fsdp"), Shifts(gather=1))
+    (whole,) = _loops(_step("fsdp"), "forward")
+    gathers = _count(whole.regions[0], "all_gather")
+    main, last = _loops(step, "forward")
+    assert (main.attrs.trip, last.attrs.trip) == (LAYERS - 1, 1)
+    assert _count(main.regions[0], "all_gather") == gathers
+    assert _count(last.regions[0], "all_gather") == 0
+    forward = next(p.graph for p in step.programs if p.name == "forward")
+    before = forward.ops[: forward.ops.index(main)]
+    assert sum(op.name == "all_gather" for op in before) == gathers + 1  # and the embedding
+    body = main.regions[0]
+    made = body.producers()
+    carried = [v for v in body.outputs if v in made and made[v].name == "all_gather"]
+    assert len(carried) == gathers
+
+
+def test_reductions_of_earlier_layers_are_late() -> None:
+    """A gradient waits two iterations; the last two are reduced behind the loop."""
+    step = overlap(_step("fsdp"), Shifts(reduce=2))
+    (whole,) = _loops(_step("fsdp"), "backward")
+    scatters = _count(whole.regions[0], "reduce_scatter")
+    first, main = _loops(step, "backward")
+    assert (first.attrs.trip, main.attrs.trip) == (2, LAYERS - 2)
+    assert _count(first.regions[0], "reduce_scatter") == 0
+    assert _count(main.regions[0], "reduce_scatter") == scatters
+    sources = [op.operands[0] for op in main.regions[0].ops if op.name == "reduce_scatter"]
+    assert set(sources) <= set(main.regions[0].inputs)
+    backward = next(p.graph for p in step.programs if p.name == "backward")
+    behind = backward.ops[backward.ops.index(main) :]
+    assert sum(op.name == "reduce_scatter" for op in behind) == 2 * scatters + 1
+
+
+def test_reductions_over_copies_follow_one_layer_later() -> None:
+    """With copies a shard is reduced twice; neither waits for the other inside one iteration."""
+    step = overlap(_step("hsdp"), Shifts(reduce=1))
+    main = _loops(step, "backward")[-1].regions[0]
+    made = main.producers()
+    found = [op for op in main.ops if op.name == "all_reduce"]
+    assert found
+    assert all(op.operands[0] not in made for op in found)
+
+
+def test_prefetched_weights_show_in_the_footprint() -> None:
+    peaks = [footprint(overlap(_step("fsdp"), Shifts(gather=n))) for n in (0, 1, 2)]
+    gathered = [p.arena_bytes["forward"] for p in peaks]
+    layer = sum(
+        op.result.type.num_bytes
+        for op in _loops(_step("fsdp"), "forward")[0].regions[0].ops
+        if op.name == "all_gather"
+    )
+    assert gathered[2] - gathered[1] == layer
+    assert gathered[1] > gathered[0]
+    assert peaks[1].categories["gathered"] >= layer
+
+
+@pytest.mark.parametrize(
+    ("model", "distribution"),
+    [
+        ("bert", "fsdp 4"),
+        ("tied gpt", "fsdp tp 8"),
+        ("gqa", "hsdp tp 8"),
+        ("moe", "fsdp ep 8"),
+    ],
+)
+def test_models_and_strategies_with_both_shifts(model: str, distribution: str) -> None:
+    """Through the settings, on what the strategies make of other models."""
+    found = (DISTRIBUTIONS | EXPERT_DISTRIBUTIONS)[distribution]
+    captured = captured_graph(MODELS[model](), SAMPLES)
+    plans = []
+    for shift in (0, 1):
+        settings = replace(
+            found.settings, early_all_gather_shift=shift, late_reduce_scatter_shift=shift
+        )
+        plans.append(build_plan(*captured, found.mesh, settings=settings, partition=answer_request))
+    assert _after(plans[0].step, captured) == _after(plans[1].step, captured)
+    loops = [sum(len(_loops(p.step, q.name)) for q in p.step.programs) for p in plans]
+    assert loops[1] > loops[0]

@@ -1,0 +1,86 @@
+"""Overlap knobs through compiled programs: same bits, other programs, other times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from compiler.frontend.models import llama
+from compiler.frontend.task import TrainTask
+from compiler.neff.bundle import Bundle
+from compiler.residency import Residency
+from sharding.settings import StrategySettings
+from sim_cluster.step_time import Step, StepTiming, time_step
+from tests.support.small_job import SIZES, Steps, build_on, bundle_of, run_steps
+
+LAYERS = 4
+L0_BOUND = 1e-5
+MESH = {"dp_replicate": 2, "dp_shard": 2}
+KNOBS: dict[str, dict[str, int]] = {
+    "none": {},
+    "gathers one layer early": {"early_all_gather_shift": 1},
+    "reductions one layer late": {"late_reduce_scatter_shift": 1},
+    "both": {"early_all_gather_shift": 2, "late_reduce_scatter_shift": 1},
+}
+
+
+def _task() -> TrainTask:
+    return llama.train_task({**SIZES, "num_hidden_layers": LAYERS}, seq_len=8, dtype="f32")
+
+
+@dataclass(frozen=True)
+class Ready:
+    bundle: Bundle
+    steps: Steps
+    timing: StepTiming
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
+    """Bundles with a step run and timed, by knobs, each built once."""
+    path = tmp_path_factory.mktemp("overlap")
+
+    @cache
+    def build(name: str) -> Ready:
+        road = build_on(_task(), MESH, path / "cache", settings=StrategySettings(**KNOBS[name]))
+        bundle = bundle_of(road, path / name)
+        plan, layout = road.built.plan.step, road.built.layout
+        step = Step(
+            programs=bundle.programs,
+            schedule=plan.schedule,
+            mesh=plan.mesh,
+            target=layout.target,
+            instances=1,
+        )
+        return Ready(bundle, run_steps(bundle, _task(), layout.global_batch), time_step(step))
+
+    return build
+
+
+@pytest.mark.parametrize("name", [n for n in KNOBS if n != "none"])
+def test_a_knob_changes_programs_and_times_but_no_value(
+    name: str, ready: Callable[[str], Ready]
+) -> None:
+    plain, given = ready("none"), ready(name)
+    assert given.steps.losses == plain.steps.losses
+    expected = {n: a.tobytes() for n, a in plain.steps.after_one.items()}
+    assert {n: a.tobytes() for n, a in given.steps.after_one.items()} == expected
+    checks = given.steps.run.result.l0
+    assert max(check.distance for check in checks.values()) <= L0_BOUND
+    digests = given.bundle.manifest.programs
+    assert digests["backward"] != plain.bundle.manifest.programs["backward"]
+    early = "early_all_gather_shift" in KNOBS[name]
+    assert (digests["forward"] != plain.bundle.manifest.programs["forward"]) == early
+    assert given.timing.step_time_ps != plain.timing.step_time_ps
+    counts = [sum(u.count for u in r.timing.collectives) for r in (plain, given)]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_arenas_meet_the_bound(name: str, ready: Callable[[str], Ready]) -> None:
+    """What rotating carries hold is planned like everything else."""
+    for program in ready(name).bundle.programs.values():
+        assert program.arena_bytes <= 1.02 * Residency(program).bound_bytes + 4096
