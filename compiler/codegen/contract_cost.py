@@ -26,17 +26,19 @@ def nanoseconds(
     """Estimated time of a plan; `walks` are those of its operands in HBM, `out` of its result."""
     size, tensors, rates = plan.space.sizes, room.tensors, room.rates
     blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
-    row_blocks = blocks * math.prod(size[a] for a in plan.outer)
+    groups = {a: math.ceil(size[a] / plan.extents.get(a, 1)) for a in plan.outer}
+    row_blocks = blocks * math.prod(groups.values())
     panels = math.prod(size[a] for a in plan.across)
     panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
     depth_tiles = tile_count(plan.space, plan.depth_split) * math.prod(size[a] for a in plan.along)
-    width = math.prod(plan.extents.values())
+    width = math.prod(plan.extents[a] for a in plan.columns)
     height = 1 if plan.rows is None else size[plan.rows]
     rows = plan.block * height
-    once = math.prod(size[a] for a in (*plan.shared, *plan.spanned))
+    once = math.prod(groups[a] for a in plan.shared)
+    points = plan.points
     loads = (
-        (plan.stationary, walks[0], row_blocks * (1 if plan.resident else panels), rows),
-        (plan.moving, walks[1], (once if plan.held else row_blocks) * panels, width),
+        (plan.stationary, walks[0], row_blocks * (1 if plan.resident else panels), rows * points),
+        (plan.moving, walks[1], (once if plan.held else row_blocks) * panels, width * points),
     )
     turned = moved = 0.0
     for operand, walk, runs, free in loads:
@@ -47,13 +49,13 @@ def nanoseconds(
             moved += rates.transfer_ns(total, run, size[plan.depth])
     if out is not None:
         item = tensors[out.tensor].dtype.bytes
-        run = contiguous_run(plan.space, out, plan.columns, plan.extents) * item
-        total = row_blocks * rows * panels * width * item
+        run = contiguous_run(plan.space, out, plan.out_axes, plan.extents) * item
+        total = row_blocks * rows * panels * width * points * item
         moved += rates.transfer_ns(total, run, height)
     passes = _FP32_PASSES if plan.panel_type is DType.F32 else 1
-    issued = max(width, MIN_CYCLES)
-    evicted = row_blocks * plan.block * panels * issued
-    products = rates.engine_ns(Engine.TENSOR, (evicted * depth_tiles + turned) * passes)
+    issued = row_blocks * plan.block * panels * points * max(width, MIN_CYCLES)
+    evicted = row_blocks * plan.block * panels * max(width * points, MIN_CYCLES)
+    products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + turned) * passes)
     # The queue of the tensor engine waits for copies of what it transposes: half on each engine.
     products += rates.engine_ns(Engine.VECTOR, turned / plan.turning_slots)
     if plan.accumulator_slots == 1:  # and for accumulators that are all in use
@@ -67,12 +69,11 @@ def nanoseconds(
 def _run(plan: ContractPlan, operand: Operand, walk: Walk) -> int:
     """Elements in a row of a panel load."""
     size = plan.space.sizes
-    longer = math.prod(size[a] for a in plan.spanned) if operand is plan.moving else 1
-    if operand.natural:
-        continues = walk.stride(plan.depth_split.major) == size[plan.depth]
-        return size[plan.depth] * (plan.chunk if continues else 1) * longer
     extents = dict(plan.extents) | {plan.row_split.major: plan.block}
     if plan.rows is not None:
         extents[plan.rows] = size[plan.rows]
     free = [a for a in operand.free if walk.stride(a)]
-    return contiguous_run(plan.space, walk, free, extents) * longer
+    if operand.natural:
+        extents |= {plan.depth: size[plan.depth], plan.depth_split.major: plan.chunk}
+        free = [plan.depth, plan.depth_split.major, *plan.group]
+    return contiguous_run(plan.space, walk, [a for a in free if a >= 0], extents)

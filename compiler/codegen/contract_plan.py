@@ -40,8 +40,9 @@ class ContractPlan:
     single points: batch and other m atoms, other n atoms, other k atoms. `block` row tiles and
     `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block,
     `held` the whole moving operand over all row blocks. `staged` multiplies one row tile by one
-    PSUM bank of columns at a time and collects the products of a panel in SBUF. A held operand
-    spans the batch atoms `spanned`, which make its runs in HBM longer.
+    PSUM bank of columns at a time and collects the products of a panel in SBUF. Neighbouring points
+    of the batch atoms `group` (at most one, only in staged plans) share the panels of both operands
+    and the tile of the result, which makes runs in HBM longer; `extents` says how many.
     """
 
     space: Space
@@ -62,7 +63,7 @@ class ContractPlan:
     resident: bool
     staged: bool
     held: bool
-    spanned: tuple[int, ...]
+    group: tuple[int, ...]
     panel_type: DType
     stationary_slots: int
     accumulator_slots: int
@@ -73,8 +74,18 @@ class ContractPlan:
     @property
     def shared(self) -> tuple[int, ...]:
         """Outer loops that choose another moving operand."""
-        moves = self.space.values[self.moving.number].atoms - set(self.spanned)
+        moves = self.space.values[self.moving.number].atoms
         return tuple(a for a in self.outer if a in moves)
+
+    @property
+    def out_axes(self) -> tuple[int, ...]:
+        """Atoms along a row of the result, major to minor."""
+        return (*self.group, *self.columns)
+
+    @property
+    def points(self) -> int:
+        """Batch points whose panels are in SBUF together."""
+        return math.prod(self.extents[a] for a in self.group)
 
     @property
     def sums(self) -> int:

@@ -10,7 +10,7 @@ per product, added up in SBUF.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -32,6 +32,7 @@ from compiler.codegen.space import (
     Space,
     Split,
     Walk,
+    contiguous_run,
     near_divisor,
     split,
 )
@@ -142,26 +143,54 @@ class _Planner:
         space, depth_split = self._split(space, depth, self.limits.contraction_max, self.over)
         majors = [row_split.major] if row_split.major >= 0 else []
         self.placed = [largest_walk(space, n) for n in self.sides]
-        free = (*majors, *([rows] if rows is not None else []))
-        stationary = self._operand(0, free)
+        rest = (*majors, *([rows] if rows is not None else []))
         narrow = self.limits.moving_max
         wide = max(narrow, math.ceil(_RUN_BYTES / self.panel_type.bytes))
-        for limit in sorted({narrow, wide, 2 * wide, 4 * wide}):
-            columns, extents = self._columns(limit)
-            moving = self._operand(1, columns)
-            form = _Form(space, row_split, depth_split, stationary, moving, extents)
-            for keep in product((True, False), repeat=2):
-                for tiles in self._blockings(form, _Keep(*keep)):
-                    yield self._plan(form, rows, columns, tiles)
-                    for variant in self._variants(form, tiles):
-                        yield self._plan(form, rows, columns, variant)
+        for group in self._groups(space, {*rest, depth}):
+            stationary = self._operand(0, (*group, *rest))
+            for limit in sorted({narrow, wide, 2 * wide, 4 * wide}):
+                columns, extents = self._columns(limit // math.prod(group.values()))
+                moving = self._operand(1, (*group, *columns))
+                extents |= group
+                form = _Form(
+                    space, row_split, depth_split, stationary, moving, columns, extents, (*group,)
+                )
+                yield from self._kept(form, rows)
+
+    def _kept(self, form: _Form, rows: int | None) -> Iterator[ContractPlan]:
+        """Plans of one form that keep different operands in SBUF."""
+        for keep in product((True, False), repeat=2):
+            for tiles in self._blockings(form, _Keep(*keep)):
+                yield self._plan(form, rows, tiles)
+                for variant in self._variants(form, tiles):
+                    yield self._plan(form, rows, variant)
+
+    def _groups(self, space: Space, taken: Collection[int]) -> Iterator[dict[int, int]]:
+        """Batch atoms whose neighbouring points share panels, with how many do: none, and those
+        that continue the runs of an operand or of the result while these are short.
+        """
+        yield {}
+        found: dict[tuple[int, int], None] = {}
+        own = [a for a in space.sizes if a not in self.batch]
+        for walk in filter(None, (*self.placed, self.out)):
+            item = self.room.tensors[walk.tensor].dtype.bytes
+            run = contiguous_run(space, walk, [a for a in own if walk.stride(a)], space.sizes)
+            if run * item >= _RUN_BYTES:
+                continue
+            for atom in sorted(a for a in self.batch - set(taken) if walk.stride(a) == run):
+                size = space.sizes[atom]
+                for wanted in (_RUN_BYTES, _NATURAL_RUN_BYTES):
+                    most = min(size, math.ceil(wanted / (run * item)))
+                    found[atom, near_divisor(size, most)] = None
+        for atom, points in found:
+            yield {atom: points}
 
     def _operand(self, side: int, free: tuple[int, ...]) -> Operand:
         number = self.sides[side]
         return Operand(number, free, is_natural(self.space, number, self.depth, free))
 
     def _blockings(self, form: _Form, keep: _Keep) -> Iterator[dict[str, Any]]:
-        tiles = self._tiles(form, keep)
+        tiles = None if form.group else self._tiles(form, keep)
         if tiles is not None:
             yield tiles
         rows = form.space.sizes.get(form.row_split.major, 1)
@@ -179,9 +208,7 @@ class _Planner:
             if chunk <= most and chunk != tiles["chunk"]:
                 yield tiles | {"chunk": chunk, "variant": True}
 
-    def _plan(
-        self, form: _Form, rows: int | None, columns: tuple[int, ...], tiles: dict[str, Any]
-    ) -> ContractPlan:
+    def _plan(self, form: _Form, rows: int | None, tiles: dict[str, Any]) -> ContractPlan:
         plan = ContractPlan(
             space=form.space,
             number=self.number,
@@ -191,10 +218,11 @@ class _Planner:
             row_split=form.row_split,
             depth=self.depth,
             depth_split=form.depth_split,
-            columns=columns,
+            columns=form.columns,
             extents=form.extents,
+            group=form.group,
             outer=self._loops((self.batch | self.m) - {rows, form.row_split.major}),
-            across=self._loops(self.n - set(columns)),
+            across=self._loops(self.n - set(form.columns)),
             along=self._loops(self.over - {self.depth, form.depth_split.major}),
             panel_type=self.panel_type,
             cost=0.0,
@@ -277,8 +305,12 @@ class _Planner:
 
     def _block_bytes(self, form: _Form) -> int:
         """Bytes per partition of one row tile of the stationary operand with all of k."""
+        return self._depth_tiles(form) * self._height(form) * self.panel_type.bytes
+
+    def _height(self, form: _Form) -> int:
+        """Columns of the stationary operand for one row tile, those of a group counted together."""
         height = form.space.sizes.get(form.row_split.minor, 1)
-        return self._depth_tiles(form) * height * self.panel_type.bytes
+        return height * math.prod(form.extents[a] for a in form.group)
 
     def _blocking(
         self, form: _Form, keep: _Keep, block: int, sums: int, slots: dict[str, Any]
@@ -288,13 +320,13 @@ class _Planner:
         whole = self._block_bytes(form) * block if keep.stationary else 0
         stationary_slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
         columns = math.prod(self.space.sizes[a] for a in self.n)
+        columns *= math.prod(form.extents[a] for a in form.group)
         held = self._depth_tiles(form) * columns * item if keep.moving else 0
         left = self.budget - whole * stationary_slots - held - sums - self.epilogue_bytes * width
         if left <= 0 and (keep.moving or slots["staged"]):
             return None
-        height = form.space.sizes.get(form.row_split.minor, 1)
         per_tile = (0 if keep.moving else width * item) + self._row_bytes(form, block)
-        per_tile += 0 if keep.stationary else block * height * item
+        per_tile += 0 if keep.stationary else block * self._height(form) * item
         most = max(1, min(max(0, left) // (2 * max(1, per_tile)), self._enough(form, width)))
         majors = form.space.sizes.get(form.depth_split.major, 1)
         both = form.moving.natural and form.stationary.natural
@@ -303,35 +335,18 @@ class _Planner:
             "chunk": near_divisor(majors, min(most, majors)),
             "resident": keep.stationary,
             "held": keep.moving,
-            "spanned": self._spanned(form, held, left) if keep.moving else (),
             "stationary_slots": stationary_slots,
             "turning_slots": 2 if sums or not both else 1,
             **slots,
         }
 
-    def _spanned(self, form: _Form, held: int, left: int) -> tuple[int, ...]:
-        """Batch atoms whose strides continue the innermost run of the moving operand, while the
-        operand then takes a quarter of what is left.
-        """
-        value = self.space.values[form.moving.number]
-        walk, sizes = self.walks[1], self.space.sizes
-        innermost = (self.depth,) if form.moving.natural else form.moving.free[-1:]
-        if walk is None or value.op != "load" or form.depth_split.tail or not innermost:
-            return ()
-        (inner,) = innermost
-        if walk.stride(inner) != 1:
-            return ()
-        for atom in sorted(self.batch):
-            if walk.stride(atom) == sizes[inner] and held * sizes[atom] * 4 <= left:
-                return (atom,)
-        return ()
-
     def _row_bytes(self, form: _Form, block: int) -> int:
         """Bytes per k tile of rows that wait for their transposes."""
         width = math.prod(form.extents.values())
-        largest = max(form.extents.values(), default=1)
+        largest = max((form.extents[a] for a in form.columns), default=1)
         rows = width // largest * math.ceil(largest / self.limits.transpose_max)
-        waiting = rows * form.moving.natural + block * form.stationary.natural
+        points = math.prod(form.extents[a] for a in form.group)
+        waiting = rows * form.moving.natural + block * points * form.stationary.natural
         return waiting * form.space.sizes[form.depth_split.minor] * self.panel_type.bytes
 
     def _enough(self, form: _Form, width: int) -> int:
@@ -360,4 +375,6 @@ class _Form:
     depth_split: Split
     stationary: Operand
     moving: Operand
-    extents: Mapping[int, int]
+    columns: tuple[int, ...]
+    extents: Mapping[int, int]  # of columns and group
+    group: tuple[int, ...]

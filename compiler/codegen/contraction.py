@@ -82,16 +82,13 @@ class _Nest:
     def _hold(self, scope: Scope, extents: dict[int, int]) -> None:
         """Load the whole moving operand."""
         plan, panels = self.plan, self.panels
-        free = (*plan.spanned, *plan.across, *plan.columns)
-        sizes = self.space.sizes
-        scope = scope.straight({a: Box(Affine(), sizes[a]) for a in plan.spanned})
+        free = (*plan.across, *plan.columns)
         whole = self.moving = panels.whole(scope)
-        moving = replace(plan.moving, free=(*plan.spanned, *plan.columns))
         self._loops(
             scope,
             [*plan.along, self.chunks, *plan.across, *plan.columns],
             extents,
-            lambda s: panels.load(moving, panels.at(whole, s, free), s),
+            lambda s: panels.load(plan.moving, panels.at(whole, s, free), s),
         )
 
     def _blocked(self) -> dict[int, int]:
@@ -135,10 +132,10 @@ class _Nest:
     def _panel(self, scope: Scope, extents: dict[int, int]) -> None:
         """One row block by one panel of columns: multiply over all of k, then the epilogue."""
         rows = scope.extent(self.blocks) if self.blocks >= 0 else 1
-        width = scope.elements(self.plan.columns)
         if self.plan.staged:
-            self._staged_panel(scope, extents, rows, width)
+            self._staged_panel(scope, extents, rows)
             return
+        width = scope.elements(self.plan.columns)
         banks = rows * self._banks(width)
         total = Held(scope.psum("product", banks, self.plan.accumulator_slots), {})
         self._chunks(scope, extents, lambda s: self._multiply(s, *self._operands(s), total))
@@ -157,8 +154,7 @@ class _Nest:
             stationary = panels.empty(plan.stationary, scope, count, 0)
             panels.load(plan.stationary, stationary, scope)
         if self.moving is not None:
-            free = (*plan.spanned, *plan.across, *plan.columns)
-            return stationary, panels.at(self.moving, scope, free)
+            return stationary, panels.at(self.moving, scope, (*plan.across, *plan.columns))
         moving = panels.empty(plan.moving, scope, count, 0)
         panels.load(plan.moving, moving, scope)
         return stationary, moving
@@ -169,11 +165,11 @@ class _Nest:
 
     # products collected in SBUF
 
-    def _staged_panel(self, scope: Scope, extents: dict[int, int], rows: int, width: int) -> None:
+    def _staged_panel(self, scope: Scope, extents: dict[int, int], rows: int) -> None:
         if self.plan.sums == 1:
             self._chunks(scope, extents, lambda s: self._rows_at_once(s, rows))
             return
-        height = scope.extent(self.plan.rows)
+        height, width = scope.extent(self.plan.rows), scope.elements(self.plan.out_axes)
         total = Held(scope.tile("sums", height, rows * width, DType.F32, 1), {})
         self._chunks(scope, extents, lambda s: self._add_chunk(s, total, rows))
         self._finish(scope, total, rows, width)
@@ -185,9 +181,9 @@ class _Nest:
         inner, row = _counted(scope, rows)
         self._at_row(inner, scope, row)
         value = self.space.values[self.plan.number]
-        width = inner.elements(self.plan.columns)
-        tile = inner.tile("staged", inner.extent(self.plan.rows), width, value.dtype)
-        held = frame.held[self.plan.number] = inner.hold(tile, self.plan.columns)
+        axes = self.plan.out_axes
+        tile = inner.tile("staged", inner.extent(self.plan.rows), inner.elements(axes), value.dtype)
+        held = frame.held[self.plan.number] = inner.hold(tile, axes)
         engine = self._evicting()
 
         def collect(place: Scope, bank: AccessPattern, column: Affine) -> None:
@@ -201,7 +197,7 @@ class _Nest:
         """Add the products of a chunk of k to the sums of the panel."""
         stationary, moving = self._operands(scope)
         inner, row = _counted(scope, rows)
-        width = inner.elements(self.plan.columns)
+        width = inner.elements(self.plan.out_axes)
         first = scope.zero_when((*self.plan.along, self.chunks))
 
         def collect(place: Scope, bank: AccessPattern, column: Affine) -> None:
@@ -215,25 +211,49 @@ class _Nest:
     def _bank_products(
         self, by_row: Scope, row: Affine, stationary: Held, moving: Held, collect: Collect
     ) -> None:
-        """One row tile by all columns of the panel, a PSUM bank at a time."""
-        height, depth = by_row.extent(self.plan.rows), by_row.extent(self.plan.depth)
-        count, width = self._count(by_row), by_row.elements(self.plan.columns)
-        for piece in pieces(width, even_tile(width, self.builder.limits.moving_max)):
-            place, turn = _counted(by_row, piece.trip)
-            column = turn * piece.extent + piece.start
-            bank = Held(place.psum("product", 1, self.plan.accumulator_slots), {})
-            out = place.on_chip(bank, height, ((1, piece.extent),))
-            inner, tile = _counted(place, count)
-            a = row * stationary.strides.get(self.blocks, 0)
-            a = a + tile * stationary.strides.get(self.chunks, 0)
-            b = column + tile * moving.strides.get(self.chunks, 0)
-            sources = (
-                inner.on_chip(stationary, depth, ((1, height),), a),
-                inner.on_chip(moving, depth, ((1, piece.extent),), b),
-            )
-            first = (inner.register,) if count > 1 else ()
-            inner.add("matmul", Engine.TENSOR, out, sources, zero_when=first)
-            collect(place, out, column)
+        """One row tile by all columns of the panel, a PSUM bank at a time: some columns of a batch
+        point, or several points.
+        """
+        most = self.builder.limits.moving_max
+        width = by_row.elements(self.plan.columns)
+        points = by_row.elements(self.plan.group)
+        for several in pieces(points, even_tile(points, max(1, most // width))):
+            by_point, turn = _counted(by_row, several.trip)
+            point = turn * several.extent + several.start
+            for piece in pieces(width, even_tile(width, most)):
+                place, turn = _counted(by_point, piece.trip)
+                column = turn * piece.extent + piece.start
+                bank = Held(place.psum("product", 1, self.plan.accumulator_slots), {})
+                for at in range(several.extent):
+                    a = row * stationary.strides.get(self.blocks, 0)
+                    b = column
+                    for atom in self.plan.group:
+                        a = a + (point + at) * stationary.strides[atom]
+                        b = b + (point + at) * moving.strides[atom]
+                    into = replace(bank, offset=Affine(at * piece.extent))
+                    self._add_tiles(place, into, (stationary, a), (moving, b), piece.extent)
+                elements = ((1, several.extent * piece.extent),)
+                out = place.on_chip(bank, place.extent(self.plan.rows), elements)
+                collect(place, out, point * width + column)
+
+    def _add_tiles(
+        self,
+        scope: Scope,
+        bank: Held,
+        stationary: tuple[Held, Affine],
+        moving: tuple[Held, Affine],
+        width: int,
+    ) -> None:
+        """Products of all k tiles at hand into `bank`; operands are panels and elements in them."""
+        height, depth = scope.extent(self.plan.rows), scope.extent(self.plan.depth)
+        inner, tile = _counted(scope, self._count(scope))
+        sources = [
+            inner.on_chip(panel, depth, ((1, size),), at + tile * panel.strides.get(self.chunks, 0))
+            for (panel, at), size in ((stationary, height), (moving, width))
+        ]
+        first = (inner.register,) if self._count(scope) > 1 else ()
+        out = inner.on_chip(bank, height, ((1, width),))
+        inner.add("matmul", Engine.TENSOR, out, sources, zero_when=first)
 
     # products added up in PSUM
 
@@ -280,14 +300,14 @@ class _Nest:
         frame, late = self._begin(scope)
         inner, row = _counted(scope, rows)
         self._at_row(inner, scope, row)
-        strides = scope.hold(total.tile, self.plan.columns).strides
+        strides = scope.hold(total.tile, self.plan.out_axes).strides
         product = Held(total.tile, strides, total.offset + row * step)
         self._evict(frame, product, inner)
         self._emit_late(frame, late, inner)
 
     def _begin(self, scope: Scope) -> tuple[Frame, list[int]]:
         """Code for what all row tiles share, and the values that are left for each."""
-        frame = Frame(self.builder, self.space, self.plan.rows, self.plan.columns)
+        frame = Frame(self.builder, self.space, self.plan.rows, self.plan.out_axes)
         early = [n for n in self.epilogue if self._is_row_free(n)]
         for n in early:
             frame.emit(n, scope)

@@ -60,8 +60,9 @@ class Panels:
 
     def whole(self, scope: Scope, slots: int = 0) -> Held:
         """A panel for the whole moving operand at `scope`."""
-        axes = (*self.plan.spanned, *self.plan.across, *self.plan.columns)
+        axes = (*self.plan.across, *self.plan.columns)
         wide = scope.straight({a: Box(Affine(), self.space.sizes[a]) for a in axes})
+        axes = (*self.plan.group, *axes)
         tiles = self.tiles_of(self.major) if self.major >= 0 else 1
         tiles *= math.prod(self.tiles_of(a) for a in self.plan.along)
         return self.empty(replace(self.plan.moving, free=axes), wide, tiles, slots)

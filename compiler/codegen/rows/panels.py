@@ -141,7 +141,7 @@ def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPla
         resident=False,
         staged=False,
         held=True,
-        spanned=(),
+        group=(),
         panel_type=plan.operand_type(number),
         stationary_slots=1,
         accumulator_slots=2,

@@ -14,7 +14,7 @@ from compiler.codegen.search import Room
 from compiler.codegen.space import normalise
 from compiler.diagnostics import CapacityError
 from compiler.isa.limits import limits_for, walk
-from compiler.isa.program import Engine
+from compiler.isa.program import Engine, Space
 from compiler.target import nominal_machine
 from sim_cluster import l0, regions
 
@@ -34,18 +34,43 @@ def heads(
 
 @pytest.mark.parametrize("natural", [True, False])
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_a_held_operand_spans_atoms_that_continue_its_runs(natural: bool, dtype) -> None:
-    """Heads lie side by side in a row: one transfer brings all of them."""
-    m = Maker((2, 4, 128, 96, 64), "spanned")
-    a = m.load((0, 1, 2, 4), dtype)
+def test_batch_points_that_continue_runs_move_together(natural: bool, dtype) -> None:
+    """Heads lie side by side in a row: one transfer brings or takes all of them."""
+    m = Maker((2, 4, 128, 96, 64), "heads")
+    a = m.load((0, 2, 1, 4), dtype)
     c = m.load((0, 3, 1, 4) if natural else (0, 4, 1, 3), dtype)
-    m.store(m.contract(a, c, over=(4,)), (0, 1, 2, 3))
-    wanted = [p for p in plans(m) if p.held and p.stationary.number == 0]
-    assert wanted and all(p.spanned == (1,) for p in wanted)
+    m.store(m.contract(a, c, over=(4,)), (0, 2, 1, 3), dtype)
     region = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
-    loads = [i for i in walk(region.body) if i.opcode == "dma" and i.srcs[0].buffer == 1]
-    runs = [i.srcs[0].dims[-1] for i in loads]
-    assert runs == [(1, 4 * (64 if natural else 96))]
+    moved = {}
+    for i in walk(region.body):
+        if i.opcode == "dma":
+            (hbm,) = (p for p in (i.dst, *i.srcs) if p.space is Space.HBM)
+            moved[hbm.buffer] = hbm.dims[-1]
+    assert moved == {0: (1, 4 * 64), 1: (1, 4 * (64 if natural else 96)), 2: (1, 4 * 96)}
+
+
+@pytest.mark.parametrize("size", [(2, 5, 128, 96, 64), (1, 13, 67, 33, 48), (3, 7, 300, 600, 96)])
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (0, 1, 2, 3), (0, 2, 3, 1)])
+def test_groups_of_any_size_keep_the_values(
+    size: tuple[int, ...], order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kind of plan with a group: uneven last groups, several banks of a point and several
+    points of a bank, results in any order, an epilogue that spans the group.
+    """
+    m = Maker(size, "groups")
+    a, c = m.load((0, 2, 1, 4), BF16), m.load((0, 3, 1, 4), BF16)
+    product = m.contract(a, c, over=(4,), dtype=F32)
+    bias = m.load((1, 3), F32)
+    m.store(m.node("add", product, bias), order, F32)
+    want = arrays(m.tensors, 0)
+    regions.run_region(m.program(), want, {})
+    chosen = kinds([p for p in plans(m) if p.group])
+    assert chosen
+    for plan in chosen.values():
+        monkeypatch.setattr(contraction, "plan_contraction", lambda *_, plan=plan: [plan])
+        got = arrays(m.tensors, 0)
+        l0.run_region(m.region(), got, {})
+        assert distance(got[-1], want[-1]) <= 1e-6, plan
 
 
 def plans(m: Maker) -> list[ContractPlan]:
