@@ -153,22 +153,28 @@ class _Level:
 def _sweep(level: _Level) -> _Sweep:
     """Add what each op makes, subtract what nobody reads any more, note the highest point."""
     ends = _by_position(_ends(level))
-    live: dict[Value, Holding] = {}
-    total, sweep = 0, _Sweep()
+    born: dict[Value, tuple[Op, int]] = {}
+    gone: dict[Value, int] = {}  # the first position without the value
+    live: dict[Value, int] = {}
+    total, peak, at_peak, sweep = 0, -1, _Sweep(), _Sweep()
     for position, op in enumerate(level.graph.ops):
         inner = _inside(op, level)
-        total -= sum(live.pop(v).num_bytes for v in _taken_over(op, position, ends, live))
+        for value in _taken_over(op, position, ends, live):
+            total -= live.pop(value)
+            gone[value] = position
         for value in op.results:
-            if size := (held := level.holding(op, value)).num_bytes:
-                live[value] = held
+            if size := level.cost(op, value):
+                born[value], live[value] = (op, position), size
                 total += size
         if total + inner.peak_bytes > sweep.peak_bytes:
-            sweep.peak_bytes = total + inner.peak_bytes
-            sweep.held = [*live.values(), *inner.held]
+            sweep.peak_bytes, peak, at_peak = total + inner.peak_bytes, position, inner
         sweep.moments += _moments(op, total, inner)
         for value in ends.get(position, ()):
             if value in live:
-                total -= live.pop(value).num_bytes
+                total -= live.pop(value)
+                gone[value] = position + 1
+    there = ((v, op) for v, (op, at) in born.items() if at <= peak < gone.get(v, peak + 1))
+    sweep.held = [*(level.holding(op, v) for v, op in there), *at_peak.held]
     return sweep
 
 

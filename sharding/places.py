@@ -7,6 +7,8 @@ with it. Ops that only move, convert or gather say nothing about a buffer and ar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
+from heapq import heapify, heappop, heappush
 
 from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.ir.types import Graph, Op, Value
@@ -34,9 +36,10 @@ def buffer_places(plan: StepPlan) -> dict[str, Loc]:
     """File and line by buffer, for the buffers that have one."""
     places: dict[str, Loc] = {}
     for program in plan.programs:
-        found = dict(_written(program))
+        level = _Level(program.graph)
+        found = dict(_written(program, level))
         found.update(
-            (name, loc) for name, loc in _read(program) if plan.buffers[name].role in _GIVEN
+            (name, loc) for name, loc in _read(program, level) if plan.buffers[name].role in _GIVEN
         )
         for name, loc in found.items():
             if loc != UNKNOWN_LOC:
@@ -44,23 +47,47 @@ def buffer_places(plan: StepPlan) -> dict[str, Loc]:
     return places
 
 
-def _written(program: StepProgram) -> Iterator[tuple[str, Loc]]:
+class _Level:
+    """One graph level: who makes its values, and who reads them at which positions."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.made = graph.producers()
+        self._inside: dict[Op, _Level] = {}
+
+    @cached_property
+    def reads(self) -> dict[Value, list[int]]:
+        """Positions of the readers of each value."""
+        found: dict[Value, list[int]] = {}
+        for position, op in enumerate(self.graph.ops):
+            for value in op.operands:
+                found.setdefault(value, []).append(position)
+        return found
+
+    def inside(self, loop: Op) -> _Level:
+        """The body of a loop."""
+        if loop not in self._inside:
+            self._inside[loop] = _Level(loop.regions[0])
+        return self._inside[loop]
+
+
+def _written(program: StepProgram, level: _Level) -> Iterator[tuple[str, Loc]]:
     """Outputs with the op that computes them."""
     for name, value in zip(program.outputs, program.graph.outputs, strict=True):
-        yield name, _maker(program.graph, value)
+        yield name, _maker(level, value)
 
 
-def _maker(graph: Graph, value: Value) -> Loc:
+def _maker(level: _Level, value: Value) -> Loc:
     """The place of the op that computes `value`, in a loop the op of its body."""
-    made, seen, looped = graph.producers(), set[Value](), False
+    seen, looped = set[Value](), False
     while value not in seen:
         seen.add(value)
-        op = made.get(value)
+        graph, op = level.graph, level.made.get(value)
         if op is None and looped and value in graph.inputs:  # what the last round left
             value = graph.outputs[graph.inputs.index(value)]
         elif op is not None and op.name == "loop":
-            (graph,), looped = op.regions, True
-            made, value = graph.producers(), graph.outputs[op.results.index(value)]
+            level, looped = level.inside(op), True
+            value = level.graph.outputs[op.results.index(value)]
         elif op is not None and (op.name in _MOVING or _accumulates(op)):
             value = op.operands[op.name == "dynamic_update_slice" or _accumulates(op)]
         else:
@@ -73,23 +100,26 @@ def _accumulates(op: Op) -> bool:
     return op.name == "add" and op.loc == UNKNOWN_LOC
 
 
-def _read(program: StepProgram) -> Iterator[tuple[str, Loc]]:
+def _read(program: StepProgram, level: _Level) -> Iterator[tuple[str, Loc]]:
     """Inputs with the first op that computes with them."""
     for name, value in zip(program.inputs, program.graph.inputs, strict=True):
-        yield name, _reader(program.graph, value)
+        yield name, _reader(level, value)
 
 
-def _reader(graph: Graph, value: Value) -> Loc:
+def _reader(level: _Level, value: Value) -> Loc:
     """The place of the first op that computes with `value` or with what it is moved to."""
-    moved = {value}
-    for op in graph.ops:
-        if not any(v in moved for v in op.operands):
-            continue
+    moved, todo = {value}, list(level.reads.get(value, ()))
+    heapify(todo)
+    while todo:
+        op = level.graph.ops[heappop(todo)]
         if op.name in _MOVING:
-            moved.update(op.results)
+            for result in op.results:
+                moved.add(result)
+                for position in level.reads.get(result, ()):
+                    heappush(todo, position)
         elif op.name == "loop":
             carries = zip(op.operands, op.regions[0].inputs, strict=True)
-            inner = (_reader(op.regions[0], v) for given, v in carries if given in moved)
+            inner = (_reader(level.inside(op), v) for given, v in carries if given in moved)
             known = next((loc for loc in inner if loc != UNKNOWN_LOC), None)
             if known is not None:
                 return known

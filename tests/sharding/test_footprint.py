@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 
-from compiler.diagnostics import CapacityError
+from compiler.diagnostics import CapacityError, Loc
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.types import Graph, Value, tensor_type
 from compiler.program import BufferInfo, StepPlan, StepProgram
 from sharding.advice import advice, advice_text
 from sharding.footprint import CATEGORIES, check_limit, footprint
+from sharding.places import buffer_places
 
 SIZE = 64  # f32 elements of every tensor below
 BYTES = SIZE * 4
@@ -178,3 +179,22 @@ def test_advice_counts_the_bytes_of_each_change() -> None:
     found = {a.change: a.saves_bytes for a in advice(footprint(plan), plan)}
     assert found["shard over twice the cores, mesh.dp_shard = 8"] == 6 * 16 * 4 // 2
     assert found["spread the optimizer state, strategy.zero = 1"] == 8 * 16 * 4 * 3 // 4
+
+
+@pytest.mark.parametrize("leaves", [4, 40])
+def test_the_places_of_all_buffers_are_read_from_one_look_at_each_program(
+    leaves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = Builder()
+    weights = [b.input((8, 8)) for _ in range(leaves)]
+    moved = [b.convert(w, DType.BF16) for w in weights]
+    graph = b.finish(*(b.op("tanh", v) for v in moved))
+    for line, op in enumerate(op for op in graph.ops if op.name == "tanh"):
+        op.loc = Loc("model.py", line + 1)
+    looks: list[Graph] = []
+    producers = Graph.producers
+    monkeypatch.setattr(Graph, "producers", lambda g: (looks.append(g), producers(g))[1])
+    roles = [(f"w{i}", "parameter") for i in range(leaves)]
+    places = buffer_places(plan_of(graph, [*roles, *((f"y{i}", "metric") for i in range(leaves))]))
+    assert len(looks) == 1
+    assert [places[f"w{i}"].line for i in range(leaves)] == list(range(1, leaves + 1))
