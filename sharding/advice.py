@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from compiler.program import BufferInfo, StepPlan
 from sharding.footprint import Footprint, category_of
+from sharding.mesh import SHARD_AXIS
 
 STATE = ("parameters", "gradients", "optimizer")
-SHARD_AXIS = "dp_shard"
 
 
 @dataclass(frozen=True, slots=True)

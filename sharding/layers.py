@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler.ir.analysis import invariant_carries
+from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph, Op, Value
 from sharding.dims import reached
 
@@ -87,6 +88,28 @@ def _walked_dim(op: Op, counted: set[Value]) -> int | None:
         if start in counted and window.type.shape[dim] == 1:
             return dim
     return None
+
+
+def visited_layers(loop: Op, start: Value) -> np.ndarray | None:
+    """`start`, a scalar of the body, in every iteration; None when more than the counter decides
+    it.
+    """
+    body = loop.regions[0]
+    counter = body.inputs[loop.attrs.induction]
+    needed: dict[Op, None] = {}
+    made = body.producers()
+    todo = [start]
+    while todo:
+        op = made.get(value := todo.pop())
+        if op is None and value is not counter:
+            return None
+        if op is not None:
+            needed[op] = None
+            todo.extend(op.operands)
+    cone = Graph((counter,), tuple(op for op in body.ops if op in needed), (start,), "counter")
+    dtype = counter.type.dtype.numpy
+    found = [evaluate(cone, [np.asarray(i, dtype)])[0] for i in range(loop.attrs.trip)]
+    return np.asarray(found, np.int64)
 
 
 def unrolled_layers(

@@ -15,6 +15,7 @@ from collectives.ops import ReplicaGroups, axis_strides
 from compiler.diagnostics import ShardingError
 
 AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
+SHARD_AXIS = "dp_shard"  # the one state is spread over first
 DATA_AXES = ("dp_replicate", "dp_shard", "ep")
 """Samples lie over these; `ep` is the inner part of what users call `dp_shard`."""
 AUTO = "auto"

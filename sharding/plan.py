@@ -20,7 +20,7 @@ from sharding.findings import TRAFFIC, with_findings
 from sharding.fold import Folded, fold
 from sharding.footprint import Footprint, footprint
 from sharding.localize import localize
-from sharding.mesh import Mesh
+from sharding.mesh import SHARD_AXIS, Mesh
 from sharding.overlap import Shifts, overlap
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
 from sharding.rewrite import rewrite
@@ -195,13 +195,14 @@ def _reasons(recipe: Recipe, part: PartitionedGraph) -> dict[str, str]:
 
 def _gathers_left(rows: Sequence[Traffic]) -> Iterator[Diagnostic]:
     """A note when weights are gathered again although they were to be kept."""
-    again = sum(r.count for r in rows if (r.program, r.kind) == ("backward", "all_gather"))
+    found = (r for r in rows if (r.program, r.kind) == ("backward", "all_gather"))
+    again = sum(r.count for r in found if SHARD_AXIS in r.axes)
     if again:
         yield Diagnostic(
             "SW_RESHARD",
-            f"strategy.reshard_after_forward=false keeps weights gathered outside of loops only: "
-            f"backward still runs {again} all_gather",
-            hint="unroll the layers to keep every gathered weight",
+            f"strategy.reshard_after_forward=false could not keep every gathered weight: backward "
+            f"still runs {again} all_gather over {SHARD_AXIS}",
+            hint="slice weights in loops by the loop's own counter, whole layers at a time",
             severity="note",
         )
 

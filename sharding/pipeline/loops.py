@@ -16,9 +16,8 @@ import numpy as np
 from compiler.diagnostics import ShardingError
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConcatenateAttrs, ConstantAttrs, LoopAttrs, ReshapeAttrs, SliceAttrs
-from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph, Op, TensorType, Value
-from sharding.layers import ScannedLayers
+from sharding.layers import ScannedLayers, visited_layers
 
 WALKING = ("dynamic_slice", "dynamic_update_slice")
 
@@ -135,26 +134,10 @@ def _not_walked(op: Op) -> ShardingError:
 
 def _visited(loop: Op, start: Value) -> np.ndarray:
     """`start` in every iteration. Raises ShardingError when more than the counter decides it."""
-    body = loop.regions[0]
-    counter = body.inputs[loop.attrs.induction]
-    needed: dict[Op, None] = {}
-    made = body.producers()
-
-    def need(value: Value) -> None:
-        op = made.get(value)
-        if op is None:
-            if value is not counter:
-                raise _not_walked(loop)
-            return
-        for operand in op.operands:
-            need(operand)
-        needed[op] = None
-
-    need(start)
-    cone = Graph((counter,), tuple(needed), (start,), "counter")
-    dtype = counter.type.dtype.numpy
-    found = [evaluate(cone, [np.asarray(i, dtype)])[0] for i in range(loop.attrs.trip)]
-    return np.asarray(found, np.int64)
+    found = visited_layers(loop, start)
+    if found is None:
+        raise _not_walked(loop)
+    return found
 
 
 def _part(

@@ -24,6 +24,7 @@ from sharding.partitioned import Slot
 from sharding.pins import Annotator, GatherUse
 from sharding.spec import ShardingSpec
 from sharding.strategies import INPUT, OUTPUT, Predicted, Recipe, value_ids
+from sharding.strategies.kept import keep_gathered
 
 WEIGHTS = 3
 """The ZeRO stage that spreads weights; 1 spreads the optimizer state, 2 gradients too."""
@@ -48,6 +49,7 @@ class Decisions:
     scans: list[ScannedLayers] = field(init=False)
     runs: list[UnrolledLayers] = field(init=False)
     zero: int = WEIGHTS
+    keep_gathered: bool = False
     roots: dict[Dim, str] = field(default_factory=dict)
     pins: dict[Value, ShardingSpec] = field(default_factory=dict)
     results: list[ShardingSpec] = field(default_factory=list)
@@ -159,8 +161,10 @@ class Decisions:
         uses = {(use.op, use.index): use for use in self.gathers}
         annotator = Annotator(uses, self.layouts, self.layout.of)
         graph = annotator.run(self.graph)
-        pins = self.pins | annotator.specs
-        for point in annotator.points:
+        pins, points = self.pins | annotator.specs, annotator.points
+        if self.keep_gathered:
+            graph, pins, points = keep_gathered(graph, points, pins)
+        for point in points:
             source, whole = point.operands[0], pins[point.result]
             before = self.stored(source) or pins.get(source, self.layout.of(source))
             gathered = tuple(a for a in before.axes if a not in whole.axes)

@@ -69,6 +69,7 @@ def recipe_of(
     if free is not graph or (user is not None and user.meshes):
         step.findings.append(_not_read(name))
     step.read_graph()
+    step.keep_gathered = not settings.reshard_after_forward
     decide(step, settings)
     _lay_out(step)
     return step.recipe()

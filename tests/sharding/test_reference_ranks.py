@@ -142,13 +142,28 @@ def test_memory_of_unrolled_layers_does_not_pile_up() -> None:
     assert deep.argument_bytes["activations"] > 2 * shallow.argument_bytes["activations"]
 
 
-def test_kept_weights_say_when_they_cannot_be_kept() -> None:
+@pytest.mark.parametrize(("make", "unread"), [(scanned, "params/embed"), (flax, "")])
+def test_kept_weights_are_gathered_once_and_held(
+    make: Callable[[], TrainTask], unread: str
+) -> None:
+    """No gather of weights in backward; forward hands over every layer's whole weights, but a table
+    that no gradient reads.
+    """
     mesh = make_mesh({"dp_shard": 4})
-    scan = fsdp_plan(scanned(), mesh, 1, reshard_after_forward=False)
-    assert [f.code for f in scan.findings] == ["SW_RESHARD"]
-    unrolled = fsdp_plan(flax(), mesh, 1, reshard_after_forward=False)
-    assert not unrolled.findings
-    assert ("backward", "all_gather", ("dp_shard",)) not in counts(unrolled)
+    again, kept = (fsdp_plan(make(), mesh, 1, reshard_after_forward=r) for r in (True, False))
+    shard = ("dp_shard",)
+    assert counts(again)["backward", "all_gather", shard]
+    assert not counts(kept)["backward", "all_gather", shard]
+    forward = ("forward", "all_gather", shard)
+    assert counts(kept)[forward] == counts(again)[forward]
+    assert not kept.findings
+    held = [plan.footprint.argument_bytes["activations"] for plan in (again, kept)]
+    whole = sum(
+        info.global_type.num_bytes
+        for name, info in kept.step.buffers.items()
+        if info.role == "parameter" and name != unread
+    )
+    assert 0.95 * whole <= held[1] - held[0] <= whole
 
 
 def test_a_damaged_collective_shows() -> None:

@@ -204,6 +204,18 @@ def test_rings_hold_no_sequence(model: str) -> None:
         assert bool(wide) == (context == "gather")
 
 
+@pytest.mark.parametrize("model", ["gqa", "tied gpt"])
+def test_kept_layers_are_gathered_once(model: str) -> None:
+    """Forward gathers as ever; backward reads what forward gathered and only scatters gradients."""
+    again, kept = (
+        [Counter(op.name for op in collectives(body)) for body in loops(partitioned(model, how))]
+        for how in (ALL["fsdp 4"], ALL["fsdp kept 4"])
+    )
+    assert kept[0] == again[0]
+    assert again[1]["all_gather"] and kept[1] == {"reduce_scatter": again[1]["reduce_scatter"]}
+    assert partitioned(model, ALL["fsdp kept 4"]).findings == ()
+
+
 def test_data_parallel_only_sums() -> None:
     part = partitioned("gqa", distribution("generic", dp_shard=4))
     assert {op.name for op in collectives(part.graph)} == {"all_reduce"}

@@ -7,8 +7,10 @@ settings on a mesh.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -126,16 +128,21 @@ def _by_user(
     return ShardingConstraintAttrs(tuple(spec))
 
 
-def distribution(
-    strategy: str, *, sp: bool = True, zero: int = -1, context: str = "ring", **axes: int
-) -> Distribution:
-    """One distribution."""
-    settings = StrategySettings(name=strategy, sequence_parallel=sp, zero=zero, context=context)
+def distribution(strategy: str, *, sp: bool = True, **keys: int | str | bool) -> Distribution:
+    """One distribution: sizes of axes, and keys of the `[strategy]` table."""
+    known = {f.name for f in dataclasses.fields(StrategySettings)}
+    axes = {key: int(value) for key, value in keys.items() if key not in known}
+    chosen: dict[str, Any] = {key: value for key, value in keys.items() if key in known}
+    settings = StrategySettings(name=strategy, sequence_parallel=sp, **chosen)
     return Distribution(settings, tuple(axes.items()))
 
 
 DISTRIBUTIONS = {
     "fsdp 4": distribution("fsdp", dp_shard=4),
+    "fsdp kept 4": distribution("fsdp", reshard_after_forward=False, dp_shard=4),
+    "hsdp kept tp 8": distribution(
+        "fsdp", reshard_after_forward=False, dp_replicate=2, dp_shard=2, tp=2
+    ),
     "hsdp 8": distribution("fsdp", dp_replicate=2, dp_shard=4),
     "data parallel 4": distribution("generic", dp_replicate=2, dp_shard=2),
     "zero-1 8": distribution("generic", zero=1, dp_shard=8),

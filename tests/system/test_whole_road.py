@@ -62,6 +62,12 @@ class Case:
 
 CASES = {
     "llama fsdp": Case(small_llama, {"dp_shard": 4}),
+    "llama bf16 fsdp kept": Case(
+        lambda: small_llama("bf16"),
+        {"dp_shard": 4},
+        "llama fsdp",
+        StrategySettings(reshard_after_forward=False),
+    ),
     "llama hsdp": Case(small_llama, {"dp_replicate": 2, "dp_shard": 4}),
     "llama bf16 fsdp": Case(lambda: small_llama("bf16"), {"dp_shard": 4}, "llama fsdp"),
     "flax hsdp": Case(flax, {"dp_replicate": 2, "dp_shard": 2}),

@@ -1,0 +1,232 @@
+"""Weights of layer loops that stay gathered between forward and backward.
+
+A layer loop gathers a slice of a stacked weight in every iteration. With
+`reshard_after_forward = false` the first loop that gathers a slice also writes it to a stack of its
+own, and the loops after it read that stack instead of gathering again. Layers of unrolled code need
+none of this: what they gathered is a value like any other (`residuals.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compiler.ir.analysis import invariant_carries
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs, ReshapeAttrs
+from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from compiler.passes.dce import dce
+from sharding.layers import visited_layers
+from sharding.pins import NARROWING
+from sharding.spec import ShardingSpec
+
+Key = tuple[Value, int, tuple[object, ...], tuple[object, ...]]
+"""A stacked weight, the dim of its layers, what is done to a layer, and how the result lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    """A constraint `point` that gathers the layer at `start` of a stacked weight."""
+
+    point: Op
+    start: Value
+    key: Key
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Rewrites a graph with gather points. `pins` gains the layouts of what is added; `dropped` are
+    the points that gather nothing any more.
+    """
+
+    points: frozenset[Op]
+    pins: dict[Value, ShardingSpec]
+    stacks: dict[Key, Value] = field(default_factory=dict)
+    dropped: set[Op] = field(default_factory=set)
+
+    def run(self, graph: Graph) -> Graph:
+        """`graph` with one gather per layer and weight among its loops."""
+        loops = [op for op in graph.ops if op.name == "loop"]
+        gathers = {loop: list(self._gathers(loop)) for loop in loops}
+        ops: list[Op] = []
+        for op in graph.ops:
+            if op not in gathers:
+                ops.append(op)
+                continue
+            after = loops[loops.index(op) + 1 :]
+            later = {gather.key for loop in after for gather in gathers[loop]}
+            ops += self._rewritten(op, gathers[op], later)
+        return dce(Graph(graph.inputs, tuple(ops), graph.outputs, graph.name))
+
+    def _gathers(self, loop: Op) -> Iterator[_Gather]:
+        """The gather points of a loop whose slices walk all layers of a weight."""
+        body = loop.regions[0]
+        made, kept = body.producers(), {body.inputs[i]: i for i in invariant_carries(loop)}
+        for point in (op for op in body.ops if op in self.points):
+            op, path = _taken(made, point.operands[0])
+            if op is None or op.operands[0] not in kept:
+                continue
+            dims = _sliced(op)
+            if len(dims) != 1 or not _walks(loop, op, dims[0]):
+                continue
+            stack = loop.operands[kept[op.operands[0]]]
+            key = (stack, dims[0], path, _laid_out(point.result, self.pins[point.result]))
+            yield _Gather(point, op.operands[1 + dims[0]], key)
+
+    def _rewritten(self, loop: Op, gathers: Sequence[_Gather], later: set[Key]) -> list[Op]:
+        """The loop that reads the stacks there are and fills those that later loops want."""
+        body = _Body(self, loop)
+        for gather in gathers:
+            if gather.key in self.stacks:
+                body.read(gather, self.stacks[gather.key])
+                self.dropped.add(gather.point)
+            elif gather.key in later:
+                self.stacks[gather.key] = body.fill(gather)
+        return body.finish()
+
+
+def _taken(made: Mapping[Value, Op], value: Value) -> tuple[Op | None, tuple[object, ...]]:
+    """The slice that `value` is made of, and what changes its elements on the way."""
+    path: list[object] = []
+    while (op := made.get(value)) is not None and op.name != "dynamic_slice":
+        if op.name == "optimization_barrier":
+            value = op.operands[op.results.index(value)]
+            continue
+        if op.name not in NARROWING:
+            return None, ()
+        if not _keeps_order(op):
+            path.append((op.name, op.attrs))
+        value = op.operands[0]
+    return op, tuple(path)
+
+
+def _keeps_order(op: Op) -> bool:
+    """True for a reshape in any spelling: the same elements one after the other."""
+    if op.name == "broadcast_in_dim":
+        same = op.operands[0].type.num_elements == op.result.type.num_elements
+        return same and list(op.attrs.dims) == sorted(op.attrs.dims)
+    return op.name == "reshape"
+
+
+def _laid_out(value: Value, spec: ShardingSpec) -> tuple[object, ...]:
+    """The type of a value and its layout, dims of one element left out."""
+    dims = zip(value.type.shape, spec.dims, strict=True)
+    return value.type.dtype, *((n, axes) for n, axes in dims if n > 1)
+
+
+def _sliced(op: Op) -> list[int]:
+    """The dims of which a slice takes a part."""
+    shape = op.operands[0].type.shape
+    return [d for d, n in enumerate(op.attrs.sizes) if n != shape[d]]
+
+
+def _walks(loop: Op, op: Op, dim: int) -> bool:
+    """True when a slice visits every layer along `dim` once."""
+    visited = visited_layers(loop, op.operands[1 + dim])
+    layers = op.operands[0].type.shape[dim]
+    one = op.attrs.sizes[dim] == 1
+    return one and visited is not None and np.array_equal(np.sort(visited), np.arange(layers))
+
+
+@dataclass(slots=True)
+class _Body:
+    """A loop under construction: carries that are added, and ops around what is there."""
+
+    owner: Keeper
+    loop: Op
+    before: list[Op] = field(default_factory=list)
+    carries: list[tuple[Value, Value, Value, Value]] = field(default_factory=list)
+    behind: dict[Op, list[Op]] = field(default_factory=dict)
+    instead: dict[Op, list[Op]] = field(default_factory=dict)
+
+    def fill(self, gather: _Gather) -> Value:
+        """Write what `gather` makes to a new stack; returns the stack behind the loop."""
+        made = gather.point.result
+        layer = tensor_type((1, *made.type.shape), made.type.dtype)
+        spec = _layered(self.owner.pins[made])
+        empty = make_op("constant", (), _zeros(_stacked(made.type, self.loop.attrs.trip)))
+        self.before.append(empty)
+        row = make_op("reshape", (made,), ReshapeAttrs(layer.shape), loc=gather.point.loc)
+        inside = Value(empty.result.type)
+        starts, ops = self._starts(gather, layer.rank)
+        written = make_op(
+            "dynamic_update_slice", (inside, row.result, *starts), loc=gather.point.loc
+        )
+        self.behind[gather.point] = [*ops, row, written]
+        return self._carry(empty.result, inside, written.result, spec)
+
+    def read(self, gather: _Gather, stack: Value) -> None:
+        """Take the layer from `stack` where `gather` stood."""
+        made, inside = gather.point.result, Value(stack.type)
+        starts, ops = self._starts(gather, stack.type.rank)
+        attrs = DynamicSliceAttrs((1, *stack.type.shape[1:]))
+        taken = make_op("dynamic_slice", (inside, *starts), attrs, loc=gather.point.loc)
+        row = Op(
+            "reshape",
+            (taken.result,),
+            (made,),
+            ReshapeAttrs(made.type.shape),
+            loc=gather.point.loc,
+        )
+        self.instead[gather.point] = [*ops, taken, row]
+        self._carry(stack, inside, inside, self.owner.pins[stack])
+
+    def _starts(self, gather: _Gather, rank: int) -> tuple[list[Value], list[Op]]:
+        """Where a layer lies in its stack, and the ops that say so."""
+        zero = make_op("constant", (), _zeros(gather.start.type))
+        return [gather.start, *[zero.result] * (rank - 1)], [zero]
+
+    def _carry(self, first: Value, inside: Value, after: Value, spec: ShardingSpec) -> Value:
+        """Add a carry; returns its value behind the loop."""
+        result = Value(first.type)
+        self.carries.append((first, inside, after, result))
+        self.owner.pins.update(dict.fromkeys((first, inside, after, result), spec))
+        return result
+
+    def finish(self) -> list[Op]:
+        """What stands in front of the loop, and the loop."""
+        if not self.carries:
+            return [self.loop]
+        (body,) = self.loop.regions
+        ops: list[Op] = []
+        for op in body.ops:
+            ops += self.instead.get(op, [op])
+            ops += self.behind.get(op, [])
+        firsts, insides, afters, results = zip(*self.carries, strict=True)
+        region = Graph((*body.inputs, *insides), tuple(ops), (*body.outputs, *afters), body.name)
+        loop = self.loop
+        made = Op(
+            "loop",
+            (*loop.operands, *firsts),
+            (*loop.results, *results),
+            loop.attrs,
+            (region,),
+            loop.loc,
+        )
+        return [*self.before, made]
+
+
+def _stacked(type: TensorType, layers: int) -> TensorType:
+    """All layers of a value."""
+    return tensor_type((layers, *type.shape), type.dtype)
+
+
+def _layered(spec: ShardingSpec) -> ShardingSpec:
+    """The layout of a stack of values."""
+    return ShardingSpec(((), *spec.dims))
+
+
+def _zeros(type: TensorType) -> ConstantAttrs:
+    """A constant of zeros."""
+    return ConstantAttrs(np.zeros((), type.dtype.numpy).tobytes(), type)
+
+
+def keep_gathered(
+    graph: Graph, points: Sequence[Op], pins: Mapping[Value, ShardingSpec]
+) -> tuple[Graph, dict[Value, ShardingSpec], list[Op]]:
+    """(graph, layouts, gather points that are left) with weights kept across layer loops."""
+    keeper = Keeper(frozenset(points), dict(pins))
+    kept = keeper.run(graph)
+    return kept, keeper.pins, [op for op in points if op not in keeper.dropped]
