@@ -25,7 +25,7 @@ from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, check_product, parse_mesh
 from sharding.partitioned import slots
-from sharding.plan import Plan, Prepared, complete, partitioned, prepare
+from sharding.plan import PartitionUnit, Plan, Prepared, complete, partitioned, prepare
 from sharding.settings import AUTO
 from sharding.strategies.manual import data_ways, user_mesh
 from sharding.strategies.registry import MANUAL, default_axes
@@ -179,6 +179,12 @@ def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
 
 def planned(job: JobConfig, service: UnitService, stages: Stages) -> Planned:
     """Everything up to the plan. Raises the DiagnosticError of the stage that refuses."""
+    layout, task = placed_task(job, stages)
+    return plan_task(job, layout, task, service, stages)
+
+
+def placed_task(job: JobConfig, stages: Stages) -> tuple[Layout, TrainTask]:
+    """The task of a job and where it lies. Raises UsageError, as `layout_of`."""
     is_own = job.strategy.name == MANUAL
     layout = None if is_own else layout_of(job)
     with stages.timed("capture"):
@@ -186,7 +192,7 @@ def planned(job: JobConfig, service: UnitService, stages: Stages) -> Planned:
 
         task = resolve_task(job)
         own = _read_own_mesh(job, task) if is_own else None
-    return plan_task(job, layout or layout_of(job, own), task, service, stages)
+    return layout or layout_of(job, own), task
 
 
 def build_task(
@@ -203,10 +209,19 @@ def compile_planned(ready: Planned, service: UnitService, stages: Stages) -> Bui
     return Built(**fields, programs=programs)
 
 
-def plan_task(
-    job: JobConfig, layout: Layout, task: TrainTask, service: UnitService, stages: Stages
-) -> Planned:
-    """The plan of a task on a layout, whatever `[model]` and `[mesh]` of the job say."""
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A captured step and what its strategy decided."""
+
+    graph: Graph
+    prepared: Prepared
+    name: str
+
+
+def decide(job: JobConfig, layout: Layout, task: TrainTask, stages: Stages) -> Decided:
+    """The strategy's decisions about a task. Raises the DiagnosticError of the stage that
+    refuses.
+    """
     with stages.timed("capture"):
         from compiler.frontend.capture import capture
 
@@ -220,24 +235,31 @@ def plan_task(
     inputs, outputs = slots(captured.inputs), slots(captured.outputs)
     with stages.timed("recipe"):
         prepared = prepare(graph, inputs, outputs, layout.mesh, job.strategy, user)
-    plan = _partition(job, layout, prepared, service, stages)
+    return Decided(graph, prepared, captured.name)
+
+
+def plan_task(
+    job: JobConfig, layout: Layout, task: TrainTask, service: UnitService, stages: Stages
+) -> Planned:
+    """The plan of a task on a layout, whatever `[model]` and `[mesh]` of the job say."""
+    decided = decide(job, layout, task, stages)
+    with stages.timed("partition"):
+        answer = partitioned(decided.prepared, partition_unit(job, layout, service))
+    with stages.timed("localize"):
+        plan = complete(decided.prepared, answer, num_microbatches=layout.num_microbatches)
     return Planned(
         job=job,
         layout=layout,
-        graph=graph,
+        graph=decided.graph,
         plan=plan,
         tokens_per_sample=task.tokens_per_sample,
-        name=captured.name,
+        name=decided.name,
     )
 
 
-def _partition(
-    job: JobConfig,
-    layout: Layout,
-    prepared: Prepared,
-    service: UnitService,
-    stages: Stages,
-) -> Plan:
+def partition_unit(job: JobConfig, layout: Layout, service: UnitService) -> PartitionUnit:
+    """The partition unit of a job, run by its service."""
+
     def unit(request: bytes) -> bytes:
         key = unit_key("partition", request)
         name = f"{job.strategy.name} {layout.mesh}"
@@ -246,14 +268,7 @@ def _partition(
         except UnitFailedError as failed:
             raise failed.error from failed
 
-    with stages.timed("partition"):
-        answer = partitioned(prepared, unit)
-    with stages.timed("localize"):
-        return complete(
-            prepared,
-            answer,
-            num_microbatches=layout.num_microbatches,
-        )
+    return unit
 
 
 def _compile(ready: Planned, service: UnitService, stages: Stages) -> dict[str, Program]:

@@ -142,9 +142,12 @@ def _job_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print report.json on stdout")
     parser.add_argument(
         "--explain",
-        choices=("fusion", "memory"),
+        nargs="+",
+        default=[],
+        metavar=("WHAT", "TENSOR"),
         help="fusion: which regions the compiler made, and why; memory: what is live when, and what"
-        " would save",
+        " would save; sharding [TENSOR]: who decided where tensors lie, and why collectives are"
+        " there",
     )
 
 
@@ -237,6 +240,7 @@ def _compile(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from orchestrator import job, screen
 
+    _check_explain(args.explain)
     report = job.run_job(job_config(args), screen.Progress(quiet=args.json))
     _explained(args, report)
     _show(report, args.json, screen.run_screen)
@@ -246,19 +250,38 @@ def _run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from orchestrator import plan_cache, screen
 
+    _check_explain(args.explain)
     report = plan_cache.plan(job_config(args))
     _explained(args, report)
     _show(report, args.json, screen.plan_screen)
     return plan_cache.exit_code(report)
 
 
+def _check_explain(words: Sequence[str]) -> None:
+    """Refuse words that nothing explains. Raises UsageError."""
+    most = {"fusion": 1, "memory": 1, "sharding": 2}
+    if words and not len(words) <= most.get(words[0], 0):
+        raise UsageError(
+            "SW_USAGE",
+            f"--explain requires fusion, memory or sharding [TENSOR], got {' '.join(words)}",
+            None,
+            "put the job file in front of --explain",
+        )
+
+
 def _explained(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Add what `--explain` asks for to a report."""
-    if args.explain == "fusion":
+    what = args.explain[0] if args.explain else ""
+    if what == "fusion":
         from orchestrator.explain import explain
 
         report["fusion"] = explain(job_config(args))
-    if args.explain == "memory":
+    if what == "sharding":
+        from orchestrator import explain_sharding
+
+        tensor = "".join(args.explain[1:])
+        report["sharding"] = explain_sharding.explain(job_config(args), tensor)
+    if what == "memory":
         from orchestrator import memory_report
 
         memory = report["memory"]
@@ -274,6 +297,10 @@ def _show(report: dict[str, Any], as_json: bool, screen: Any) -> None:
         from orchestrator.explain import print_fusion
 
         print_fusion(report["fusion"])
+    if "sharding" in report:
+        from orchestrator.explain_sharding import print_sharding
+
+        print_sharding(report["sharding"])
     if "suggestions" in report["memory"]:
         from orchestrator.memory_report import print_memory
 

@@ -24,6 +24,7 @@ from orchestrator.build import Built, Stages
 from orchestrator.bundling import compiler_version
 from orchestrator.memory_report import memory_section
 from orchestrator.service import UnitService
+from sharding.mesh import Mesh
 from sim_cluster.step_time import StepTiming
 
 SCHEMA = 1
@@ -56,7 +57,7 @@ def base_report(
         "programs": program_rows(built, neff_bytes),
         "memory": memory,
         "timing": timing_section(built, timing, timings),
-        "collectives": collective_rows(timing),
+        "collectives": collective_rows(timing, built.plan.mesh),
         "cost": cost_section(built, timing),
     }
 
@@ -189,12 +190,12 @@ def model_flops(built: Built) -> float:
     return factor * contractions * built.layout.num_microbatches * built.layout.mesh.num_cores
 
 
-def collective_rows(timing: StepTiming) -> list[dict[str, Any]]:
+def collective_rows(timing: StepTiming, mesh: Mesh) -> list[dict[str, Any]]:
     """Collectives of the step by kind, axes and size."""
     return [
         {
             "kind": use.call.kind,
-            "axis": "+".join(use.call.axes),
+            "axis": mesh.shown(use.call.axes),
             "group_size": use.cost.group_size,
             "count": use.count,
             "bytes": use.cost.size_bytes,

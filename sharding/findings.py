@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from compiler.diagnostics import Diagnostic
 from compiler.ir.types import Graph, Op
+from sharding.mesh import Mesh
 from sharding.partitioned import PartitionedGraph
 from sharding.strategies import Predicted, Recipe
 
@@ -29,12 +30,17 @@ def collectives(graph: Graph) -> Iterator[Op]:
 def with_findings(part: PartitionedGraph, recipe: Recipe) -> PartitionedGraph:
     """`part` with the recipe's findings and those of the comparison added."""
     predicted = recipe.predicted
-    surprises = [] if predicted is None else unexpected(part.graph, predicted)
+    surprises = [] if predicted is None else unexpected(part.graph, predicted, part.mesh)
     return replace(part, findings=(*part.findings, *recipe.findings, *surprises))
 
 
-def unexpected(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Diagnostic]:
-    """One finding per collective beyond the predicted number of its kind, axes and shape.
+def unexpected(graph: Graph, predicted: Mapping[Predicted, int], mesh: Mesh) -> list[Diagnostic]:
+    """One finding per surprise."""
+    return [_surprise(op, mesh) for op in surprises(graph, predicted)]
+
+
+def surprises(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Op]:
+    """Every collective beyond the predicted number of its kind, axes and shape.
 
     An all_to_all may take the place of an all_gather: it moves a part where that moved everything.
     """
@@ -48,16 +54,16 @@ def unexpected(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Diagnos
             key = ("all_gather", *key[1:])
         left[key] -= 1
         if left[key] < 0 and op.result.type.num_elements > 1:
-            found.append(_surprise(op))
+            found.append(op)
     return found
 
 
-def _surprise(op: Op) -> Diagnostic:
+def _surprise(op: Op, mesh: Mesh) -> Diagnostic:
     """The finding of one collective."""
     mega = op.result.type.num_bytes / 1e6
     return Diagnostic(
         "SW_COLLECTIVE_UNEXPECTED",
-        f"{op.name} over {'+'.join(op.attrs.axes)} of {op.result.type} ({mega:.3g} MB whole) "
+        f"{op.name} over {mesh.shown(op.attrs.axes)} of {op.result.type} ({mega:.3g} MB whole) "
         "was not predicted by the strategy",
         op.loc,
         hint="see what this line reduces, moves or merges: the sample dim, or a sharded weight dim",

@@ -40,3 +40,27 @@ def test_the_screen_names_the_attention_form(job, capsys) -> None:
     assert main([*job, "--set", "compiler.attention=fused", "--explain", "fusion"]) == 0
     text = capsys.readouterr().out
     assert "attention fused" in text and "forward.loop" in text and "not merged with" in text
+
+
+def test_sharding_of_one_leaf(job, capsys) -> None:
+    assert main([*job, "--explain", "sharding", "params/lm_head", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["sharding"]
+    (leaf,) = [t for t in found["tensors"] if t["name"] == "params/lm_head"]
+    assert "dp_shard" in leaf["layout"] and leaf["decided"].startswith("recipe, largest dim")
+    assert all("llama.py:" in c["loc"] for c in found["collectives"])
+    assert {c["kind"] for c in found["collectives"]} >= {"all_gather"}
+
+
+def test_sharding_on_the_screen(job, capsys) -> None:
+    assert main([*job, "--explain", "sharding"]) == 0
+    text = capsys.readouterr().out
+    assert "decided by" in text and "collectives" in text and "sums over" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("sharding", "nothing/like/this"), "SW_EXPLAIN"), (("weather",), "SW_USAGE")],
+)
+def test_what_is_not_there_is_refused(job, words: tuple[str, ...], code: str, capsys) -> None:
+    assert main([*job, "--explain", *words, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == code

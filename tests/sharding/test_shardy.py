@@ -168,7 +168,7 @@ def test_hsdp_reduces_the_shard_over_replicas() -> None:
 @pytest.mark.parametrize("name", ["llama-f32-none", "llama-bf16-full", "flax", "prime"])
 def test_no_collective_is_a_surprise(name: str, mesh: Mesh) -> None:
     result = road(name, mesh)
-    assert unexpected(result.part.graph, result.recipe.predicted) == []
+    assert unexpected(result.part.graph, result.recipe.predicted, mesh) == []
     predicted = Counter({(p.kind, p.axes): 0 for p in result.recipe.predicted})
     for item, number in result.recipe.predicted.items():
         predicted[(item.kind, item.axes)] += number if item.type.rank else 0
@@ -354,7 +354,7 @@ def test_without_pins_the_surprises_are_reported_with_their_lines() -> None:
     recipe = fsdp(graph, inputs, outputs, FSDP8)
     loose = {key: spec for key, spec in recipe.specs.items() if key[0] in (INPUT, OUTPUT)}
     part = rewrite(shardy.partition_here(graph, FSDP8, loose, inputs, outputs))
-    found = unexpected(part.graph, recipe.predicted)
+    found = unexpected(part.graph, recipe.predicted, part.mesh)
     assert found
     assert all(f.code == "SW_COLLECTIVE_UNEXPECTED" and f.loc for f in found)
 

@@ -1,0 +1,255 @@
+"""Who decided where every tensor lies, and why every collective is there.
+
+The step is partitioned again, unfolded, with ops that carry their number instead of their location:
+so each value of the answer is known in the graph that was asked about. Collectives are those of the
+per-core graph, with what they move, how often, and the op that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from compiler.diagnostics import UNKNOWN_LOC, Loc
+from compiler.ir.types import Graph, Op, Value
+from sharding.findings import TRAFFIC, surprises
+from sharding.inner import contracted
+from sharding.localize import localize
+from sharding.mesh import Mesh
+from sharding.partitioned import PartitionedGraph, decode_partitioned
+from sharding.plan import PartitionUnit, Prepared
+from sharding.rewrite import rewrite
+from sharding.ring import with_context
+from sharding.shardy import encode_request
+from sharding.spec import ShardingSpec
+from sharding.strategies import INPUT, Recipe, ValueId, value_ids
+
+Dims = tuple[tuple[str, ...], ...]
+NODE = "node"  # file name of the locations that number the ops
+KEEPING = (
+    *("all_gather", "all_slice", "collective_permute", "convert", "dynamic_slice"),
+    *("optimization_barrier", "reshape", "sharding_constraint", "transpose"),
+)
+"""Ops whose result still is the leaf they read, in another layout, type or form."""
+
+ADDING = ("add", "all_reduce", "reduce_scatter")
+"""Ops whose result is a sum of parts where their first operand is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One tensor: its name (a leaf) or op, its layout in whole axes, and who decided it."""
+
+    name: str
+    loc: Loc
+    type: str
+    layout: str
+    decided: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """One collective; `num_bytes` is what a core holds on the larger side, `times` per step and
+    micro-batch.
+    """
+
+    kind: str
+    axes: str
+    group_size: int
+    num_bytes: int
+    times: int
+    loc: Loc
+    cause: str
+    leaf: str
+    predicted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Every tensor with dims, leaves first, and every collective in program order."""
+
+    tensors: tuple[Placed, ...]
+    collectives: tuple[Moved, ...]
+
+    def leaves(self) -> Explanation:
+        """The leaves alone, and every collective."""
+        return Explanation(tuple(t for t in self.tensors if not t.loc.file), self.collectives)
+
+    def about(self, text: str) -> Explanation:
+        """What `text` names: part of a leaf's name, an op, a place (`model.py:12`) or a scope."""
+        tensors = (t for t in self.tensors if text in t.name or _at(t.loc, text))
+        moved = (
+            m for m in self.collectives if text in m.leaf or text == m.kind or _at(m.loc, text)
+        )
+        return Explanation(tuple(tensors), tuple(moved))
+
+
+def _at(loc: Loc, text: str) -> bool:
+    """True when `text` is the end of a place, or part of its scope."""
+    return str(loc).endswith(text) or text in loc.scope
+
+
+def explain_sharding(prepared: Prepared, partition: PartitionUnit) -> Explanation:
+    """The explanation of a decided step. Raises ShardingError, as planning it does."""
+    recipe = prepared.recipe
+    origins = [op.loc for op in recipe.graph.walk()]
+    numbered = _numbered(recipe.graph, iter(range(len(origins))))
+    request = encode_request(
+        numbered, prepared.mesh, recipe.specs, prepared.inputs, prepared.outputs, recipe.tied
+    )
+    part = rewrite(decode_partitioned(partition(request)))
+    local, _ = with_context(localize(part), prepared.settings.context)
+    predicted = recipe.predicted
+    unasked: set[Loc] = set()
+    if predicted is not None:
+        unasked = {op.loc for op in surprises(part.graph, predicted)}
+    slots, values = (*part.inputs, *part.outputs), (*local.graph.inputs, *local.graph.outputs)
+    leaves = {value: slot.name for slot, value in zip(slots, values, strict=True)}
+    moved = _Collectives(part, origins, unasked).of(local.graph, leaves, 1)
+    return Explanation(tuple(_tensors(prepared, part, origins)), tuple(moved))
+
+
+def _numbered(graph: Graph, numbers: Iterator[int]) -> Graph:
+    """`graph` whose ops, in the order of `walk`, have their number as location."""
+    ops = []
+    for op in graph.ops:
+        loc = Loc(NODE, next(numbers))
+        regions = tuple(_numbered(r, numbers) for r in op.regions)
+        ops.append(Op(op.name, op.operands, op.results, op.attrs, regions, loc))
+    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
+
+
+def _tensors(prepared: Prepared, part: PartitionedGraph, origins: list[Loc]) -> Iterator[Placed]:
+    """Leaves, then the results of ops."""
+    recipe = prepared.recipe
+    found = _specs_by_id(recipe.graph, part)
+    ops = list(recipe.graph.walk())
+    is_manual = recipe.predicted is None
+    for key, value in value_ids(recipe.graph):
+        if not value.type.rank:
+            continue
+        layout = _layout(key, ops, found, recipe, part)
+        if key[0] == INPUT:
+            name = prepared.inputs[key[1]].name
+            yield _placed(name, UNKNOWN_LOC, value, layout, _leaf_decided(recipe, name))
+            continue
+        op = ops[key[0]]
+        pinned = key in recipe.specs or op.name == "sharding_constraint"
+        decided = ("user" if is_manual else "recipe") if pinned else "propagation"
+        if layout:
+            yield _placed(op.name, origins[key[0]], value, layout, decided)
+
+
+def _layout(
+    key: ValueId,
+    ops: list[Op],
+    found: Mapping[ValueId, ShardingSpec],
+    recipe: Recipe,
+    part: PartitionedGraph,
+) -> str:
+    """What the answer says, else what was asked for; empty for what the partitioner dropped."""
+    if key in found:
+        return _shown(found[key].dims, part.mesh)
+    if key in recipe.specs:
+        return _shown(recipe.specs[key].dims, recipe.mesh)
+    op = ops[key[0]]
+    return _shown(op.attrs.spec, recipe.mesh) if op.name == "sharding_constraint" else ""
+
+
+def _leaf_decided(recipe: Recipe, name: str) -> str:
+    """Who placed a leaf, in the recipe's words."""
+    why = recipe.reasons.get(name, "").partition(": ")[2]
+    if not why or recipe.predicted is None:
+        return why or "propagation"
+    return f"recipe, {why}"
+
+
+def _placed(name: str, loc: Loc, value: Value, layout: str, decided: str) -> Placed:
+    return Placed(name=name, loc=loc, type=str(value.type), layout=layout, decided=decided)
+
+
+def _shown(dims: Dims, mesh: Mesh) -> str:
+    """A layout in whole axes."""
+    return f"[{', '.join(mesh.shown(axes) or '-' for axes in dims)}]"
+
+
+def _specs_by_id(graph: Graph, part: PartitionedGraph) -> dict[ValueId, ShardingSpec]:
+    """The layouts of the answer by the ids of the graph that was asked about."""
+    names = [op.name for op in graph.walk()]
+    found = {(INPUT, i): part.specs[v] for i, v in enumerate(part.graph.inputs)}
+    for op in part.graph.walk():
+        number = op.loc.line
+        if op.loc.file == NODE and names[number] == op.name:
+            pairs = (((number, i), part.specs[v]) for i, v in enumerate(op.results))
+            found.update((key, spec) for key, spec in pairs if key not in found)
+    return found
+
+
+class _Collectives:
+    """Walks the per-core graph; a level knows who makes and reads its values."""
+
+    def __init__(self, part: PartitionedGraph, origins: list[Loc], unasked: set[Loc]) -> None:
+        self.mesh = part.mesh
+        self.origins = origins
+        self.unasked = unasked
+
+    def of(self, graph: Graph, leaves: dict[Value, str], times: int) -> Iterator[Moved]:
+        """The collectives of one level, run `times` times; `leaves` names values."""
+        made, users = graph.producers(), graph.uses()
+        for op in graph.ops:
+            if op.name in KEEPING and op.operands[0] in leaves:
+                leaves[op.results[0]] = leaves[op.operands[0]]
+            for region in op.regions:
+                inner = zip(region.inputs, op.operands, strict=True)
+                named = {v: leaves[w] for v, w in inner if w in leaves}
+                yield from self.of(region, named, times * op.attrs.trip)
+            if op.name in TRAFFIC:
+                yield self._moved(op, made, users, leaves, times)
+
+    def _moved(
+        self,
+        op: Op,
+        made: Mapping[Value, Op],
+        users: Mapping[Value, list[Op]],
+        leaves: Mapping[Value, str],
+        times: int,
+    ) -> Moved:
+        sides = (*op.operands, *op.results)
+        leaf = leaves.get(op.operands[0], "") or leaves.get(op.result, "")
+        if op.name in ("all_reduce", "reduce_scatter"):
+            cause = self._of_sum(made.get(op.operands[0]), made)
+        else:
+            cause = self._of_move(op, leaf, users.get(op.result, []))
+        return Moved(
+            kind=op.name,
+            axes=self.mesh.shown(op.attrs.axes),
+            group_size=op.attrs.group_size,
+            num_bytes=max(v.type.num_bytes for v in sides),
+            times=times,
+            loc=self.origin(op),
+            cause=cause,
+            leaf=leaf,
+            predicted=op.loc not in self.unasked,
+        )
+
+    def origin(self, op: Op) -> Loc:
+        """The user's location of an op."""
+        return self.origins[op.loc.line] if op.loc.file == NODE else op.loc
+
+    def _of_sum(self, source: Op | None, made: Mapping[Value, Op]) -> str:
+        """Which op made parts, along how many of its dims."""
+        while source is not None and source.name in (*KEEPING, *ADDING):
+            source = made.get(source.operands[0])
+        if source is None:
+            return "parts of what comes into this loop"
+        summed = [f"dim {d} of {v.type}" for v, d in contracted(source)]
+        over = f" sums over {' and '.join(summed[:2])}, which" if summed else ", whose operand"
+        return f"{source.name} at {self.origin(source)}{over} is split"
+
+    def _of_move(self, op: Op, leaf: str, readers: list[Op]) -> str:
+        """Who needs the other layout."""
+        verb = {"all_gather": "needs whole", "all_to_all": "needs along another dim"}
+        reader = next((r for r in readers if r.name not in KEEPING), next(iter(readers), None))
+        who = f"{reader.name} at {self.origin(reader)}" if reader else "what leaves the step"
+        what = leaf or f"{op.operands[0].type}"
+        return f"{who} {verb.get(op.name, 'needs in another place')} what is split: {what}"
