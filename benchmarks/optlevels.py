@@ -116,7 +116,7 @@ def row(
 ) -> str:
     step = Step(
         programs=programs,
-        schedule=given.plan.step.schedule,
+        schedules=given.plan.step.schedules,
         mesh=given.plan.step.mesh,
         target=given.layout.target,
         instances=model.instances,

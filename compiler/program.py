@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compiler.ir.types import Graph, TensorType
+from compiler.neff.schedule import LeafPart, Schedule, Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,10 @@ class BufferInfo:
     `axes`, int32 scalar, filled by the loader).
     `axes` holds, per dim of `global_type`, the mesh axes that shard it, major to minor. `initial`
     is "zeros" for accumulators, "given" for what the user supplies, "computed" for what a program
-    writes first.
+    writes first. `part` is set when a leaf of the user lies in several buffers, for layers on
+    several stages. `stages` are the pipeline stages that have the buffer, empty for all of them;
+    `slots` how many micro-batches each of them holds at a time (empty: one); run `k` of a program
+    uses slot `k % slots`.
     """
 
     name: str
@@ -31,11 +35,22 @@ class BufferInfo:
     global_type: TensorType
     axes: tuple[tuple[str, ...], ...]
     initial: str = "given"
+    part: LeafPart | None = None
+    stages: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+
+    def on(self, stage: int) -> bool:
+        """True when the cores of `stage` have the buffer."""
+        return not self.stages or stage in self.stages
+
+    def slots_on(self, stage: int) -> int:
+        """How many micro-batches the cores of `stage` hold at a time."""
+        return self.slots[self.stages.index(stage)] if self.slots else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProgram:
-    """One program of a step in local shapes.
+    """One program of a step in local shapes, run by the cores of one pipeline stage.
 
     Equal names in `inputs` and `outputs` mean an update in place.
     """
@@ -44,19 +59,21 @@ class StepProgram:
     graph: Graph
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    stage: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """A partitioned step: mesh, buffers, programs, and the schedule [(program, repeat group)].
+    """A partitioned step: mesh, buffers, programs, the schedule of every pipeline stage, and what
+    stages send each other.
 
-    `schedule` is a tuple of (programs, count): the programs of an entry run in order, `count`
-    times; micro-batch `m` of the entry reads slice `m` of every batch buffer.
+    Run `k` of a program reads slice `k` of every batch buffer.
     """
 
     mesh: Mapping[str, int]  # axis -> size, major to minor
     buffers: Mapping[str, BufferInfo]
     programs: tuple[StepProgram, ...]
-    schedule: tuple[tuple[tuple[str, ...], int], ...]
+    schedules: tuple[Schedule, ...]
     num_microbatches: int = 1
+    transfers: tuple[Transfer, ...] = ()
     metadata: Mapping[str, object] = field(default_factory=dict)

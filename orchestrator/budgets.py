@@ -18,9 +18,9 @@ from compiler.isa.program import Program
 from compiler.lower.task import ORDINAL_FILE
 from compiler.options import DEFAULTS
 from orchestrator.build import Built, Planned
-from orchestrator.bundling import compiled_footprint
+from orchestrator.bundling import compiled_footprints
 from sharding.advice import advice_text
-from sharding.footprint import check_limit
+from sharding.footprint import check_limit, worst_stage
 
 Check = tuple[Callable[[], None], str, Program | None]
 
@@ -58,7 +58,7 @@ def _broken(built: Built) -> Iterator[tuple[DiagnosticError, str]]:
 
 def _checks(built: Built) -> Iterator[Check]:
     limit, options = built.layout.target.limit_bytes, built.job.compiler
-    memory = compiled_footprint(built)
+    memory = worst_stage(compiled_footprints(built))
     hint = advice_text(memory, built.plan.step)
     yield partial(check_limit, memory, limit, hint), "error", None
     for program in built.programs.values():

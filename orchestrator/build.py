@@ -231,7 +231,7 @@ def decide(job: JobConfig, layout: Layout, task: TrainTask, stages: Stages) -> D
         from compiler.passes.pipeline import run, step_passes
 
         imported, user = import_with_shardings(captured.artifact, base_dir=job.base)
-        graph = run(imported, step_passes(job.compiler))
+        graph = run(imported, step_passes(job.compiler, layout.captured_batch))
     inputs, outputs = slots(captured.inputs), slots(captured.outputs)
     with stages.timed("recipe"):
         prepared = prepare(graph, inputs, outputs, layout.mesh, job.strategy, user)

@@ -20,7 +20,7 @@ _ALIGNMENT = 256
 def manifest_of(built: Built) -> Manifest:
     """The manifest of a job, its digests still empty."""
     step = built.plan.step
-    buffers, named_bytes = _placed(step.buffers)
+    buffers, named_bytes = _placed(step.buffers, len(step.schedules))
     return Manifest(
         name=built.name,
         target=built.layout.target.name,
@@ -29,7 +29,8 @@ def manifest_of(built: Built) -> Manifest:
         mesh=dict(step.mesh),
         buffers=buffers,
         programs={},
-        schedule=step.schedule,
+        schedules=step.schedules,
+        transfers=step.transfers,
         num_microbatches=step.num_microbatches,
         named_bytes=named_bytes,
         arena_bytes=max(arena_bytes(p) for p in built.programs.values()),
@@ -46,11 +47,10 @@ def arena_bytes(program: Program) -> int:
     return program.arena_bytes + program.scratch_bytes
 
 
-def compiled_footprint(built: Built) -> Footprint:
-    """Memory per core with the arenas of the compiled programs."""
-    return footprint.compiled_footprint(
-        built.plan.step, [Residency(program) for program in built.programs.values()]
-    )
+def compiled_footprints(built: Built) -> tuple[Footprint, ...]:
+    """Memory per core of every stage with the arenas of the compiled programs."""
+    programs = [Residency(program) for program in built.programs.values()]
+    return footprint.compiled_footprints(built.plan.step, programs)
 
 
 def compiler_version() -> str:
@@ -62,11 +62,15 @@ def compiler_version() -> str:
     return f"{release}+{source_digest(('compiler', 'collectives'))[:12]}"
 
 
-def _placed(infos: Mapping[str, BufferInfo]) -> tuple[dict[str, NamedBuffer], int]:
-    """Buffers one after the other in plan order, aligned."""
+def _placed(infos: Mapping[str, BufferInfo], num_stages: int) -> tuple[dict[str, NamedBuffer], int]:
+    """Buffers one after the other in plan order, aligned; stages place theirs side by side, a
+    buffer of several stages lies at one offset on all of them.
+    """
     placed = {}
-    offset = 0
+    ends = dict.fromkeys(range(num_stages), 0)
     for info in infos.values():
+        stages = [stage for stage in ends if info.on(stage)]
+        offset = max(ends[stage] for stage in stages)
         placed[info.name] = NamedBuffer(
             name=info.name,
             role=info.role,
@@ -76,6 +80,10 @@ def _placed(infos: Mapping[str, BufferInfo]) -> tuple[dict[str, NamedBuffer], in
             axes=info.axes,
             initial=info.initial,
             offset_bytes=offset,
+            part=info.part,
+            stages=info.stages,
+            slots=info.slots,
         )
-        offset += -(-info.local_type.num_bytes // _ALIGNMENT) * _ALIGNMENT
-    return placed, offset
+        size = -(-info.local_type.num_bytes // _ALIGNMENT) * _ALIGNMENT
+        ends.update({stage: offset + size * info.slots_on(stage) for stage in stages})
+    return placed, max(ends.values())

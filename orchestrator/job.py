@@ -182,7 +182,8 @@ def time_programs(built: Built, programs: Mapping[str, Program]) -> dict[str, St
     """The step under every profile."""
     step = Step(
         programs=programs,
-        schedule=built.plan.step.schedule,
+        schedules=built.plan.step.schedules,
+        transfers=built.plan.step.transfers,
         mesh=built.plan.step.mesh,
         target=built.layout.target,
         instances=built.job.cluster.instances,

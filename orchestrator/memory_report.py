@@ -16,10 +16,11 @@ from rich.table import Table
 
 from compiler.diagnostics import DiagnosticError
 from orchestrator.build import Built, Layout, Stages, planned
-from orchestrator.bundling import compiled_footprint
+from orchestrator.bundling import compiled_footprints
 from orchestrator.config import JobConfig, MeshConfig
 from orchestrator.screen import size_text
 from orchestrator.service import UnitService
+from sharding.footprint import worst_stage
 from sharding.mesh import Mesh
 from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER
 from sharding.strategies.decisions import WEIGHTS
@@ -33,7 +34,8 @@ _PER_PROGRAM = 5  # positions of a program on the screen
 def memory_section(built: Built) -> dict[str, Any]:
     """Memory per core after compilation: exact named buffers and arenas, and the timeline."""
     target, before = built.layout.target, built.plan.footprint
-    found = compiled_footprint(built)
+    stages = compiled_footprints(built)
+    found = worst_stage(stages)
     return {
         "limit_bytes": target.limit_bytes,
         "reserve_bytes": target.reserve_bytes_per_core,
@@ -47,7 +49,10 @@ def memory_section(built: Built) -> dict[str, Any]:
             "peak_bytes": before.peak_bytes,
             "arena_bytes": dict(before.arena_bytes),
         },
-        "per_stage": [{"stage": 0, "peak_bytes": found.peak_bytes}],
+        "per_stage": [
+            {"stage": n, "peak_bytes": s.peak_bytes, "categories": dict(s.categories)}
+            for n, s in enumerate(stages)
+        ],
         "timeline": [dataclasses.asdict(moment) for moment in found.timeline],
         "largest": [
             {"name": h.name, "category": h.category, "bytes": h.num_bytes, "loc": str(h.loc)}

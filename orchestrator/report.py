@@ -104,10 +104,11 @@ def logical_cores(built: Built, timing: StepTiming) -> dict[str, Any]:
 
 def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
     """One row per NEFF."""
+    stages = {p.name: p.stage for p in built.plan.step.programs}
     return [
         {
             "name": name,
-            "stage": 0,
+            "stage": stages[name],
             "functions": [f.name for f in program.functions],
             "instructions_static": sum(_static(f) for f in program.functions),
             "instructions_dynamic": _dynamic(program, program.steps),
@@ -171,7 +172,10 @@ def timing_section(
             name: {"busy_ps": ps, "share": ps / timing.step_time_ps / layout.target.lnc}
             for name, ps in timing.engines_ps.items()
         },
-        "per_stage": [{"stage": 0, "step_time_ps": timing.step_time_ps}],
+        "per_stage": [
+            {"stage": n, "step_time_ps": timing.step_time_ps, "breakdown_ps": dict(parts)}
+            for n, parts in enumerate(timing.stages_ps)
+        ],
         "collective_profile": COLLECTIVE_PROFILES[timing.profile].profile,
     }
 
@@ -184,10 +188,12 @@ def model_flops(built: Built) -> float:
     same count taken from the forward program's own contractions, so that it holds for any
     architecture.
     """
-    forward = next(p for p in built.plan.step.programs if p.name in ("forward", "step"))
-    factor = 3.0 if forward.name == "forward" else 1.0
-    contractions = flops(forward.graph, ("convolution", "dot_general"))
-    return factor * contractions * built.layout.num_microbatches * built.layout.mesh.num_cores
+    kinds = ("convolution", "dot_general")
+    step = built.plan.step
+    cores = built.layout.mesh.num_cores // len(step.schedules)  # that run each program
+    whole = [flops(p.graph, kinds) for p in step.programs if p.name == "step"]
+    forward = [3.0 * flops(p.graph, kinds) for p in step.programs if p.name.startswith("forward")]
+    return sum(whole or forward) * built.layout.num_microbatches * cores
 
 
 def collective_rows(timing: StepTiming, mesh: Mesh) -> list[dict[str, Any]]:

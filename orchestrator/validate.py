@@ -141,10 +141,11 @@ def _simulated(item: PublishedRun, service: UnitService) -> Prediction:
 
 def _replica_step(built: Built, item: PublishedRun, profile: str) -> Counter[str]:
     """Breakdown of a data-parallel step, in picoseconds."""
-    programs = tuple(name for names, _ in built.plan.step.schedule for name in names)
+    (schedule,) = built.plan.step.schedules
+    programs = tuple(name for names, _ in schedule for name in names)
     step = Step(
         programs=built.programs,
-        schedule=((programs, 1),),
+        schedules=(((programs, 1),),),
         mesh=built.plan.step.mesh,
         target=built.layout.target,
         instances=item.nodes,

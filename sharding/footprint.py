@@ -55,30 +55,48 @@ class Footprint:
     estimated: bool = True
 
 
+def footprints(plan: StepPlan) -> tuple[Footprint, ...]:
+    """The memory of one core of every stage before compiling; the arena is an upper estimate."""
+    stages = range(len(plan.schedules))
+    arenas = [[estimated_arena(p) for p in plan.programs if p.stage == s] for s in stages]
+    return tuple(_assembled(plan, s, arenas[s], 0, estimated=True) for s in stages)
+
+
+def compiled_footprints(plan: StepPlan, programs: Sequence[Residency]) -> tuple[Footprint, ...]:
+    """The memory of one core of every stage with compiled programs: every byte that is reserved."""
+    stage_of = {p.name: p.stage for p in plan.programs}
+    found = []
+    for stage in range(len(plan.schedules)):
+        own = [r for r in programs if stage_of[r.program.name] == stage]
+        constants = sum(constant_bytes(r.program) for r in own)
+        arenas = [compiled_arena(r) for r in own]
+        found.append(_assembled(plan, stage, arenas, constants, estimated=False))
+    return tuple(found)
+
+
+def worst_stage(found: Sequence[Footprint]) -> Footprint:
+    """The largest footprint of all stages."""
+    return max(found, key=lambda one: one.peak_bytes)
+
+
 def footprint(plan: StepPlan) -> Footprint:
-    """The memory of one core before compiling; the arena is an upper estimate."""
-    return _assembled(plan, [estimated_arena(p) for p in plan.programs], 0, estimated=True)
-
-
-def compiled_footprint(plan: StepPlan, programs: Sequence[Residency]) -> Footprint:
-    """The memory of one core with compiled programs: every byte that is reserved."""
-    constants = sum(constant_bytes(r.program) for r in programs)
-    arenas = [compiled_arena(r) for r in programs]
-    return _assembled(plan, arenas, constants, estimated=False)
+    """The memory of one core of the fullest stage before compiling."""
+    return worst_stage(footprints(plan))
 
 
 def _assembled(
-    plan: StepPlan, arenas: Sequence[Arena], constants: int, *, estimated: bool
+    plan: StepPlan, stage: int, arenas: Sequence[Arena], constants: int, *, estimated: bool
 ) -> Footprint:
     places = buffer_places(plan)
     named = [
         Holding(
             f"{info.name} {info.local_type}",
             category_of(info),
-            buffer_bytes(plan, info),
+            buffer_bytes(plan, info, stage),
             places.get(info.name, UNKNOWN_LOC),
         )
         for info in plan.buffers.values()
+        if info.on(stage)
     ]
     if constants:
         named.append(Holding("constants of the programs", "other", constants))
@@ -115,9 +133,11 @@ def _raised(moment: Moment, around: int) -> Moment:
     return Moment(moment.program, moment.position, moment.what, moment.repeats, live)
 
 
-def buffer_bytes(plan: StepPlan, info: BufferInfo) -> int:
-    """Bytes of a named buffer; a batch buffer holds every micro-batch of the step."""
-    copies = plan.num_microbatches if info.role == "batch" else 1
+def buffer_bytes(plan: StepPlan, info: BufferInfo, stage: int = 0) -> int:
+    """Bytes of a named buffer with all its slots on a core of `stage`; a batch buffer holds every
+    micro-batch of the step.
+    """
+    copies = plan.num_microbatches if info.role == "batch" else info.slots_on(stage)
     return info.local_type.num_bytes * copies
 
 

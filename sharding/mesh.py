@@ -55,6 +55,10 @@ class Mesh:
         """`axes` without those the mesh lacks, in mesh order."""
         return tuple(name for name in self.names if name in axes)
 
+    def without(self, axis: str) -> Mesh:
+        """The mesh of the ranks that share a coordinate along `axis`; of one rank, a data axis."""
+        return Mesh(tuple(pair for pair in self.axes if pair[0] != axis) or (("dp_shard", 1),))
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Index of `rank` along every axis."""
         strides = axis_strides(self.sizes)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from compiler.diagnostics import Diagnostic, DiagnosticError
 from compiler.frontend.shardings import ModuleShardings
 from compiler.ir.types import Graph, Op
+from compiler.neff.schedule import STAGE_AXIS, run_counts
 from compiler.program import StepPlan
 from sharding.findings import TRAFFIC, with_findings
 from sharding.fold import Folded, fold
@@ -23,13 +24,15 @@ from sharding.localize import localize
 from sharding.mesh import SHARD_AXIS, Mesh
 from sharding.overlap import Shifts, overlap
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
+from sharding.pipeline.divide import divide
+from sharding.pipeline.unstack import Staged, stage_layers
 from sharding.rewrite import rewrite
 from sharding.ring import with_context
 from sharding.settings import DEFAULTS, StrategySettings
 from sharding.shardy import encode_request, run_child
 from sharding.stages import split_step
 from sharding.strategies import Recipe
-from sharding.strategies.registry import recipe_of
+from sharding.strategies.registry import MANUAL, recipe_of
 from sharding.unfold import UnfoldError, unfold
 
 PartitionUnit = Callable[[bytes], bytes]
@@ -54,7 +57,9 @@ class Traffic:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A decided strategy, ready for the partition unit; `folded` is None for a graph without
-    repeats.
+    repeats, `staged` for a mesh without `pp`.
+
+    `mesh` is that of one stage: stages partition alike.
     """
 
     settings: StrategySettings
@@ -63,6 +68,8 @@ class Prepared:
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     folded: Folded | None
+    num_stages: int = 1
+    staged: Staged | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +122,17 @@ def prepare(
     settings: StrategySettings = DEFAULTS,
     user: ModuleShardings | None = None,
 ) -> Prepared:
-    """Run the recipe and fold what it annotated. Raises ShardingError."""
+    """Share layers out over stages, run the recipe and fold what it annotated.
+
+    Raises ShardingError.
+    """
+    staged = None
+    stages = 1 if settings.name == MANUAL else mesh.sizes.get(STAGE_AXIS, 1)
+    if stages > 1:
+        parts = stages * (settings.stage_parts if settings.schedule == "interleaved" else 1)
+        staged = stage_layers(graph, inputs, outputs, parts)
+        graph, inputs, outputs = staged.graph, staged.inputs, staged.outputs
+        mesh = mesh.without(STAGE_AXIS)
     recipe = recipe_of(graph, inputs, outputs, mesh, settings, user)
     # What the partitioner is free to choose, it may choose otherwise for a part of the graph.
     pinned = recipe.predicted is not None
@@ -126,6 +143,8 @@ def prepare(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         folded=fold(recipe.graph, recipe.specs, inputs, outputs) if pinned else None,
+        num_stages=stages,
+        staged=staged,
     )
 
 
@@ -169,12 +188,16 @@ def complete(
     )
     cut_findings = step.metadata["findings"]
     assert isinstance(cut_findings, tuple)
+    mesh = source.mesh
+    if prepared.staged is not None:
+        step = divide(step, prepared.staged, prepared.num_stages, settings.schedule)
+        mesh = Mesh(((STAGE_AXIS, prepared.num_stages), *mesh.axes))
     rows = traffic(step)
     if not settings.reshard_after_forward:
         cut_findings += tuple(_gathers_left(rows))
     return Plan(
         step=step,
-        mesh=source.mesh,
+        mesh=mesh,
         strategy=settings.name,
         footprint=footprint(step),
         traffic=rows,
@@ -208,8 +231,10 @@ def _gathers_left(rows: Sequence[Traffic]) -> Iterator[Diagnostic]:
 
 
 def traffic(step: StepPlan) -> tuple[Traffic, ...]:
-    """The collectives of a step, by program, kind and axes, in program order."""
-    repeats = {name: count for names, count in step.schedule for name in names}
+    """The collectives of a step, by program, kind and axes, in program order; what stages send
+    each other is a collective_permute of the program that makes it.
+    """
+    repeats = sum((run_counts(schedule) for schedule in step.schedules), Counter[str]())
     counts: Counter[tuple[str, str, tuple[str, ...], int]] = Counter()
     sizes: Counter[tuple[str, str, tuple[str, ...], int]] = Counter()
     for program in step.programs:
@@ -218,6 +243,11 @@ def traffic(step: StepPlan) -> tuple[Traffic, ...]:
             sides = (*op.operands, *op.results)
             counts[key] += times
             sizes[key] += times * max(v.type.num_bytes for v in sides)
+    for transfer in step.transfers:
+        times = 1 if transfer.once else repeats[transfer.writer]
+        key = (transfer.writer, "collective_permute", (STAGE_AXIS,), step.mesh[STAGE_AXIS])
+        counts[key] += times
+        sizes[key] += times * transfer.num_bytes
     return tuple(
         Traffic(
             program=program,

@@ -52,6 +52,12 @@ class StrategySettings:
     the ring (Liu et al. 2023), or every core gathers them. Needs `mesh.cp` above 1 to matter.
     """
 
+    schedule: str = choice("1f1b", "gpipe", "1f1b", "interleaved")
+    """The order of micro-batches in the stages of a pipeline. Needs `mesh.pp` above 1 to matter."""
+
+    stage_parts: int = 2
+    """Parts of the model per stage under the interleaved schedule."""
+
     reshard_after_forward: bool = True
     """Gather weights again in the backward pass instead of keeping them."""
 

@@ -20,6 +20,7 @@ from compiler.dtypes import DType
 from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import ConstantAttrs, ConvertAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from compiler.neff.schedule import Schedule
 from compiler.passes.placement import place_late
 from compiler.program import BufferInfo, StepPlan, StepProgram
 from sharding.coordinates import coordinate_name, hoist_coordinates
@@ -339,7 +340,7 @@ class _Builder:
         repeated = tuple(p.name for p in programs if p.name != "update")
         last = tuple(p.name for p in programs if p.name == "update")
         if self.num_microbatches == 1:
-            schedule: tuple[tuple[tuple[str, ...], int], ...] = ((repeated + last, 1),)
+            schedule: Schedule = ((repeated + last, 1),)
         else:
             schedule = ((repeated, self.num_microbatches), (last, 1))
         return _plan(self.step, programs, schedule, self.num_microbatches, self.findings)
@@ -348,7 +349,7 @@ class _Builder:
 def _plan(
     step: _Step,
     programs: tuple[StepProgram, ...],
-    schedule: tuple[tuple[tuple[str, ...], int], ...],
+    schedule: Schedule,
     num_microbatches: int,
     findings: Sequence[Diagnostic],
 ) -> StepPlan:
@@ -357,7 +358,7 @@ def _plan(
         mesh=step.mesh,
         buffers=step.buffers,
         programs=programs,
-        schedule=schedule,
+        schedules=(schedule,),
         num_microbatches=num_microbatches,
         metadata={"findings": tuple(findings)},
     )

@@ -107,7 +107,8 @@ def _print_time(bundle: Bundle) -> None:
     manifest = bundle.manifest
     step = Step(
         programs=bundle.programs,
-        schedule=manifest.schedule,
+        schedules=manifest.schedules,
+        transfers=manifest.transfers,
         mesh=manifest.mesh,
         target=logical(
             load_target(manifest.target),

@@ -27,6 +27,10 @@ class RankClasses:
         """Number of classes."""
         return max(self.of_rank) + 1
 
+    def peer(self, index: int, steps: int, stride: int) -> int:
+        """The class of the rank `steps` places along an axis of `stride` from those of a class."""
+        return self.of_rank[self.representative(index) + steps * stride]
+
     def representative(self, index: int) -> int:
         """The lowest rank of a class."""
         return self.of_rank.index(index)

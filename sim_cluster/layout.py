@@ -31,6 +31,39 @@ def sharded_shape(buffer: NamedBuffer, mesh: Mesh) -> tuple[int, ...]:
     )
 
 
+def part_of(buffer: NamedBuffer, array: np.ndarray) -> np.ndarray:
+    """The part of a leaf that a buffer holds: its layers of a stack, or all of it."""
+    if buffer.part is None:
+        return array
+    low = buffer.part.first
+    rows = slice(low, low + buffer.global_shape[buffer.part.dim])
+    return array[(slice(None),) * buffer.part.dim + (rows,)]
+
+
+def join_parts(parts: Sequence[tuple[NamedBuffer, np.ndarray]]) -> np.ndarray:
+    """A leaf from the arrays of the buffers that hold it."""
+    first = parts[0][0].part
+    if first is None:
+        return parts[0][1]
+    ordered = sorted(parts, key=lambda pair: pair[0].part.first if pair[0].part else 0)
+    return np.concatenate([array for _, array in ordered], axis=first.dim)
+
+
+def check_leaf(parts: Sequence[NamedBuffer], array: np.ndarray) -> np.ndarray:
+    """`array`, if it has the shape of the leaf that lies in `parts`. Raises SimulationError."""
+    first = parts[0]
+    if first.part is None:
+        return array
+    shape = list(first.global_shape)
+    shape[first.part.dim] = sum(b.global_shape[first.part.dim] for b in parts)
+    if list(array.shape) != shape:
+        raise SimulationError(
+            "SW_SIM_SHAPE",
+            f"leaf {first.leaf} ({first.role}) requires shape {shape}, got {list(array.shape)}",
+        )
+    return array
+
+
 def shard_slices(buffer: NamedBuffer, mesh: Mesh, rank: int) -> tuple[slice, ...]:
     """Where a rank's shard lies in the global array."""
     starts = (
@@ -69,15 +102,15 @@ def micro_batch(
     return whole[(slice(None),) * dim + (slice(number * rows, (number + 1) * rows),)]
 
 
-def gather_array(buffer: NamedBuffer, mesh: Mesh, shards: Sequence[np.ndarray]) -> np.ndarray:
-    """The global array from the flat shards of all ranks.
+def gather_array(buffer: NamedBuffer, mesh: Mesh, shards: Mapping[int, np.ndarray]) -> np.ndarray:
+    """The global array from the flat shards of the ranks that have the buffer.
 
     Raises SimulationError (SW_SIM_REPLICAS) when ranks that must hold the same shard differ in any
     bit.
     """
     result = np.empty(sharded_shape(buffer, mesh), buffer.dtype.numpy)
     owner: dict[tuple[int, ...], int] = {}
-    for rank, shard in enumerate(shards):
+    for rank, shard in shards.items():
         where = shard_slices(buffer, mesh, rank)
         first = owner.setdefault(tuple(s.start for s in where), rank)
         if first == rank:

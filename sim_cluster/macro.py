@@ -8,11 +8,14 @@ list of every class of ranks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from compiler.dtypes import DType
 from compiler.evaluate import Segment, function_segments
 from compiler.isa.program import Call, CollectiveCall, Function, Program, Repeat
+from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat, run_counts
 from compiler.target import Target
 
 HALF_SHARE = (
@@ -54,7 +57,21 @@ class Wait:
     slot: int
 
 
-MacroOp = Stretch | Start | Wait
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A named buffer is handed to the network, for the same core of another stage."""
+
+    call: CollectiveCall  # a permute over stages with one pair
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """The core blocks until the message with the same call and number has arrived."""
+
+    call: CollectiveCall
+
+
+MacroOp = Stretch | Start | Wait | Send | Receive
 
 
 def function_macros(function: Function, target: Target) -> tuple[MacroOp, ...]:
@@ -98,15 +115,33 @@ def _steps(
 
 
 def schedule_macros(
-    programs: Mapping[str, Program],
-    schedule: Sequence[tuple[Sequence[str], int]],
-    target: Target,
+    macros: Mapping[str, Sequence[MacroOp]],
+    schedule: Schedule,
+    transfers: Sequence[Transfer] = (),
+    stage: int = 0,
 ) -> tuple[MacroOp, ...]:
-    """One whole step of a core: the programs of each entry in order, `count` times."""
-    macros = {name: program_macros(p, target) for name, p in programs.items()}
+    """One whole step of a core of a stage: every program of its schedule with what it receives
+    before and sends after. `macros` are those of the programs by name.
+    """
+    runs, done = run_counts(schedule), Counter[str]()
     out: list[MacroOp] = []
-    for names, count in schedule:
-        for _ in range(count):
-            for name in names:
-                out += macros[name]
+    for name in flat(schedule):
+        done[name] += 1
+        own = [t for t in transfers if (t.target, t.reader) == (stage, name)]
+        out += [Receive(message_call(t)) for t in own if not t.once or done[name] == 1]
+        out += macros[name]
+        own = [t for t in transfers if (t.source, t.writer) == (stage, name)]
+        out += [Send(message_call(t)) for t in own if not t.once or done[name] == runs[name]]
     return tuple(out)
+
+
+def message_call(transfer: Transfer) -> CollectiveCall:
+    """What a transfer asks of the network: a permute of bytes with one pair of stages."""
+    return CollectiveCall(
+        kind="collective_permute",
+        axes=(STAGE_AXIS,),
+        dtype=DType.U8,
+        source_shape=(1, transfer.num_bytes, 1),
+        name=transfer.received,
+        pairs=((transfer.source, transfer.target),),
+    )

@@ -8,7 +8,8 @@ nobody wrote shows. Typed flat views are handed out; nothing is ever copied here
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,36 @@ from sim_cluster.tiles import POISON
 
 
 class CoreMemory:
-    """The HBM of one core. `named` maps buffer names to their sizes in bytes."""
+    """The HBM of one core. `named` maps buffer names to their sizes in bytes; `slots` says of which
+    buffers there are several, for as many micro-batches. `select` chooses among them.
+    """
 
-    def __init__(self, named: Iterable[tuple[str, int]]) -> None:
+    def __init__(
+        self, named: Iterable[tuple[str, int]], slots: Mapping[str, int] | None = None
+    ) -> None:
         self.named = {name: _poisoned(size) for name, size in named}
+        several = ((name, count) for name, count in (slots or {}).items() if count > 1)
+        self.slots = {
+            name: [_poisoned(self.named[name].size) for _ in range(count)]
+            for name, count in several
+        }
+        self.turn = 0  # tells apart the bindings of programs to different slots
         self.arena = _poisoned(0)
         self.scratch = _poisoned(0)
         self.bindings: dict[
             Any, Any
         ] = {}  # what functions bound to this memory, see `functions.py`
+
+    def select(self, number: int) -> None:
+        """Let every buffer with slots be the slot of micro-batch `number`."""
+        for name, slots in self.slots.items():
+            self.named[name] = slots[number % len(slots)]
+        self.turn = number % math.lcm(*(len(slots) for slots in self.slots.values()))
+
+    def slot(self, name: str, number: int) -> np.ndarray:
+        """The bytes of a named buffer for micro-batch `number`."""
+        slots = self.slots.get(name)
+        return slots[number % len(slots)] if slots else self._named(name)
 
     def reserve(self, arena_bytes: int, scratch_bytes: int) -> None:
         """Make the arena and the scratch zone at least this large."""

@@ -52,7 +52,7 @@ class ProgramCode:
 
     def _bound(self, call: Call, memory: CoreMemory) -> Bound:
         """The call's tensors on this core; they never move, so they are bound once."""
-        key = (id(self), id(call))
+        key = (id(self), id(call), memory.turn)
         bound = memory.bindings.get(key)
         if bound is None:
             code = self.functions[call.function]

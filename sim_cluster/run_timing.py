@@ -5,19 +5,21 @@ Compute runs on the core, collectives on its streams beside it; a collective sta
 of its group has arrived and its stream is free. While a core has collectives in flight, its compute
 has only the rest of the DMA engines, so stretches slow down: the loop advances from event to event
 at the rates that hold between them. Every picosecond of a core is charged once: compute, memory
-(only DMA busy), the axis of the collective it waits for, launch, or idle at the end.
+(only DMA busy), the axis of the collective or message it waits for, bubble while another stage has
+not come to that, launch, or idle at the end.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.diagnostics import SimulationError
 from compiler.isa.program import CollectiveCall
+from compiler.neff.schedule import STAGE_AXIS
 from sim_cluster.classes import RankClasses
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from sim_cluster.macro import MacroOp, Receive, Send, Start, Stretch, Wait
 
 MIN_DMA_SHARE = 0.25
 
@@ -72,14 +74,19 @@ class ClassResult:
 
 
 class _Job:
-    """One collective in flight: who takes part, who has arrived, when it ends."""
+    """One collective or message in flight: who takes part, who has arrived, when it ends."""
 
-    __slots__ = ("arrived", "call", "cost", "end_ps", "members", "start_ps")
+    __slots__ = ("arrived", "call", "cost", "end_ps", "members", "queue", "start_ps")
 
     def __init__(
-        self, call: CollectiveCall, cost: CollectiveDuration, members: frozenset[int]
+        self,
+        call: CollectiveCall,
+        cost: CollectiveDuration,
+        members: frozenset[int],
+        queue: Hashable,
     ) -> None:
         self.call = call
+        self.queue = queue  # jobs of one queue of a core follow each other
         self.cost = cost
         self.members = members
         self.arrived: set[int] = set()
@@ -100,9 +107,9 @@ class _Actor:
         self.began_ps = 0  # when the current stretch began
         self.active: list[_Job] = []
         self.slots: dict[int, _Job] = {}
-        self.queues: dict[int, list[_Job]] = {}
+        self.queues: dict[Hashable, list[_Job]] = {}
         self.waiting: _Job | None = None
-        self.occurrences: dict[tuple[CollectiveCall, frozenset[int]], int] = {}
+        self.occurrences: dict[tuple[CollectiveCall, frozenset[int], bool], int] = {}
         self.version = 0
         self.result = ClassResult()
 
@@ -122,7 +129,9 @@ class _Actor:
 
 
 class ClusterLoop:
-    """Replays all classes; `duration` prices a collective, `speeds` slows classes down."""
+    """Replays all classes; `duration` prices a collective, `speeds` slows classes down; ranks of
+    neighbouring stages of a pipeline are `stage_stride` apart.
+    """
 
     def __init__(
         self,
@@ -130,7 +139,9 @@ class ClusterLoop:
         macros: Sequence[Sequence[MacroOp]],
         duration: Callable[[CollectiveCall], CollectiveDuration],
         speeds: Mapping[int, float] | None = None,
+        stage_stride: int = 0,
     ) -> None:
+        self.stage_stride = stage_stride
         self.classes = classes
         self.duration = duration
         speeds = speeds or {}
@@ -143,7 +154,8 @@ class ClusterLoop:
     def run(self) -> list[ClassResult]:
         """Results per class.
 
-        Raises SimulationError (SW_TIME_DEADLOCK) when a collective is never joined by all.
+        Raises SimulationError (SW_TIME_DEADLOCK) when a collective is never joined by all, or a
+        message never sent.
         """
         for actor in self.actors:
             self._proceed(actor, 0)
@@ -157,7 +169,8 @@ class ClusterLoop:
         if stuck:
             raise SimulationError(
                 "SW_TIME_DEADLOCK",
-                f"classes {stuck} wait for a collective that not every rank of its group starts",
+                f"classes {stuck} wait for a collective that not every rank of its group starts,"
+                " or for a message that nobody sends",
             )
         return [a.result for a in self.actors]
 
@@ -176,14 +189,23 @@ class ClusterLoop:
                 return
             if isinstance(op, Start):
                 self._start(actor, op, now)
-            elif not self._passed(actor, op, now):
+            elif isinstance(op, Send):
+                self._send(actor, op, now)
+            elif not self._passed(actor, self._awaited(actor, op), now):
                 return
             actor.position += 1
         actor.result.end_ps = max(actor.result.end_ps, now)
 
-    def _passed(self, actor: _Actor, op: Wait, now: int) -> bool:
-        """True when the collective of a wait has finished; otherwise the actor blocks."""
-        job = actor.slots[op.slot]
+    def _awaited(self, actor: _Actor, op: Wait | Receive) -> _Job:
+        """What an actor waits for."""
+        if isinstance(op, Wait):
+            return actor.slots[op.slot]
+        ((source, target),) = op.call.pairs
+        sender = self.classes.peer(actor.index, source - target, self.stage_stride)
+        return self._message(actor, op.call, (sender, actor.index), False)
+
+    def _passed(self, actor: _Actor, job: _Job, now: int) -> bool:
+        """True when a job has finished; otherwise the actor blocks."""
         if 0 <= job.end_ps <= now:
             return True
         actor.waiting = job
@@ -192,24 +214,50 @@ class ClusterLoop:
 
     def _start(self, actor: _Actor, op: Start, now: int) -> None:
         members = self.classes.groups[op.call.axes][actor.index]
-        number = actor.occurrences.get((op.call, members), 0)
-        actor.occurrences[op.call, members] = number + 1
-        if op.call not in self.costs:
-            self.costs[op.call] = self.duration(op.call)
-        cost = self.costs[op.call]
-        key = (op.call, members, number)
-        job = self.jobs.setdefault(key, _Job(op.call, cost, members))
+        job = self._job(actor, op.call, members, op.call.stream)
         job.arrived.add(actor.index)
         actor.slots[op.slot] = job
-        actor.queues.setdefault(op.call.stream, []).append(job)
+        actor.queues.setdefault(job.queue, []).append(job)
         self._try_begin(job, now)
+
+    def _send(self, actor: _Actor, op: Send, now: int) -> None:
+        """Hand a message to the link to its receiver, which takes them one by one; go on."""
+        ((source, target),) = op.call.pairs
+        receiver = self.classes.peer(actor.index, target - source, self.stage_stride)
+        job = self._message(actor, op.call, (actor.index, receiver), True)
+        job.arrived |= job.members
+        for member in job.members:
+            self.actors[member].queues.setdefault(job.queue, []).append(job)
+        self._try_begin(job, now)
+
+    def _message(
+        self, actor: _Actor, call: CollectiveCall, ends: tuple[int, int], sends: bool
+    ) -> _Job:
+        """The next message of a call between two classes, as its sender or receiver sees it."""
+        return self._job(actor, call, frozenset(ends), ends, sends)
+
+    def _job(
+        self,
+        actor: _Actor,
+        call: CollectiveCall,
+        members: frozenset[int],
+        queue: Hashable,
+        sends: bool = False,
+    ) -> _Job:
+        """The next job of a call that `actor` takes part in; shared with the other members."""
+        number = actor.occurrences.get((call, members, sends), 0)
+        actor.occurrences[call, members, sends] = number + 1
+        if call not in self.costs:
+            self.costs[call] = self.duration(call)
+        key = (call, members, number)
+        return self.jobs.setdefault(key, _Job(call, self.costs[call], members, queue))
 
     def _try_begin(self, job: _Job, now: int) -> None:
         """Begin when all classes have arrived and it heads the stream of each."""
         if job.start_ps >= 0 or job.arrived != job.members:
             return
         actors = [self.actors[m] for m in sorted(job.members)]
-        if any(a.queues[job.call.stream][0] is not job for a in actors):
+        if any(a.queues[job.queue][0] is not job for a in actors):
             return
         job.start_ps = now
         job.end_ps = now + job.cost.duration_ps
@@ -224,7 +272,7 @@ class ClusterLoop:
             actor = self.actors[member]
             self._rate_change(actor, now)
             actor.active.remove(job)
-            queue = actor.queues[job.call.stream]
+            queue = actor.queues[job.queue]
             queue.pop(0)
             _record(actor, job)
             if actor.waiting is job:
@@ -238,7 +286,11 @@ class ClusterLoop:
                 self._try_begin(queue[0], now)
 
     def _charge_wait(self, actor: _Actor, job: _Job, now: int) -> None:
-        exposed = now - actor.since_ps
+        late = 0
+        if STAGE_AXIS in job.call.axes:  # until the other stages come to it
+            late = max(0, job.start_ps - actor.since_ps)
+            actor.result.charge("bubble", late)
+        exposed = now - actor.since_ps - late
         actor.result.charge("collective_" + "_".join(job.call.axes), exposed)
         actor.result.uses[job.call].exposed_ps += exposed
 
@@ -277,5 +329,6 @@ def _record(actor: _Actor, job: _Job) -> None:
     use.count += 1
     use.total_ps += job.cost.duration_ps
     name = job.call.name or f"{job.call.kind} {'_'.join(job.call.axes)}"
-    actor.result.spans.append(Span(f"stream{job.call.stream}", name, job.start_ps, job.end_ps))
+    lane = f"stream{job.call.stream}" if job.queue == job.call.stream else "messages"
+    actor.result.spans.append(Span(lane, name, job.start_ps, job.end_ps))
     actor.result.end_ps = max(actor.result.end_ps, job.end_ps)

@@ -1,8 +1,8 @@
-"""Value runs: whole training steps of all ranks of a mesh in lock step, from program files and a
-manifest alone.
+"""Value runs: whole training steps of all ranks of a mesh, from program files and a manifest alone.
 
-Every rank runs the same program up to the next collective wait, then `exchange` moves the data of
-all groups. The first time a program runs, one core also runs it instruction by instruction (L0)
+The stages of a pipeline follow their own schedules (`stage_order.py`). The ranks of a stage run the
+same program in lock step up to the next collective wait, then `exchange` moves the data of all
+groups. The first time a program runs, one core also runs it instruction by instruction (L0)
 from the same inputs, and the distance is kept.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 from compiler.diagnostics import SimulationError
 from compiler.isa.program import Program
 from compiler.neff.manifest import Manifest, NamedBuffer
+from compiler.neff.schedule import STAGE_AXIS, Transfer, run_counts
 from sim_cluster import layout
 from sim_cluster.exchange import Schedules, exchange, ring_schedules
 from sim_cluster.functions import L0, L1, CollectiveRequest
@@ -23,19 +24,19 @@ from sim_cluster.index_watch import IndexWatch
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import ProgramCode
 from sim_cluster.result import L0Check, ValueResult, distance
+from sim_cluster.stage_order import StageOrder
 
 Running = Iterator[CollectiveRequest]
-L0_RANK = 0
 
 
 class ValueRun:
     """The cores of one step in values.
 
     `programs` maps the names of the manifest's schedule to linked programs. With `check_l0`, the
-    first run of every program is also made at L0 on core 0. `level` is that of the run itself: at
-    L0 every core executes every instruction. Indices out of bounds are counted in `watch`, or end
-    the run with `strict_indices`. `threads` host threads share the ranks; results do not depend on
-    it.
+    first run of every program is also made at L0 on the first core of its stage. `level` is that of
+    the run itself: at L0 every core executes every instruction. Indices out of bounds are counted
+    in `watch`, or end the run with `strict_indices`. `threads` host threads share the ranks;
+    results do not depend on it.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class ValueRun:
         threads: int = 1,
         strict_indices: bool = False,
     ) -> None:
-        missing = {n for names, _ in manifest.schedule for n in names} - programs.keys()
-        if missing:
+        named = {name for schedule in manifest.schedules for name in run_counts(schedule)}
+        if missing := named - programs.keys():
             raise SimulationError(
                 "SW_SIM_PROGRAM", f"the schedule names programs {sorted(missing)}, not given"
             )
@@ -60,8 +61,11 @@ class ValueRun:
         self.watch = IndexWatch(strict_indices)
         self._codes = {name: ProgramCode(p, level, self.watch) for name, p in programs.items()}
         self._pool = ThreadPoolExecutor(threads) if threads > 1 and level == L1 else None
-        sizes = [(b.name, b.num_bytes) for b in manifest.buffers.values()]
-        self.cores = [CoreMemory(sizes) for _ in range(layout.num_ranks(manifest.mesh))]
+        self._batch: Mapping[str, np.ndarray] = {}
+        self.cores = [c for s in range(len(manifest.schedules)) for c in self._new_cores(s)]
+        self._leaves: dict[str, list[NamedBuffer]] = {}
+        for buffer in manifest.buffers.values():
+            self._leaves.setdefault(buffer.leaf, []).append(buffer)
         self._fill_initial()
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
@@ -71,52 +75,86 @@ class ValueRun:
         Raises SimulationError for an unknown name or a wrong shape.
         """
         for name, array in state.items():
-            buffer = self._buffer(name)
-            wanted = layout.sharded_shape(buffer, self.manifest.mesh)
-            self._scatter(buffer, layout.check_global(buffer, np.asarray(array), wanted))
+            parts = self._leaf(name)
+            whole = layout.check_leaf(parts, np.asarray(array))
+            for buffer in parts:
+                wanted = layout.sharded_shape(buffer, self.manifest.mesh)
+                own = layout.check_global(buffer, layout.part_of(buffer, whole), wanted)
+                self._scatter(buffer, own, self._ranks(buffer))
 
     def step(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """One step of the schedule on a global batch; the metrics by name."""
+        """One step of all stages on a global batch; the metrics by name.
+
+        Raises SimulationError (SW_SIM_DEADLOCK) when stages wait for each other.
+        """
+        for name in batch:
+            self._leaf(name)
+        self._batch = batch
         with np.errstate(all="ignore"):
-            for names, count in self.manifest.schedule:
-                reads_batch = self._reads_batch(names)
-                for number in range(count):
-                    if reads_batch:
-                        self._load_micro_batch(batch, number, count)
-                    for name in names:
-                        self.run_program(name)
+            StageOrder(self.manifest.schedules, self.manifest.transfers, self).run()
         metrics = self.gather(self._metrics())
         self.result.steps.append(metrics)
         return metrics
 
     def gather(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Global arrays of named buffers. Raises SimulationError when copies that must be equal
-        differ.
-        """
-        found = {}
-        for name in sorted(names):
-            buffer = self._buffer(name)
-            shards = [core.array(name, buffer.dtype) for core in self.cores]
-            found[name] = layout.gather_array(buffer, self.manifest.mesh, shards)
-        return found
+        """Global arrays of leaves. Raises SimulationError when copies that must be equal differ."""
+        return {
+            name: layout.join_parts([(b, self._gathered(b)) for b in self._leaf(name)])
+            for name in sorted(names)
+        }
 
-    def run_program(self, name: str) -> None:
-        """Run one program on all ranks in lock step."""
-        code = self._codes[name]
-        shadow = self._shadow(name) if self.check_l0 and name not in self.result.l0 else None
-        running = [code.run(core) for core in self.cores]
-        while True:
-            requests = self._advance(running)
-            if shadow is not None:
-                shadow.advance(requests[L0_RANK])
-            waiting = [r for r in requests if r is not None]
-            if not waiting:
-                break
-            if len(waiting) < len(requests):
-                raise SimulationError("SW_SIM_LOCK_STEP", f"some ranks of {name} end before others")
-            exchange(waiting, self.manifest.mesh, self.schedules)
+    def _gathered(self, buffer: NamedBuffer) -> np.ndarray:
+        """The global array of one buffer."""
+        ranks = self._ranks(buffer)
+        shards = {rank: self.cores[rank].array(buffer.name, buffer.dtype) for rank in ranks}
+        return layout.gather_array(buffer, self.manifest.mesh, shards)
+
+    def run(self, stage: int, program: str, number: int) -> Iterator[list[CollectiveRequest]]:
+        """Run one program on the ranks of a stage in lock step, for micro-batch `number`.
+
+        Yields the requests of collectives over stages, which `join` answers.
+        """
+        ranks = self.manifest.ranks(stage)
+        cores = [self.cores[rank] for rank in ranks]
+        self._load_micro_batch(program, number, ranks)
+        for core in cores:
+            core.select(number)
+        code = self._codes[program]
+        shadow = self._shadow(program, ranks) if self._unchecked(program) else None
+        running = [code.run(core) for core in cores]
+        while waiting := self._waiting(program, running, shadow):
+            if STAGE_AXIS in waiting[0].call.axes:
+                yield waiting
+            else:
+                exchange(waiting, self.manifest.stage_mesh, self.schedules)
         if shadow is not None:
-            self.result.l0[name] = shadow.compare(self.cores[L0_RANK], self.manifest.buffers)
+            self.result.l0[program] = shadow.compare(cores[0], self.manifest.buffers)
+
+    def _waiting(
+        self, program: str, running: Sequence[Running], shadow: _Shadow | None
+    ) -> list[CollectiveRequest]:
+        """Run to the next collective; the requests of all ranks, none when all have ended."""
+        requests = self._advance(running)
+        if shadow is not None:
+            shadow.advance(requests[0])
+        waiting = [r for r in requests if r is not None]
+        if waiting and len(waiting) < len(requests):
+            raise SimulationError("SW_SIM_LOCK_STEP", f"some ranks of {program} end before others")
+        return waiting
+
+    def join(self, parts: Sequence[list[CollectiveRequest]]) -> None:
+        """A collective over stages; `parts` are the requests of the ranks of each."""
+        exchange([r for part in parts for r in part], self.manifest.mesh, self.schedules)
+
+    def read(self, transfer: Transfer, number: int) -> list[np.ndarray]:
+        """What the ranks of a stage send."""
+        ranks = self.manifest.ranks(transfer.source)
+        return [self.cores[rank].slot(transfer.sent, number).copy() for rank in ranks]
+
+    def write(self, transfer: Transfer, number: int, data: Sequence[np.ndarray]) -> None:
+        """Put what the ranks of a stage received in its buffer."""
+        for rank, sent in zip(self.manifest.ranks(transfer.target), data, strict=True):
+            self.cores[rank].slot(transfer.received, number)[:] = sent
 
     def close(self) -> None:
         """Stop the host threads."""
@@ -129,8 +167,24 @@ class ValueRun:
             return [next(r, None) for r in running]
         return list(self._pool.map(_next_quietly, running))
 
-    def _shadow(self, name: str) -> _Shadow:
-        return _Shadow(self.programs[name], self.cores[L0_RANK])
+    def _unchecked(self, program: str) -> bool:
+        """True when a program has yet to be compared with L0."""
+        return self.check_l0 and program not in self.result.l0
+
+    def _shadow(self, name: str, ranks: range) -> _Shadow:
+        return _Shadow(self.programs[name], self.cores[ranks[0]], ranks[0])
+
+    def _new_cores(self, stage: int) -> Iterator[CoreMemory]:
+        """The memories of a stage's cores."""
+        own = [b for b in self.manifest.buffers.values() if b.on(stage)]
+        slots = {b.name: b.slots_on(stage) for b in own}
+        for _ in self.manifest.ranks(stage):
+            yield CoreMemory([(b.name, b.num_bytes) for b in own], slots)
+
+    def _ranks(self, buffer: NamedBuffer) -> list[int]:
+        """The ranks that have a buffer."""
+        stages = (s for s in range(len(self.manifest.schedules)) if buffer.on(s))
+        return [rank for stage in stages for rank in self.manifest.ranks(stage)]
 
     def _metrics(self) -> set[str]:
         """Reported scalars; what starts at zero is an accumulator of one core and belongs to no
@@ -139,9 +193,9 @@ class ValueRun:
         buffers = self.manifest.buffers.values()
         return {b.name for b in buffers if b.role == "metric" and b.initial != "zeros"}
 
-    def _buffer(self, name: str) -> NamedBuffer:
+    def _leaf(self, name: str) -> list[NamedBuffer]:
         try:
-            return self.manifest.buffers[name]
+            return self._leaves[name]
         except KeyError:
             raise SimulationError(
                 "SW_SIM_BINDING", f"the step has no buffer named {name!r}"
@@ -150,7 +204,8 @@ class ValueRun:
     def _fill_initial(self) -> None:
         """Zeros where the manifest says so; coordinates from the rank."""
         for buffer in self.manifest.buffers.values():
-            for rank, core in enumerate(self.cores):
+            for rank in self._ranks(buffer):
+                core = self.cores[rank]
                 if buffer.role == "coordinate":
                     core.array(buffer.name, buffer.dtype)[:] = layout.coordinate(
                         buffer, self.manifest.mesh, rank
@@ -158,21 +213,20 @@ class ValueRun:
                 elif buffer.initial == "zeros":
                     core.array(buffer.name, buffer.dtype)[:] = 0
 
-    def _reads_batch(self, names: Iterable[str]) -> bool:
-        """True when a program of the schedule entry has a batch buffer among its inputs."""
-        read = {buffer for name in names for buffer in self.programs[name].inputs}
-        return any(self._buffer(name).role == "batch" for name in read)
+    def _load_micro_batch(self, program: str, number: int, ranks: range) -> None:
+        """Put what a program reads of the batch in the buffers of its ranks."""
+        count = self.manifest.num_microbatches
+        for name in self.programs[program].inputs:
+            (buffer,) = self._leaf(name) if name in self._leaves else (None,)
+            if buffer is not None and buffer.role == "batch":
+                whole = np.asarray(self._batch[name])
+                part = layout.micro_batch(buffer, self.manifest.mesh, whole, number, count)
+                self._scatter(buffer, part, ranks)
 
-    def _load_micro_batch(self, batch: Mapping[str, np.ndarray], number: int, count: int) -> None:
-        for name, array in batch.items():
-            buffer = self._buffer(name)
-            part = layout.micro_batch(buffer, self.manifest.mesh, np.asarray(array), number, count)
-            self._scatter(buffer, part)
-
-    def _scatter(self, buffer: NamedBuffer, array: np.ndarray) -> None:
-        for rank, core in enumerate(self.cores):
+    def _scatter(self, buffer: NamedBuffer, array: np.ndarray, ranks: Sequence[int]) -> None:
+        for rank in ranks:
             shard = array[layout.shard_slices(buffer, self.manifest.mesh, rank)]
-            core.array(buffer.name, buffer.dtype)[:] = shard.reshape(-1)
+            self.cores[rank].array(buffer.name, buffer.dtype)[:] = shard.reshape(-1)
 
 
 def _next_quietly(running: Running) -> CollectiveRequest | None:
@@ -181,12 +235,12 @@ def _next_quietly(running: Running) -> CollectiveRequest | None:
 
 
 class _Shadow:
-    """Core 0 of a program at L0, beside the L1 run: same inputs, and the L1 run's collective
-    results.
+    """The first core of a program at L0, beside the L1 run: same inputs, and the L1 run's
+    collective results.
     """
 
-    def __init__(self, program: Program, core: CoreMemory) -> None:
-        self.program = program
+    def __init__(self, program: Program, core: CoreMemory, rank: int) -> None:
+        self.program, self.rank = program, rank
         self.code = ProgramCode(program, L0)
         self.memory = core.copy_named()
         self.running = self.code.run(self.memory)
@@ -212,7 +266,7 @@ class _Shadow:
             dtype = buffers[name].dtype
             self._note(name, self.memory.array(name, dtype), core.array(name, dtype))
         return L0Check(
-            self.program.name, L0_RANK, self.code.instructions, self.distance, self.worst
+            self.program.name, self.rank, self.code.instructions, self.distance, self.worst
         )
 
     def _note(self, what: str, given: np.ndarray, wanted: np.ndarray) -> None:

@@ -69,7 +69,7 @@ def write_bundle(
 
 def _remove_others(path: Path, manifest: Manifest) -> None:
     """Remove the files of an earlier bundle in the same directory."""
-    cores = _num_cores(manifest)
+    cores = manifest.num_cores
     packed = cores > MAX_CORE_FILES
     kept = {f"{sha}.neff" for sha in manifest.programs.values()}
     kept |= {"cores.neff"} if packed else {f"core-{rank:05d}.neff" for rank in range(cores)}
@@ -87,21 +87,14 @@ def core_binding(manifest: Manifest, manifest_sha256: str, rank: int) -> CoreBin
     return CoreBinding(
         rank=rank,
         coordinates={axis: coordinates[axis] for axis in manifest.mesh},
-        programs=manifest.programs,
+        programs=manifest.programs_on(manifest.stage(rank)),
         target=manifest.target,
         manifest_sha256=manifest_sha256,
     )
 
 
-def _num_cores(manifest: Manifest) -> int:
-    cores = 1
-    for size in manifest.mesh.values():
-        cores *= size
-    return cores
-
-
 def _write_cores(path: Path, manifest: Manifest, digest: str) -> None:
-    bindings = [core_binding(manifest, digest, rank) for rank in range(_num_cores(manifest))]
+    bindings = [core_binding(manifest, digest, rank) for rank in range(manifest.num_cores)]
     if len(bindings) > MAX_CORE_FILES:
         table = {"bindings": pack_attrs([b.to_meta() for b in bindings])}
         write_atomic(path / "cores.neff", pack("cores", {"count": len(bindings)}, table))
@@ -154,7 +147,7 @@ def _load_program(path: Path, name: str, sha: str) -> Program:
 
 
 def _check_cores(path: Path, manifest: Manifest, digest: str) -> None:
-    cores = _num_cores(manifest)
+    cores = manifest.num_cores
     for rank, binding in enumerate(_read_cores(path, cores)):
         if binding != core_binding(manifest, digest, rank):
             raise LoadError(

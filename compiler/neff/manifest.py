@@ -8,12 +8,14 @@ coordinates and program digests. A bundle is a directory: `manifest.neff`, `prog
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
 from compiler.diagnostics import LoadError
 from compiler.dtypes import DType
+from compiler.neff.schedule import STAGE_AXIS, LeafPart, Schedule, Transfer, run_counts
 
 MAX_CORE_FILES = 1024
 
@@ -31,10 +33,26 @@ class NamedBuffer:
     axes: tuple[tuple[str, ...], ...]
     initial: str
     offset_bytes: int
+    part: LeafPart | None = None
+    stages: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+
+    def on(self, stage: int) -> bool:
+        """True when the cores of `stage` have the buffer."""
+        return not self.stages or stage in self.stages
+
+    def slots_on(self, stage: int) -> int:
+        """How many micro-batches the cores of `stage` hold at a time."""
+        return self.slots[self.stages.index(stage)] if self.slots else 1
+
+    @property
+    def leaf(self) -> str:
+        """The user's leaf it belongs to."""
+        return self.part.leaf if self.part else self.name
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on one core."""
+        """Bytes of one slot on one core."""
         elements = 1
         for size in self.local_shape:
             elements *= size
@@ -52,12 +70,39 @@ class Manifest:
     mesh: Mapping[str, int]  # axis -> size, major to minor
     buffers: Mapping[str, NamedBuffer]
     programs: Mapping[str, str]  # program name -> sha256 of its file
-    schedule: tuple[tuple[tuple[str, ...], int], ...]
+    schedules: tuple[Schedule, ...]  # per pipeline stage
     num_microbatches: int
     named_bytes: int  # named buffers per core
     arena_bytes: int  # largest arena plus scratch of any program
     compiler_version: str
+    transfers: tuple[Transfer, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_cores(self) -> int:
+        """Cores of the mesh."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def stage_mesh(self) -> Mapping[str, int]:
+        """The mesh of one pipeline stage."""
+        if len(self.schedules) == 1:
+            return self.mesh
+        return {axis: size for axis, size in self.mesh.items() if axis != STAGE_AXIS}
+
+    def ranks(self, stage: int) -> range:
+        """The ranks of a pipeline stage, which follow each other."""
+        count = self.num_cores // len(self.schedules)
+        return range(stage * count, (stage + 1) * count)
+
+    def stage(self, rank: int) -> int:
+        """The pipeline stage of a rank."""
+        return rank * len(self.schedules) // self.num_cores
+
+    def programs_on(self, stage: int) -> Mapping[str, str]:
+        """The programs a stage runs, by name."""
+        names = run_counts(self.schedules[stage])
+        return {name: sha for name, sha in self.programs.items() if name in names}
 
     def to_meta(self) -> dict[str, Any]:
         """Plain data for a container's meta; the mesh stays an ordered list."""
@@ -69,7 +114,8 @@ class Manifest:
             "mesh": [[axis, size] for axis, size in self.mesh.items()],
             "buffers": [_buffer_row(b) for b in self.buffers.values()],
             "programs": dict(self.programs),
-            "schedule": [[list(names), count] for names, count in self.schedule],
+            "schedules": [[[list(names), count] for names, count in s] for s in self.schedules],
+            "transfers": [list(astuple(t)) for t in self.transfers],
             "num_microbatches": self.num_microbatches,
             "named_bytes": self.named_bytes,
             "arena_bytes": self.arena_bytes,
@@ -89,7 +135,10 @@ class Manifest:
             return cls(
                 mesh={axis: size for axis, size in meta["mesh"]},
                 buffers={b.name: b for b in buffers},
-                schedule=tuple((tuple(names), count) for names, count in meta["schedule"]),
+                schedules=tuple(
+                    tuple((tuple(names), count) for names, count in s) for s in meta["schedules"]
+                ),
+                transfers=tuple(_read_transfer(row) for row in meta["transfers"]),
                 **fields,
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -113,11 +162,18 @@ _PLAIN_FIELDS = (
 def _buffer_row(b: NamedBuffer) -> list[Any]:
     axes = [list(a) for a in b.axes]
     shapes = [list(b.local_shape), list(b.global_shape)]
-    return [b.name, b.role, b.dtype.value, *shapes, axes, b.initial, b.offset_bytes]
+    part = list(astuple(b.part)) if b.part else None
+    place = [b.offset_bytes, part, list(b.stages), list(b.slots)]
+    return [b.name, b.role, b.dtype.value, *shapes, axes, b.initial, *place]
+
+
+def _read_transfer(row: list[Any]) -> Transfer:
+    names = [f.name for f in fields(Transfer)]
+    return Transfer(**dict(zip(names, row, strict=True)))
 
 
 def _read_buffer(row: list[Any]) -> NamedBuffer:
-    name, role, dtype, local, global_, axes, initial, offset = row
+    name, role, dtype, local, global_, axes, initial, offset, part, stages, slots = row
     return NamedBuffer(
         name=name,
         role=role,
@@ -127,6 +183,9 @@ def _read_buffer(row: list[Any]) -> NamedBuffer:
         axes=tuple(tuple(a) for a in axes),
         initial=initial,
         offset_bytes=offset,
+        part=LeafPart(*part) if part else None,
+        stages=tuple(stages),
+        slots=tuple(slots),
     )
 
 

@@ -16,7 +16,7 @@ from compiler.diagnostics import Loc
 from compiler.ir.analysis import invariant_carries
 from compiler.ir.build import constant_attrs
 from compiler.ir.opdef import OPS, make_op
-from compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ReshapeAttrs
+from compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from compiler.passes.rewrite import Level, with_regions
 
@@ -288,14 +288,8 @@ def _select(level: _Fold, op: Op) -> Value | None:
 
 
 def _reduce(level: _Fold, op: Op) -> Value | None:
-    """Dims of size one hold one element: a reshape. No dims: nothing."""
-    operand = op.operands[0]
-    if not op.attrs.dims:
-        return operand
-    if any(operand.type.shape[d] != 1 for d in op.attrs.dims):
-        return None
-    attrs = ReshapeAttrs(op.result.type.shape)
-    return level.emit(make_op("reshape", (operand,), attrs, loc=op.loc)).result
+    """No dims: nothing. Dims of size one are for `simplify`."""
+    return None if op.attrs.dims else op.operands[0]
 
 
 def _multiply(level: _Fold, op: Op) -> Value | None:

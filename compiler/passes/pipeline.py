@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from compiler.ir.text import to_text
@@ -77,11 +78,16 @@ def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, 
     return (*precision, *LOCAL_PASSES)
 
 
-def step_passes(options: CompileOptions = DEFAULTS) -> tuple[Pass, ...]:
+def step_passes(options: CompileOptions = DEFAULTS, samples: int = 0) -> tuple[Pass, ...]:
     """The passes of a whole step. With attention `flash`, quadratic values are made again for far
-    readers, so that no score tensor waits for the backward pass.
+    readers, so that no score tensor waits for the backward pass. A step captured with one sample
+    keeps its sums over it.
     """
-    return STEP_PASSES + (REMAKE_PASSES if options.attention == "flash" else ())
+    passes = STEP_PASSES + (REMAKE_PASSES if options.attention == "flash" else ())
+    if samples != 1:
+        return passes
+    keeping = Pass("simplify", partial(simplify, keep_sums=True))
+    return tuple(keeping if one.run is simplify else one for one in passes)
 
 
 def run(

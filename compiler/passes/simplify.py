@@ -17,13 +17,18 @@ from compiler.passes.rewrite import with_ops, with_regions
 Producers = dict[Value, Op]
 
 
-def simplify(graph: Graph) -> Graph:
-    """`graph` with those ops rewritten; what they leave unused is left to `dce`."""
+def simplify(graph: Graph, keep_sums: bool = False) -> Graph:
+    """`graph` with those ops rewritten; what they leave unused is left to `dce`.
+
+    With `keep_sums`, additions over dims of size 1 stay reductions: in a step that was captured
+    with one sample, they say where gradients are summed over samples.
+    """
     producers: Producers = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = with_regions(op, tuple(simplify(region) for region in op.regions))
-        made = _RULES[op.name](op, producers) if op.name in _RULES else []
+        op = with_regions(op, tuple(simplify(region, keep_sums) for region in op.regions))
+        kept = keep_sums and op.name == "reduce" and op.attrs.kind == "add"
+        made = _RULES[op.name](op, producers) if op.name in _RULES and not kept else []
         if made:
             last = made[-1]
             made[-1] = Op(last.name, last.operands, op.results, last.attrs, last.regions, op.loc)

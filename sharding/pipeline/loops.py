@@ -17,6 +17,7 @@ from compiler.diagnostics import ShardingError
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConcatenateAttrs, ConstantAttrs, LoopAttrs, ReshapeAttrs, SliceAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value
+from compiler.passes.dce import dce
 from sharding.layers import ScannedLayers, visited_layers
 
 WALKING = ("dynamic_slice", "dynamic_update_slice")
@@ -59,7 +60,7 @@ def split_loop(scan: ScannedLayers, trips: Sequence[int]) -> Parts:
             f" {', '.join(map(str, trips))}",
             loop.loc,
         )
-    walk = _Walk.of(scan)
+    walk = LayerWalk.of(scan)
     carries = list(loop.operands)
     pieces: dict[int, list[tuple[int, Value]]] = {carry: [] for carry in scan.stacks}
     parts = []
@@ -77,14 +78,14 @@ def split_loop(scan: ScannedLayers, trips: Sequence[int]) -> Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
-    """Which layer of a stack the body touches in each iteration."""
+class LayerWalk:
+    """The dim of every stack that layers lie along, and the layer each iteration touches."""
 
     dims: Mapping[int, int]
     layers: Mapping[int, np.ndarray]
 
     @classmethod
-    def of(cls, scan: ScannedLayers) -> _Walk:
+    def of(cls, scan: ScannedLayers) -> LayerWalk:
         """Follow the counter to every slice and update of a stack."""
         loop, body = scan.loop, scan.loop.regions[0]
         dims = {**scan.weights, **scan.stacks}
@@ -117,9 +118,14 @@ class _Walk:
         return low
 
 
+def _start_position(op: Op, dim: int) -> int:
+    """Which operand says which layer a slice or update is at."""
+    return (1 if op.name == "dynamic_slice" else 2) + dim
+
+
 def _start(op: Op, dim: int) -> Value:
     """The scalar that says which layer a slice or update is at."""
-    return op.operands[(1 if op.name == "dynamic_slice" else 2) + dim]
+    return op.operands[_start_position(op, dim)]
 
 
 def _not_walked(op: Op) -> ShardingError:
@@ -141,7 +147,7 @@ def _visited(loop: Op, start: Value) -> np.ndarray:
 
 
 def _part(
-    scan: ScannedLayers, walk: _Walk, carries: Sequence[Value], first: int, trip: int
+    scan: ScannedLayers, walk: LayerWalk, carries: Sequence[Value], first: int, trip: int
 ) -> Part:
     """Iterations `first` to `first + trip`."""
     before: list[Op] = []
@@ -174,7 +180,7 @@ class _Body:
     def __init__(
         self,
         scan: ScannedLayers,
-        walk: _Walk,
+        walk: LayerWalk,
         first: int,
         trip: int,
         types: Sequence[TensorType],
@@ -195,8 +201,8 @@ class _Body:
             self._copy(op)
         outputs = [self.now[v] for v in self.source.outputs]
         induction = self.scan.loop.attrs.induction
-        outputs[induction] = self._plus(outputs[induction], -self.first)
-        return Graph(self.inputs, tuple(self.ops), tuple(outputs), self.source.name)
+        outputs[induction] = self._plus(own, 1)
+        return dce(Graph(self.inputs, tuple(self.ops), tuple(outputs), self.source.name))
 
     def _plus(self, value: Value, number: int) -> Value:
         """`value + number`."""
@@ -208,14 +214,31 @@ class _Body:
         self.ops += [constant, added]
         return added.result
 
+    def _place(self, carry: int, start: Value) -> Value:
+        """Where this iteration is in the part's own stack; counted from the part's own counter
+        where that is possible, so that parts with equally many layers are equal code.
+        """
+        low = self.walk.low(carry, self.first, self.trip)
+        places = self.walk.layers[carry][self.first : self.first + self.trip] - low
+        counter: Value = self.inputs[self.scan.loop.attrs.induction]
+        forward = np.arange(self.trip)
+        if counter.type == start.type and np.array_equal(places, forward):
+            return counter
+        if counter.type != start.type or not np.array_equal(places, forward[::-1]):
+            return self._plus(start, -low)
+        data = np.asarray(self.trip - 1).astype(counter.type.dtype.numpy).tobytes()
+        last = make_op("constant", (), ConstantAttrs(data, counter.type))
+        place = Op("subtract", (last.result, counter), (Value(counter.type),))
+        self.ops += [last, place]
+        return place.result
+
     def _copy(self, op: Op) -> None:
         """`op` on this part's values; a walk of a stack counts from the part's lowest layer."""
         operands = [self.now.get(v, v) for v in op.operands]
         carry = self.stack_of.get(op.operands[0]) if op.operands else None
         if carry is not None:
-            position = op.operands.index(_start(op, self.walk.dims[carry]), 1)
-            low = self.walk.low(carry, self.first, self.trip)
-            operands[position] = self._plus(operands[position], -low)
+            position = _start_position(op, self.walk.dims[carry])
+            operands[position] = self._place(carry, operands[position])
         results = tuple(
             Value(operands[0].type if carry is not None and op.name == WALKING[1] else v.type)
             for v in op.results
@@ -226,7 +249,7 @@ class _Body:
 
 def _joined(
     scan: ScannedLayers,
-    walk: _Walk,
+    walk: LayerWalk,
     carries: Sequence[Value],
     pieces: Mapping[int, list[tuple[int, Value]]],
     last: Op,

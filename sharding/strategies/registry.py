@@ -57,13 +57,6 @@ def recipe_of(
             f"strategy.name requires one of {', '.join((*STRATEGIES, MANUAL))}, "
             f"got {settings.name}",
         )
-    stages = mesh.sizes.get("pp", 1)
-    if stages > 1:
-        raise ShardingError(
-            "SW_PIPELINE",
-            f"mesh.pp requires 1 for now, got {stages}: a step is not cut into stages yet",
-            hint="use tp and dp_shard instead",
-        )
     free = without_constraints(graph)
     step = Decisions(free, inputs, outputs, mesh)
     if free is not graph or (user is not None and user.meshes):

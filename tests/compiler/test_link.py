@@ -20,7 +20,7 @@ from tests.support.graphs import layer_stack
 
 TARGET = "trn1n.32xlarge"
 STEP = StepProgram(name="step", graph=layer_stack(), inputs=("x", "w"), outputs=("y", "kept"))
-PLAN = StepPlan(mesh={"dp_shard": 1}, buffers={}, programs=(STEP,), schedule=((("step",), 1),))
+PLAN = StepPlan(mesh={"dp_shard": 1}, buffers={}, programs=(STEP,), schedules=(((("step",), 1),),))
 
 
 def as_bytes(program: Program) -> dict[str, bytes]:

@@ -96,7 +96,7 @@ def test_plan_is_that_of_the_whole_graph(
     ready = dataclasses.replace(prepared(model, layers, mesh), settings=settings)
     folded, whole = plans(ready, num_microbatches)
     assert folded.step.buffers == whole.step.buffers
-    assert folded.step.schedule == whole.step.schedule
+    assert folded.step.schedules == whole.step.schedules
     for one, other in zip(folded.step.programs, whole.step.programs, strict=True):
         assert (one.inputs, one.outputs) == (other.inputs, other.outputs)
         assert dump(one.graph, with_locs=True) == dump(other.graph, with_locs=True)

@@ -44,7 +44,7 @@ def plan_of(
         mesh={"dp_shard": 4},
         buffers=buffers,
         programs=(program,),
-        schedule=(((name,), count),),
+        schedules=((((name,), count),),),
         num_microbatches=count,
     )
 

@@ -158,11 +158,6 @@ def test_zero_stages_of_other_strategies_are_refused() -> None:
         recipe_of(*linear_step(), make_mesh({"dp_shard": 2}), StrategySettings(zero=1))
 
 
-def test_stages_are_refused() -> None:
-    with pytest.raises(ShardingError, match=r"mesh\.pp requires 1 for now, got 2"):
-        fsdp(*linear_step(), make_mesh({"pp": 2, "dp_shard": 2}))
-
-
 def test_a_sequence_axis_needs_a_sequence() -> None:
     with pytest.raises(ShardingError, match=r"mesh\.cp requires a sequence dim"):
         fsdp(*linear_step(), make_mesh({"dp_shard": 2, "cp": 2}))

@@ -170,8 +170,8 @@ def test_a_damaged_collective_shows() -> None:
     """The comparison can fail: ranks that reduce with the wrong partner are found out."""
 
     class Damaged(ReferenceRanks):
-        def _collective(self, ops, args):
-            results = super()._collective(ops, args)
+        def _collective(self, ops, args, mesh):
+            results = super()._collective(ops, args, mesh)
             return results[::-1] if ops[0].name == "reduce_scatter" else results
 
     task = scanned()

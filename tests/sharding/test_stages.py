@@ -132,14 +132,14 @@ def test_micro_batches_equal_the_whole_batch(count: int) -> None:
 
 def test_one_micro_batch_has_no_accumulators() -> None:
     plan = cut(plain_step())
-    assert plan.schedule == ((("forward", "backward", "update"), 1),)
+    assert plan.schedules == (((("forward", "backward", "update"), 1),),)
     assert {info.initial for info in plan.buffers.values()} == {"given", "computed"}
     assert "accumulator/loss" not in plan.buffers
 
 
 def test_accumulators_are_fp32_start_and_end_as_zeros() -> None:
     plan = cut(plain_step(), 2)
-    assert plan.schedule == ((("forward", "backward"), 2), (("update",), 1))
+    assert plan.schedules == (((("forward", "backward"), 2), (("update",), 1)),)
     names = {n for n, info in plan.buffers.items() if info.initial == "zeros"}
     assert names == {"gradient/w", "accumulator/loss"}
     ranks = run(plan, {"w": floats(WIDTH, WIDTH), "m": floats(WIDTH, WIDTH) ** 2}, [floats(16, 4)])
@@ -167,9 +167,9 @@ def test_the_cut_comes_after_casts_and_before_optimizer_arithmetic() -> None:
     state = {"w": floats(WIDTH, WIDTH), "m": floats(WIDTH, WIDTH)}
     x = floats(2 * ROWS, WIDTH)
     forward_only = run(plan, state, [])
-    forward_only._load_batch({"x": x[:ROWS]})
-    forward_only._run(plan.programs[0])
-    forward_only._run(plan.programs[1])
+    forward_only.micro_batches = [{"x": x[:ROWS]}]
+    for name in ("forward", "backward"):
+        assert not list(forward_only.run(0, name, 0))
     whole = evaluate(b.finish(grad), [state["w"], state["m"], x[:ROWS]])
     np.testing.assert_allclose(forward_only.gather("gradient/w"), whole[0], rtol=1e-6)
 

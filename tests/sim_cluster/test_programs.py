@@ -204,7 +204,7 @@ def manifest(
         mesh=mesh,
         buffers={b.name: b for b in buffers},
         programs={},
-        schedule=((("step",), num_microbatches),),
+        schedules=(((("step",), num_microbatches),),),
         num_microbatches=num_microbatches,
         named_bytes=0,
         arena_bytes=0,

@@ -71,18 +71,8 @@ class LoweredRanks(ReferenceRanks):
                 steps.append(prepare(region, dtypes))
         return _Bound(lowered, steps)
 
-    def _run(self, program: StepProgram) -> None:
-        outlined = self.by_name[program.name]
-        runs = [self._rank(outlined, buffers) for buffers in self.buffers]
-        outputs: list = []
-        requests: list = []
-        for one in runs:
-            self._advance(one, None, requests, outputs)
-        while requests:
-            results = self._collective([op for op, _ in requests], [args for _, args in requests])
-            requests = []
-            for one, result in zip(runs, results, strict=True):
-                self._advance(one, result, requests, outputs)
+    def _rank_run(self, program: StepProgram, buffers, number: int):
+        return self._rank(self.by_name[program.name], buffers)
 
     def _rank(self, program: OutlinedProgram, named: dict[str, np.ndarray]):
         """Generator of collectives of one rank."""
@@ -148,7 +138,7 @@ class LoweredRanks(ReferenceRanks):
                 number = attrs["collective"]
                 source, target = flying.pop(number)
                 op = self._op(key, number, lowered.collectives[number])
-                result = yield op, [source.reshape(op.operands[0].type.shape)]
+                (result,) = yield op, [source.reshape(op.operands[0].type.shape)]
                 target[:] = result.reshape(-1)
 
     def _op(self, key: str, number: int, call: CollectiveCall) -> Op:
@@ -187,7 +177,7 @@ def run_alone(
         mesh={"dp_shard": 1},
         buffers=buffers,
         programs=(program,),
-        schedule=(((program.name,), 1),),
+        schedules=((((program.name,), 1),),),
     )
     ranks = LoweredRanks(plan, state, literal=True)
     ranks.run_step([{}])

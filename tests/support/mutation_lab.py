@@ -4,7 +4,7 @@ judged by value, by time, or by a refusal."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -48,11 +48,11 @@ class RecordingRun(ValueRun):
         self.recordings: dict[str, Recording] = {}
         self.current = Recording(self.cores[0])
 
-    def run_program(self, name: str) -> None:
-        self.current = self.recordings[name] = Recording(self.cores[0].copy_named())
-        super().run_program(name)
+    def run(self, stage: int, program: str, number: int) -> Iterator[list[CollectiveRequest]]:
+        self.current = self.recordings[program] = Recording(self.cores[0].copy_named())
+        yield from super().run(stage, program, number)
         named = self.cores[0].named
-        self.current.after = {n: named[n].tobytes() for n in self.programs[name].outputs}
+        self.current.after = {n: named[n].tobytes() for n in self.programs[program].outputs}
 
     def _advance(self, running: Sequence[Any]) -> list[CollectiveRequest | None]:
         requests = super()._advance(running)

@@ -99,7 +99,7 @@ def as_plan(part: PartitionedGraph) -> StepPlan:
         mesh=part.mesh.sizes,
         buffers=buffers,
         programs=(program,),
-        schedule=((("step",), 1),),
+        schedules=(((("step",), 1),),),
     )
 
 

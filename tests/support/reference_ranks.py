@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from collectives.execute import execute
 from collectives.ops import CollectiveKind, ReplicaGroups, group_index
 from compiler.ir.reference import steps
 from compiler.ir.types import Op
+from compiler.neff.schedule import Transfer
 from compiler.program import BufferInfo, StepPlan, StepProgram
+from sim_cluster.stage_order import StageOrder
 
 Buffers = dict[str, np.ndarray]
 
@@ -33,11 +36,22 @@ class ReferenceRanks:
         self.num_ranks = math.prod(self.mesh.values())
         self.buffers: list[Buffers] = [{} for _ in range(self.num_ranks)]
         self.collectives = 0
+        self.programs = {p.name: p for p in plan.programs}
+        self.micro_batches: Sequence[Mapping[str, np.ndarray]] = ()
         for info in plan.buffers.values():
             self._initialise(info, state)
 
+    def _holding(self, info: BufferInfo) -> list[tuple[int, Buffers]]:
+        """The ranks that have a buffer."""
+        stages = (s for s in range(len(self.plan.schedules)) if info.on(s))
+        return [(rank, self.buffers[rank]) for s in stages for rank in self.ranks_of(s)]
+
     def _initialise(self, info: BufferInfo, state: Mapping[str, np.ndarray]) -> None:
-        for rank, buffers in enumerate(self.buffers):
+        whole = state.get(info.part.leaf if info.part else info.name)
+        if whole is not None and info.part:
+            rows = range(info.part.first, info.part.first + info.global_type.shape[info.part.dim])
+            whole = np.take(whole, rows, axis=info.part.dim)
+        for rank, buffers in self._holding(info):
             local = info.local_type
             if info.role == "coordinate":
                 index = group_index(self.mesh, info.axes[0], rank)
@@ -45,7 +59,7 @@ class ReferenceRanks:
             elif info.initial == "zeros":
                 buffers[info.name] = np.zeros(local.shape, local.dtype.numpy)
             elif info.initial == "given" and info.role != "batch":
-                buffers[info.name] = self.shard(info, state[info.name], rank)
+                buffers[info.name] = self.shard(info, whole, rank)
 
     def shard(self, info: BufferInfo, whole: np.ndarray, rank: int) -> np.ndarray:
         """What `rank` holds of a whole array."""
@@ -57,11 +71,19 @@ class ReferenceRanks:
         return np.array(whole, order="C")
 
     def gather(self, name: str) -> np.ndarray:
+        """The whole array of a leaf, joined where it lies in parts."""
+        if name in self.plan.buffers:
+            return self._gather(self.plan.buffers[name])
+        infos = (i for i in self.plan.buffers.values() if i.part and i.part.leaf == name)
+        infos = sorted(infos, key=lambda i: i.part.first)
+        return np.concatenate([self._gather(i) for i in infos], axis=infos[0].part.dim)
+
+    def _gather(self, info: BufferInfo) -> np.ndarray:
         """The whole array of a buffer; ranks that hold the same part must hold the same bits."""
-        info = self.plan.buffers[name]
+        name = info.name
         whole = np.zeros(info.global_type.shape, info.global_type.dtype.numpy)
         written: dict[tuple[int, ...], np.ndarray] = {}
-        for rank, buffers in enumerate(self.buffers):
+        for rank, buffers in self._holding(info):
             where = tuple(group_index(self.mesh, axes, rank) for axes in info.axes)
             shard = buffers[name]
             assert shard.shape == info.local_type.shape, name
@@ -76,47 +98,87 @@ class ReferenceRanks:
 
     def run_step(self, micro_batches: Sequence[Mapping[str, np.ndarray]]) -> None:
         """One step; one whole micro-batch by buffer name per repetition."""
-        programs = {p.name: p for p in self.plan.programs}
-        for names, count in self.plan.schedule:
-            for turn in range(count):
-                self._load_batch(micro_batches[turn])
-                for name in names:
-                    self._run(programs[name])
+        self.micro_batches = micro_batches
+        StageOrder(self.plan.schedules, self.plan.transfers, self).run()
 
-    def _load_batch(self, batch: Mapping[str, np.ndarray]) -> None:
+    def run(self, stage: int, program: str, number: int):
+        """One program on the ranks of its stage, for one micro-batch."""
+        if number < len(self.micro_batches):
+            self._load_batch(self.micro_batches[number], stage)
+        yield from self._run(self.programs[program], self.ranks_of(stage), number)
+
+    def join(self, parts: Sequence) -> None:
+        """A collective over stages; `parts` are the requests of the ranks of each."""
+        requests = [request for part in parts for request in part[0]]
+        results = self._collective(*zip(*requests, strict=True), self.mesh)
+        for part in parts:
+            part[1][:], results = results[: len(part[0])], results[len(part[0]) :]
+
+    def read(self, transfer: Transfer, number: int) -> list[np.ndarray]:
+        """What the ranks of a stage send."""
+        slot = self.slot(transfer.sent, number, transfer.source)
+        return [self.buffers[r][slot] for r in self.ranks_of(transfer.source)]
+
+    def write(self, transfer: Transfer, number: int, data: Sequence[np.ndarray]) -> None:
+        """What the ranks of a stage receive."""
+        slot = self.slot(transfer.received, number, transfer.target)
+        for rank, array in zip(self.ranks_of(transfer.target), data, strict=True):
+            self.buffers[rank][slot] = array
+
+    def ranks_of(self, stage: int) -> range:
+        """The ranks of a stage, which are neighbours."""
+        count = self.num_ranks // len(self.plan.schedules)
+        return range(stage * count, (stage + 1) * count)
+
+    def slot(self, name: str, number: int, stage: int) -> str:
+        """Where a buffer is for one micro-batch."""
+        slots = self.plan.buffers[name].slots_on(stage)
+        return f"{name}#{number % slots}" if slots > 1 else name
+
+    def _load_batch(self, batch: Mapping[str, np.ndarray], stage: int) -> None:
         for info in self.plan.buffers.values():
             if info.role == "batch":
-                for rank, buffers in enumerate(self.buffers):
-                    buffers[info.name] = self.shard(info, batch[info.name], rank)
+                for rank in self.ranks_of(stage):
+                    self.buffers[rank][info.name] = self.shard(info, batch[info.name], rank)
 
-    def _run(self, program: StepProgram) -> None:
-        runs = [steps(program.graph, [b[name] for name in program.inputs]) for b in self.buffers]
-        outputs: list[list[np.ndarray]] = []
-        requests = []
+    def _run(self, program: StepProgram, ranks: range, number: int):
+        """The ranks of a stage in lock step; yields at collectives over stages."""
+        runs = [self._rank_run(program, self.buffers[rank], number) for rank in ranks]
+        requests: list = []
         for run in runs:
-            self._advance(run, None, requests, outputs)
+            self._advance(run, None, requests)
         while requests:
-            results = self._collective([op for op, _ in requests], [args for _, args in requests])
+            ops, args = zip(*requests, strict=True)
+            if "pp" in ops[0].attrs.axes:
+                results: list = [None] * len(requests)
+                yield requests, results
+            else:
+                inner = {axis: size for axis, size in self.mesh.items() if axis != "pp"}
+                results = self._collective(ops, args, inner)
             requests = []
             for run, result in zip(runs, results, strict=True):
-                self._advance(run, (result,), requests, outputs)
-        for buffers, arrays in zip(self.buffers, outputs, strict=True):
-            buffers.update(zip(program.outputs, arrays, strict=True))
+                self._advance(run, (result,), requests)
+
+    def _rank_run(self, program: StepProgram, buffers: Buffers, number: int):
+        """One rank: a generator of its collectives."""
+        arrays = [buffers[self.slot(name, number, program.stage)] for name in program.inputs]
+        found = yield from steps(program.graph, arrays)
+        names = (self.slot(name, number, program.stage) for name in program.outputs)
+        buffers.update(zip(names, found, strict=True))
 
     @staticmethod
-    def _advance(run, value, requests, outputs) -> None:
-        try:
+    def _advance(run, value, requests) -> None:
+        with suppress(StopIteration):
             requests.append(run.send(value))
-        except StopIteration as stop:
-            outputs.append(stop.value)
 
-    def _collective(self, ops: Sequence[Op], args: Sequence[Sequence[np.ndarray]]):
+    def _collective(self, ops: Sequence[Op], args: Sequence[Sequence[np.ndarray]], mesh):
         op = ops[0]
-        assert all(other is op for other in ops), "ranks left lock step"
+        same = all((other.name, other.attrs) == (op.name, op.attrs) for other in ops)
+        assert same, "ranks left lock step"
         assert op.name != "axis_index", "coordinates are inputs of a program"
         self.collectives += 1
-        results: list[np.ndarray | None] = [None] * self.num_ranks
-        for group in ReplicaGroups.from_axes(self.mesh, op.attrs.axes).groups:
+        results: list[np.ndarray | None] = [None] * len(ops)
+        for group in ReplicaGroups.from_axes(mesh, op.attrs.axes).groups:
             assert len(group) == op.attrs.group_size
             shards = run_collective(op, [args[rank][0] for rank in group])
             for rank, shard in zip(group, shards, strict=True):

@@ -194,3 +194,47 @@ def random_inputs(graph: Graph, inputs: tuple[Slot, ...], tokens: int = 9) -> li
             drawn = rng.integers(0, tokens if slot.role == "batch" else 3, shape)
         values.append(np.asarray(drawn).astype(dtype.numpy))
     return values
+
+
+def deep_gqa() -> TrainTask:
+    """The scanned Llama with five layers: stages of unequal depth."""
+    config = llama.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=48,
+        head_dim=8,
+    )
+    return llama.train_task(config, seq_len=8, dtype="f32", remat="full")
+
+
+def deep_bert() -> TrainTask:
+    """The encoder with LAMB and a tied embedding, four layers."""
+    sizes = Sizes(layers=4, hidden=32, heads=4, head_dim=8, ffn=64, vocab=64, positions=8)
+    return encoder.train_task(sizes, TaskOptions(seq_len=8, optimizer="lamb"))
+
+
+def deep_flax() -> TrainTask:
+    """The unrolled decoder somebody else wrote, tied, four layers."""
+    return flax_decoder.train_task(width=32, num_layers=4, seq_len=8, vocab=64)
+
+
+PIPELINE_MODELS: dict[str, Callable[[], TrainTask]] = {
+    "gqa": deep_gqa,
+    "bert": deep_bert,
+    "flax": deep_flax,
+}
+"""Models deep enough for four parts."""
+PIPELINE_DISTRIBUTIONS = {
+    "pp 2": distribution("llm-training", pp=2),
+    "pp 4": distribution("llm-training", pp=4),
+    "pp gpipe 4": distribution("llm-training", schedule="gpipe", pp=4),
+    "pp interleaved 2": distribution("llm-training", schedule="interleaved", pp=2),
+    "pp tp zero-1 8": distribution("llm-training", pp=2, dp_shard=2, tp=2),
+    "pp fsdp 8": distribution("fsdp", pp=2, dp_shard=4),
+    "pp hsdp tp 16": distribution("fsdp", pp=2, dp_replicate=2, dp_shard=2, tp=2),
+    "pp tp zero-1 16": distribution("llm-training", pp=4, dp_shard=2, tp=2),
+}
+"""Pipelines: schedules, and every other axis beside them."""

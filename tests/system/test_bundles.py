@@ -81,7 +81,7 @@ def nominal_ps(bundle: Bundle) -> int:
     manifest = bundle.manifest
     step = Step(
         programs=bundle.programs,
-        schedule=manifest.schedule,
+        schedules=manifest.schedules,
         mesh={"dp_shard": 32},  # the four cores of the bundle do not fill an instance
         target=load_target(TARGET),
         instances=1,

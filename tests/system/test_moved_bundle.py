@@ -121,7 +121,7 @@ def test_a_moved_bundle_gives_the_same_values_and_times(
 def times(bundle: Bundle) -> dict[str, float]:
     step = Step(
         programs=bundle.programs,
-        schedule=bundle.manifest.schedule,
+        schedules=bundle.manifest.schedules,
         mesh=bundle.manifest.mesh,
         target=load_target(TARGET),
         instances=1,

@@ -70,7 +70,7 @@ def test_programs_run_one_by_one_make_the_step(
     buffers = alone.manifest.buffers.values()
     arrays = {b.name: np.zeros(b.local_shape, b.dtype.numpy) for b in buffers}
     arrays |= dict(state) | dict(batch)
-    ((names, count),) = [(n, c) for n, c in alone.manifest.schedule if "forward" in n]
+    ((names, count),) = [(n, c) for n, c in alone.manifest.schedules[0] if "forward" in n]
     assert count == 1
     for name in dict.fromkeys((*names, *alone.programs)):
         arrays |= run_file(program_file(alone, name), arrays, tmp_path, capsys, level)

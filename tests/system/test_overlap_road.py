@@ -50,7 +50,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
         plan, layout = road.built.plan.step, road.built.layout
         step = Step(
             programs=bundle.programs,
-            schedule=plan.schedule,
+            schedules=plan.schedules,
             mesh=plan.mesh,
             target=layout.target,
             instances=1,

@@ -81,6 +81,12 @@ CASES = {
     "llama gathered cp": Case(
         small_llama, {"dp_shard": 2, "cp": 2}, settings=StrategySettings(context="gather")
     ),
+    "llama pp tp": Case(
+        small_llama, {"pp": 2, "tp": 2}, settings=StrategySettings(name="llm-training")
+    ),
+    "flax pp dp": Case(
+        flax, {"pp": 2, "dp_shard": 2}, settings=StrategySettings(name="llm-training")
+    ),
     "flax zero-1": Case(flax, {"dp_shard": 4}, settings=StrategySettings(name="generic", zero=1)),
 }
 
@@ -139,7 +145,8 @@ def test_a_step_from_files_equals_the_unsharded_step(
     assert loss_error <= bound
     assert error <= bound, leaf
     assert set(given.after_one) == set(after_one)
-    assert set(checks) == set(one.bundle.programs) == {"forward", "backward", "update"}
+    assert set(checks) == set(one.bundle.programs)
+    assert {name.split(".")[0] for name in checks} == {"forward", "backward", "update"}
     assert all(check.instructions > 100 for check in checks.values())
     assert worst_l0 <= L0_BOUND["bf16" if one.task.full_precision else "fp32"]
 

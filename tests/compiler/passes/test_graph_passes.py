@@ -282,11 +282,6 @@ class TestFold:
         clean = run(b.finish(b.op("select", pred, yes, no), b.op("select", pred, no, yes)))
         assert clean.outputs[0] is pred and names(clean).count("select") == 1
 
-    def test_reduce_of_unit_dims_is_a_reshape(self) -> None:
-        b = Builder()
-        graph = b.finish(b.reduce(b.input((1, 4, 1)), "max", (0, 2)))
-        assert names(fold(graph)) == ["reshape"]
-
     def test_invariants_leave_their_loop(self) -> None:
         b = Builder()
         x = b.input((4,))

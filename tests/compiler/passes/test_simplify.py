@@ -39,6 +39,14 @@ def test_dims_of_size_one_are_not_reduced(kind: str, dims: tuple[int, ...], want
     assert names(graph) == wanted
 
 
+def test_sums_over_one_sample_can_be_kept() -> None:
+    """They say where samples are added up; other kinds say nothing."""
+    for kind, wanted in (("add", ["reduce"]), ("max", ["reshape"])):
+        b = Builder()
+        graph = b.finish(b.reduce(b.input((1, 4)), kind, (0,)))
+        assert names(simplify(graph, keep_sums=True)) == wanted
+
+
 def padded(b: Builder, width: int, low: int, high: int, value: float = 0.0):
     zero = b.constant(value, DType.F32)
     return b.op("pad", b.input((4, width)), zero, attrs=PadAttrs((0, low), (0, high), (0, 0)))

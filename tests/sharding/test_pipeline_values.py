@@ -1,0 +1,158 @@
+"""Steps on the stages of a pipeline equal the unsharded step: loss, new weights, optimizer state.
+
+Models are scanned and unrolled, with clipping by the global norm, LAMB and tied embeddings; stages
+follow their own schedules with micro-batches in flight. The default run takes every distribution of
+up to eight cores once and every model; the whole matrix is behind its marker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from compiler.diagnostics import ShardingError, SimulationError
+from compiler.neff.schedule import Transfer
+from compiler.program import StepPlan
+from sharding.plan import Plan
+from tests.support.reference_ranks import ReferenceRanks
+from tests.support.road import worst
+from tests.support.staged_runs import captured, plan_of, step_errors
+from tests.support.strategy_cells import (
+    PIPELINE_DISTRIBUTIONS,
+    PIPELINE_MODELS,
+    distribution,
+    moe,
+    random_inputs,
+)
+
+BOUND = 1e-5
+MICRO_BATCHES = 4
+CELLS = [(model, name) for model in PIPELINE_MODELS for name in PIPELINE_DISTRIBUTIONS]
+FEW = [
+    ("gqa", "pp 4"),
+    ("bert", "pp 2"),
+    ("flax", "pp 4"),
+    ("flax", "pp interleaved 2"),
+    ("gqa", "pp gpipe 4"),
+    ("gqa", "pp tp zero-1 8"),
+    ("flax", "pp fsdp 8"),
+]
+
+
+def check(model: str, name: str) -> None:
+    errors = step_errors(PIPELINE_MODELS[model], PIPELINE_DISTRIBUTIONS[name], MICRO_BATCHES)
+    leaf, error = worst(errors)
+    assert error <= BOUND, f"{leaf}: {error:.1e}"
+
+
+@pytest.mark.parametrize(("model", "name"), FEW)
+def test_a_step_on_stages_equals_the_unsharded_step(model: str, name: str) -> None:
+    check(model, name)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("model", "name"), [cell for cell in CELLS if cell not in FEW])
+def test_values_of_every_cell(model: str, name: str) -> None:
+    check(model, name)
+
+
+def test_the_few_cover_models_and_distributions() -> None:
+    assert {model for model, _ in FEW} == set(PIPELINE_MODELS)
+    small = {n for n in PIPELINE_DISTRIBUTIONS if not n.endswith(" 16")}
+    assert {name for _, name in FEW} | {"pp 2"} == small
+
+
+def plan(model: str, name: str) -> Plan:
+    return plan_of(PIPELINE_MODELS[model], PIPELINE_DISTRIBUTIONS[name], MICRO_BATCHES)
+
+
+def test_layers_lie_on_their_stage_only() -> None:
+    """Five layers on four stages: the first has two."""
+    stages = {b.name: b.stages for b in plan("gqa", "pp 4").step.buffers.values()}
+    layers = {n: s for n, s in stages.items() if "layers/" in n and n.startswith("params/")}
+    assert all(stages == (int(name[-1]),) for name, stages in layers.items())
+    buffer = plan("gqa", "pp 4").step.buffers["params/layers/w_up@0"]
+    assert (buffer.local_type.shape[0], buffer.part.leaf) == (2, "params/layers/w_up")
+    assert stages["params/embed"] == (0,)
+    assert stages["params/lm_head"] == (3,)
+    assert stages["metrics/loss"] == (3,)
+
+
+def moved(step: StepPlan) -> Counter:
+    """Transfers by (source, target)."""
+    return Counter((t.source, t.target) for t in step.transfers if not t.once)
+
+
+def test_neighbours_send_one_activation_and_one_gradient_per_micro_batch() -> None:
+    step = plan("gqa", "pp 4").step
+    assert moved(step) == {(a, a + 1): 1 for a in range(3)} | {(a + 1, a): 1 for a in range(3)}
+    assert {t.num_bytes for t in step.transfers} == {2 * 8 * 32 * 4}  # samples, positions, width
+
+
+def test_a_tied_embedding_lies_on_both_ends_which_exchange_its_gradient_once() -> None:
+    step = plan("bert", "pp 4").step
+    assert step.buffers["params/embed"].stages == (0, 3)
+    exchanged = {(t.source, t.target) for t in step.transfers if "params/embed" in t.sent}
+    assert exchanged == {(0, 3), (3, 0)}
+    assert all(t.once for t in step.transfers if "params/embed" in t.sent)
+
+
+def test_1f1b_holds_at_most_as_many_activations_as_stages_gpipe_all() -> None:
+    """Slots of what a stage keeps for its backward pass."""
+    held = {}
+    for name in ("pp 4", "pp gpipe 4"):
+        step = plan_of(PIPELINE_MODELS["gqa"], PIPELINE_DISTRIBUTIONS[name], 8).step
+        kept = [b for b in step.buffers.values() if b.role == "residual"]
+        held[name] = [max(b.slots_on(s) for b in kept if b.on(s)) for s in range(4)]
+    assert held == {"pp 4": [4, 3, 2, 1], "pp gpipe 4": [8, 8, 8, 8]}
+
+
+def run(step: StepPlan) -> None:
+    make, how = PIPELINE_MODELS["gqa"], PIPELINE_DISTRIBUTIONS["pp 2"]
+    graph, inputs, _ = captured(make, 2)
+    arrays = random_inputs(graph, inputs)
+    given = {slot.name: array for slot, array in zip(inputs, arrays, strict=True)}
+    assert how.mesh.num_cores == 2
+    ReferenceRanks(step, given).run_step([given] * MICRO_BATCHES)
+
+
+def without(step: StepPlan, lost: Transfer) -> StepPlan:
+    """The step with a message that is never sent: its writer does not run on that stage."""
+    kept = tuple(
+        dataclasses.replace(t, writer="nobody") if t is lost else t for t in step.transfers
+    )
+    return dataclasses.replace(step, transfers=kept)
+
+
+def test_a_lost_send_is_a_reported_deadlock() -> None:
+    step = plan("gqa", "pp 2").step
+    run(step)
+    lost = next(t for t in step.transfers if t.reader == "backward.0")
+    with pytest.raises(SimulationError, match="SW_SIM_DEADLOCK") as caught:
+        run(without(step, lost))
+    text = str(caught.value)
+    assert f"stage 0 waits for {lost.received} from stage 1 before run 0 of backward.0" in text
+    assert "stage 1 waits for" in text
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(ShardingError, match="at least 8 layers that repeat, found 5"):
+        plan_of(PIPELINE_MODELS["gqa"], distribution("llm-training", pp=8), 1)
+
+
+def test_a_step_that_cannot_be_cut_at_its_gradients_has_no_stages() -> None:
+    with pytest.raises(ShardingError, match="SW_PIPELINE_CUT") as caught:
+        plan_of(moe, distribution("llm-training", pp=2), 1)
+    assert caught.value.diagnostic.loc.line > 0
+
+
+def test_stages_agree_on_every_number() -> None:
+    """What several stages hold is equal bit by bit: `gather` refuses anything else."""
+    make, how = PIPELINE_MODELS["bert"], PIPELINE_DISTRIBUTIONS["pp 4"]
+    step = plan_of(make, how, MICRO_BATCHES).step
+    shared = [b.name for b in step.buffers.values() if len(b.stages) > 1 and b.role == "optimizer"]
+    assert {name.rsplit("/", 1)[-1] for name in shared} >= {"embed", "count"}
+    assert np.all([error <= BOUND for error in step_errors(make, how, MICRO_BATCHES).values()])

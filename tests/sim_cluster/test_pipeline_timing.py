@@ -1,0 +1,134 @@
+"""Pipelines in time: bubbles are what the schedules of the literature say, messages overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from compiler.diagnostics import SimulationError
+from compiler.evaluate import Segment
+from compiler.isa.program import CollectiveCall
+from compiler.neff.schedule import Schedule, Transfer
+from sharding.pipeline.schedules import stage_schedules
+from sim_cluster.classes import refine
+from sim_cluster.macro import Stretch, schedule_macros
+from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
+
+FORWARD_PS, BACKWARD_PS = 100, 200
+
+
+def stretch(ps: int, label: str) -> Stretch:
+    return Stretch(ps, ps, ps, Segment("compute", ps), label)
+
+
+def neighbours(parts: int, stages: int) -> list[Transfer]:
+    """An activation to the next part, a gradient back."""
+
+    def sent(kind: str, a: int, b: int) -> Transfer:
+        name = f"{kind}/{a}"
+        return Transfer(
+            sent=name,
+            received=name,
+            source=a % stages,
+            target=b % stages,
+            writer=f"{kind}.{a}",
+            reader=f"{kind}.{b}",
+            num_bytes=8,
+        )
+
+    pairs = [(k, k + 1) for k in range(parts - 1)]
+    return [sent("forward", a, b) for a, b in pairs] + [sent("backward", b, a) for a, b in pairs]
+
+
+def simulate(
+    schedules: Sequence[Schedule],
+    transfers: Sequence[Transfer],
+    parts: int,
+    message_ps: int = 0,
+    ranks: int = 2,
+) -> list[ClassResult]:
+    """The cluster loop on stages of `ranks` equal ranks, one class each."""
+    stages = len(schedules)
+    macros = {f"update.{s}": (stretch(0, "update"),) for s in range(stages)}
+    for part in range(parts):
+        macros[f"forward.{part}"] = (stretch(FORWARD_PS * stages // parts, "forward"),)
+        macros[f"backward.{part}"] = (stretch(BACKWARD_PS * stages // parts, "backward"),)
+
+    def duration(call: CollectiveCall) -> CollectiveDuration:
+        return CollectiveDuration(message_ps, 0.0, "direct", "", 8, stages)
+
+    mesh = {"pp": stages, "tp": ranks}
+    classes = refine(mesh, [("pp",), ("tp",)], [r // ranks for r in range(stages * ranks)])
+    assert classes.count == stages
+    programs = [schedule_macros(macros, s, transfers, n) for n, s in enumerate(schedules)]
+    return ClusterLoop(classes, programs, duration, stage_stride=ranks).run()
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "count"), [(2, 2), (2, 8), (4, 4), (4, 16), (8, 32)])
+def test_bubble_of_equal_stages(name: str, stages: int, count: int) -> None:
+    """(p - 1) / (m + p - 1) of the step; Huang et al. 2019, Narayanan et al. 2021."""
+    schedules = stage_schedules(name, stages, stages, count)
+    results = simulate(schedules, neighbours(stages, stages), stages)
+    step_ps = max(r.end_ps for r in results)
+    assert step_ps == (count + stages - 1) * (FORWARD_PS + BACKWARD_PS)
+    last = max(results, key=lambda r: r.end_ps)
+    bubble = last.charged_ps["bubble"] / step_ps
+    assert bubble == pytest.approx((stages - 1) / (count + stages - 1))
+    assert all(r.charged_ps["compute"] == count * (FORWARD_PS + BACKWARD_PS) for r in results)
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_interleaved_parts_divide_the_bubble(chunks: int) -> None:
+    """Narayanan et al. 2021, section 2.2: the bubble is `chunks` times smaller."""
+    stages, count = 4, 8
+    parts = stages * chunks
+    schedules = stage_schedules("interleaved", stages, parts, count)
+    results = simulate(schedules, neighbours(parts, stages), parts)
+    step_ps = max(r.end_ps for r in results)
+    work_ps = count * (FORWARD_PS + BACKWARD_PS)
+    assert step_ps - work_ps == (stages - 1) * (FORWARD_PS + BACKWARD_PS) // chunks
+
+
+def test_messages_are_charged_apart_from_the_bubble() -> None:
+    """Two stages, one micro-batch: the first waits for the second, then for the gradient."""
+    schedules = stage_schedules("1f1b", 2, 2, 1)
+    first, second = simulate(schedules, neighbours(2, 2), 2, message_ps=7)
+    work_ps = FORWARD_PS + BACKWARD_PS
+    assert first.charged_ps == {"compute": work_ps, "bubble": 7 + work_ps, "collective_pp": 7}
+    assert second.charged_ps == {"compute": work_ps, "bubble": FORWARD_PS, "collective_pp": 7}
+    assert first.end_ps == 2 * work_ps + 14
+
+
+def test_a_message_travels_while_its_sender_computes() -> None:
+    """The sender goes on at once: only the fill of the pipeline sees the network."""
+    schedules = stage_schedules("gpipe", 2, 2, 4)
+    results = simulate(schedules, neighbours(2, 2), 2, message_ps=50)
+    assert max(r.end_ps for r in results) == 5 * (FORWARD_PS + BACKWARD_PS) + 2 * 50
+
+
+def test_a_message_nobody_sends_is_a_deadlock() -> None:
+    schedules = stage_schedules("1f1b", 2, 2, 2)
+    transfers = neighbours(2, 2)
+    lost = [t for t in transfers if t.writer != "backward.1"]
+    with pytest.raises(SimulationError, match="SW_TIME_DEADLOCK"):
+        _with_lost_send(schedules, transfers, lost)
+
+
+def _with_lost_send(
+    schedules: Sequence[Schedule], transfers: Sequence[Transfer], lost: Sequence[Transfer]
+) -> None:
+    """Stage 0 expects everything, stage 1 sends only what is not lost."""
+    macros = {name: (stretch(1, name),) for s in schedules for names, _ in s for name in names}
+    classes = refine({"pp": 2}, [("pp",)], [0, 1])
+    programs = [
+        schedule_macros(macros, schedules[0], transfers, 0),
+        schedule_macros(macros, schedules[1], lost, 1),
+    ]
+    ClusterLoop(
+        classes,
+        programs,
+        lambda call: CollectiveDuration(0, 0.0, "direct", "", 8, 2),
+        stage_stride=1,
+    ).run()

@@ -1,0 +1,73 @@
+"""Whole steps of a distribution with several micro-batches, on NumPy ranks, against the unsharded
+graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from compiler.frontend.task import TrainTask
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph
+from compiler.options import DEFAULTS
+from compiler.passes.pipeline import run, step_passes
+from sharding.mesh import DATA_AXES
+from sharding.partitioned import Slot
+from sharding.plan import Plan, build_plan
+from sharding.shardy import answer_request
+from tests.support.reference_ranks import ReferenceRanks
+from tests.support.road import captured_graph, leaf_error
+from tests.support.strategy_cells import Distribution, random_inputs
+
+Make = Callable[[], TrainTask]
+
+
+@functools.cache
+def captured(make: Make, samples: int) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+    """The step as jobs partition it: after the step passes."""
+    graph, inputs, outputs = captured_graph(make(), samples)
+    return run(graph, step_passes(DEFAULTS, samples)), inputs, outputs
+
+
+@functools.cache
+def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int = 2) -> Plan:
+    """The plan of a step; `samples` per data-parallel rank and micro-batch."""
+    graph, inputs, outputs = captured(make, samples * how.mesh.size(DATA_AXES))
+    return build_plan(
+        graph,
+        inputs,
+        outputs,
+        how.mesh,
+        settings=how.settings,
+        num_microbatches=num_microbatches,
+        partition=answer_request,
+    )
+
+
+def step_errors(
+    make: Make, how: Distribution, num_microbatches: int, samples: int = 2
+) -> dict[str, float]:
+    """Errors of every output of one step against the unsharded graph on the whole batch."""
+    plan = plan_of(make, how, num_microbatches, samples)
+    micro = samples * how.mesh.size(DATA_AXES)
+    graph, inputs, outputs = captured(make, micro * num_microbatches)
+    arrays = random_inputs(graph, inputs)
+    given = {slot.name: array for slot, array in zip(inputs, arrays, strict=True)}
+    wanted = evaluate(graph, arrays)
+    ranks = ReferenceRanks(plan.step, given)
+    ranks.run_step([_micro_batch(inputs, given, k, micro) for k in range(num_microbatches)])
+    return {
+        slot.name: leaf_error(ranks.gather(slot.name), array)
+        for slot, array in zip(outputs, wanted, strict=True)
+    }
+
+
+def _micro_batch(
+    inputs: tuple[Slot, ...], given: dict[str, np.ndarray], number: int, size: int
+) -> dict[str, np.ndarray]:
+    rows = range(number * size, (number + 1) * size)
+    batch = (slot for slot in inputs if slot.role == "batch")
+    return {s.name: np.take(given[s.name], rows, axis=s.batch_dim or 0) for s in batch}
