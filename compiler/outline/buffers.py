@@ -7,10 +7,11 @@ numbered buffers, with lifetimes for the arena.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler import hbm
+from compiler.ir.analysis import structure
 from compiler.ir.types import Graph, TensorType, Value
 from compiler.isa.program import Call, ProgramBuffer, Repeat
 from compiler.isa.region import Affine
@@ -101,6 +102,7 @@ class _Layout:
     def __init__(self, units: dict[str, Unit]) -> None:
         self.units = units
         self.functions: list[str] = []
+        self._numbers: dict[Hashable, int] = {}
         self.buffers: list[_Buffer] = []
         self._position = 0
         self._counters: dict[int, Affine] = {}
@@ -175,13 +177,20 @@ class _Layout:
         scalars = enumerate((known for _, known in piece.scalars), len(piece.inputs))
         parameters = tuple((i, known.low, known.high) for i, known in scalars)
         unit = Unit(piece.name, piece.graph, Signature(parameters=parameters, aliases=aliases))
-        key = unit.key
-        self.units.setdefault(key, unit)
-        if key not in self.functions:
-            self.functions.append(key)
         self._touch((*inputs, *outputs))
         values = tuple(substituted(known.value, self._counters) for _, known in piece.scalars)
-        return Call(self.functions.index(key), tuple(inputs), tuple(outputs), values)
+        return Call(self._function(unit), tuple(inputs), tuple(outputs), values)
+
+    def _function(self, unit: Unit) -> int:
+        """The number of a function of this program; of equal ones only the first is packed."""
+        what = (structure(unit.graph), unit.signature)
+        number = self._numbers.get(what)
+        if number is None:
+            self.units.setdefault(unit.key, unit)
+            if unit.key not in self.functions:
+                self.functions.append(unit.key)
+            number = self._numbers[what] = self.functions.index(unit.key)
+        return number
 
     def _touch(self, buffers: Sequence[int]) -> None:
         """Note that the next call uses these buffers."""

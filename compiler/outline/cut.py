@@ -8,15 +8,14 @@ those live in is decided by `buffers.py`.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from compiler.ir.analysis import structure
 from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import ConstantAttrs, ReshapeAttrs
-from compiler.ir.serialize import dump
 from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.isa.region import Affine
 from compiler.lower.body import IDENTITY, VIEWS
@@ -115,6 +114,7 @@ class _Cutter:
         self.demanded = self._demanded()
         self.cheap = self._cheap_ops()
         self._bases: dict[Value, tuple[Value, ...]] = {}
+        self._structures: dict[Hashable, int] = {}
 
     def _note_loop_results(self) -> None:
         """Results of invariant carries are their operands; the final count is a number."""
@@ -242,12 +242,12 @@ class _Cutter:
         }
         return pieces.split(stretch, pieces.Level(sources, self.producers), self._identity)
 
-    def _identity(self, ops: Sequence[Op]) -> str:
-        """Structural hash of ops as a function of everything they read, all results out."""
+    def _identity(self, ops: Sequence[Op]) -> int:
+        """A number that equal code has, as a function of everything it reads, all results out."""
         piece = Piece(list(ops), [], [])
         self._fill(piece, {r for op in ops for r in op.results})
         assert piece.graph is not None
-        return hashlib.sha256(dump(piece.graph, with_locs=False)).hexdigest()
+        return self._structures.setdefault(structure(piece.graph), len(self._structures))
 
     def _users(self, parts: Sequence[Op | list[Op]]) -> dict[Value, set[int]]:
         """Parts that read each base value."""
@@ -341,10 +341,11 @@ class _PieceBuilder:
 
     def add(self, op: Op) -> None:
         """Append a clone of `op` with everything cheap it needs."""
-        operands = tuple(self.value(v) for v in op.operands)
-        results = tuple(Value(r.type) for r in op.results)
+        now = self.now
+        operands = tuple([now.get(v) or self.value(v) for v in op.operands])
+        results = tuple([Value(r.type) for r in op.results])
         self.ops.append(Op(op.name, operands, results, op.attrs, op.regions, op.loc))
-        self.now.update(zip(op.results, results, strict=True))
+        now.update(zip(op.results, results, strict=True))
 
     def value(self, value: Value) -> Value:
         """What `value` is in the function."""

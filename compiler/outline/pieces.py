@@ -28,7 +28,7 @@ CARRIERS = MOVERS | {
 }
 MAX_PERIODS = 12  # candidate periods looked at
 
-Hash = Callable[[Sequence[Op]], str]
+Hash = Callable[[Sequence[Op]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Level:
 
 
 def split(ops: Sequence[Op], level: Level, identity: Hash) -> list[list[Op]]:
-    """`ops` (program order) as pieces in an order that respects dependencies. `identity` hashes a
-    piece's structure.
+    """`ops` (program order) as pieces in an order that respects dependencies. `identity` numbers
+    pieces by their structure.
     """
     pieces: list[list[Op]] = []
     for group in _phases(ops, level):
@@ -59,8 +59,9 @@ def _phases(ops: Sequence[Op], level: Level) -> Iterator[list[list[Op]]]:
     """
     before = _producers_inside(ops, level)
     phase: dict[Op, int] = {}
-    for op in ops:
-        phase[op] = _earliest(op, before[op], phase)
+    for op in ops:  # the first after all that it reads; scalars made of inputs come first
+        first = -1 if _is_scalar(op) else 0
+        phase[op] = max([first, *[phase[p] + distance for distance, p in before[op]]])
     _sink(ops, before, phase)
     parent: dict[Op, Op] = {op: op for op in ops}
     for op in ops:
@@ -77,36 +78,34 @@ def _phases(ops: Sequence[Op], level: Level) -> Iterator[list[list[Op]]]:
         yield by_phase[number]
 
 
-Edges = Mapping[Op, Sequence[tuple[Value, Op]]]
+Edges = Mapping[Op, Sequence[tuple[int, Op]]]
 
 
 def _producers_inside(ops: Sequence[Op], level: Level) -> Edges:
-    """Per op, the values it reads that other ops of the stretch make, and those ops."""
-    inside = set(ops)
-    made = {op: [(v, level.producers.get(v)) for v in level.sources[op]] for op in ops}
-    return {
-        op: [(v, p) for v, p in pairs if p in inside and p is not None]
-        for op, pairs in made.items()
-    }
+    """Per op, the ops of the stretch it reads, each with the phases between the two."""
+    scalar = {op: _is_scalar(op) for op in ops}
+    edges: dict[Op, list[tuple[int, Op]]] = {}
+    for op in ops:
+        made = ((v, level.producers.get(v)) for v in level.sources[op])
+        edges[op] = [
+            (_distance(v, scalar[p], scalar[op]), p)
+            for v, p in made
+            if p is not None and p in scalar
+        ]
+    return edges
 
 
 def _is_scalar(op: Op) -> bool:
     """True for pure scalar code."""
-    return all(v.type.num_elements == 1 for v in (*op.operands, *op.results))
+    return all([v.type.num_elements == 1 for v in (*op.operands, *op.results)])
 
 
-def _earliest(op: Op, before: Sequence[tuple[Value, Op]], phase: Mapping[Op, int]) -> int:
-    """The first phase after all that `op` reads; scalars made of inputs come first."""
-    first = -1 if _is_scalar(op) else 0
-    return max([first, *(phase[p] + _distance(value, p, op) for value, p in before)])
-
-
-def _distance(value: Value, producer: Op, consumer: Op) -> int:
-    """Phases between two ops: a scalar that crosses from or to tensor code starts a new one."""
-    if _is_scalar(producer):
-        return 0 if _is_scalar(consumer) else 1
-    if _is_scalar(consumer):
-        return 1
+def _distance(value: Value, producer: bool, consumer: bool) -> int:
+    """Phases between two ops that are pure scalar code or not: a scalar that crosses from or to
+    tensor code starts a new one.
+    """
+    if producer or consumer:
+        return int(producer != consumer)
     return 2 if value.type.num_elements == 1 else 0
 
 
@@ -117,8 +116,8 @@ def _sink(ops: Sequence[Op], before: Edges, phase: dict[Op, int]) -> None:
     limit: dict[Op, int] = {}
     for op in reversed(ops):
         phase[op] = max(phase[op], limit.get(op, phase[op]))
-        for value, producer in before[op]:
-            latest = phase[op] - _distance(value, producer, op)
+        for distance, producer in before[op]:
+            latest = phase[op] - distance
             limit[producer] = min(limit.get(producer, latest), latest)
 
 

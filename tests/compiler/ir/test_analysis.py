@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from compiler.diagnostics import Loc
 from compiler.dtypes import DType
 from compiler.ir.analysis import (
@@ -10,9 +12,13 @@ from compiler.ir.analysis import (
     flops,
     invariant_carries,
     liveness,
+    structure,
 )
 from compiler.ir.build import Builder
+from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph
+from tests.harnesses.all_cases import CASES
+from tests.harnesses.case import build_graph
 from tests.support.graphs import LAYERS, ROWS, WIDTH, layer_stack, structural_hash
 
 
@@ -65,3 +71,14 @@ def test_loop_invariants_and_counts() -> None:
     assert invariant_carries(loop) == (2,)
     counts = count_ops(graph)
     assert counts["dot_general"] == 1 and counts["constant"] >= 3
+
+
+def test_graphs_share_a_structure_when_their_bytes_are_equal() -> None:
+    graphs = [build_graph(case) for case in CASES]
+    by_bytes: dict[bytes, list[int]] = {}
+    by_structure: dict[Hashable, list[int]] = {}
+    for i, graph in enumerate([*graphs, *(load(dump(g, True)) for g in graphs)]):
+        by_bytes.setdefault(dump(graph, False), []).append(i)
+        by_structure.setdefault(structure(graph), []).append(i)
+    assert sorted(by_bytes.values()) == sorted(by_structure.values())
+    assert len(by_structure) > 50
