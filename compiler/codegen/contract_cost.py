@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compiler.codegen.contract_plan import ContractPlan, Operand, tile_count
+from compiler.codegen.contract_plan import ContractPlan, Operand, natural_rows, tile_count
 from compiler.codegen.rates import MIN_CYCLES
 from compiler.codegen.search import Room
 from compiler.codegen.space import Walk, contiguous_run
@@ -45,8 +45,8 @@ def nanoseconds(
         turned += runs * depth_tiles * free * operand.natural
         if walk is not None:
             total = runs * depth_tiles * size[plan.depth] * free * tensors[walk.tensor].dtype.bytes
-            run = _run(plan, operand, walk) * tensors[walk.tensor].dtype.bytes
-            moved += rates.transfer_ns(total, run, size[plan.depth])
+            run, partitions = _run(plan, operand, walk, tensors[walk.tensor].dtype.bytes)
+            moved += rates.transfer_ns(total, run, partitions)
     if out is not None:
         item = tensors[out.tensor].dtype.bytes
         run = contiguous_run(plan.space, out, plan.out_axes, plan.extents) * item
@@ -66,14 +66,17 @@ def nanoseconds(
     return max(shown) + _OVERLAP * (sum(shown) - max(shown))
 
 
-def _run(plan: ContractPlan, operand: Operand, walk: Walk) -> int:
-    """Elements in a row of a panel load."""
+def _run(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tuple[int, int]:
+    """(bytes of a run, partitions) of a panel load."""
     size = plan.space.sizes
-    extents = dict(plan.extents) | {plan.row_split.major: plan.block}
+    extents = dict(plan.extents) | {plan.row_split.major: plan.block, plan.depth: size[plan.depth]}
+    extents |= {plan.depth_split.major: plan.chunk}
     if plan.rows is not None:
         extents[plan.rows] = size[plan.rows]
-    free = [a for a in operand.free if walk.stride(a)]
-    if operand.natural:
-        extents |= {plan.depth: size[plan.depth], plan.depth_split.major: plan.chunk}
-        free = [plan.depth, plan.depth_split.major, *plan.group]
-    return contiguous_run(plan.space, walk, [a for a in free if a >= 0], extents)
+    if not operand.natural:
+        free = [a for a in operand.free if walk.stride(a)]
+        return contiguous_run(plan.space, walk, free, extents) * item, size[plan.depth]
+    run, block = natural_rows(plan, operand, walk, extents, item)
+    if block is None or plan.space.values[operand.number].op != "load":
+        return run * item, size[plan.depth]
+    return block.run * item, block.partitions

@@ -11,9 +11,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.codegen.space import Space, Split, Walk
+from compiler.codegen.rates import Rates
+from compiler.codegen.row_blocks import RowBlock, row_block
+from compiler.codegen.space import Space, Split, Walk, contiguous_run
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
+
+# Rows of a block that is transposed (documented: nki/api/nki/isa/__init__.py, transpose).
+TRANSPOSED = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class ContractPlan:
     turning_slots: int
     cost: float
     variant: bool = False  # see `Candidate`
+    rates: Rates | None = None  # None: rows are folded already, not put into blocks
 
     @property
     def shared(self) -> tuple[int, ...]:
@@ -93,6 +99,33 @@ class ContractPlan:
         size, made = self.space.sizes, self.depth_split
         chunks = math.ceil(size.get(made.major, 1) / self.chunk) + (1 if made.tail else 0)
         return chunks * math.prod(size[a] for a in self.along)
+
+
+def natural_rows(
+    plan: ContractPlan, operand: Operand, walk: Walk, extents: Mapping[int, int], item: int
+) -> tuple[int, RowBlock | None]:
+    """(elements of a run when a natural operand is loaded with one row to a partition, the block of
+    rows that is faster) in boxes of `extents`; k atoms included, `item` bytes per element.
+    """
+    major, depth = plan.depth_split.major, extents[plan.depth]
+    chunk = extents.get(major, 1)
+    row = row_atom(plan, operand, extents)
+    across = [a for a in (plan.depth, major, *operand.free) if a >= 0 and a != row]
+    run = contiguous_run(plan.space, walk, [a for a in across if extents[a] > 1], extents)
+    if plan.rates is None or row == plan.depth:
+        return run, None
+    joined = chunk == 1 or walk.stride(major) == depth
+    points = {a: extents[a] for a in operand.free} | ({} if joined else {major: chunk})
+    total = depth * chunk * math.prod(extents[a] for a in operand.free) * item
+    plain = plan.rates.transfer_ns(total, run * item, min(extents[row], TRANSPOSED))
+    length = depth * chunk if joined else depth
+    return run, row_block(walk, length, points, item, plan.rates, plain)
+
+
+def row_atom(plan: ContractPlan, operand: Operand, extents: Mapping[int, int]) -> int:
+    """The free atom that lies on the partitions while a natural operand waits for its transpose."""
+    row = max(operand.free, key=lambda a: (extents[a], a == operand.free[-1]))
+    return plan.row_split.minor if row == plan.row_split.major else row
 
 
 def even_tile(size: int, limit: int) -> int:

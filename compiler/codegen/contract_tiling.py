@@ -175,13 +175,14 @@ class _Planner:
         for walk in filter(None, (*self.placed, self.out)):
             item = self.room.tensors[walk.tensor].dtype.bytes
             run = contiguous_run(space, walk, [a for a in own if walk.stride(a)], space.sizes)
-            if run * item >= _RUN_BYTES:
-                continue
+            row = min([space.sizes[a] for a in own if walk.stride(a) == 1], default=run)
+            wanted: tuple[int, ...] = (_RUN_BYTES, _NATURAL_RUN_BYTES)
+            if row * item < _RUN_BYTES <= run * item:
+                wanted = (_RUN_BYTES * self.limits.partitions,)  # for a block of short rows
             for atom in sorted(a for a in self.batch - set(taken) if walk.stride(a) == run):
                 size = space.sizes[atom]
-                for wanted in (_RUN_BYTES, _NATURAL_RUN_BYTES):
-                    most = min(size, math.ceil(wanted / (run * item)))
-                    found[atom, near_divisor(size, most)] = None
+                counts = [min(size, math.ceil(most / (run * item))) for most in wanted]
+                found |= {(atom, near_divisor(size, n)): None for n in counts if n > 1}
         for atom, points in found:
             yield {atom: points}
 
@@ -226,6 +227,7 @@ class _Planner:
             along=self._loops(self.over - {self.depth, form.depth_split.major}),
             panel_type=self.panel_type,
             cost=0.0,
+            rates=self.room.rates,
             **tiles,
         )
         return replace(plan, cost=nanoseconds(plan, self.placed, self.out, self.room))

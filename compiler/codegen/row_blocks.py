@@ -1,0 +1,113 @@
+"""Blocks of short rows that follow each other in memory, several to a partition.
+
+What is transposed on the tensor engine may lie on the partitions in any order, so a transfer need
+not put one row on each: partition p of a block takes rows p * each .. p * each + each - 1, which
+are one run of HBM, whatever indices count the rows. The transposes put them in order again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.codegen.rates import Rates
+from compiler.codegen.space import Walk
+from compiler.isa.program import AccessPattern, Space
+from compiler.isa.region import Affine
+
+_MOST = 16  # rows of a partition: as many of 128 bytes are a run of 2 KiB
+# Partitions of a block, and those turned together: an access may start at a multiple of its size
+# (documented: nki/guides/architecture/trainium_inferentia2_arch.rst, partition start rule).
+_PARTITIONS = (128, 64, 32)
+_WORTH = 0.75  # of the time of a plain transfer: less gained is not worth longer code (our choice)
+_PSUM_COLUMNS = 512  # fp32 elements of a bank (documented: hardware.json psum bank bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """`partitions` x `each` rows of `row` elements, counted by `extents` points of `atoms`
+    (innermost first).
+    """
+
+    row: int
+    atoms: tuple[int, ...]
+    extents: tuple[int, ...]
+    each: int
+    partitions: int
+
+    @property
+    def run(self) -> int:
+        """Elements of a partition."""
+        return self.each * self.row
+
+    @property
+    def unit(self) -> int:
+        """Partitions whose rows fill at most a PSUM bank when they are turned."""
+        most = min(self.partitions, _PSUM_COLUMNS // self.each)
+        return next(p for p in _PARTITIONS if p <= most)
+
+    def hbm(self, walk: Walk, address: Affine) -> AccessPattern:
+        """The block in memory, from `address` on."""
+        dims = ((self.run, self.partitions), (1, self.run))
+        return AccessPattern(Space.HBM, walk.tensor, address, dims)
+
+    def strides(self, strides: Mapping[int, int]) -> list[int]:
+        """`strides` of the counting atoms, in their order."""
+        return [strides[a] for a in self.atoms]
+
+    def place(self, row: int, strides: Mapping[int, int]) -> int:
+        """Where row number `row` of the block is in a tile with these strides."""
+        place = 0
+        for extent, stride in zip(self.extents, self.strides(strides), strict=True):
+            row, digit = divmod(row, extent)
+            place += digit * stride
+        return place
+
+
+def spread(count: int, sizes: Sequence[int]) -> tuple[int, ...] | None:
+    """How far `count` neighbouring points reach along each of `sizes`, innermost first: all of
+    some, an even part of the next; None when they end elsewhere.
+    """
+    reach = []
+    for size in sizes:
+        if count % size and size % count:
+            return None
+        reach.append(min(count, size))
+        count = max(1, count // size)
+    return tuple(reach) if count == 1 else None
+
+
+def row_block(
+    walk: Walk, row: int, points: Mapping[int, int], item: int, rates: Rates, plain_ns: float
+) -> RowBlock | None:
+    """The block of rows of `row` elements that loads or stores `points` per atom fastest; None
+    when a plain transfer, which takes `plain_ns`, is about as good.
+
+    Units: `item` in bytes per element.
+    """
+    atoms, pitch = [], row
+    for atom in sorted((a for a in points if points[a] > 1), key=walk.stride):
+        if walk.stride(atom) != pitch:
+            break
+        atoms.append(atom)
+        pitch *= points[atom]
+    total = row * item
+    for count in points.values():
+        total *= count
+    found = [
+        (rates.transfer_ns(total, block.run * item, block.partitions), block)
+        for block in _blocks(row, atoms, [points[a] for a in atoms])
+    ]
+    best = min(found, key=lambda f: f[0], default=None)
+    return best[1] if best is not None and best[0] < _WORTH * plain_ns else None
+
+
+def _blocks(row: int, atoms: Sequence[int], sizes: Sequence[int]) -> Iterator[RowBlock]:
+    for each in range(2, _MOST + 1):
+        for partitions in _PARTITIONS:
+            extents = spread(each * partitions, sizes)
+            if extents is None:
+                continue
+            block = RowBlock(row, tuple(atoms), extents, each, partitions)
+            if spread(each * block.unit, extents) is not None:
+                yield block

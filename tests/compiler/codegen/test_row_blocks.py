@@ -1,0 +1,105 @@
+"""Short rows that follow each other in memory move several to a partition: runs and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from region_harness import BF16, F32, TARGET, Maker, check
+
+from compiler.codegen.rates import Rates
+from compiler.codegen.row_blocks import RowBlock, row_block, spread
+from compiler.codegen.space import Walk
+from compiler.isa.limits import walk
+from compiler.isa.program import Region, Space
+from compiler.isa.region import Affine
+from compiler.target import nominal_machine
+
+RATES = Rates(nominal_machine(TARGET).core)
+
+
+def runs_of(region: Region, tensor: int) -> set[int]:
+    """Elements that transfers of a tensor move in a run on chip."""
+    found = set()
+    for i in walk(region.body):
+        ends = [p for p in (i.dst, *i.srcs) if p is not None]
+        if i.opcode == "dma" and any(p.space is Space.HBM and p.buffer == tensor for p in ends):
+            (chip,) = (p for p in ends if p.space is Space.SBUF)
+            assert chip.dims[-1][0] == 1
+            found.add(chip.dims[-1][1])
+    return found
+
+
+def weighted_values(heads: int, rows: int, keys: int, width: int, dtype=BF16) -> Maker:
+    """out[b, t, h, e] = sum over s of p[b, h, t, s] * v[b, s, h, e]."""
+    m = Maker((2, heads, rows, width, keys), "values")
+    p, v = m.load((0, 1, 2, 4), dtype), m.load((0, 4, 1, 3), dtype)
+    m.store(m.contract(p, v, (4,)), (0, 2, 1, 3))
+    return m
+
+
+def projection(heads: int, rows: int, width: int, outputs: int, dtype=BF16) -> Maker:
+    """out[b, t, n] = sum over h, e of x[b, h, t, e] * w[h, e, n]."""
+    m = Maker((2, rows, outputs, heads, width), "projection")
+    x, w = m.load((0, 3, 1, 4), dtype), m.load((3, 4, 2), dtype)
+    m.store(m.contract(x, w, (3, 4)), (0, 1, 2))
+    return m
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_rows_of_several_batch_points_share_partitions(dtype) -> None:
+    m = weighted_values(8, 128, 128, 64, dtype)
+    region = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
+    assert min(runs_of(region, 0)) * dtype.bytes >= 2048
+
+
+def test_rows_of_several_depth_tiles_share_partitions() -> None:
+    region = check(projection(16, 128, 64, 200), bound=1e-2)
+    assert min(runs_of(region, 0)) * 2 >= 1024
+
+
+ODD = [(3, 67, 131, 48), (5, 128, 96, 64), (8, 256, 64, 32), (7, 300, 128, 80), (4, 512, 100, 128)]
+
+
+@pytest.mark.parametrize("size", ODD)
+def test_odd_sizes_keep_the_values(size: tuple[int, int, int, int]) -> None:
+    check(weighted_values(*size), bound=1e-2)
+    check(projection(*size[:2], size[3], size[2]), bound=1e-2)
+
+
+def test_several_tiles_of_k_in_a_row() -> None:
+    """Rows of 256 elements: two k tiles a row, several rows a partition."""
+    region = check(weighted_values(8, 256, 256, 64), bound=1e-2)
+    assert min(runs_of(region, 0)) >= 1024
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 300))
+@settings(deadline=None, max_examples=200)
+def test_spread_counts_neighbours(sizes: list[int], count: int) -> None:
+    """The reached box holds exactly the first `count` points, innermost index first."""
+    reach = spread(count, sizes)
+    if reach is None:
+        return
+    points = {0}
+    step = 1
+    for size, extent in zip(sizes, reach, strict=True):
+        assert size % extent == 0
+        points = {p + i * step for p in points for i in range(extent)}
+        step *= size
+    assert points == set(range(count))
+
+
+@given(st.permutations([0, 1, 2]), st.sampled_from([16, 64, 128, 200]))
+@settings(deadline=None, max_examples=50)
+def test_a_block_is_dense_memory(order: Sequence[int], row: int) -> None:
+    """Row number r of a block starts r * row elements behind its first, whatever counts rows."""
+    sizes, strides, step = {0: 32, 1: 16, 2: 24}, {}, row
+    for atom in order:
+        strides[atom] = step
+        step *= sizes[atom]
+    block = row_block(Walk(Affine(), strides, 0), row, sizes, 2, RATES, 1e9)
+    assert isinstance(block, RowBlock)
+    rows = block.each * block.partitions
+    assert [block.place(r, strides) for r in range(rows)] == [r * row for r in range(rows)]
