@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from collectives.ops import CollectiveError
+from collectives.placement import place_mesh, with_atoms
 from compiler.diagnostics import ShardingError, UsageError
 from compiler.ir.types import Graph
 from compiler.isa.program import Program
@@ -29,6 +31,7 @@ from sharding.plan import PartitionUnit, Plan, Prepared, complete, partitioned, 
 from sharding.settings import AUTO
 from sharding.strategies.manual import data_ways, user_mesh
 from sharding.strategies.registry import MANUAL, default_axes
+from sim_cluster.network import cluster_topology
 
 if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
@@ -72,6 +75,11 @@ class Planned:
     tokens_per_sample: int
     name: str
 
+    @property
+    def placement(self) -> str:
+        """The job's placement for the mesh of the plan, whose axes may be parts of the job's."""
+        return with_atoms(self.job.cluster.placement, self.plan.mesh.atoms)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built(Planned):
@@ -92,7 +100,8 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None) -> Layout:
     """Mesh and batch of a job; `own` is the step's mesh, where the strategy takes that.
 
     Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
-    not fill the cores or is not the step's, or a batch that does not divide.
+    not fill the cores or is not the step's, a placement that does not name its axes, or a batch
+    that does not divide.
     """
     target = _machine(job)
     cores = target.cores * job.cluster.instances
@@ -101,6 +110,7 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None) -> Layout:
     except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
         d = error.diagnostic
         raise UsageError(d.code, d.message, d.loc, d.hint) from error
+    _check_placement(job, target, mesh)
     ways = own.data_ways if own else mesh.size(DATA_AXES)
     captured = job.strategy.micro_batch * ways
     global_batch = job.strategy.global_batch or captured
@@ -133,6 +143,18 @@ def _machine(job: JobConfig) -> Target:
             hint="use a trn1, trn1n, trn2 or inf2 machine; `shardwright compile --target` takes it",
         )
     return target
+
+
+def _check_placement(job: JobConfig, target: Target, mesh: Mesh) -> None:
+    name = job.cluster.placement
+    try:
+        place_mesh(name, mesh.sizes, cluster_topology(target, job.cluster.instances))
+    except CollectiveError as error:
+        raise UsageError(
+            "SW_PLACEMENT",
+            f"cluster.placement: {error}",
+            hint="name every axis of the mesh once, from across instances to neighbouring cores",
+        ) from error
 
 
 def _axes_of(job: JobConfig) -> dict[str, int | str]:

@@ -38,6 +38,7 @@ def manifest_of(built: Built) -> Manifest:
         metadata={
             "strategy": built.plan.strategy,
             "hypothetical": built.layout.target.is_hypothetical,
+            "placement": built.placement,
         },
     )
 

@@ -27,6 +27,7 @@ _FLAGS = {
     "target": ("cluster.target", "instance type"),
     "instances": ("cluster.instances", "number of instances"),
     "lnc": ("cluster.lnc", "physical cores per logical NeuronCore: 1 or 2"),
+    "placement": ("cluster.placement", "torus, linear, or the axes from outermost to innermost"),
     "profile": ("cluster.profile", "conservative, nominal or peak machine rates"),
     "executor": ("run.executor", "where units run: auto, inline, process or ray"),
     "workers": ("run.workers", "worker processes or Ray actors"),

@@ -85,6 +85,11 @@ class ClusterConfig:
     hypothetical: bool = False
     """Allow logical NeuronCores that the machine cannot have; every report says so."""
 
+    placement: str = "torus"
+    """Where mesh axes lie: `torus` (neighbouring chips along every axis), `linear` (cores in order
+    of number), or the axes from the outermost to the innermost, `tp,dp_shard`.
+    """
+
     profile: str = choice("nominal", "conservative", "nominal", "peak")
 
 

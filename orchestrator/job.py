@@ -187,6 +187,7 @@ def time_programs(built: Built, programs: Mapping[str, Program]) -> dict[str, St
         mesh=built.plan.step.mesh,
         target=built.layout.target,
         instances=built.job.cluster.instances,
+        placement=built.placement,
     )
     return band(step)
 

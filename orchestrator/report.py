@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 from collectives.costs import PROFILES as COLLECTIVE_PROFILES
+from collectives.placement import place_mesh, where
 from compiler.budget import count_instructions
 from compiler.diagnostics import Diagnostic
 from compiler.ir.analysis import count_ops, flops
@@ -25,6 +26,7 @@ from orchestrator.bundling import compiler_version
 from orchestrator.memory_report import memory_section
 from orchestrator.service import UnitService
 from sharding.mesh import Mesh
+from sim_cluster.network import cluster_topology
 from sim_cluster.step_time import StepTiming
 
 SCHEMA = 1
@@ -51,6 +53,7 @@ def base_report(
         "mesh": dict(built.layout.mesh.sizes),
         "cores": built.layout.mesh.num_cores,
         "logical_cores": logical_cores(built, timing),
+        "placement": placement_section(built),
         "neffs": len(built.programs),
         "findings": [f.as_dict() for f in findings(built, service)],
         "units": [dataclasses.asdict(row) for row in service.rows],
@@ -99,6 +102,20 @@ def logical_cores(built: Built, timing: StepTiming) -> dict[str, Any]:
         "regions_cut": sum(f.num_regions("compute") for f in functions),
         "regions_alone": sum(f.num_regions("idle") for f in functions),
         "alone_ps": timing.lone_ps,
+    }
+
+
+def placement_section(built: Built) -> dict[str, Any]:
+    """Which cores the axes of the mesh lie on, and why."""
+    mesh, layout = built.plan.mesh, built.layout
+    topology = cluster_topology(layout.target, built.job.cluster.instances)
+    placed = place_mesh(built.placement, mesh.sizes, topology)
+    axes = [axis for axis, size in layout.mesh.axes if size > 1]
+    return {
+        "name": built.job.cluster.placement,
+        "order": list(dict.fromkeys(mesh.origin(axis) for axis in placed.order)),
+        "why": placed.why,
+        "axes": {axis: where(placed, mesh.sizes, mesh.atoms(axis)) for axis in axes},
     }
 
 

@@ -79,6 +79,7 @@ def _headline(console: Console, report: dict[str, Any]) -> None:
         f"({cluster['instances']} x {cluster['target']})"
     )
     _logical_cores(console, report)
+    _placement(console, report["placement"])
     compiler = job["compiler"]
     console.print(
         f"[bold]compiler[/] -O{compiler['optlevel']}, model type {compiler['model_type']}, "
@@ -99,6 +100,13 @@ def _logical_cores(console: Console, report: dict[str, Any]) -> None:
         f" {size_text(cores['hbm_bytes'])} per instance; {cores['regions_alone']} of {regions}"
         f" regions on one physical core alone, {share:.0%} of the step"
     )
+
+
+def _placement(console: Console, placement: dict[str, Any]) -> None:
+    """One line, where a mesh has an axis to place."""
+    if placement["axes"]:
+        places = "; ".join(f"{axis} on {place}" for axis, place in placement["axes"].items())
+        console.print(f"[bold]placed[/]   {placement['name']}: {places}")
 
 
 def _units(console: Console, report: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from collectives.placement import TORUS
 from compiler.diagnostics import DiagnosticError, UsageError
 from compiler.neff.bundle import Bundle, load_bundle
 from compiler.target import PS_PER_S, load_target, logical
@@ -116,6 +117,7 @@ def _print_time(bundle: Bundle) -> None:
             hypothetical=bool(manifest.metadata.get("hypothetical")),
         ),
         instances=manifest.instances,
+        placement=manifest.metadata.get("placement", TORUS),
     )
     rows = [f"{name} {t.step_time_ps / PS_PER_S:.9f} s" for name, t in band(step).items()]
     print(f"simulated step time: {', '.join(rows)}")

@@ -1,8 +1,7 @@
 """The network of a run: topology of the target's instances, and what a collective of a program
 costs on it.
 
-Mesh ranks are placed in order: rank r is core `r % cores` of instance `r // cores`, so the
-innermost mesh axis lies on neighbouring cores of the torus (placement `torus`).
+Which cores the ranks of the mesh are is the placement's to say (`collectives/placement.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collectives.cost import collective_time
 from collectives.costs import PROFILES as COLLECTIVE_PROFILES
 from collectives.costs import CollectiveCosts
 from collectives.ops import CollectiveKind, ReplicaGroups
+from collectives.placement import TORUS, place_mesh
 from collectives.topology import Topology, torus
 from compiler.isa.program import CollectiveCall
 from compiler.target import PS_PER_S, Target
@@ -52,18 +52,24 @@ class Network:
     """Prices the collectives of one run."""
 
     def __init__(
-        self, target: Target, instances: int, mesh: Mapping[str, int], profile: str
+        self,
+        target: Target,
+        instances: int,
+        mesh: Mapping[str, int],
+        profile: str,
+        placement: str = TORUS,
     ) -> None:
         self.target = target
         self.mesh = mesh
         self.topology = cluster_topology(target, instances)
+        self.placement = place_mesh(placement, mesh, self.topology)
         self.costs = _of_rank(COLLECTIVE_PROFILES[profile], target.lnc)
         self._groups: dict[tuple[str, ...], ReplicaGroups] = {}
 
     def groups(self, axes: tuple[str, ...]) -> ReplicaGroups:
-        """Replica groups over mesh axes."""
+        """Replica groups over mesh axes, as cores of the topology."""
         if axes not in self._groups:
-            self._groups[axes] = ReplicaGroups.from_axes(self.mesh, axes)
+            self._groups[axes] = self.placement.groups(self.mesh, axes)
         return self._groups[axes]
 
     def duration(self, call: CollectiveCall) -> CollectiveDuration:

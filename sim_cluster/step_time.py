@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from collectives.placement import TORUS
 from compiler.isa.program import CollectiveCall, Program
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer
 from compiler.target import Target
@@ -29,6 +30,7 @@ class Step:
     target: Target
     instances: int
     transfers: tuple[Transfer, ...] = ()
+    placement: str = TORUS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ def time_step(step: Step, profile: str = "nominal") -> StepTiming:
         schedule_macros(programs, schedule, step.transfers, stage)
         for stage, schedule in enumerate(step.schedules)
     ]
-    network = Network(target, step.instances, step.mesh, profile)
+    network = Network(target, step.instances, step.mesh, profile, step.placement)
     started = {op.call.axes for macros in by_stage for op in macros if isinstance(op, Start)}
     if len(by_stage) > 1:
         started.add((STAGE_AXIS,))  # messages tie the same cores of all stages
