@@ -55,6 +55,15 @@ def bert() -> TrainTask:
 
 def moe() -> TrainTask:
     """Two scanned layers with 8 experts, 2 per row, some rows dropped."""
+    return experts(mixtral.Experts(8))
+
+
+def dropless() -> TrainTask:
+    """The same with rows sorted by expert, none dropped."""
+    return experts(mixtral.Experts.dropless(8))
+
+
+def experts(how: mixtral.Experts) -> TrainTask:
     config = llama.LlamaConfig(
         hidden_size=32,
         intermediate_size=16,
@@ -64,7 +73,7 @@ def moe() -> TrainTask:
         vocab_size=64,
         head_dim=8,
     )
-    return mixtral.train_task(config, mixtral.Experts(8), TaskOptions(seq_len=16, remat="full"))
+    return mixtral.train_task(config, how, TaskOptions(seq_len=16, remat="full"))
 
 
 def tied_gpt() -> TrainTask:
@@ -88,6 +97,7 @@ MODELS: dict[str, Callable[[], TrainTask]] = {
     "tied gpt": tied_gpt,
     "flax": flax,
     "moe": moe,
+    "dropless": dropless,
     "vit": vit,
 }
 

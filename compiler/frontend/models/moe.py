@@ -2,8 +2,9 @@
 
 Rows go to experts by products with one-hot tensors, within each sequence and up to a capacity per
 expert (GShard, Lepikhin et al. 2020): rows beyond it keep only their residual. `capacity_factor`
-times the even share is the capacity; at `experts / chosen` no row is ever dropped. Gradients of the
-router come through the weights of the chosen experts; there is no auxiliary loss.
+times the even share is the capacity; at `experts / chosen` no row is ever dropped. With `routing =
+"sorted"` rows are sorted by expert and looked up instead (dropless: `Experts.dropless`). Gradients
+of the router come through the weights of the chosen experts; there is no auxiliary loss.
 """
 
 from __future__ import annotations
@@ -32,13 +33,21 @@ class Experts:
     count: int
     chosen: int = 2
     capacity_factor: float = 1.25
+    routing: str = "products"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.chosen <= self.count or self.capacity_factor <= 0:
+        room = self.capacity_factor > 0 and self.routing in ("products", "sorted")
+        if not 1 <= self.chosen <= self.count or not room:
             raise UsageError(
                 "SW_MODEL_CONFIG",
-                f"experts require 1 <= chosen <= count and room, got {self}",
+                "experts require 1 <= chosen <= count, room, and a routing by products or sorted,"
+                f" got {self}",
             )
+
+    @classmethod
+    def dropless(cls, count: int, chosen: int = 2) -> Experts:
+        """Sorted routing with room for every row."""
+        return cls(count, chosen, count / chosen, "sorted")
 
     def capacity(self, rows: int) -> int:
         """Rows one expert takes of a sequence of `rows`."""
@@ -60,15 +69,20 @@ def init_params(config: LlamaConfig, experts: Experts, key: jax.Array) -> Params
     return params
 
 
+def choices(experts: Experts, router: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The weights of the chosen experts of every row, and which they are, both [B, T, K]."""
+    scores = jax.nn.softmax(x.astype(jnp.float32) @ router.astype(jnp.float32))
+    best, chosen = jax.lax.top_k(scores, experts.chosen)
+    return best / jnp.sum(best, axis=-1, keepdims=True), chosen
+
+
 def routes(experts: Experts, router: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Where rows sit, [B, T, E, C] of 0 and 1, and the same times the weight of the expert.
 
     Earlier rows, and of one row the better expert, are seated first.
     """
     rows, room = x.shape[1], experts.capacity(x.shape[1])
-    scores = jax.nn.softmax(x.astype(jnp.float32) @ router.astype(jnp.float32))
-    best, chosen = jax.lax.top_k(scores, experts.chosen)  # [B, T, K]
-    best = best / jnp.sum(best, axis=-1, keepdims=True)
+    best, chosen = choices(experts, router, x)
     hits = jax.nn.one_hot(chosen, experts.count)  # [B, T, K, E]
     order = hits.reshape(x.shape[0], rows * experts.chosen, experts.count)
     seat = (jnp.cumsum(order, axis=1) - order).reshape(hits.shape)
@@ -82,12 +96,47 @@ def routes(experts: Experts, router: jax.Array, x: jax.Array) -> tuple[jax.Array
 def feed_forward(experts: Experts, layer: Params, x: jax.Array) -> jax.Array:
     """The experts' blocks on the rows they take, added up per row."""
     dtype = x.dtype
+    if experts.routing == "sorted":
+        return _sorted_feed_forward(experts, layer, x)
     seats, shares = (t.astype(dtype) for t in routes(experts, layer["router"], x))
-    taken = jnp.einsum("btec,btd->ebcd", seats, x)
+    given = _blocks(layer, jnp.einsum("btec,btd->ebcd", seats, x))
+    return jnp.einsum("btec,ebcd->btd", shares, given)
+
+
+def _blocks(layer: Params, taken: jax.Array) -> jax.Array:
+    """Every expert's block on its rows, [E, B, C, D]."""
+    dtype = taken.dtype
     gate = jax.nn.silu(jnp.einsum("ebcd,edf->ebcf", taken, layer["w_gate"].astype(dtype)))
     wide = gate * jnp.einsum("ebcd,edf->ebcf", taken, layer["w_up"].astype(dtype))
-    given = jnp.einsum("ebcf,efd->ebcd", wide, layer["w_down"].astype(dtype))
-    return jnp.einsum("btec,ebcd->btd", shares, given)
+    return jnp.einsum("ebcf,efd->ebcd", wide, layer["w_down"].astype(dtype))
+
+
+def _sorted_feed_forward(experts: Experts, layer: Params, x: jax.Array) -> jax.Array:
+    """The same with rows sorted by expert: looked up into seats, and looked up from there."""
+    best, chosen = choices(experts, layer["router"], x)
+    source, filled, seat = jax.vmap(partial(_seats, experts))(chosen)
+    taken = jax.vmap(lambda rows, at: rows[at])(x, source) * filled[..., None].astype(x.dtype)
+    given = jnp.swapaxes(_blocks(layer, jnp.swapaxes(taken, 0, 1)), 0, 1)
+    room = given.shape[2]
+    back = jax.vmap(lambda rows, expert, at: rows[expert, at])(
+        given, chosen, jnp.minimum(seat, room - 1)
+    )
+    shares = (best * (seat < room)).astype(x.dtype)
+    return jnp.sum(back * shares[..., None], axis=2)
+
+
+def _seats(experts: Experts, chosen: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """For the choices [T, K] of one sequence: the row in every seat [E, C], whether there is one,
+    and the seat of every choice [T, K].
+    """
+    rows, room = chosen.shape[0], experts.capacity(chosen.shape[0])
+    order = jnp.argsort(chosen.reshape(-1), stable=True)
+    sizes = jnp.sum(jax.nn.one_hot(chosen, experts.count, dtype=jnp.int32), axis=(0, 1))
+    starts = jnp.cumsum(sizes) - sizes
+    place = starts[:, None] + jnp.arange(room)
+    source = order[jnp.minimum(place, rows * experts.chosen - 1)] // experts.chosen
+    seat = jnp.argsort(order).reshape(chosen.shape) - starts[chosen]
+    return source, jnp.arange(room) < sizes[:, None], seat
 
 
 def train_task(config: LlamaConfig, experts: Experts, options: TaskOptions) -> TrainTask:
