@@ -19,6 +19,8 @@ from sharding.inner import contracted
 from sharding.mesh import Mesh
 from sharding.spec import ShardingSpec
 
+MOVING = ("convert", "reshape", "transpose")
+
 
 @dataclass(frozen=True, slots=True)
 class UsedLayout:
@@ -26,7 +28,7 @@ class UsedLayout:
 
     `residual_axes` lie along the sequence of the values in `spread`, `sequence_axes` of all others;
     `queries` names the sequence dim of values that have several. `experts` maps a family to axes it
-    takes before the samples do, in values that are sorted by expert and have no sequence any more.
+    takes in weights, and before the samples do in `rows`, the values that are sorted by expert.
     """
 
     mesh: Mesh
@@ -41,6 +43,7 @@ class UsedLayout:
     spread: frozenset[Value] = frozenset()
     queries: Mapping[Value, int] = field(default_factory=dict)
     experts: Mapping[Class, tuple[str, ...]] = field(default_factory=dict)
+    rows: frozenset[Value] = frozenset()
     _known: dict[Value, ShardingSpec] = field(default_factory=dict, init=False, repr=False)
 
     def of(self, value: Value) -> ShardingSpec:
@@ -69,7 +72,7 @@ class UsedLayout:
                 used.update(axes)
 
         sample = self.samples.get(value)
-        if experts and self.experts and not self.sequence_dims(value):
+        if experts and self.experts and (sample is None or self.by_expert(value)):
             for dim, family in self.indices.families(value):
                 give(dim, self.experts.get(family, ()))
         if sample is not None:
@@ -85,9 +88,7 @@ class UsedLayout:
 
     def by_expert(self, value: Value) -> bool:
         """True for samples that lie by expert: rows that a router has sent to them."""
-        if not self.experts or value not in self.samples or self.sequence_dims(value):
-            return False
-        return any(f in self.experts for _, f in self.indices.families(value))
+        return value in self.rows
 
     def _fits(self, value: Value, dim: int, axes: Sequence[str]) -> bool:
         """True when the axes divide the dim."""
@@ -136,6 +137,48 @@ def along_residual(graph: Graph, layout: UsedLayout) -> frozenset[Value]:
                 found.add(value)
         return False
 
+    propagate(graph, step, joins(found))
+    return frozenset(found)
+
+
+def expert_rows(graph: Graph, layout: UsedLayout) -> frozenset[Value]:
+    """The samples that lie by expert: what meets the experts' weights, and what follows from it
+    alone.
+
+    Rows are sent once nothing but moving is left to be done before they meet a weight, and return
+    where anything that stayed is needed, so that masks and numbers of rows are not sent.
+    """
+    found: set[Value] = set()
+    made = {v: op for op in graph.walk() for v in op.results}
+
+    def has_experts(value: Value) -> bool:
+        families = (f for _, f in layout.indices.families(value))
+        return value in layout.samples and any(f in layout.experts for f in families)
+
+    def meet(op: Op) -> list[Value]:
+        """The samples that a contraction brings to experts' weights."""
+        if op.name != "dot_general" or not all(map(has_experts, op.results)):
+            return []
+        batch = zip(op.operands, (op.attrs.lhs_batch, op.attrs.rhs_batch), strict=True)
+        by_expert = all(
+            any(layout.indices.family((v, d)) in layout.experts for d in dims) for v, dims in batch
+        )
+        rows = [v for v in op.operands if v in layout.samples]
+        return rows if by_expert and len(rows) == 1 else []
+
+    def step(op: Op) -> bool:
+        read = [v for v in op.operands if v in layout.samples]
+        if read and not op.regions and all(v in found for v in read):
+            found.update(v for v in op.results if has_experts(v))
+        return False
+
+    for op in graph.walk():
+        for value in meet(op):
+            while value not in found:
+                found.add(value)
+                source = made.get(value)
+                if source is not None and source.name in MOVING and has_experts(source.operands[0]):
+                    value = source.operands[0]
     propagate(graph, step, joins(found))
     return frozenset(found)
 

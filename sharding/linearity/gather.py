@@ -81,7 +81,7 @@ def _scattered_dims(op: Op, operands: Sequence[Label], scope: Scope) -> list[Fac
 
     Where updates of several samples are scattered, a row number computed from positions (iota)
     keeps samples apart, so that its dim still counts samples; one computed from batch data alone (a
-    token id) adds samples up.
+    token id) adds samples up. Samples along batching dims are apart already.
     """
     attrs, target = op.attrs, op.operands[0]
     dims = list(dims_of(operands[0], target.type.shape))
@@ -91,12 +91,14 @@ def _scattered_dims(op: Op, operands: Sequence[Label], scope: Scope) -> list[Fac
     for d, m in zip(kept, attrs.update_window_dims, strict=True):
         dims[d] = merge_dim(moving[m], dims[d])
     batch = [d for d in range(len(moving)) if d not in attrs.update_window_dims]
-    for d, index in zip(
-        attrs.input_batching_dims, attrs.scatter_indices_batching_dims, strict=True
-    ):
-        dims[d] = merge_dim(moving[batch[index - (index > attrs.index_vector_dim)]], dims[d])
+    apart = attrs.scatter_indices_batching_dims
+    steps = {index: batch[index - (index > attrs.index_vector_dim)] for index in apart}
+    for d, index in zip(attrs.input_batching_dims, apart, strict=True):
+        dims[d] = merge_dim(moving[steps[index]], dims[d])
     rows = dims_of(operands[1], op.operands[1].type.shape)
-    if any(counts_samples(dim) for dim in (*rows, *(moving[m] for m in batch))):
+    among = [dim for d, dim in enumerate(rows) if d not in apart]
+    among += [moving[m] for m in batch if m not in steps.values()]
+    if any(map(counts_samples, among)):
         picked = zip(attrs.scatter_dims_to_operand_dims, _row_is_data(op, scope), strict=True)
         for d, _ in (pair for pair in picked if not pair[1]):
             dims[d] = ((target.type.shape[d], True),)

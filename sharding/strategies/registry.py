@@ -8,6 +8,7 @@ from compiler.diagnostics import Diagnostic, ShardingError
 from compiler.frontend.shardings import ModuleShardings
 from compiler.ir.types import Graph
 from compiler.passes.barriers import without_constraints
+from sharding.counts import own_counts
 from sharding.mesh import Mesh
 from sharding.partitioned import Slot
 from sharding.settings import StrategySettings
@@ -58,7 +59,7 @@ def recipe_of(
             f"got {settings.name}",
         )
     free = without_constraints(graph)
-    step = Decisions(free, inputs, outputs, mesh)
+    step = Decisions(own_counts(free), inputs, outputs, mesh)
     if free is not graph or (user is not None and user.meshes):
         step.findings.append(_not_read(name))
     step.read_graph()

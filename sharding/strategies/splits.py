@@ -14,7 +14,7 @@ from sharding.borders import borders
 from sharding.dims import reached
 from sharding.indices import Class
 from sharding.inner import broken, cover, expert_families, prices
-from sharding.layout import along_residual, query_dims
+from sharding.layout import along_residual, expert_rows, query_dims
 from sharding.settings import StrategySettings
 from sharding.split import rooms, spread
 from sharding.strategies.decisions import Decisions
@@ -98,6 +98,7 @@ def _split_experts(step: Decisions, axis: str) -> None:
             hint=f"set mesh.{axis} to 1 or to a divisor of the number of experts",
         )
     step.layout = replace(step.layout, experts=dict.fromkeys(fitting, axes))
+    step.layout = replace(step.layout, rows=expert_rows(step.graph, step.layout))
 
 
 def _is_matrix(step: Decisions, weight: Value) -> bool:

@@ -102,3 +102,22 @@ def test_rows_scattered_alike_for_every_sample_do_not_count_samples() -> None:
     result = b.op("scatter", b.full((4, 6, 8), 0.0), rows, updates, attrs=attrs)
     found = label(b, result, {updates: 0})
     assert found.kind is Kind.SAMPLE and sample_dims(found) == [0]
+
+
+def test_rows_scattered_within_each_sample_stay_apart() -> None:
+    """Positions computed from the batch and from a count, along a batching dim of samples."""
+    b = Builder()
+    picks, updates = b.input((4, 9, 1), DType.I32), b.input((4, 9, 8))
+    rows = b.add(picks, b.iota((4, 9, 1), 1))
+    attrs = ScatterAttrs(
+        update_window_dims=(2,),
+        inserted_window_dims=(1,),
+        input_batching_dims=(0,),
+        scatter_indices_batching_dims=(0,),
+        scatter_dims_to_operand_dims=(1,),
+        index_vector_dim=2,
+        kind="add",
+    )
+    result = b.op("scatter", b.full((4, 6, 8), 0.0), rows, updates, attrs=attrs)
+    found = label(b, result, {picks: 0, updates: 0})
+    assert found.kind is Kind.SAMPLE and sample_dims(found) == [0]

@@ -46,8 +46,8 @@ ALL = {
     **SEQUENCE_DISTRIBUTIONS,
     **EXPERT_DISTRIBUTIONS,
 }
-SEQUENCE_MODELS = ("gqa", "bert", "tied gpt", "flax", "moe")
-EXPERT_MODELS = ("moe",)
+SEQUENCE_MODELS = ("gqa", "bert", "tied gpt", "flax", "moe", "dropless")
+EXPERT_MODELS = ("moe", "dropless")
 CELLS = [
     *((model, name) for model in MODELS for name in (*DISTRIBUTIONS, *MANUAL_DISTRIBUTIONS)),
     *((model, name) for model in SEQUENCE_MODELS for name in SEQUENCE_DISTRIBUTIONS),
@@ -154,9 +154,12 @@ def test_a_spread_optimizer_scatters_gradients_and_gathers_weights_once(zero: in
     assert not any(op.name == "all_gather" for body in loops(part) for op in collectives(body))
 
 
-def test_expert_layers_exchange_rows_twice_per_pass() -> None:
-    """To the experts and back, forward and backward; the recomputed layer does it again."""
-    forward, backward = loops(partitioned("moe", distribution("fsdp", dp_shard=2, ep=2)))
+@pytest.mark.parametrize("model", EXPERT_MODELS)
+def test_expert_layers_exchange_rows_twice_per_pass(model: str) -> None:
+    """To the experts and back, forward and backward; the recomputed layer does it again. Rows that
+    are sorted and looked up travel like those that are multiplied with one-hot rows.
+    """
+    forward, backward = loops(partitioned(model, distribution("fsdp", dp_shard=2, ep=2)))
     assert counts(forward, "ep") == {"all_to_all": 2}
     assert counts(backward, "ep") == {"all_to_all": 4}
 
@@ -214,6 +217,17 @@ def test_kept_layers_are_gathered_once(model: str) -> None:
     assert kept[0] == again[0]
     assert again[1]["all_gather"] and kept[1] == {"reduce_scatter": again[1]["reduce_scatter"]}
     assert partitioned(model, ALL["fsdp kept 4"]).findings == ()
+
+
+@pytest.mark.parametrize("model", EXPERT_MODELS)
+def test_experts_stay_where_they_are(model: str) -> None:
+    """Nothing but rows moves over `ep`: no weights, no numbers of rows; and no surprise."""
+    part = partitioned(model, ALL["ep 4"])
+    for body in loops(part):
+        moved = {op.name for op in collectives(body) if op.attrs.axes == ("ep",)}
+        assert moved - {"all_reduce"} == {"all_to_all"}
+        assert all(op.result.type.dtype.is_float for op in collectives(body))
+    assert part.findings == ()
 
 
 def test_data_parallel_only_sums() -> None:

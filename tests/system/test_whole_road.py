@@ -15,6 +15,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from compiler.frontend.models import llama, moe
+from compiler.frontend.models.blocks import TaskOptions
 from compiler.frontend.reference import (
     Leaves,
     ReferenceRun,
@@ -51,6 +53,20 @@ def deep() -> TrainTask:
     return prime_model.train_task(num_blocks=9, seq_len=7)
 
 
+def sorted_experts() -> TrainTask:
+    """Rows sorted by expert, none dropped."""
+    config = llama.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=256,
+        head_dim=8,
+    )
+    return moe.train_task(config, moe.Experts.dropless(4), TaskOptions(seq_len=8, remat="full"))
+
+
 @dataclass(frozen=True)
 class Case:
     make: Callable[[], TrainTask]
@@ -78,6 +94,7 @@ CASES = {
     ),
     "llama two physical cores": Case(small_llama, {"dp_shard": 2, "tp": 2}, lnc=2),
     "llama fsdp cp tp": Case(small_llama, {"dp_shard": 2, "cp": 2, "tp": 2}),
+    "sorted experts fsdp ep": Case(sorted_experts, {"dp_shard": 2, "ep": 2}),
     "llama gathered cp": Case(
         small_llama, {"dp_shard": 2, "cp": 2}, settings=StrategySettings(context="gather")
     ),

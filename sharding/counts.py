@@ -1,0 +1,39 @@
+"""Every reader of a count has its own, so that equal counts tie no indices.
+
+Positions of a sequence and seats of an expert may be as many; after common subexpressions are one,
+both are counted by one `iota`, and strategies would take them for one index of the model. Counting
+is free, so every reader gets an `iota` of its own, with what only moves it on the way.
+"""
+
+from __future__ import annotations
+
+from compiler.ir.types import Graph, Op, Value
+from compiler.passes.rewrite import with_operands, with_ops, with_regions
+
+MOVING = ("broadcast_in_dim", "convert", "reshape", "transpose")
+
+
+def own_counts(graph: Graph) -> Graph:
+    """`graph` with one count per reader, regions included; all other values stay."""
+    made: dict[Value, Op] = {}
+    taken: set[Value] = set()
+    ops: list[Op] = []
+
+    def own(value: Value) -> Value:
+        """A count nobody else reads."""
+        if value not in made:
+            return value
+        if value not in taken:
+            taken.add(value)
+            return value
+        op = made[value]
+        result = Value(value.type)
+        ops.append(Op(op.name, tuple(map(own, op.operands)), (result,), op.attrs, (), op.loc))
+        return result
+
+    for op in graph.ops:
+        if op.name == "iota" or (op.name in MOVING and op.operands[0] in made):
+            made[op.result] = op
+        op = with_regions(op, tuple(map(own_counts, op.regions)))
+        ops.append(with_operands(op, tuple(map(own, op.operands))))
+    return with_ops(graph, ops)
