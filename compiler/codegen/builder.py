@@ -10,7 +10,7 @@ not span.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -324,3 +324,20 @@ def merge_dims(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[D
     if not kept:
         kept = [(1, (1,) * len(strides))]
     return [tuple((steps[i], size) for size, steps in kept) for i in range(len(strides))]
+
+
+def blocks_within(
+    scope: Scope, atoms: Sequence[tuple[int, int]], here: Mapping[int, Affine]
+) -> Iterator[tuple[Scope, dict[int, Affine]]]:
+    """Loops over blocks of the boxes of `scope`: (body, position of each atom inside its box)."""
+    if not atoms:
+        yield scope, dict(here)
+        return
+    (atom, block), rest = atoms[0], atoms[1:]
+    base = scope.boxes[atom]
+    for piece in pieces(base.extent, min(block, base.extent)):
+        inner = scope.loop(piece.trip) if piece.trip > 1 else scope.straight({})
+        terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
+        index = Affine(piece.start, terms)
+        inner.boxes[atom] = Box(base.origin + index, piece.extent)
+        yield from blocks_within(inner, rest, {**here, atom: index})

@@ -13,6 +13,7 @@ from compiler.codegen.contract_plan import ContractPlan, Operand, natural_rows, 
 from compiler.codegen.rates import MIN_CYCLES
 from compiler.codegen.search import Room
 from compiler.codegen.space import Walk, contiguous_run
+from compiler.codegen.turned_store import turned_block
 from compiler.dtypes import DType
 from compiler.isa.program import Engine
 
@@ -21,9 +22,11 @@ _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferr
 
 
 def nanoseconds(
-    plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, room: Room
+    plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, plain: bool, room: Room
 ) -> float:
-    """Estimated time of a plan; `walks` are those of its operands in HBM, `out` of its result."""
+    """Estimated time of a plan; `walks` are those of its operands in HBM, `out` of its result,
+    which is the product itself when `plain`.
+    """
     size, tensors, rates = plan.space.sizes, room.tensors, room.rates
     blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
     groups = {a: math.ceil(size[a] / plan.extents.get(a, 1)) for a in plan.outer}
@@ -51,6 +54,11 @@ def nanoseconds(
         item = tensors[out.tensor].dtype.bytes
         run = contiguous_run(plan.space, out, plan.out_axes, plan.extents) * item
         total = row_blocks * rows * panels * width * points * item
+        extents = plan.extents if plan.rows is None else {**plan.extents, plan.rows: height}
+        block = turned_block(plan, out, extents, item) if plain else None
+        if block is not None:
+            run, height = block.run * item, block.partitions
+            turned += total / item / block.partitions
         moved += rates.transfer_ns(total, run, height)
     passes = _FP32_PASSES if plan.panel_type is DType.F32 else 1
     issued = row_blocks * plan.block * panels * points * max(width, MIN_CYCLES)

@@ -36,6 +36,7 @@ from compiler.codegen.space import (
     near_divisor,
     split,
 )
+from compiler.codegen.turned_store import is_plain
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 
@@ -113,13 +114,8 @@ class _Planner:
         tiles = [v.dtype.bytes for v in after if v.op not in (*SINKS, *SPLATS)]
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
         self.walks = [largest_walk(space, n) for n in self.sides]
-        self.out = self._out_walk()
-
-    def _out_walk(self) -> Walk | None:
-        walks = [
-            (self.space.elements(v), v.walk) for v in map(self.space.values.__getitem__, self.sinks)
-        ]
-        return max(walks, key=lambda w: w[0])[1]
+        largest = max(sinks, key=lambda n: space.elements(space.values[n]))
+        self.out, self.plain = space.values[largest].walk, is_plain(space, largest)
 
     def _best(self, atoms: Iterable[int], walks: Sequence[Walk | None]) -> int:
         """The atom that fills most partitions; of equal ones the one that is innermost in memory,
@@ -230,7 +226,7 @@ class _Planner:
             rates=self.room.rates,
             **tiles,
         )
-        return replace(plan, cost=nanoseconds(plan, self.placed, self.out, self.room))
+        return replace(plan, cost=nanoseconds(plan, self.placed, self.out, self.plain, self.room))
 
     def _loops(self, atoms: Iterable[int]) -> tuple[int, ...]:
         """Atoms that become loops of single points, major first in the result."""

@@ -22,6 +22,7 @@ from compiler.codegen.contract_tiling import plan_contraction
 from compiler.codegen.panels import Panels
 from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import SPLATS, Space
+from compiler.codegen.turned_store import store_turned
 from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
 from compiler.dtypes import DType
 from compiler.isa.program import AccessPattern, Engine
@@ -322,7 +323,8 @@ class _Nest:
         number = self.plan.number
         last = {i: n for n in late for i in self.space.values[n].inputs}
         for n in late:
-            frame.emit(n, scope)
+            if not store_turned(frame, n, self.plan, scope):
+                frame.emit(n, scope)
             for i in {*self.space.values[n].inputs}:
                 if last[i] == n and (i in late or i == number) and i in frame.held:
                     scope.release(frame.held[i])

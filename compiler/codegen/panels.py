@@ -8,11 +8,19 @@ the tensor engine and copied into place.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from compiler.codegen.builder import Box, Builder, Held, Scope, merge_dims, pieces
+from compiler.codegen.builder import (
+    Box,
+    Builder,
+    Held,
+    Scope,
+    blocks_within,
+    merge_dims,
+    pieces,
+)
 from compiler.codegen.contract_plan import (
     ContractPlan,
     Operand,
@@ -121,14 +129,14 @@ class Panels:
         atoms = [(a, 1) for a in operand.free if a == self.plan.row_split.major] + [(row, most)]
         frame = self._row_frame(operand, row)
         if self.space.values[operand.number].op != "load":
-            for place, at in _local(scope, atoms, {}):
+            for place, at in blocks_within(scope, atoms, {}):
                 held = self._computed(frame, operand.number, place)
                 self._turn(operand, panel, held, place, row, at)
             return
         rows = self._raw_rows(frame, scope, atoms)
-        for place, at in _local(scope, atoms, {}):
+        for place, at in blocks_within(scope, atoms, {}):
             self._fetch(frame, operand, rows.part(at), place)
-        for place, at in _local(scope, atoms, {}):
+        for place, at in blocks_within(scope, atoms, {}):
             self._turn(operand, panel, rows.part(at), place, row, at)
 
     def _load_block(self, operand: Operand, panel: Held, scope: Scope) -> bool:
@@ -147,7 +155,7 @@ class Panels:
             return False
         loops = [(a, 1) for a in operand.free if a not in block.atoms]
         loops += reversed(list(zip(block.atoms, block.extents, strict=True)))
-        for place, at in _local(scope, loops, {}):
+        for place, at in blocks_within(scope, loops, {}):
             tile = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
             target = place.on_chip(Held(tile, {}), block.partitions, ((1, block.run),))
             place.add("dma", Engine.DMA_IN, target, (block.hbm(walk, place.address(walk)),))
@@ -218,7 +226,7 @@ class Panels:
     ) -> None:
         """Put transposed blocks of `rows` into the panel; `here` is where in the panel we are."""
         beside = [a for a in operand.free if a != row and a not in here]
-        for place, at in _local(scope, [(a, 1) for a in beside], here):
+        for place, at in blocks_within(scope, [(a, 1) for a in beside], here):
             offset, source = panel.offset, rows.offset
             for atom, index in at.items():
                 offset = offset + index * panel.strides[atom]
@@ -285,20 +293,3 @@ class _Rows:
             terms = tuple((register, c // size) for register, c in at.terms)
             offset = offset + Affine(at.const // size, terms) * step
         return replace(self.first, offset=offset)
-
-
-def _local(
-    scope: Scope, atoms: Sequence[tuple[int, int]], here: Mapping[int, Affine]
-) -> Iterator[tuple[Scope, dict[int, Affine]]]:
-    """Loops over blocks of the boxes of `scope`: (body, position of each atom inside its box)."""
-    if not atoms:
-        yield scope, dict(here)
-        return
-    (atom, block), rest = atoms[0], atoms[1:]
-    base = scope.boxes[atom]
-    for piece in pieces(base.extent, min(block, base.extent)):
-        inner = scope.loop(piece.trip) if piece.trip > 1 else scope.straight({})
-        terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
-        index = Affine(piece.start, terms)
-        inner.boxes[atom] = Box(base.origin + index, piece.extent)
-        yield from _local(inner, rest, {**here, atom: index})

@@ -20,7 +20,7 @@ _MOST = 16  # rows of a partition: as many of 128 bytes are a run of 2 KiB
 # (documented: nki/guides/architecture/trainium_inferentia2_arch.rst, partition start rule).
 _PARTITIONS = (128, 64, 32)
 _WORTH = 0.75  # of the time of a plain transfer: less gained is not worth longer code (our choice)
-_PSUM_COLUMNS = 512  # fp32 elements of a bank (documented: hardware.json psum bank bytes)
+PSUM_COLUMNS = 512  # fp32 elements of a bank (documented: hardware.json psum bank bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class RowBlock:
     @property
     def unit(self) -> int:
         """Partitions whose rows fill at most a PSUM bank when they are turned."""
-        most = min(self.partitions, _PSUM_COLUMNS // self.each)
+        most = min(self.partitions, PSUM_COLUMNS // self.each)
         return next(p for p in _PARTITIONS if p <= most)
 
     def hbm(self, walk: Walk, address: Affine) -> AccessPattern:
@@ -54,6 +54,16 @@ class RowBlock:
     def strides(self, strides: Mapping[int, int]) -> list[int]:
         """`strides` of the counting atoms, in their order."""
         return [strides[a] for a in self.atoms]
+
+    def every(self, strides: Mapping[int, int]) -> tuple[list[int], list[int]]:
+        """(sizes, steps), outermost first, of every `each`-th row in a tile with these strides: one
+        row of each partition.
+        """
+        reach = spread(self.each, self.extents)
+        assert reach is not None, self
+        dims = list(zip(reach, self.extents, self.strides(strides), strict=True))
+        sizes = [extent // step for step, extent, _ in reversed(dims)]
+        return sizes, [step * stride for step, _, stride in reversed(dims)]
 
     def place(self, row: int, strides: Mapping[int, int]) -> int:
         """Where row number `row` of the block is in a tile with these strides."""
@@ -109,5 +119,5 @@ def _blocks(row: int, atoms: Sequence[int], sizes: Sequence[int]) -> Iterator[Ro
             if extents is None:
                 continue
             block = RowBlock(row, tuple(atoms), extents, each, partitions)
-            if spread(each * block.unit, extents) is not None:
+            if None not in (spread(each * block.unit, extents), spread(each, extents)):
                 yield block

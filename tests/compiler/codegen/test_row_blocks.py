@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from region_harness import BF16, F32, TARGET, Maker, check
+from region_harness import BF16, F32, PRED, TARGET, Maker, arrays, check
 
 from compiler.codegen.rates import Rates
 from compiler.codegen.row_blocks import RowBlock, row_block, spread
@@ -16,6 +17,7 @@ from compiler.isa.limits import walk
 from compiler.isa.program import Region, Space
 from compiler.isa.region import Affine
 from compiler.target import nominal_machine
+from sim_cluster import l0, regions
 
 RATES = Rates(nominal_machine(TARGET).core)
 
@@ -103,3 +105,48 @@ def test_a_block_is_dense_memory(order: Sequence[int], row: int) -> None:
     assert isinstance(block, RowBlock)
     rows = block.each * block.partitions
     assert [block.place(r, strides) for r in range(rows)] == [r * row for r in range(rows)]
+
+
+def scores(heads: int, rows: int, keys: int, width: int, dtype=BF16) -> tuple[Maker, int]:
+    """out[b, h, t, s] = sum over e of q[b, t, h, e] * k[b, s, h, e], and the product."""
+    m = Maker((2, heads, rows, keys, width), "scores")
+    q, k = m.load((0, 2, 1, 4), dtype), m.load((0, 3, 1, 4), dtype)
+    product = m.contract(q, k, (4,))
+    m.store(product, (0, 1, 2, 3))
+    return m, product
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_short_rows_of_a_result_are_stored_several_to_a_partition(dtype) -> None:
+    m, _ = scores(8, 128, 128, 64, dtype)
+    region = check(m, bound=1e-2 if dtype is BF16 else 1e-6)
+    assert min(runs_of(region, 2)) * dtype.bytes >= 2048
+
+
+def test_a_product_is_stored_both_ways() -> None:
+    """Crosswise, in blocks, and along its rows, which are long enough as heads lie side by side."""
+    m, product = scores(8, 128, 64, 64)
+    m.store(product, (0, 2, 1, 3))
+    region = check(m, bound=1e-2)
+    assert min(runs_of(region, 2)) * 2 >= 1024
+    assert min(runs_of(region, 3)) * 2 >= 1024
+
+
+def test_what_is_not_a_plain_product_is_not_turned() -> None:
+    """A masked score is minus infinity, which a transpose would spread over its block."""
+    m, product = scores(8, 128, 128, 64)
+    mask = m.load((2, 3), PRED)
+    low = m.const(float("-inf"), BF16)
+    m.store(m.node("select", mask, product, low, dtype=BF16), (0, 1, 2, 3))
+    want, got = arrays(m.tensors, 0), arrays(m.tensors, 0)
+    regions.run_region(m.program(), want, {})
+    l0.run_region(m.region(), got, {})
+    masked = np.isneginf(want[-1].astype(np.float32))
+    assert masked.any() and not masked.all()
+    assert np.array_equal(np.isneginf(got[-1].astype(np.float32)), masked)
+    assert not np.isnan(got[-1].astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("size", ODD)
+def test_odd_results_keep_the_values(size: tuple[int, int, int, int]) -> None:
+    check(scores(*size)[0], bound=1e-2)
