@@ -46,7 +46,7 @@ ALL = {
     **SEQUENCE_DISTRIBUTIONS,
     **EXPERT_DISTRIBUTIONS,
 }
-SEQUENCE_MODELS = ("gqa", "bert", "tied gpt", "flax", "moe", "dropless")
+SEQUENCE_MODELS = ("gqa", "bert", "tied gpt", "flax", "moe", "dropless", "dropout")
 EXPERT_MODELS = ("moe", "dropless")
 CELLS = [
     *((model, name) for model in MODELS for name in (*DISTRIBUTIONS, *MANUAL_DISTRIBUTIONS)),

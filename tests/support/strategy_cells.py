@@ -24,7 +24,7 @@ from compiler.ir.types import Graph
 from sharding.mesh import Mesh, make_mesh
 from sharding.partitioned import Slot
 from sharding.settings import StrategySettings
-from tests.models import flax_decoder
+from tests.models import dropout_decoder, flax_decoder
 from tests.support import models_vision
 
 LANGUAGE = Sizes(layers=2, hidden=32, heads=8, head_dim=8, ffn=64, vocab=64, positions=16)
@@ -99,6 +99,7 @@ MODELS: dict[str, Callable[[], TrainTask]] = {
     "moe": moe,
     "dropless": dropless,
     "vit": vit,
+    "dropout": dropout_decoder.train_task,
 }
 
 

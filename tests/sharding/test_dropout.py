@@ -1,0 +1,82 @@
+"""Random masks do not depend on the sharding: every core draws its part of the unsharded mask.
+
+Bits come from counters (partitionable threefry), so that a core needs its offset and nothing else.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compiler.frontend.capture import artifact_of
+from compiler.frontend.stablehlo import import_module
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph
+from sharding.findings import collectives
+from sharding.mesh import make_mesh
+from sharding.rewrite import rewrite
+from sharding.shardy import partition_here
+from sharding.spec import ShardingSpec
+from sharding.strategies import INPUT, OUTPUT
+from tests.sharding.test_strategy_matrix import captured, check
+from tests.support.strategy_cells import random_inputs
+from tests.support.whole_runs import run_whole
+
+MESH = make_mesh({"dp_shard": 2, "cp": 2, "tp": 2})
+SHAPE = (4, 8, 6)
+
+
+def drawn(kind: str) -> Graph:
+    """A step that draws a mask from a key, or noise."""
+
+    def draw(words: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(words)
+        if kind == "mask":
+            return jax.random.bernoulli(key, 0.7, SHAPE).astype(jnp.float32)
+        return jax.random.normal(key, SHAPE)
+
+    words = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    return import_module(artifact_of(jax.jit(draw).trace(words)))
+
+
+@pytest.mark.parametrize("kind", ["mask", "noise"])
+@pytest.mark.parametrize(
+    "dims",
+    [
+        (("dp_shard",), (), ()),
+        ((), ("cp",), ()),
+        ((), (), ("tp",)),
+        (("dp_shard",), ("cp",), ("tp",)),
+        (("dp_shard", "tp"), ("cp",), ()),
+    ],
+    ids=str,
+)
+def test_every_core_draws_its_part(kind: str, dims: tuple[tuple[str, ...], ...]) -> None:
+    graph = drawn(kind)
+    specs = {(INPUT, 0): ShardingSpec(((),)), (OUTPUT, 0): ShardingSpec(dims)}
+    part = rewrite(partition_here(graph, MESH, specs))
+    assert part.specs[part.graph.outputs[0]].dims == dims
+    assert not list(collectives(part.graph)), "nobody sends bits"
+    key = np.asarray([7, 42], np.uint32)
+    (given,), (wanted,) = run_whole(part, [key]), evaluate(graph, [key])
+    np.testing.assert_array_equal(given, wanted)
+    unsharded = jax.random.bernoulli(jax.random.wrap_key_data(jnp.asarray(key)), 0.7, SHAPE)
+    if kind == "mask":
+        np.testing.assert_array_equal(given, np.asarray(unsharded, np.float32))
+
+
+@pytest.mark.parametrize("name", ["data parallel 4", "tp 4", "cp 4"])
+def test_a_step_with_dropout_equals_the_unsharded_one(name: str) -> None:
+    """Masks of scores, hidden units and the residual, in forward and again in backward."""
+    check("dropout", name)
+
+
+def test_the_key_decides() -> None:
+    """Else the test above would hold without any dropout."""
+    graph, inputs, outputs = captured("dropout")
+    first = random_inputs(graph, inputs)
+    second = [x + 1 if slot.role == "rng" else x for slot, x in zip(inputs, first, strict=True)]
+    loss = [slot.name for slot in outputs].index("metrics/loss")
+    assert abs(evaluate(graph, first)[loss] - evaluate(graph, second)[loss]) > 1e-3
