@@ -190,14 +190,14 @@ def function_segments(
     for number, regions in enumerate(zip(*function.subgraphs, strict=True)):
         first = regions[0].program
         if first.kind in ("collective_start", "collective_wait"):
-            out += _joined(pending.taken(number + 1))
+            out += joined(pending.taken(number + 1))
             kind = first.kind.removeprefix("collective_")
             out.append(Segment(kind, collective=first.attrs["collective"]))
             continue
         shares = dma_share, hbm_share * _bank_share(regions)
         times = [_timed_region(r, function.tensors, target, shares, recorded) for r in regions]
         pending.add(regions, times)
-    return tuple(out + _joined(pending.taken(0)))
+    return tuple(out + joined(pending.taken(0)))
 
 
 def _bank_share(regions: Sequence[Region]) -> int:
@@ -270,7 +270,8 @@ def _together(times: Sequence[RegionTime], duration_ps: int) -> RegionTime:
     return RegionTime(times[0].name, duration_ps, busy, compute, sum(t.hbm_bytes for t in times))
 
 
-def _joined(regions: Sequence[RegionTime]) -> list[Segment]:
+def joined(regions: Sequence[RegionTime]) -> list[Segment]:
+    """Regions back to back as a compute segment; none of no regions."""
     if not regions:
         return []
     busy: dict[str, int] = {}

@@ -32,7 +32,8 @@ def link(
         for unit, data in zip(outlined.functions, compiled, strict=True)
     }
     names = {program.name for program in plan.programs}
-    linked = [link_program(p, units, functions, target) for p in outlined.programs]
+    routed = {key: _routed(function, plan.streams) for key, function in functions.items()}
+    linked = [link_program(p, units, routed, target) for p in outlined.programs]
     assert {p.name for p in linked} == names
     return {program.name: program for program in linked}
 
@@ -62,6 +63,12 @@ def link_program(
         scratch_bytes=max((f.scratch_bytes for f in functions), default=0),
         locations=tuple(table),
     )
+
+
+def _routed(function: Function, streams: Mapping[tuple[str, tuple[str, ...]], int]) -> Function:
+    """`function` with its collectives on the streams of the step."""
+    calls = [replace(c, stream=streams.get((c.kind, c.axes), 0)) for c in function.collectives]
+    return replace(function, collectives=calls)
 
 
 def _names(units: Sequence[Unit]) -> list[str]:

@@ -76,4 +76,6 @@ class StepPlan:
     schedules: tuple[Schedule, ...]
     num_microbatches: int = 1
     transfers: tuple[Transfer, ...] = ()
+    streams: Mapping[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
+    """Stream of a core by (kind of collective, mesh axes); 0 for the others."""
     metadata: Mapping[str, object] = field(default_factory=dict)

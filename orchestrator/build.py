@@ -23,6 +23,7 @@ from compiler.isa.program import Program
 from compiler.target import Target, load_target, logical
 from orchestrator.config import JobConfig
 from orchestrator.executor import WorkUnit
+from orchestrator.packets import packets_of
 from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, check_product, parse_mesh
@@ -100,9 +101,10 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None) -> Layout:
     """Mesh and batch of a job; `own` is the step's mesh, where the strategy takes that.
 
     Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
-    not fill the cores or is not the step's, a placement that does not name its axes, or a batch
-    that does not divide.
+    not fill the cores or is not the step's, a placement that does not name its axes, a batch that
+    does not divide, or packet sizes that no runtime takes.
     """
+    packets_of(job.strategy)
     target = _machine(job)
     cores = target.cores * job.cluster.instances
     try:

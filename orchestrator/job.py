@@ -26,6 +26,7 @@ from orchestrator.executor import Executor, InlineExecutor
 from orchestrator.host import num_cpus
 from orchestrator.model import compute_type, resolve_task
 from orchestrator.numerics import Reference, worst_leaf, worst_loss_error
+from orchestrator.packets import packets_of
 from orchestrator.report import base_report
 from orchestrator.screen import Progress
 from orchestrator.service import UnitService
@@ -188,6 +189,7 @@ def time_programs(built: Built, programs: Mapping[str, Program]) -> dict[str, St
         target=built.layout.target,
         instances=built.job.cluster.instances,
         placement=built.placement,
+        packets=packets_of(built.job.strategy),
     )
     return band(step)
 

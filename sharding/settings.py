@@ -71,5 +71,18 @@ class StrategySettings:
     (NEURON_FSDP_NUM_LAYER_LATE_RS_SHIFT). Each costs the memory of one layer's unreduced gradients.
     """
 
+    cc_streams: int = limited(1, 1, 4)
+    """Streams that run collectives beside each other (NEURON_FSDP_CC_MULTISTREAM is 2): what layers
+    wait for on stream 0; gathers of weights, reductions of gradients, sums over copies behind it.
+    """
+
+    compute_packet_bytes: int = limited(4096, 4096, 65536)
+    """DMA packet of compute (NEURON_RT_DBG_DMA_PACKETIZATION_SIZE): rings of an engine get
+    bandwidth by the size of their packets."""
+
+    collective_packet_bytes: str = ""
+    """DMA packets of the streams, comma-separated, at most 65536, the default
+    (NEURON_RT_DBG_CC_DMA_PACKET_SIZE)."""
+
 
 DEFAULTS = StrategySettings()

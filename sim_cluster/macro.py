@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from compiler.dtypes import DType
-from compiler.evaluate import Segment, function_segments
+from compiler.evaluate import RegionTime, Segment, function_segments, joined
 from compiler.isa.program import Call, CollectiveCall, Function, Program, Repeat
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat, run_counts
 from compiler.target import Target
@@ -81,13 +82,46 @@ def function_macros(function: Function, target: Target) -> tuple[MacroOp, ...]:
     out: list[MacroOp] = []
     for a, b in zip(full, half, strict=True):
         if a.kind == "compute":
-            slower = max(a.duration_ps, b.duration_ps)
-            out.append(Stretch(a.duration_ps, slower, a.compute_ps, a, function.name))
+            out += _stretches(a, b, function.name)
         elif a.kind == "start":
             out.append(Start(function.collectives[a.collective], a.collective))
         else:
             out.append(Wait(a.collective))
     return tuple(out)
+
+
+def _stretches(full: Segment, half: Segment, label: str) -> Iterator[Stretch]:
+    """A segment as stretches of regions that lose about as much with half of the DMA engines: what
+    a collective costs depends on the code it runs beside.
+    """
+    groups = groupby(_paired(full, half), key=lambda pair: _sensitivity(*pair))
+    for regions in (list(group) for _, group in groups):
+        (own,) = joined([a for a, _ in regions])
+        slower = sum(max(a.duration_ps, b.duration_ps) for a, b in regions)
+        yield Stretch(own.duration_ps, slower, own.compute_ps, own, label)
+
+
+def _paired(full: Segment, half: Segment) -> Sequence[tuple[RegionTime, RegionTime]]:
+    """The regions of both; all of them as one when physical cores do not meet at the same ones."""
+    if [r.name for r in full.regions] == [r.name for r in half.regions]:
+        return list(zip(full.regions, half.regions, strict=True))
+    return [(_whole(full), _whole(half))]
+
+
+def _whole(segment: Segment) -> RegionTime:
+    return RegionTime(
+        segment.regions[0].name,
+        segment.duration_ps,
+        segment.busy_ps,
+        segment.compute_ps,
+        segment.hbm_bytes,
+        segment.lone_ps,
+    )
+
+
+def _sensitivity(full: RegionTime, half: RegionTime) -> int:
+    """How much of its time a region adds with half of the DMA engines, in quarters."""
+    return round(4 * (half.duration_ps / max(full.duration_ps, 1) - 1))
 
 
 def program_macros(program: Program, target: Target) -> tuple[MacroOp, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from collectives.cost import collective_time
+from collectives.cost import CollectiveTime, collective_time
 from collectives.costs import PROFILES as COLLECTIVE_PROFILES
 from collectives.costs import CollectiveCosts
 from collectives.ops import CollectiveKind, ReplicaGroups
@@ -18,11 +18,8 @@ from collectives.placement import TORUS, place_mesh
 from collectives.topology import Topology, torus
 from compiler.isa.program import CollectiveCall
 from compiler.target import PS_PER_S, Target
+from sim_cluster.contention import Demand
 from sim_cluster.run_timing import CollectiveDuration
-
-MAX_DMA_SHARE = (
-    0.75  # default: descriptors of compute always get through (round robin between rings)
-)
 
 
 def cluster_topology(target: Target, instances: int) -> Topology:
@@ -80,11 +77,21 @@ class Network:
         time = collective_time(
             kind, self.topology, groups, size, call.dtype.bytes, self.costs, pairs=call.pairs
         )
-        core = self.target.core
-        dma = self.target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
+        return CollectiveDuration(
+            time.total_ps, self._demand(time), time.algorithm, time.why, size, groups.size
+        )
+
+    def _demand(self, time: CollectiveTime) -> Demand:
+        """What a collective takes of each resource while its data moves."""
+        core, target = self.target.core, self.target
         wire_s = max(time.total_ps - time.launch_ps, 1) / PS_PER_S
-        share = min(MAX_DMA_SHARE, time.touch_bytes_per_rank / wire_s / dma)
-        return CollectiveDuration(time.total_ps, share, time.algorithm, time.why, size, groups.size)
+        dma = target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
+        efa = target.efa_bytes_per_s * self.costs.efa_efficiency / max(1, target.efa_devices)
+        return Demand(
+            dma=min(1.0, time.touch_bytes_per_rank / wire_s / dma),
+            link=min(1.0, time.link_bytes / wire_s / target.link_bytes_per_s),
+            efa=min(1.0, time.efa_bytes / wire_s / efa) if efa else 0.0,
+        )
 
 
 def _of_rank(costs: CollectiveCosts, lnc: int) -> CollectiveCosts:

@@ -2,11 +2,11 @@
 progress.
 
 Compute runs on the core, collectives on its streams beside it; a collective starts when every class
-of its group has arrived and its stream is free. While a core has collectives in flight, its compute
-has only the rest of the DMA engines, so stretches slow down: the loop advances from event to event
-at the rates that hold between them. Every picosecond of a core is charged once: compute, memory
-(only DMA busy), the axis of the collective or message it waits for, bubble while another stage has
-not come to that, launch, or idle at the end.
+of its group has arrived and its stream is free. Collectives in flight and compute share DMA engines
+and wires (`contention.py`), so both slow down: the loop advances from event to event at the rates
+that hold between them. Every picosecond of a core is charged once: compute, memory (only DMA busy),
+the axis of the collective or message it waits for, bubble while another stage has not come to that,
+launch, or idle at the end.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from compiler.diagnostics import SimulationError
 from compiler.isa.program import CollectiveCall
 from compiler.neff.schedule import STAGE_AXIS
 from sim_cluster.classes import RankClasses
+from sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets, core_rates
 from sim_cluster.macro import MacroOp, Receive, Send, Start, Stretch, Wait
-
-MIN_DMA_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDuration:
-    """What the network says of one collective: time, the share of a core's DMA engines it takes,
-    and why."""
+    """What the network says of one collective alone: time, what it takes of a core, and why."""
 
     duration_ps: int
-    dma_share: float
+    demand: Demand
     algorithm: str
     why: str
     size_bytes: int
@@ -72,11 +70,31 @@ class ClassResult:
         if ps:
             self.charged_ps[category] = self.charged_ps.get(category, 0) + ps
 
+    def cover(self, span: Span) -> None:
+        """Add a span, as part of the last one where it goes on."""
+        last = self.spans[-1] if self.spans else None
+        if last and (last.lane, last.name, last.end_ps) == (span.lane, span.name, span.start_ps):
+            self.spans[-1] = Span(span.lane, span.name, last.start_ps, span.end_ps)
+        else:
+            self.spans.append(span)
+
 
 class _Job:
     """One collective or message in flight: who takes part, who has arrived, when it ends."""
 
-    __slots__ = ("arrived", "call", "cost", "end_ps", "members", "queue", "start_ps")
+    __slots__ = (
+        "arrived",
+        "call",
+        "cost",
+        "end_ps",
+        "left",
+        "members",
+        "queue",
+        "rate",
+        "since_ps",
+        "start_ps",
+        "version",
+    )
 
     def __init__(
         self,
@@ -92,6 +110,19 @@ class _Job:
         self.arrived: set[int] = set()
         self.start_ps = -1
         self.end_ps = -1
+        self.left = 1.0  # of the whole, as of `since_ps`
+        self.rate = 0.0
+        self.since_ps = 0
+        self.version = 0
+
+    def speed(self, rate: float, now: int) -> None:
+        """Go on at another rate; `end_ps` is when it ends at this one."""
+        elapsed = self.rate * (now - self.since_ps)
+        if self.cost.duration_ps:
+            self.left = max(0.0, self.left - elapsed / self.cost.duration_ps)
+        self.rate, self.since_ps = rate, now
+        self.end_ps = now + round(self.left * self.cost.duration_ps / rate)
+        self.version += 1
 
 
 class _Actor:
@@ -106,6 +137,8 @@ class _Actor:
         self.since_ps = 0  # when the current rate began
         self.began_ps = 0  # when the current stretch began
         self.active: list[_Job] = []
+        self.rates: dict[_Job, float] = {}
+        self.dma_share = 1.0
         self.slots: dict[int, _Job] = {}
         self.queues: dict[Hashable, list[_Job]] = {}
         self.waiting: _Job | None = None
@@ -120,17 +153,19 @@ class _Actor:
             return op if isinstance(op, Stretch) else None
         return None
 
-    def dma_share(self) -> float:
-        taken = sum(job.cost.dma_share for job in self.active)
-        return max(MIN_DMA_SHARE, 1.0 - taken)
+    def share(self, packets: Packets) -> None:
+        """Share the core between the collectives in flight and compute."""
+        jobs = [(job.cost.demand, job.call.stream) for job in self.active]
+        rates, self.dma_share = core_rates(jobs, packets) if jobs else ((), 1.0)
+        self.rates = dict(zip(self.active, rates, strict=True))
 
     def duration_ps(self, stretch: Stretch) -> float:
-        return stretch.duration_ps(self.dma_share()) * self.speed
+        return stretch.duration_ps(self.dma_share) * self.speed
 
 
 class ClusterLoop:
-    """Replays all classes; `duration` prices a collective, `speeds` slows classes down; ranks of
-    neighbouring stages of a pipeline are `stage_stride` apart.
+    """Replays all classes; `duration` prices a collective alone, `speeds` slows classes down; ranks
+    of neighbouring stages of a pipeline are `stage_stride` apart.
     """
 
     def __init__(
@@ -140,9 +175,11 @@ class ClusterLoop:
         duration: Callable[[CollectiveCall], CollectiveDuration],
         speeds: Mapping[int, float] | None = None,
         stage_stride: int = 0,
+        packets: Packets = DEFAULT_PACKETS,
     ) -> None:
         self.stage_stride = stage_stride
         self.classes = classes
+        self.packets = packets
         self.duration = duration
         speeds = speeds or {}
         self.actors = [_Actor(i, m, speeds.get(i, 1.0)) for i, m in enumerate(macros)]
@@ -162,7 +199,8 @@ class ClusterLoop:
         while self.events:
             now, _, index, version, job = heapq.heappop(self.events)
             if job is not None:
-                self._finished(job, now)
+                if job.version == version:
+                    self._finished(job, now)
             elif self.actors[index].version == version:
                 self._stretch_done(self.actors[index], now)
         stuck = [a.index for a in self.actors if a.position < len(a.macros)]
@@ -176,7 +214,8 @@ class ClusterLoop:
 
     def _post(self, when: int, actor: _Actor | None, job: _Job | None) -> None:
         self.sequence += 1
-        index, version = (actor.index, actor.version) if actor else (-1, -1)
+        index = actor.index if actor else -1
+        version = actor.version if actor else job.version if job else -1
         heapq.heappush(self.events, (when, self.sequence, index, version, job))
 
     def _proceed(self, actor: _Actor, now: int) -> None:
@@ -259,19 +298,34 @@ class ClusterLoop:
         actors = [self.actors[m] for m in sorted(job.members)]
         if any(a.queues[job.queue][0] is not job for a in actors):
             return
-        job.start_ps = now
-        job.end_ps = now + job.cost.duration_ps
+        job.start_ps = job.since_ps = now
         for actor in actors:
             self._rate_change(actor, now)
             actor.active.append(job)
+        self._share(actors, now)
+        for actor in actors:
             self._repost(actor, now)
-        self._post(job.end_ps, None, job)
+
+    def _share(self, actors: Sequence[_Actor], now: int) -> None:
+        """Rates of all that is in flight on these cores: a collective is as fast as its slowest
+        member.
+        """
+        for actor in actors:
+            actor.share(self.packets)
+        for job in dict.fromkeys(job for actor in actors for job in actor.active):
+            rate = min(self.actors[m].rates[job] for m in job.members)
+            if rate != job.rate:
+                job.speed(rate, now)
+                self._post(job.end_ps, None, job)
 
     def _finished(self, job: _Job, now: int) -> None:
-        for member in sorted(job.members):
-            actor = self.actors[member]
+        actors = [self.actors[m] for m in sorted(job.members)]
+        job.version += 1
+        for actor in actors:
             self._rate_change(actor, now)
             actor.active.remove(job)
+        self._share(actors, now)
+        for actor in actors:
             queue = actor.queues[job.queue]
             queue.pop(0)
             _record(actor, job)
@@ -280,6 +334,9 @@ class ClusterLoop:
                 self._charge_wait(actor, job, now)
                 actor.position += 1
                 self._proceed(actor, now)
+            elif actor.waiting in queue:  # it waited for this one to make room
+                self._charge_wait(actor, job, now)
+                actor.since_ps = now
             else:
                 self._repost(actor, now)
             if queue:
@@ -319,7 +376,7 @@ class ClusterLoop:
         compute = min(elapsed, round(stretch.compute_ps * actor.speed))
         actor.result.charge(stretch.charge or "compute", elapsed if stretch.charge else compute)
         actor.result.charge("memory", 0 if stretch.charge else elapsed - compute)
-        actor.result.spans.append(Span("core", stretch.label, actor.began_ps, now))
+        actor.result.cover(Span("core", stretch.label, actor.began_ps, now))
         actor.position += 1
         self._proceed(actor, now)
 
@@ -327,7 +384,7 @@ class ClusterLoop:
 def _record(actor: _Actor, job: _Job) -> None:
     use = actor.result.uses.setdefault(job.call, CollectiveUse(job.call, job.cost))
     use.count += 1
-    use.total_ps += job.cost.duration_ps
+    use.total_ps += job.end_ps - job.start_ps
     name = job.call.name or f"{job.call.kind} {'_'.join(job.call.axes)}"
     lane = f"stream{job.call.stream}" if job.queue == job.call.stream else "messages"
     actor.result.spans.append(Span(lane, name, job.start_ps, job.end_ps))

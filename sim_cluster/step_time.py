@@ -12,6 +12,7 @@ from compiler.isa.program import CollectiveCall, Program
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer
 from compiler.target import Target
 from sim_cluster.classes import RankClasses, refine
+from sim_cluster.contention import DEFAULT_PACKETS, Packets
 from sim_cluster.macro import MacroOp, Start, Stretch, program_macros, schedule_macros
 from sim_cluster.network import Network
 from sim_cluster.profiles import PROFILES, under_profile
@@ -31,6 +32,7 @@ class Step:
     instances: int
     transfers: tuple[Transfer, ...] = ()
     placement: str = TORUS
+    packets: Packets = DEFAULT_PACKETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ def time_step(step: Step, profile: str = "nominal") -> StepTiming:
     classes = refine(step.mesh, sorted(started), [rank // stride for rank in range(ranks)])
     stages = [classes.representative(c) // stride for c in range(classes.count)]
     macros = [by_stage[stage] for stage in stages]
-    loop = ClusterLoop(classes, macros, network.duration, stage_stride=stride)
+    loop = ClusterLoop(classes, macros, network.duration, stage_stride=stride, packets=step.packets)
     return _timing(profile, loop.run(), classes, macros, stages)
 
 

@@ -2,7 +2,8 @@
 
 `overlap` rewrites the programs of a step after the cut, so that strategies and partitioning know
 nothing of it: `assign.py` decides which ops of a layer loop run early or late, `pipelined.py` makes
-a software pipeline of the loop. Values stay the same bit by bit.
+a software pipeline of the loop, `streams.py` says what runs beside what. Values stay the same bit
+by bit.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from compiler.passes.dce import dce
 from compiler.program import StepPlan
 from sharding.overlap.assign import Shifts, delays
 from sharding.overlap.pipelined import pipelined
+from sharding.overlap.streams import streams_of
 
 __all__ = ["Shifts", "overlap"]
 
 
-def overlap(step: StepPlan, shifts: Shifts) -> StepPlan:
-    """`step` with the collectives of its layer loops moved by `shifts`."""
-    if shifts == Shifts():
-        return step
-    programs = tuple(replace(p, graph=_shifted(p.graph, shifts)) for p in step.programs)
-    return replace(step, programs=programs)
+def overlap(step: StepPlan, shifts: Shifts, streams: int = 1) -> StepPlan:
+    """`step` with the collectives of its layer loops moved by `shifts`, on so many streams."""
+    if shifts != Shifts():
+        programs = tuple(replace(p, graph=_shifted(p.graph, shifts)) for p in step.programs)
+        step = replace(step, programs=programs)
+    return replace(step, streams=streams_of(step, streams))
 
 
 def _shifted(graph: Graph, shifts: Shifts) -> Graph:

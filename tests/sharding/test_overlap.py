@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 
 from compiler.frontend.models import llama
+from compiler.frontend.task import TrainTask
 from compiler.ir.types import Graph, Op
 from compiler.program import StepPlan
 from sharding.footprint import footprint
@@ -20,26 +21,32 @@ from sharding.partitioned import Slot
 from sharding.plan import build_plan, traffic
 from sharding.shardy import answer_request
 from tests.support.reference_ranks import ReferenceRanks
-from tests.support.road import captured_graph
+from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
+from tests.support.staged_runs import plan_of, step_errors
 from tests.support.strategy_cells import (
     DISTRIBUTIONS,
     EXPERT_DISTRIBUTIONS,
     MODELS,
     SAMPLES,
+    distribution,
     random_inputs,
 )
 
+BOUND = 1e-5
 LAYERS = 5
 MESHES = {"fsdp": {"dp_shard": 4}, "hsdp": {"dp_replicate": 2, "dp_shard": 2}}
 Captured = tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]
 
 
+def _deep_task() -> TrainTask:
+    return llama.train_task({**SIZES, "num_hidden_layers": LAYERS}, seq_len=8, dtype="f32")
+
+
 @cache
 def _deep() -> Captured:
     """A scanned decoder of some layers."""
-    task = llama.train_task({**SIZES, "num_hidden_layers": LAYERS}, seq_len=8, dtype="f32")
-    return captured_graph(task, 4)
+    return captured_graph(_deep_task(), 4)
 
 
 @cache
@@ -164,3 +171,15 @@ def test_models_and_strategies_with_both_shifts(model: str, distribution: str) -
     assert _after(plans[0].step, captured) == _after(plans[1].step, captured)
     loops = [sum(len(_loops(p.step, q.name)) for q in p.step.programs) for p in plans]
     assert loops[1] > loops[0]
+
+
+def test_stages_of_a_pipeline_overlap_too() -> None:
+    """Every stage prefetches its own layers."""
+    found = distribution("fsdp", pp=2, dp_shard=2)
+    settings = replace(found.settings, early_all_gather_shift=1, late_reduce_scatter_shift=1)
+    shifted = replace(found, settings=settings)
+    leaf, error = worst(step_errors(_deep_task, shifted, 2))
+    assert error <= BOUND, leaf
+    programs = plan_of(_deep_task, shifted, 2).step.programs
+    loops = {p.name: [op for op in p.graph.ops if op.name == "loop"] for p in programs}
+    assert sum(len(found) >= 2 for found in loops.values()) >= 4  # forward and backward of each

@@ -12,6 +12,7 @@ from compiler.isa.program import CollectiveCall
 from compiler.neff.schedule import Schedule, Transfer
 from sharding.pipeline.schedules import stage_schedules
 from sim_cluster.classes import refine
+from sim_cluster.contention import Demand
 from sim_cluster.macro import Stretch, schedule_macros
 from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
@@ -56,7 +57,7 @@ def simulate(
         macros[f"backward.{part}"] = (stretch(BACKWARD_PS * stages // parts, "backward"),)
 
     def duration(call: CollectiveCall) -> CollectiveDuration:
-        return CollectiveDuration(message_ps, 0.0, "direct", "", 8, stages)
+        return CollectiveDuration(message_ps, Demand(0.0), "direct", "", 8, stages)
 
     mesh = {"pp": stages, "tp": ranks}
     classes = refine(mesh, [("pp",), ("tp",)], [r // ranks for r in range(stages * ranks)])
@@ -129,6 +130,6 @@ def _with_lost_send(
     ClusterLoop(
         classes,
         programs,
-        lambda call: CollectiveDuration(0, 0.0, "direct", "", 8, 2),
+        lambda call: CollectiveDuration(0, Demand(0.0), "direct", "", 8, 2),
         stage_stride=1,
     ).run()

@@ -11,6 +11,7 @@ from compiler.dtypes import DType
 from compiler.evaluate import Segment
 from compiler.isa.program import CollectiveCall
 from sim_cluster.classes import RankClasses, refine
+from sim_cluster.contention import Demand
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait
 from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
@@ -25,7 +26,9 @@ def stretch(ps: int, compute: int = 0, half: int = 0) -> Stretch:
 
 
 def duration(call: CollectiveCall) -> CollectiveDuration:
-    return CollectiveDuration(500 if call is GATHER else 300, 0.5, "ring", "only one", 128, 4)
+    return CollectiveDuration(
+        500 if call is GATHER else 300, Demand(0.5), "ring", "only one", 128, 4
+    )
 
 
 def layer() -> list[MacroOp]:

@@ -24,6 +24,7 @@ KNOBS: dict[str, dict[str, int]] = {
     "gathers one layer early": {"early_all_gather_shift": 1},
     "reductions one layer late": {"late_reduce_scatter_shift": 1},
     "both": {"early_all_gather_shift": 2, "late_reduce_scatter_shift": 1},
+    "four streams": {"cc_streams": 4},
 }
 
 
@@ -72,8 +73,8 @@ def test_a_knob_changes_programs_and_times_but_no_value(
     assert max(check.distance for check in checks.values()) <= L0_BOUND
     digests = given.bundle.manifest.programs
     assert digests["backward"] != plain.bundle.manifest.programs["backward"]
-    early = "early_all_gather_shift" in KNOBS[name]
-    assert (digests["forward"] != plain.bundle.manifest.programs["forward"]) == early
+    late_only = set(KNOBS[name]) == {"late_reduce_scatter_shift"}
+    assert (digests["forward"] == plain.bundle.manifest.programs["forward"]) == late_only
     assert given.timing.step_time_ps != plain.timing.step_time_ps
     counts = [sum(u.count for u in r.timing.collectives) for r in (plain, given)]
     assert counts[0] == counts[1]
@@ -84,3 +85,20 @@ def test_arenas_meet_the_bound(name: str, ready: Callable[[str], Ready]) -> None
     """What rotating carries hold is planned like everything else."""
     for program in ready(name).bundle.programs.values():
         assert program.arena_bytes <= 1.02 * Residency(program).bound_bytes + 4096
+
+
+def test_streams_by_what_waits(ready: Callable[[str], Ready]) -> None:
+    """Gathers of weights, reductions of gradients and sums over copies are told apart."""
+    found = {
+        (call.kind, call.axes): call.stream
+        for program in ready("four streams").bundle.programs.values()
+        for function in program.functions
+        for call in function.collectives
+    }
+    assert found["all_gather", ("dp_shard",)] == 1
+    assert found["reduce_scatter", ("dp_shard",)] == 2
+    assert found["all_reduce", ("dp_replicate",)] == 3
+    plain = ready("none").bundle.programs.values()
+    calls = [c for program in plain for f in program.functions for c in f.collectives]
+    assert calls
+    assert {c.stream for c in calls} == {0}

@@ -1,0 +1,38 @@
+"""Which stream of a core's collective engine every collective runs on.
+
+A stream serves its collectives one after the other. What a layer itself waits for (tensor, sequence
+and expert parallelism) keeps stream 0; gathers of weights, reductions of gradients and their sums
+over copies are given streams of their own as far as there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from compiler.ir.types import Graph
+from compiler.program import StepPlan
+from sharding.overlap.assign import COLLECTIVES, GATHER
+
+MAX_STREAMS = 4  # documented: up to 4 streams per core (collectives page)
+COPIES, SHARDS = "dp_replicate", "dp_shard"
+
+Route = tuple[str, tuple[str, ...]]  # kind of collective, mesh axes
+
+
+def streams_of(step: StepPlan, count: int) -> Mapping[Route, int]:
+    """The stream of every kind of collective in `step`, when there are `count` streams."""
+    routes = sorted({r for p in step.programs for r in _routes(p.graph)})
+    return {route: min(_wanted(*route), count - 1) for route in routes}
+
+
+def _wanted(kind: str, axes: tuple[str, ...]) -> int:
+    """The stream of a kind when there are enough."""
+    if SHARDS in axes:
+        return 1 if kind == GATHER else 2
+    return 3 if COPIES in axes else 0
+
+
+def _routes(graph: Graph) -> Iterator[Route]:
+    for op in graph.walk():
+        if op.name in COLLECTIVES:
+            yield op.name, op.attrs.axes

@@ -1,0 +1,80 @@
+"""What collectives in flight and compute leave each other: DMA engines, links, EFA devices.
+
+A DMA engine serves its rings in turn and changes ring at the end of a packet, so that rings that
+all want more than there is get bandwidth in proportion to their packets (documented: compute and
+communication overlap page); links and EFA devices are shared evenly (our choice, no page says).
+What a ring does not want goes to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+COMPUTE_PACKET_BYTES = 4096  # documented: default of NEURON_RT_DBG_DMA_PACKETIZATION_SIZE
+COLLECTIVE_PACKET_BYTES = 65536  # documented: default and most of NEURON_RT_DBG_CC_DMA_PACKET_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Shares of a core's DMA engines, its busiest link and its EFA device that a collective takes
+    when it runs alone.
+    """
+
+    dma: float
+    link: float = 0.0
+    efa: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Packets:
+    """Bytes per DMA packet: of compute, and of each collective stream (the last one serves the
+    streams behind it).
+    """
+
+    compute_bytes: int = COMPUTE_PACKET_BYTES
+    stream_bytes: tuple[int, ...] = (COLLECTIVE_PACKET_BYTES,)
+
+    def of(self, stream: int) -> int:
+        """The packet of a stream."""
+        return self.stream_bytes[min(stream, len(self.stream_bytes) - 1)]
+
+
+DEFAULT_PACKETS = Packets()
+
+
+def shares(demands: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Weighted max-min fair shares of one resource: nobody gets more than it wants, and who gets
+    less has as much per weight as anybody.
+    """
+    given = list(demands)
+    left, weight = 1.0, float(sum(weights))
+    order = sorted(range(len(demands)), key=lambda i: demands[i] / weights[i])
+    for i in order:
+        given[i] = min(demands[i], left * weights[i] / weight)
+        left -= given[i]
+        weight -= weights[i]
+    return given
+
+
+def core_rates(
+    jobs: Sequence[tuple[Demand, int]], packets: Packets
+) -> tuple[tuple[float, ...], float]:
+    """Speed of each collective in flight on a core, 1 when undisturbed, and the share of the DMA
+    engines that compute has. `jobs` are demands with streams; compute takes what it can get.
+    """
+    weights = [float(packets.of(stream)) for _, stream in jobs]
+    dma = [demand.dma for demand, _ in jobs]
+    *engines, compute = shares([*dma, 1.0], [*weights, float(packets.compute_bytes)])
+    even = [1.0] * len(jobs)
+    links = shares([demand.link for demand, _ in jobs], even)
+    devices = shares([demand.efa for demand, _ in jobs], even)
+    rates = [1.0] * len(jobs)
+    for number, (demand, _) in enumerate(jobs):
+        pairs = (
+            (engines[number], demand.dma),
+            (links[number], demand.link),
+            (devices[number], demand.efa),
+        )
+        rates[number] = min((got / wanted for got, wanted in pairs if wanted > 0), default=1.0)
+    return tuple(rates), compute

@@ -1,0 +1,82 @@
+"""Shares of what collectives and compute contend for: nothing is lost, nothing is given twice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.dtypes import DType
+from compiler.evaluate import Segment
+from compiler.isa.program import CollectiveCall
+from sim_cluster.classes import refine
+from sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets, core_rates, shares
+from sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from sim_cluster.run_timing import ClusterLoop, CollectiveDuration
+
+rows = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.1, 100.0)), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(rows)
+def test_shares_are_fair(found: list[tuple[float, float]]) -> None:
+    demands, weights = zip(*found, strict=True)
+    given_ = shares(demands, weights)
+    assert sum(given_) <= 1 + 1e-9
+    assert all(g <= d + 1e-12 for g, d in zip(given_, demands, strict=True))
+    level = [g / w for g, w in zip(given_, weights, strict=True)]
+    short = [i for i, (g, d) in enumerate(zip(given_, demands, strict=True)) if g < d - 1e-9]
+    assert all(level[i] >= max(level) - 1e-9 * max(1.0, max(level)) for i in short)
+    if short:
+        assert sum(given_) == pytest.approx(1)
+
+
+def test_packets_decide_who_gets_the_engines() -> None:
+    """Compute that fights one collective for all engines has 1/17 of them with packets of 4 KiB
+    against 64 KiB, half with equal packets."""
+    hungry = [(Demand(1.0), 0)]
+    assert core_rates(hungry, DEFAULT_PACKETS) == ((16 / 17,), pytest.approx(1 / 17))
+    rates, compute = core_rates(hungry, Packets(4096, (4096,)))
+    assert (rates, compute) == ((0.5,), 0.5)
+    both = [(Demand(1.0), 0), (Demand(1.0), 1)]
+    rates, compute = core_rates(both, Packets(4096, (65536, 4096)))
+    assert rates[0] == pytest.approx(16 * rates[1])
+    assert compute == pytest.approx(rates[1])
+
+
+def test_streams_share_a_wire() -> None:
+    """Two collectives bound by EFA take twice as long together; one that is not loses nothing."""
+    jobs = [(Demand(0.1, efa=1.0), 0), (Demand(0.1, efa=1.0), 1), (Demand(0.1, link=0.5), 2)]
+    rates, compute = core_rates(jobs, DEFAULT_PACKETS)
+    assert rates == (0.5, 0.5, 1.0)
+    assert compute == pytest.approx(0.7)
+
+
+GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
+REDUCE = CollectiveCall("all_reduce", ("dp",), DType.F32, (1, 1, 64), "add")
+DEMANDS = {"efa": Demand(0.0, efa=1.0), "link": Demand(0.0, link=1.0)}
+
+
+def _end(streams: tuple[int, int], bounds: tuple[str, str]) -> int:
+    """When a gather of 400 ps and a reduction of 300 ps have both finished, beside compute."""
+    calls = [
+        CollectiveCall(c.kind, c.axes, c.dtype, c.source_shape, c.reduction, stream)
+        for c, stream in zip((GATHER, REDUCE), streams, strict=True)
+    ]
+    costs = {
+        call: CollectiveDuration(ps, DEMANDS[bound], "ring", "", 128, 4)
+        for call, ps, bound in zip(calls, (400, 300), bounds, strict=True)
+    }
+    macros: list[MacroOp] = [Start(calls[0], 0), Start(calls[1], 1)]
+    macros += [Stretch(100, 100, 100, Segment("compute", 100), "f"), Wait(0), Wait(1)]
+    classes = refine({"dp": 4}, [("dp",)], [0] * 4)
+    (result,) = ClusterLoop(classes, [macros], costs.__getitem__).run()
+    assert sum(result.charged_ps.values()) == result.end_ps
+    return result.end_ps
+
+
+def test_streams_help_when_they_use_other_wires() -> None:
+    """One stream serves in turn; two overlap, as far as the wires are not the same."""
+    assert _end((0, 0), ("efa", "link")) == 700
+    assert _end((0, 1), ("efa", "link")) == 400
+    assert _end((0, 1), ("efa", "efa")) == 700
