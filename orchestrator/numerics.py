@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from orchestrator.config import JobConfig
 from sim_cluster.result import distance
+
+if TYPE_CHECKING:
+    from compiler.frontend.task import TrainTask
 
 FP32_BOUND = 1e-5
 BF16_BOUND = 1e-2
@@ -45,7 +48,7 @@ def run_unsharded(job: JobConfig, global_batch: int) -> Reference:
     """The reference of a job: fp32, on one device, on the same batches.
 
     For a process of its own. With a narrower compute type the bound is the larger of 1e-2 and
-    the error of the unsharded run in that type.
+    the error of the unsharded run in that type; a policy that rounds an fp32 model counts as bf16.
     """
     from compiler.frontend.reference import run_reference
     from orchestrator.model import resolve_task
@@ -58,10 +61,24 @@ def run_unsharded(job: JobConfig, global_batch: int) -> Reference:
         "data": job.run.data,
         "keep": (1,),
     }
-    if task.full_precision is None:
-        run = run_reference(task, **arguments)
-        return Reference(losses=run.losses, after_one=run.states[1], bound=FP32_BOUND)
-    run = run_reference(task.full_precision, **arguments)
-    narrow = run_reference(task, **{**arguments, "steps": 1})
-    _, error = worst_leaf(narrow.states[1], run.states[1])
-    return Reference(losses=run.losses, after_one=run.states[1], bound=max(BF16_BOUND, error))
+    run = run_reference(task.full_precision or task, **arguments)
+    bound, narrow = FP32_BOUND, _narrow_task(job, task)
+    if narrow is not None:
+        short = run_reference(narrow, **{**arguments, "steps": 1})
+        bound = max(BF16_BOUND, worst_leaf(short.states[1], run.states[1])[1])
+    elif job.strategy.rounds:
+        bound = BF16_BOUND
+    return Reference(losses=run.losses, after_one=run.states[1], bound=bound)
+
+
+def _narrow_task(job: JobConfig, task: TrainTask) -> TrainTask | None:
+    """The task in the short type that the run computes in; None when there is none to be had: full
+    precision, or the user's own fp32 step under a policy that rounds it.
+    """
+    from orchestrator.model import resolve_task
+
+    if task.full_precision is not None:
+        return task
+    if not job.strategy.rounds or job.model.entry:
+        return None
+    return resolve_task(replace(job, model=replace(job.model, dtype="bfloat16")))

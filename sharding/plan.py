@@ -26,6 +26,7 @@ from sharding.overlap import Shifts, overlap
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
 from sharding.pipeline.divide import divide
 from sharding.pipeline.unstack import Staged, stage_layers
+from sharding.precision import rounded_graph, with_reduce_dtype
 from sharding.rewrite import rewrite
 from sharding.ring import with_context
 from sharding.settings import DEFAULTS, StrategySettings
@@ -126,6 +127,7 @@ def prepare(
 
     Raises ShardingError.
     """
+    graph = rounded_graph(graph, inputs, settings)
     staged = None
     stages = 1 if settings.name == MANUAL else mesh.sizes.get(STAGE_AXIS, 1)
     if stages > 1:
@@ -176,7 +178,7 @@ def complete(
 ) -> Plan:
     """Everything after partitioning. Raises ShardingError."""
     settings = prepared.settings
-    source = with_findings(rewrite(answer), prepared.recipe)
+    source = with_reduce_dtype(with_findings(rewrite(answer), prepared.recipe), settings)
     local, context = with_context(localize(source), settings.context)
     step = split_step(
         local,

@@ -61,6 +61,18 @@ class StrategySettings:
     reshard_after_forward: bool = True
     """Gather weights again in the backward pass instead of keeping them."""
 
+    param_dtype: str = choice("auto", "auto", "bfloat16")
+    """Type of weights where they are gathered and used; contractions with samples take it for all
+    their operands. auto: as the model says. Stored weights keep their type (PyTorch's
+    MixedPrecisionPolicy, as the next two).
+    """
+
+    reduce_dtype: str = choice("auto", "auto", "float32", "bfloat16")
+    """Type in which gradients are reduced over data-parallel ranks. auto: the one they have."""
+
+    output_dtype: str = choice("auto", "auto", "bfloat16")
+    """Type that what a layer hands on is rounded to, both ways. auto: as the model says."""
+
     early_all_gather_shift: int = limited(0, 0, MAX_SHIFT)
     """Layers by which weights are gathered before the layer that uses them
     (NEURON_FSDP_NUM_LAYER_EARLY_AG_SHIFT). Each costs the memory of one gathered layer.
@@ -83,6 +95,11 @@ class StrategySettings:
     collective_packet_bytes: str = ""
     """DMA packets of the streams, comma-separated, at most 65536, the default
     (NEURON_RT_DBG_CC_DMA_PACKET_SIZE)."""
+
+    @property
+    def rounds(self) -> bool:
+        """True when the policy makes some type shorter than the model's own may be."""
+        return "bfloat16" in (self.param_dtype, self.reduce_dtype, self.output_dtype)
 
 
 DEFAULTS = StrategySettings()
