@@ -64,6 +64,7 @@ class MeshConfig:
     With none given the strategy takes all cores.
     """
 
+    pp: int = axis()
     dp_replicate: int = axis()
     dp_shard: int = axis()
     cp: int = axis()

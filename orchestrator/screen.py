@@ -6,6 +6,7 @@ All numbers come from the report.
 from __future__ import annotations
 
 import time
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -50,6 +51,7 @@ def run_screen(report: dict[str, Any]) -> None:
     _losses(console, report)
     _memory(console, report["memory"])
     _timing(console, report)
+    _stages(console, report)
     _findings(console, report)
     files = report["provenance"]["files"]
     console.print(f"[bold]files[/]    bundle {files['bundle']}")
@@ -62,6 +64,7 @@ def plan_screen(report: dict[str, Any]) -> None:
     _headline(console, report)
     _memory(console, report["memory"])
     _timing(console, report)
+    _stages(console, report)
     stages = report["provenance"]["stages_s"]
     console.print(f"[bold]stages[/]   {sum(stages.values()):.1f} s of this machine")
     _indented(console, [f"{name} {seconds:.2f}" for name, seconds in stages.items()])
@@ -194,6 +197,25 @@ def _timing(console: Console, report: dict[str, Any]) -> None:
             f"[bold]cost[/]     ${cost['usd_per_step']:.6f} per step, "
             f"${cost['usd_per_1e6_tokens']:.4f} per million tokens, on demand"
         )
+
+
+def _stages(console: Console, report: dict[str, Any]) -> None:
+    """Bubble and memory of every pipeline stage, if there are several; equal neighbours once."""
+    timing, memory = report["timing"]["per_stage"], report["memory"]["per_stage"]
+    if len(timing) == 1:
+        return
+    total = report["timing"]["step_time_ps"] or 1
+    texts = [
+        f"bubble {time['breakdown_ps']['bubble'] / total:.1%} {size_text(own['peak_bytes'])}"
+        for time, own in zip(timing, memory, strict=True)
+    ]
+    console.print(f"[bold]pipeline[/] {len(texts)} stages")
+    parts, first = [], 0
+    for text, same in groupby(texts):
+        last = first + len(list(same)) - 1
+        parts.append(f"{first}: {text}" if first == last else f"{first}-{last}: {text}")
+        first = last + 1
+    _indented(console, parts)
 
 
 def _indented(console: Console, parts: list[str]) -> None:

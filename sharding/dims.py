@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import takewhile
 
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, TensorType, Value
@@ -101,12 +102,17 @@ def _transpose(op: Op) -> list[Factor]:
 
 def _reshape(op: Op) -> list[Factor]:
     """Dims that begin at the same element stride from the front; the smaller is the major part of
-    the larger.
+    the larger. Dims of size 1 (one sample) are told apart as long as all in front is equal.
     """
     (x,), y = op.operands, op.result
     left, right = _starts(x.type.shape), _starts(y.type.shape)
     pairs = [(left[p], right[p]) for p in left if p in right]
-    return [((x, i), (y, j)) for i, j in pairs if _nested(x.type.shape[i], y.type.shape[j])]
+    found: list[Factor] = [
+        ((x, i), (y, j)) for i, j in pairs if _nested(x.type.shape[i], y.type.shape[j])
+    ]
+    sizes = zip(x.type.shape, y.type.shape, strict=False)
+    same = takewhile(lambda pair: pair[0] == pair[1], sizes)
+    return found + [((x, d), (y, d)) for d, (size, _) in enumerate(same) if size == 1]
 
 
 def _starts(shape: tuple[int, ...]) -> dict[int, int]:

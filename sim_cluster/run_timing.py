@@ -284,11 +284,13 @@ class ClusterLoop:
         sends: bool = False,
     ) -> _Job:
         """The next job of a call that `actor` takes part in; shared with the other members."""
-        number = actor.occurrences.get((call, members, sends), 0)
-        actor.occurrences[call, members, sends] = number + 1
+        # Messages are told apart by their buffer's name; a collective is numbered per program.
+        met = call.met if STAGE_AXIS in call.axes and not call.pairs else call
+        number = actor.occurrences.get((met, members, sends), 0)
+        actor.occurrences[met, members, sends] = number + 1
         if call not in self.costs:
             self.costs[call] = self.duration(call)
-        key = (call, members, number)
+        key = (met, members, number)
         return self.jobs.setdefault(key, _Job(call, self.costs[call], members, queue))
 
     def _try_begin(self, job: _Job, now: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compiler.dtypes import DType
@@ -153,6 +153,11 @@ class CollectiveCall:
     stream: int = 0
     name: str = ""
     pairs: tuple[tuple[int, int], ...] = ()  # group positions (source, target) of a permute
+
+    @property
+    def met(self) -> CollectiveCall:
+        """What the ranks of a group agree on: programs of different stages number differently."""
+        return replace(self, name="")
 
 
 @dataclass(slots=True)

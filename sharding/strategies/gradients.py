@@ -16,6 +16,8 @@ from sharding.strategies.expected import ended_axes
 def reduce_gradients(step: Decisions) -> None:
     """Where the sample dim ends, reduce; the gradient of a stored weight is scattered."""
     for op, users in reduction_ops(step.graph, step.labels.dims):
+        if op.name not in REDUCING and not step.data_axes:
+            continue  # one share of the samples: nothing is computed twice
         if op.name not in REDUCING:
             step.findings.append(_lost_batch(op))
             continue

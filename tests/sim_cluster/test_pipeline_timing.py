@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from compiler.diagnostics import SimulationError
+from compiler.dtypes import DType
 from compiler.evaluate import Segment
 from compiler.isa.program import CollectiveCall
 from compiler.neff.schedule import Schedule, Transfer
 from sharding.pipeline.schedules import stage_schedules
 from sim_cluster.classes import refine
 from sim_cluster.contention import Demand
-from sim_cluster.macro import Stretch, schedule_macros
+from sim_cluster.exchange import exchange
+from sim_cluster.functions import CollectiveRequest
+from sim_cluster.macro import Start, Stretch, Wait, schedule_macros
 from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
 FORWARD_PS, BACKWARD_PS = 100, 200
@@ -133,3 +138,37 @@ def _with_lost_send(
         lambda call: CollectiveDuration(0, Demand(0.0), "direct", "", 8, 2),
         stage_stride=1,
     ).run()
+
+
+def reduced(name: str) -> tuple[Start, Wait]:
+    """One number over all stages, under the name its program gives it."""
+    call = CollectiveCall("all_reduce", ("pp",), DType.F32, (1, 1, 1), "add", name=name)
+    return Start(call, 0), Wait(0)
+
+
+def test_stages_meet_at_a_collective_whatever_their_programs_call_it() -> None:
+    """The last stage has one more reduction in its update, so that numbers differ."""
+    classes = refine({"pp": 2}, [("pp",)], [0, 1])
+    programs = [
+        (stretch(10, "update"), *reduced("all_reduce.3")),
+        (stretch(40, "update"), *reduced("all_reduce.4")),
+    ]
+    price = CollectiveDuration(5, Demand(0.0), "ring", "", 4, 2)
+    first, second = ClusterLoop(classes, programs, lambda call: price, stage_stride=1).run()
+    assert first.charged_ps == {"compute": 10, "bubble": 30, "collective_pp": 5}
+    assert second.charged_ps == {"compute": 40, "collective_pp": 5}
+
+
+def test_values_meet_whatever_their_programs_call_it() -> None:
+    calls = [reduced(name)[0].call for name in ("all_reduce.3", "all_reduce.4")]
+    got: list[np.ndarray] = []
+    requests = [
+        CollectiveRequest(call, np.full(1, 2.0 + n, np.float32), got.append)
+        for n, call in enumerate(calls)
+    ]
+    exchange(requests, {"pp": 2})
+    assert [array.item() for array in got] == [5.0, 5.0]
+    other = dataclasses.replace(calls[0], source_shape=(1, 2, 1))
+    requests[1] = CollectiveRequest(other, np.zeros(2, np.float32), got.append)
+    with pytest.raises(SimulationError, match="SW_SIM_LOCK_STEP"):
+        exchange(requests, {"pp": 2})
