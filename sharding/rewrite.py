@@ -15,6 +15,7 @@ from compiler.diagnostics import Loc
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import AllReduceAttrs, ConvertAttrs, ReduceScatterAttrs
 from compiler.ir.types import Graph, Op, Value
+from compiler.passes.rewrite import with_ops, with_regions
 from sharding.partitioned import PartitionedGraph, all_values
 from sharding.spec import ShardingSpec, replicated
 
@@ -40,20 +41,20 @@ def rewrite(part: PartitionedGraph) -> PartitionedGraph:
 
 def _rewrite_graph(graph: Graph, specs: dict[Value, ShardingSpec]) -> Graph:
     """One pass over a level and its regions; `graph` itself when nothing applies."""
-    changed = False
-    ops = []
-    for op in graph.ops:
-        regions = tuple(_rewrite_graph(r, specs) for r in op.regions)
-        if any(new is not old for new, old in zip(regions, op.regions, strict=True)):
-            op, changed = Op(op.name, op.operands, op.results, op.attrs, regions, op.loc), True
-        ops.append(op)
-    level = _Level(Graph(graph.inputs, tuple(ops), graph.outputs, graph.name), specs)
+    ops = [
+        with_regions(op, tuple([_rewrite_graph(r, specs) for r in op.regions])) for op in graph.ops
+    ]
+    level = _Level(with_ops(graph, ops), specs)
+    changed = level.graph is not graph
     out: list[Op] = []
     for op in level.graph.ops:
         rule = RULES.get(op.name)
         new = rule(level, op) if rule is not None else None
-        changed |= new is not None
-        out += [op] if new is None else new
+        if new is None:
+            out.append(op)
+        else:
+            out += new
+            changed = True
     return level.finish(out) if changed else graph
 
 

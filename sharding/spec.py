@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,16 @@ class ShardingSpec:
 
     dims: tuple[tuple[str, ...], ...]
     unreduced: tuple[str, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)  # looked up per value and pass
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.dims, self.unreduced)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardingSpec, (self.dims, self.unreduced)  # names hash otherwise elsewhere
 
     @property
     def axes(self) -> tuple[str, ...]:

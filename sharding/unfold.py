@@ -31,14 +31,15 @@ class UnfoldError(Exception):
 @dataclass(frozen=True, slots=True)
 class _Source:
     """Where a copy finds an operand: `path` leads from the node to the node that makes it; there it
-    is result `result` of `op` of the answer. `op` is None for an input.
+    is result `result` of `op` of the answer, which is number `number` of what that node becomes.
+    `op` is None for an input, and `number` -1.
 
     `apart` copies `op` for this reader alone.
     """
 
     path: Path
-    value: Value
     op: Op | None
+    number: int
     result: int
     apart: bool
 
@@ -63,6 +64,7 @@ class _Answer:
         taken = [node for node in folded.kept if node < folded.nodes.first_op]
         given = [node for node in folded.kept if node >= folded.nodes.first_output]
         self.input_of = dict(zip(answer.graph.inputs, taken, strict=True))
+        self.input_at = dict(zip(taken, answer.graph.inputs, strict=True))
         self.output_of = dict(zip(given, answer.graph.outputs, strict=True))
         self.home: dict[Op, int] = {}
         self.ops: dict[int, list[Op]] = {}
@@ -100,16 +102,17 @@ class _Answer:
     def _find(self, node: int, value: Value, position: int) -> _Source:
         op, result = self.made.get(value, (None, 0))
         home = self.input_of[value] if op is None else self.home[op]
+        number = -1 if op is None else self.ops[home].index(op)
         apart = op in self.apart
         if home == node:
-            return _Source((), value, op, result, apart)
+            return _Source((), op, number, result, apart)
         paths = list(self._paths(node, home, position))
         if not paths and op is not None and not op.operands:
-            return _Source((), value, op, result, True)
+            return _Source((), op, number, result, True)
         if len(paths) != 1:
             what = f"{'no' if not paths else 'more than one'} way to what it reads"
             raise UnfoldError(f"node {node} has {what} (node {home})")
-        return _Source(paths[0], value, op, result, apart)
+        return _Source(paths[0], op, number, result, apart)
 
     def _paths(self, node: int, home: int, position: int) -> Iterator[Path]:
         """The shortest ways from `node` to `home` along operands."""
@@ -148,6 +151,7 @@ class _Unfolder:
     values: dict[tuple[int, int, int], Value] = field(default_factory=dict)
     copies: dict[tuple[Op, int, int], Op] = field(default_factory=dict)
     specs: dict[Value, ShardingSpec] = field(default_factory=dict)
+    sources: dict[Op, list[_Source]] = field(default_factory=dict)
 
     def run(self, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]) -> PartitionedGraph:
         """The whole graph."""
@@ -170,9 +174,7 @@ class _Unfolder:
 
     def _input(self, node: int) -> None:
         """An input, laid out like the one that stands for it."""
-        kept = self._stands(node)
-        (like,) = (v for v, n in self.answer.input_of.items() if n == kept)
-        self.values[node, -1, 0] = self._value(like)
+        self.values[node, -1, 0] = self._value(self.answer.input_at[self._stands(node)])
 
     def _value(self, like: Value) -> Value:
         """A new value that lives as `like` does in the answer."""
@@ -192,24 +194,33 @@ class _Unfolder:
 
     def _output(self, node: int) -> Value:
         kept = self._stands(node)
-        return self._operand(node, kept, self.answer.output_of[kept], 0, node)
+        value = self.answer.output_of[kept]
+        return self._operand(node, self.answer.source(kept, value, 0), value, node)
 
     def _copy(self, op: Op, node: int, kept: int, reader: int) -> Op:
         """`op`, which the answer has for `kept`, made for `node`."""
-        own = self.folded.nodes.op(kept)
-        aligned = own is not None and own.name == op.name and len(own.operands) == len(op.operands)
-        operands = tuple(
-            self._operand(node, kept, v, k if aligned else -1, reader)
-            for k, v in enumerate(op.operands)
-        )
-        results = tuple(self._value(v) for v in op.results)
+        operands = [
+            self._operand(node, source, value, reader)
+            for source, value in zip(self._sources(op, kept), op.operands, strict=True)
+        ]
+        results = tuple([self._value(v) for v in op.results])
         here = self.folded.nodes.op(node)
         loc = here.loc if op.loc.file == ORIGIN and here is not None else op.loc
         for region in op.regions:
             self._take_region(region)
-        made = Op(op.name, operands, results, op.attrs, op.regions, loc)
+        made = Op(op.name, tuple(operands), results, op.attrs, op.regions, loc)
         self.emitted.setdefault(node, []).append(made)
         return made
+
+    def _sources(self, op: Op, kept: int) -> list[_Source]:
+        """Where copies of `op`, which the answer has for `kept`, find their operands."""
+        found = self.sources.get(op)
+        if found is None:
+            own = self.folded.nodes.op(kept)
+            like = own is not None and own.name == op.name and len(own.operands) == len(op.operands)
+            places = ((v, k if like else -1) for k, v in enumerate(op.operands))
+            found = self.sources[op] = [self.answer.source(kept, v, k) for v, k in places]
+        return found
 
     def _take_region(self, graph: Graph) -> None:
         """Specs of a region, which is used as it is: an op with regions is like no other."""
@@ -220,26 +231,20 @@ class _Unfolder:
             for region in op.regions:
                 self._take_region(region)
 
-    def _operand(self, node: int, kept: int, value: Value, position: int, reader: int) -> Value:
-        """What `node` reads where the answer has `value` for `kept`."""
-        source = self.answer.source(kept, value, position)
-        at = node
+    def _operand(self, node: int, source: _Source, value: Value, reader: int) -> Value:
+        """What `node` reads where the answer has `value`."""
+        at, reads = node, self.folded.nodes.reads
         for k in source.path:
-            at = self.folded.nodes.reads[at][k][0]
+            at = reads[at][k][0]
         if source.apart and source.op is not None:
             return self._apart(source.op, at, reader).results[source.result]
-        home = self._stands(at)
-        number = -1
-        if source.op is not None:
-            number = self.answer.ops[self.answer.home[source.op]].index(source.op)
-        found = self.values.get((at, number, source.result))
+        found = self.values.get((at, source.number, source.result))
         if found is None or found.type != value.type:
+            home = self._stands(at)
             raise UnfoldError(f"node {node} requires {value.type} of node {at} ({home}), got none")
-        if self.specs[found] != self.given.specs[value]:
-            raise UnfoldError(
-                f"node {node} requires {self.given.specs[value]} of node {at}, got "
-                f"{self.specs[found]}"
-            )
+        given, wanted = self.specs[found], self.given.specs[value]
+        if given is not wanted and given != wanted:
+            raise UnfoldError(f"node {node} requires {wanted} of node {at}, got {given}")
         return found
 
     def _apart(self, op: Op, node: int, reader: int) -> Op:

@@ -25,10 +25,25 @@ _APART = "shardwright.apart"  # an attribute that makes an op unlike every other
 
 
 def make_context() -> Any:
-    """A fresh MLIR context with every dialect and pass jaxlib has."""
-    from jax._src.interpreters import mlir
+    """A fresh MLIR context with the dialects and passes of JAX programs.
 
-    return mlir.make_ir_context()
+    jaxlib alone has them: a process that only reads or partitions does not import jax.
+    """
+    from jaxlib.mlir import ir
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+    from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
+
+    context = ir.Context.__new__(ir.Context)
+    super(ir.Context, context).__init__()  # its own would load every dialect of the library
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    context.enable_multithreading(False)  # modules have one large function each
+    for dialect in (chlo, sdy, stablehlo):
+        dialect.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    return context
 
 
 def legalize_chlo(module: Any) -> None:

@@ -39,7 +39,7 @@ localizes = entering(RULES, "localization rule")
 class Localizer:
     """Builds local regions; `env` maps the global values of the region at hand to local ones."""
 
-    __slots__ = ("_indices", "_local_types", "_ways", "env", "loc", "mesh", "ops", "specs")
+    __slots__ = ("_dims", "_indices", "_local_types", "_ways", "env", "loc", "mesh", "ops", "specs")
 
     def __init__(self, mesh: Mesh, specs: Mapping[Value, ShardingSpec]) -> None:
         self.mesh = mesh
@@ -49,6 +49,7 @@ class Localizer:
         self.loc = UNKNOWN_LOC
         self._indices: dict[tuple[str, ...], Value] = {}
         self._ways = mesh.sizes
+        self._dims: dict[ShardingSpec, Dims] = {}
         self._local_types: dict[tuple[TensorType, ShardingSpec], TensorType] = {}
 
     def region(self, graph: Graph) -> Graph:
@@ -95,8 +96,12 @@ class Localizer:
 
     def dims(self, value: Value) -> Dims:
         """Axes per dim of `value`, without axes of size 1."""
-        dims = self.specs[value].dims
-        return tuple(tuple(a for a in axes if self._ways[a] > 1) for axes in dims)
+        spec = self.specs[value]
+        known = self._dims.get(spec)
+        if known is None:
+            kept = ([a for a in axes if self._ways[a] > 1] for axes in spec.dims)
+            known = self._dims[spec] = tuple(map(tuple, kept))
+        return known
 
     def local_type(self, value: Value) -> TensorType:
         """The per-core type. Raises ShardingError when an axis product does not divide."""
@@ -129,7 +134,7 @@ class Localizer:
 
     def operands(self, op: Op) -> tuple[Value, ...]:
         """The local operands of `op`."""
-        return tuple(self.env[v] for v in op.operands)
+        return tuple([self.env[v] for v in op.operands])
 
     def emit(
         self, name: str, operands: Sequence[Value], attrs: Any = None, regions: Sequence[Graph] = ()
