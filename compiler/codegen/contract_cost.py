@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compiler.codegen.contract_plan import ContractPlan, Operand, natural_rows, tile_count
+from compiler.codegen.contract_plan import (
+    ContractPlan,
+    Operand,
+    direct_rows,
+    natural_rows,
+    tile_count,
+)
 from compiler.codegen.rates import MIN_CYCLES
 from compiler.codegen.search import Room
 from compiler.codegen.space import Walk, contiguous_run
 from compiler.codegen.turned_store import turned_block
-from compiler.dtypes import DType
 from compiler.isa.program import Engine
 
-_FP32_PASSES = 4  # documented: nki/api/nki/isa/__init__.py, fp32 matmul takes four passes
 _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)
 
 
@@ -45,11 +49,14 @@ def nanoseconds(
     )
     turned = moved = 0.0
     for operand, walk, runs, free in loads:
-        turned += runs * depth_tiles * free * operand.natural
-        if walk is not None:
-            total = runs * depth_tiles * size[plan.depth] * free * tensors[walk.tensor].dtype.bytes
-            run, partitions = _run(plan, operand, walk, tensors[walk.tensor].dtype.bytes)
-            moved += rates.transfer_ns(total, run, partitions)
+        elements = runs * depth_tiles * size[plan.depth] * free
+        if walk is None:
+            turned += elements / size[plan.depth] * operand.natural
+            continue
+        item = tensors[walk.tensor].dtype.bytes
+        run, partitions, columns = _loaded(plan, operand, walk, item)
+        turned += elements * columns
+        moved += rates.transfer_ns(elements * item, run, partitions)
     if out is not None:
         item = tensors[out.tensor].dtype.bytes
         run = contiguous_run(plan.space, out, plan.out_axes, plan.extents) * item
@@ -60,10 +67,9 @@ def nanoseconds(
             run, height = block.run * item, block.partitions
             turned += total / item / block.partitions
         moved += rates.transfer_ns(total, run, height)
-    passes = _FP32_PASSES if plan.panel_type is DType.F32 else 1
     issued = row_blocks * plan.block * panels * points * max(width, MIN_CYCLES)
     evicted = row_blocks * plan.block * panels * max(width * points, MIN_CYCLES)
-    products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + turned) * passes)
+    products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + turned) * plan.passes)
     # The queue of the tensor engine waits for copies of what it transposes: half on each engine.
     products += rates.engine_ns(Engine.VECTOR, turned / plan.turning_slots)
     if plan.accumulator_slots == 1:  # and for accumulators that are all in use
@@ -74,17 +80,17 @@ def nanoseconds(
     return max(shown) + _OVERLAP * (sum(shown) - max(shown))
 
 
-def _run(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tuple[int, int]:
-    """(bytes of a run, partitions) of a panel load."""
-    size = plan.space.sizes
-    extents = dict(plan.extents) | {plan.row_split.major: plan.block, plan.depth: size[plan.depth]}
-    extents |= {plan.depth_split.major: plan.chunk}
+def _loaded(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tuple[int, int, float]:
+    """(bytes of a run, partitions, transposed columns per element) of a panel load."""
+    size, depth = plan.space.sizes, plan.space.sizes[plan.depth]
+    extents = dict(plan.extents) | {plan.row_split.major: plan.block, plan.depth: depth}
     if plan.rows is not None:
         extents[plan.rows] = size[plan.rows]
-    if not operand.natural:
-        free = [a for a in operand.free if walk.stride(a)]
-        return contiguous_run(plan.space, walk, free, extents) * item, size[plan.depth]
-    run, block = natural_rows(plan, operand, walk, extents, item)
+    extents = {a: extents[a] for a in (plan.depth, *operand.free)}
+    extents |= {a: plan.chunk for a in (plan.depth_split.major,) if a >= 0}
+    rows = natural_rows if operand.natural else direct_rows
+    run, block = rows(plan, operand, walk, extents, item)
     if block is None or plan.space.values[operand.number].op != "load":
-        return run * item, size[plan.depth]
-    return block.run * item, block.partitions
+        return run * item, depth, operand.natural / depth
+    columns = 1 / depth if operand.natural else 1 / block.row + 1 / depth
+    return block.run * item, block.partitions, columns

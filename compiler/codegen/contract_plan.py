@@ -16,9 +16,11 @@ from compiler.codegen.row_blocks import RowBlock, row_block
 from compiler.codegen.space import Space, Split, Walk, contiguous_run
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
+from compiler.isa.program import Engine
 
 # Rows of a block that is transposed (documented: nki/api/nki/isa/__init__.py, transpose).
 TRANSPOSED = 128
+_FP32_PASSES = 4  # documented: nki/api/nki/isa/__init__.py, fp32 matmul takes four passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,11 @@ class ContractPlan:
         return (*self.group, *self.columns)
 
     @property
+    def passes(self) -> int:
+        """Passes of the tensor engine over its operands."""
+        return _FP32_PASSES if self.panel_type is DType.F32 else 1
+
+    @property
     def points(self) -> int:
         """Batch points whose panels are in SBUF together."""
         return math.prod(self.extents[a] for a in self.group)
@@ -120,6 +127,26 @@ def natural_rows(
     plain = plan.rates.transfer_ns(total, run * item, min(extents[row], TRANSPOSED))
     length = depth * chunk if joined else depth
     return run, row_block(walk, length, points, item, plan.rates, plain)
+
+
+def direct_rows(
+    plan: ContractPlan, operand: Operand, walk: Walk, extents: Mapping[int, int], item: int
+) -> tuple[int, RowBlock | None]:
+    """The same for a direct operand: k counts its rows, and the block holds all of a tile of k."""
+    free = [a for a in operand.free if walk.stride(a)]
+    run = contiguous_run(plan.space, walk, free, extents)
+    inner = next((a for a in free if walk.stride(a) == 1), None)
+    if plan.rates is None or inner is None or extents[inner] > TRANSPOSED:
+        return run, None
+    total = math.prod(extents.values())
+    plain = plan.rates.transfer_ns(total * item, run * item, extents[plan.depth])
+    points = {a: n for a, n in extents.items() if a != inner}
+    turned = total / extents[inner] + total / extents[plan.depth]
+    extra = plan.rates.engine_ns(Engine.TENSOR, turned * plan.passes)
+    block = row_block(walk, extents[inner], points, item, plan.rates, plain, extra)
+    if block is None or (block.atoms[0], block.extents[0]) != (plan.depth, extents[plan.depth]):
+        return run, None
+    return run, block
 
 
 def row_atom(plan: ContractPlan, operand: Operand, extents: Mapping[int, int]) -> int:

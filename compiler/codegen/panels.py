@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 from compiler.codegen.builder import (
     Box,
@@ -25,11 +24,10 @@ from compiler.codegen.contract_plan import (
     ContractPlan,
     Operand,
     even_tile,
-    natural_rows,
     needed_by_operand,
     row_atom,
 )
-from compiler.codegen.row_blocks import RowBlock, spread
+from compiler.codegen.panel_blocks import BlockLoader
 from compiler.codegen.values import Frame, copy_engine, emit_load
 from compiler.isa.program import Engine
 from compiler.isa.region import Affine
@@ -50,6 +48,7 @@ class Panels:
         # Who copies transposed blocks, in turn; sums in SBUF keep Vector busy.
         sums = plan.staged and plan.sums > 1
         self.copiers = (Engine.SCALAR,) if sums else (Engine.VECTOR, Engine.SCALAR)
+        self.blocks = BlockLoader(builder, plan, self.copiers)
 
     def axes(self, operand: Operand) -> tuple[int, ...]:
         """Free axes of a panel: k tiles, then the operand's free atoms."""
@@ -95,8 +94,9 @@ class Panels:
     def load(self, operand: Operand, panel: Held, scope: Scope) -> None:
         """Fill `panel` with the part of the operand in the boxes of `scope`."""
         if operand.natural:
-            self._load_rows(operand, panel, scope)
-        else:
+            if not self.blocks.natural(operand, panel, scope):
+                self._load_rows(operand, panel, scope)
+        elif not self.blocks.direct(operand, panel, scope):
             self._load_direct(operand, panel, scope)
 
     def _load_direct(self, operand: Operand, panel: Held, scope: Scope) -> None:
@@ -122,8 +122,6 @@ class Panels:
         """Blocks of rows: up to 128 of one free atom on the partitions, k and other free atoms
         along the row.
         """
-        if self._load_block(operand, panel, scope):
-            return
         row = row_atom(self.plan, operand, {a: scope.extent(a) for a in operand.free})
         most = self.builder.limits.transpose_max
         atoms = [(a, 1) for a in operand.free if a == self.plan.row_split.major] + [(row, most)]
@@ -138,59 +136,6 @@ class Panels:
             self._fetch(frame, operand, rows.part(at), place)
         for place, at in blocks_within(scope, atoms, {}):
             self._turn(operand, panel, rows.part(at), place, row, at)
-
-    def _load_block(self, operand: Operand, panel: Held, scope: Scope) -> bool:
-        """Load rows several to a partition where they are short; False when they are not, or when
-        the operand is computed.
-        """
-        value = self.space.values[operand.number]
-        walk = value.walk
-        if value.op != "load" or walk is None:
-            return False
-        atoms = (self.plan.depth, self.major, *operand.free)
-        extents = {a: scope.extent(a) for a in atoms if a >= 0}
-        item = self.builder.tensors[walk.tensor].dtype.bytes
-        _, block = natural_rows(self.plan, operand, walk, extents, item)
-        if block is None:
-            return False
-        loops = [(a, 1) for a in operand.free if a not in block.atoms]
-        loops += reversed(list(zip(block.atoms, block.extents, strict=True)))
-        for place, at in blocks_within(scope, loops, {}):
-            tile = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
-            target = place.on_chip(Held(tile, {}), block.partitions, ((1, block.run),))
-            place.add("dma", Engine.DMA_IN, target, (block.hbm(walk, place.address(walk)),))
-            offset = panel.offset
-            for atom, index in at.items():
-                offset = offset + index * panel.strides[atom]
-            self._turn_block(operand, replace(panel, offset=offset), Held(tile, {}), block, place)
-        return True
-
-    def _turn_block(
-        self, operand: Operand, panel: Held, rows: Held, block: RowBlock, scope: Scope
-    ) -> None:
-        """Transposes of a block of rows: those of a partition go to every `each`-th column of a
-        bank, which leaves it in the order of the rows.
-        """
-        k, columns = scope.extent(self.plan.depth), block.unit * block.each
-        reach = spread(columns, block.extents)
-        assert reach is not None, block
-        inner, outer = [1], block.strides(panel.strides)
-        for size in reach[:-1]:
-            inner.append(inner[-1] * size)
-        into, out = merge_dims(reach[::-1], [inner[::-1], outer[::-1]])
-        turn = 0 if operand is self.plan.stationary else 1
-        for low, tile in product(range(0, block.partitions, block.unit), range(block.row // k)):
-            bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
-            for row in range(block.each):
-                source = scope.on_chip(rows, block.unit, ((1, k),), row * block.row + tile * k)
-                target = scope.on_chip(bank, k, ((block.each, block.unit),), row)
-                scope.add("transpose", Engine.TENSOR, target, (replace(source, start=low),))
-            place = block.place(low * block.each, panel.strides)
-            place += tile * panel.strides.get(self.major, 0)
-            copier = self.copiers[turn % len(self.copiers)]
-            source, target = scope.on_chip(bank, k, into), scope.on_chip(panel, k, out, place)
-            scope.add("tensor_copy", copier, target, (source,))
-            turn += 1
 
     def _row_frame(self, operand: Operand, row: int) -> Frame:
         beside = [a for a in operand.free if a not in (row, self.plan.row_split.major)]

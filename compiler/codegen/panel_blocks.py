@@ -1,0 +1,148 @@
+"""Panels from blocks of short rows: several rows to a partition, put in order by transposes.
+
+Rows of a natural operand run along k: they are turned once, as they would be anyway. Rows of a
+direct operand are counted by k: turned once their columns lie on the partitions, turned twice k
+does. What a block is, and when it pays: `row_blocks.py` and `contract_plan.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.codegen.builder import Builder, Held, Scope, blocks_within, merge_dims
+from compiler.codegen.contract_plan import ContractPlan, Operand, direct_rows, natural_rows
+from compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, spread
+from compiler.codegen.space import Walk
+from compiler.isa.program import AccessPattern, Engine
+
+
+@dataclass(slots=True)
+class BlockLoader:
+    """Loads operands of one plan; `copiers` take what is turned out of PSUM, in turn."""
+
+    builder: Builder
+    plan: ContractPlan
+    copiers: Sequence[Engine]
+    turn: int = 0
+
+    def natural(self, operand: Operand, panel: Held, scope: Scope) -> bool:
+        """Load a natural operand; False where blocks do not pay, or it is computed."""
+        walk = self._walk(operand)
+        if walk is None:
+            return False
+        _, block = natural_rows(self.plan, operand, walk, *self._boxes(operand, walk, scope))
+        if block is None:
+            return False
+        k = scope.extent(self.plan.depth)
+        inside = {self.plan.depth_split.major} if block.row > k else set()
+        loops = [a for a in self._counting(operand) if a not in inside]
+        for place, part, rows in self._fetched(walk, block, loops, panel, scope):
+            for tile in range(block.row // k):
+                step = tile * panel.strides.get(self.plan.depth_split.major, 0)
+                columns = (tile * k, k)
+                self._turn(block, rows, columns, replace(part, offset=part.offset + step), place)
+        return True
+
+    def direct(self, operand: Operand, panel: Held, scope: Scope) -> bool:
+        """Load a direct operand; False where blocks do not pay, or it is computed."""
+        walk = self._walk(operand)
+        if walk is None:
+            return False
+        _, block = direct_rows(self.plan, operand, walk, *self._boxes(operand, walk, scope))
+        if block is None:
+            return False
+        (inner,) = (a for a in operand.free if walk.stride(a) == 1)
+        loops = [a for a in self._counting(operand) if a != inner]
+        for place, part, rows in self._fetched(walk, block, loops, panel, scope):
+            count = block.each * block.partitions
+            tile = place.tile("columns", block.row, count, self.plan.panel_type)
+            steps = (math.prod(block.extents[:at]) for at in range(len(block.atoms)))
+            across = Held(tile, dict(zip(block.atoms, steps, strict=True)))
+            self._turn(block, rows, (0, block.row), across, place)
+            self._turn_back(block, across, part, part.strides[inner], place)
+        return True
+
+    def _walk(self, operand: Operand) -> Walk | None:
+        value = self.plan.space.values[operand.number]
+        return value.walk if value.op == "load" else None
+
+    def _counting(self, operand: Operand) -> list[int]:
+        """Tiles of k, and the free atoms."""
+        return [a for a in (self.plan.depth_split.major, *operand.free) if a >= 0]
+
+    def _boxes(self, operand: Operand, walk: Walk, scope: Scope) -> tuple[dict[int, int], int]:
+        """Extents of the operand's atoms here, and bytes per element."""
+        extents = {a: scope.extent(a) for a in (self.plan.depth, *self._counting(operand))}
+        return extents, self.builder.tensors[walk.tensor].dtype.bytes
+
+    def _fetched(
+        self, walk: Walk, block: RowBlock, atoms: Sequence[int], panel: Held, scope: Scope
+    ) -> Iterator[tuple[Scope, Held, Held]]:
+        """Every block of rows that `atoms` count: where its code goes, its place in the panel, and
+        its rows on chip.
+        """
+        loops = [(a, 1) for a in atoms if a not in block.atoms]
+        loops += reversed(list(zip(block.atoms, block.extents, strict=True)))
+        for place, at in blocks_within(scope, loops, {}):
+            tile = place.tile("rows", block.partitions, block.run, self.plan.panel_type)
+            rows, offset = Held(tile, {}), panel.offset
+            target = place.on_chip(rows, block.partitions, ((1, block.run),))
+            place.add("dma", Engine.DMA_IN, target, (block.hbm(walk, place.address(walk)),))
+            for atom, index in at.items():
+                offset = offset + index * panel.strides.get(atom, 0)
+            yield place, replace(panel, offset=offset), rows
+
+    def _turn(
+        self, block: RowBlock, rows: Held, columns: tuple[int, int], to: Held, scope: Scope
+    ) -> None:
+        """Transpose `columns` (first, count) of all rows: those of a partition go to every
+        `each`-th column of a bank, which leaves it in the order of the rows.
+        """
+        first, width = columns
+        reach = spread(block.unit * block.each, block.extents)
+        assert reach is not None, block
+        inner = [math.prod(reach[:at]) for at in range(len(reach))]
+        into, out = merge_dims(reach[::-1], [inner[::-1], block.strides(to.strides)[::-1]])
+        for low in range(0, block.partitions, block.unit):
+            bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+            for row in range(block.each):
+                at = row * block.row + first
+                source = scope.on_chip(rows, block.unit, ((1, width),), at)
+                target = scope.on_chip(bank, width, ((block.each, block.unit),), row)
+                scope.add("transpose", Engine.TENSOR, target, (replace(source, start=low),))
+            place = block.place(low * block.each, to.strides)
+            self._copy(
+                scope, scope.on_chip(to, width, out, place), scope.on_chip(bank, width, into)
+            )
+
+    def _turn_back(
+        self, block: RowBlock, across: Held, panel: Held, step: int, scope: Scope
+    ) -> None:
+        """Transpose the columns of a block back, so that k, its innermost atom, lies on the
+        partitions; `step` elements between columns of the panel.
+        """
+        k, *outer = block.extents
+        points = math.prod(outer)
+        fitting = range(1, PSUM_COLUMNS // block.row + 1)
+        several = max(n for n in fitting if spread(n, outer) is not None)
+        reach = spread(several, outer) or ()
+        places = {block.atoms[0]: 0, **panel.strides}
+        strides = block.strides(places)[1:]
+        inner = [math.prod(reach[:at]) * block.row for at in range(len(reach))]
+        sizes = [*reach[::-1], block.row]
+        into, out = merge_dims(sizes, [[*inner[::-1], 1], [*strides[::-1], step]])
+        for low in range(0, points, several):
+            bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+            for point in range(several):
+                source = scope.on_chip(across, block.row, ((1, k),), (low + point) * k)
+                target = scope.on_chip(bank, k, ((1, block.row),), point * block.row)
+                scope.add("transpose", Engine.TENSOR, target, (source,))
+            place = block.place(low * k, places)
+            self._copy(scope, scope.on_chip(panel, k, out, place), scope.on_chip(bank, k, into))
+
+    def _copy(self, scope: Scope, target: AccessPattern, source: AccessPattern) -> None:
+        self.turn += 1
+        copier = self.copiers[self.turn % len(self.copiers)]
+        scope.add("tensor_copy", copier, target, (source,))
