@@ -54,6 +54,7 @@ def base_report(
         "cores": built.layout.mesh.num_cores,
         "logical_cores": logical_cores(built, timing),
         "placement": placement_section(built),
+        "context": built.plan.reasons.get("context", ""),
         "neffs": len(built.programs),
         "findings": [f.as_dict() for f in findings(built, service)],
         "units": [dataclasses.asdict(row) for row in service.rows],

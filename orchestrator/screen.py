@@ -83,6 +83,8 @@ def _headline(console: Console, report: dict[str, Any]) -> None:
     )
     _logical_cores(console, report)
     _placement(console, report["placement"])
+    if report["context"]:
+        console.print(f"[bold]context[/]  {report['context']}")
     compiler = job["compiler"]
     console.print(
         f"[bold]compiler[/] -O{compiler['optlevel']}, model type {compiler['model_type']}, "

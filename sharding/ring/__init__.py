@@ -42,7 +42,7 @@ def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
     if size == 1:
         return local, Context()
     if form == "gather":
-        chosen = "strategy.context = gather: every core gathers keys and values"
+        chosen = "gather (strategy.context): every core gathers keys and values"
         return local, Context(reasons={"context": chosen})
     graph, source = local.graph, local.source
     batch = [
@@ -53,8 +53,8 @@ def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
     rings = Rings(AXIS, reached(graph, batch))
     graph = rings.level(graph)
     reason = (
-        f"ring: {rings.loops} loops over {size} blocks; no core holds gathered keys and values,"
-        " and a block is sent while the one before is worked on"
+        f"ring (strategy.context): {rings.loops} loops over {size} blocks; no core holds gathered"
+        " keys and values"
     )
     return replace(local, graph=graph), Context({"context": reason}, tuple(rings.findings))
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from compiler.frontend.capture import artifact_of
+from compiler.frontend.models import llama
 from compiler.frontend.stablehlo import import_module
 from compiler.ir.build import Builder
 from compiler.ir.opdef import make_op
@@ -24,9 +25,14 @@ from compiler.ir.types import Graph, Op
 from compiler.ir.verify import verify
 from compiler.options import DEFAULTS
 from compiler.passes.pipeline import run, step_passes
+from sharding.mesh import make_mesh
+from sharding.plan import build_plan
 from sharding.ring import Rings
+from sharding.settings import StrategySettings
+from sharding.shardy import answer_request
 from sim_cluster.result import distance
 from tests.support.reference_ranks import run_collective
+from tests.support.road import captured_graph
 
 RANKS, BATCH, T, HEADS, WIDTH = 4, 2, 16, 2, 8
 OWN = T // RANKS
@@ -177,6 +183,43 @@ def test_forward_and_backward_go_around_once_each(name: str) -> None:
     loops = [op.regions[0] for op in ring.ops if op.name == "loop"]
     assert rings.loops == len(loops) == 2
     assert [kinds(body)["collective_permute"] for body in loops] == [2, 4]
+
+
+@pytest.mark.parametrize(("context", "held"), [("ring", False), ("gather", True)])
+def test_a_plan_says_how_attention_sees_the_sequence(context: str, held: bool) -> None:
+    config = llama.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=32,
+        head_dim=8,
+    )
+    task = llama.train_task(config, seq_len=16, dtype="f32", remat="full")
+    graph, inputs, outputs = captured_graph(task, 4)
+    plan = build_plan(
+        graph,
+        inputs,
+        outputs,
+        make_mesh({"dp_shard": 2, "cp": 2}),
+        partition=answer_request,
+        settings=StrategySettings(context=context),
+    )
+    rows = {(r.program, r.kind): r.count for r in plan.traffic if r.axes == ("cp",)}
+    assert plan.reasons["context"].startswith(context)
+    layers, blocks = 2, 2
+    passed = layers * 2 * (blocks - 1)
+    ring = {
+        ("forward", "collective_permute"): passed,
+        ("backward", "collective_permute"): 2 * passed + layers * 2 * blocks,
+    }
+    gathered = {
+        ("forward", "all_gather"): layers * 2,
+        ("backward", "all_gather"): layers * 2,
+        ("backward", "reduce_scatter"): layers * 2,
+    }
+    assert rows == (gathered if held else ring)
 
 
 def test_sums_of_narrow_values_are_carried_wide() -> None:
