@@ -47,9 +47,9 @@ class StrategySettings:
     al. 2022). Needs `mesh.tp` above 1 to matter.
     """
 
-    context: str = choice("ring", "ring", "gather")
-    """How attention sees a sequence that is split over `cp`: blocks of keys and values go around
-    the ring (Liu et al. 2023), or every core gathers them. Needs `mesh.cp` above 1 to matter.
+    context: str = choice("gather", "gather", "ring")
+    """How attention sees a sequence that is split over `cp`: every core gathers keys and values, or
+    blocks of them go around the ring (Liu et al. 2023). Needs `mesh.cp` above 1 to matter.
     """
 
     schedule: str = choice("1f1b", "gpipe", "1f1b", "interleaved")

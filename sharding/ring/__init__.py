@@ -42,7 +42,10 @@ def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
     if size == 1:
         return local, Context()
     if form == "gather":
-        chosen = "gather (strategy.context): every core gathers keys and values"
+        chosen = (
+            "gather (strategy.context, default: fewer passes over scores); `ring` holds 2 of"
+            f" {size} blocks of keys and values instead of all"
+        )
         return local, Context(reasons={"context": chosen})
     graph, source = local.graph, local.source
     batch = [
@@ -53,8 +56,8 @@ def with_context(local: Localized, form: str) -> tuple[Localized, Context]:
     rings = Rings(AXIS, reached(graph, batch))
     graph = rings.level(graph)
     reason = (
-        f"ring (strategy.context): {rings.loops} loops over {size} blocks; no core holds gathered"
-        " keys and values"
+        f"ring (strategy.context): {rings.loops} loops over {size} blocks; a core holds 2 blocks"
+        " of keys and values"
     )
     return replace(local, graph=graph), Context({"context": reason}, tuple(rings.findings))
 

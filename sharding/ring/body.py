@@ -82,6 +82,15 @@ class Body:
         """The values the pass puts together from blocks."""
         return self.step.collected
 
+    def shifts(self, op: Op) -> bool:
+        """True for a maximum that a shift of this pass follows."""
+        return any(self._follows(ops, op) for ops in self.step.bridges.values()) or any(
+            source is op.result for source in self.step.bridges
+        )
+
+    def _follows(self, ops: Sequence[Op], op: Op) -> bool:
+        return any(op.result in later.operands for later in ops)
+
     def carried_type(self, op: Op) -> TensorType:
         """The type a reduction is carried in."""
         if op.name == "reduce_scatter":

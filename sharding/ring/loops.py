@@ -71,14 +71,17 @@ class _Ring:
         position = self.outer.op("axis_index", attrs=AxisIndexAttrs(self.index.axes))
         still = [*self.body.invariants, position]
         carried = [*blocks, *folded, *whole]
+        shifts = [len(blocks) + n for n, op in enumerate(self.body.folds) if self.body.shifts(op)]
 
         def trip(inner: Builder, count: Value, carries: tuple[Value, ...]) -> list[Value]:
-            moving, rest = carries[: len(carried)], carries[len(carried) :]
+            moving = carries[: len(carried)]
+            rest = carries[len(carried) : len(carried) + len(still)]
             sent = [self._send(inner, v) for v in moving[: len(blocks)]]
             made = self._step(inner, count, moving, rest)
-            return [*sent, *self._travelled(inner, made), *rest]
+            return [*sent, *self._travelled(inner, made), *rest, *(moving[i] for i in shifts)]
 
-        results = self.outer.loop(self.size - 1, [*carried, *still], trip)
+        before = [carried[i] for i in shifts]
+        results = self.outer.loop(self.size - 1, [*carried, *still, *before], trip)
         last = self.outer.constant(self.size - 1, DType.I32)
         made = self._step(self.outer, last, results[: len(carried)], still)
         return self._finish(self._travelled(self.outer, made))

@@ -70,11 +70,14 @@ def _leaves(index: Index, value: Value) -> Iterator[Value]:
 
 
 def _contraction(index: Index, value: Value) -> tuple[Op | None, tuple[int, ...]]:
-    """The contraction behind a value that it only transposes, and the dims of its result."""
+    """The contraction behind a value that is only transposed or converted, and the dims of its
+    result.
+    """
     order = tuple(range(value.type.rank))
     op = index.level.made.get(value)
-    while op is not None and op.name == "transpose":
-        order = tuple(op.attrs.permutation[d] for d in order)
+    while op is not None and op.name in ("convert", "transpose"):
+        if op.name == "transpose":
+            order = tuple(op.attrs.permutation[d] for d in order)
         op = index.level.made.get(op.operands[0])
     return (op if op is not None and op.name == "dot_general" else None), order
 
@@ -96,10 +99,14 @@ def _other_order(index: Index, product: _Product) -> list[Op]:
     batch = (attrs.lhs_batch, attrs.rhs_batch)[product.moving]
     where = index.dims[product.op.operands[0]]
     shared = tuple(product.order.index(d) for d in range(len(batch)))
+    if weights.type.dtype is not along.type.dtype:
+        weights = b.convert(weights, along.type.dtype)
     inner = b.op(
         "dot_general",
         *(weights, along),
-        attrs=DotGeneralAttrs(shared, batch, (where,), (index.dims[along],), attrs.dtype),
+        attrs=DotGeneralAttrs(
+            shared, batch, (where,), (index.dims[along],), product.op.result.type.dtype
+        ),
     )
     still = b.transpose(product.dot.operands[1 - product.moving], _layout(product, where))
     if still.type.dtype is not inner.type.dtype:
@@ -109,8 +116,6 @@ def _other_order(index: Index, product: _Product) -> list[Op]:
     free = [d for d in range(weights.type.rank) if d not in (*shared, where)]
     made = [*shared, *free]
     total = b.transpose(total, [made.index(d) for d in sorted(made)])
-    if total.type.dtype is not product.op.result.type.dtype:
-        total = b.convert(total, product.op.result.type.dtype)
     *ops, end = b.ops
     return [*ops, Op(end.name, end.operands, product.op.results, end.attrs, (), end.loc)]
 

@@ -104,8 +104,8 @@ CASES = {
     "llama two physical cores": Case(small_llama, {"dp_shard": 2, "tp": 2}, lnc=2),
     "llama fsdp cp tp": Case(small_llama, {"dp_shard": 2, "cp": 2, "tp": 2}),
     "sorted experts fsdp ep": Case(sorted_experts, {"dp_shard": 2, "ep": 2}),
-    "llama gathered cp": Case(
-        small_llama, {"dp_shard": 2, "cp": 2}, settings=StrategySettings(context="gather")
+    "llama ring": Case(
+        small_llama, {"dp_shard": 2, "cp": 2}, settings=StrategySettings(context="ring")
     ),
     "llama pp tp": Case(
         small_llama, {"pp": 2, "tp": 2}, settings=StrategySettings(name="llm-training")
