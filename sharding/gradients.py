@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.ir.types import Graph, Op, Value
-from sharding.cut import UNCUTTABLE, FlowNetwork
+from compiler.min_cut import UNCUTTABLE, FlowNetwork
 from sharding.linearity import Kind, Label
 
 ACCUMULATOR_BYTES = 4  # micro-batches are added up in fp32

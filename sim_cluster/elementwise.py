@@ -104,6 +104,36 @@ def _erf(x: Array, out: Array | None = None) -> Array:
     return np.asarray(np.clip(result, -1, 1), F32)
 
 
+def _gelu(x: Array, out: Array | None = None) -> Array:
+    gate = (_erf(x * np.float32(math.sqrt(0.5))) + 1) * np.float32(0.5)
+    result: Array = np.multiply(x, gate, out=out, dtype=F32)
+    return result
+
+
+def _gelu_dx(x: Array, out: Array | None = None) -> Array:
+    gate = (_erf(x * np.float32(math.sqrt(0.5))) + 1) * np.float32(0.5)
+    density = np.exp(x * x * np.float32(-0.5)) * np.float32(1 / math.sqrt(2 * math.pi))
+    result: Array = np.add(gate, x * density, out=out, dtype=F32)
+    return result
+
+
+def _gelu_apprx_tanh(x: Array, out: Array | None = None) -> Array:
+    inner = (x * x * np.float32(0.044715) + 1) * x * np.float32(math.sqrt(2 / math.pi))
+    result: Array = np.multiply(x, (np.tanh(inner) + 1) * np.float32(0.5), out=out, dtype=F32)
+    return result
+
+
+def _silu(x: Array, out: Array | None = None) -> Array:
+    result: Array = np.multiply(x, _logistic(x), out=out, dtype=F32)
+    return result
+
+
+def _silu_dx(x: Array, out: Array | None = None) -> Array:
+    gate = _logistic(x)
+    result: Array = np.multiply(gate, (1 - gate) * x + 1, out=out, dtype=F32)
+    return result
+
+
 def _select(pred: Array, on_true: Array, on_false: Array, out: Array | None = None) -> Array:
     return np.where(pred, on_true, on_false)
 
@@ -197,6 +227,11 @@ _FLOAT: dict[str, Function] = _COMMON | {
     "cosine": np.cos,
     "erf": _erf,
     "atan": np.arctan,
+    "gelu": _gelu,
+    "gelu_dx": _gelu_dx,
+    "gelu_apprx_tanh": _gelu_apprx_tanh,
+    "silu": _silu,
+    "silu_dx": _silu_dx,
     "floor": np.floor,
     "ceil": np.ceil,
     "round_nearest_even": np.rint,

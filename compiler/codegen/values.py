@@ -31,6 +31,11 @@ ACTIVATIONS = frozenset(
         "cosine",
         "erf",
         "atan",
+        "gelu",
+        "gelu_dx",
+        "gelu_apprx_tanh",
+        "silu",
+        "silu_dx",
     )
 )
 UNARY = frozenset(

@@ -49,8 +49,8 @@ def make_context() -> Any:
 def legalize_chlo(module: Any) -> None:
     """Rewrite CHLO ops of `module` into StableHLO, in place; its context must be entered.
 
-    Functions of the scalar engine stay one op, as the stand-in of the printer. top_k becomes a sort
-    and slices, which lowering knows.
+    Functions of the scalar engine, and erfc of which GELU is made, stay one op, as the stand-in of
+    the printer. top_k becomes a sort and slices, which lowering knows.
 
     Raises: ImportRuleError NCC_EVRF013 for a top_k of integers.
     """

@@ -32,6 +32,7 @@ from compiler.ir.printer_ops import (
     integer,
     window,
 )
+from compiler.ir.spelling import spelled
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 
 
@@ -62,7 +63,7 @@ def to_stablehlo(
     The caller lays out the values in `placed`, about which nothing else is asked.
     Raises: CompileError SW_EXPORT for collectives with global types or without a mesh.
     """
-    return _Printer(mesh or {}, specs or {}, ids, locs, placed).module(graph)
+    return _Printer(mesh or {}, specs or {}, ids, locs, placed).module(spelled(graph))
 
 
 class _Printer:

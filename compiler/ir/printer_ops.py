@@ -15,9 +15,10 @@ from compiler.dtypes import DType
 from compiler.ir.ops.shape import ConstantAttrs
 from compiler.ir.types import Op
 
-# Functions of the scalar engine that StableHLO spells in CHLO. The partitioner has no rules for
-# CHLO: there `STAND_IN`, an elementwise op with rules, carries the name in the attribute `MEANT`.
-CHLO_OPS = frozenset(("atan", "erf"))
+# Functions that StableHLO spells in CHLO and that stay one op until lowering. The partitioner has
+# no rules for CHLO: there `STAND_IN`, an elementwise op with rules, carries the name in the
+# attribute `MEANT`.
+CHLO_OPS = frozenset(("atan", "erf", "erfc"))
 STAND_IN = "stablehlo.tanh"
 MEANT = "shardwright.op"
 

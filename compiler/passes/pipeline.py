@@ -15,6 +15,7 @@ from compiler.ir.text import to_text
 from compiler.ir.types import Graph, Op
 from compiler.ir.verify import verify
 from compiler.options import DEFAULTS, CompileOptions
+from compiler.passes.activations import activations
 from compiler.passes.auto_cast import auto_cast
 from compiler.passes.barriers import drop_barriers
 from compiler.passes.cse import cse
@@ -24,6 +25,7 @@ from compiler.passes.formats import check_formats
 from compiler.passes.integers import check_integers
 from compiler.passes.orient import orient
 from compiler.passes.remat import rematerialise
+from compiler.passes.remat.elementwise import keep_less
 from compiler.passes.saturate import saturate_infinity
 from compiler.passes.separate import separate
 from compiler.passes.simplify import simplify
@@ -60,8 +62,15 @@ STEP_PASSES: tuple[Pass, ...] = (
 # CSE first, so that one value has one name; then what is not read any more goes.
 REMAKE_PASSES: tuple[Pass, ...] = (Pass("rematerialise", rematerialise), *PASSES[1:])
 
+# CSE finds rows that a loop reads already.
+KEEP_PASSES: tuple[Pass, ...] = (Pass("keep_less", keep_less), *PASSES[2:])
+
 # For the graph a function is compiled from; barriers go last, because CSE must not run after that.
-LOCAL_PASSES: tuple[Pass, ...] = (*PASSES, Pass("drop_barriers", drop_barriers))
+LOCAL_PASSES: tuple[Pass, ...] = (
+    *PASSES,
+    Pass("activations", activations),
+    Pass("drop_barriers", drop_barriers),
+)
 
 
 def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, ...]:
@@ -80,10 +89,12 @@ def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, 
 
 def step_passes(options: CompileOptions = DEFAULTS, samples: int = 0) -> tuple[Pass, ...]:
     """The passes of a whole step. With attention `flash`, quadratic values are made again for far
-    readers, so that no score tensor waits for the backward pass. A step captured with one sample
+    readers, so that no score tensor waits for the backward pass; in every form, layers keep the
+    lightest values that the rest follows from element by element. A step captured with one sample
     keeps its sums over it.
     """
-    passes = STEP_PASSES + (REMAKE_PASSES if options.attention == "flash" else ())
+    remade = REMAKE_PASSES if options.attention == "flash" else ()
+    passes = STEP_PASSES + remade + KEEP_PASSES
     if samples != 1:
         return passes
     keeping = Pass("simplify", partial(simplify, keep_sums=True))

@@ -47,6 +47,12 @@ ROUNDED_UNARY = {
     "cbrt": "normal",
     "tan": "normal",
     "erf": "normal",
+    "erfc": "normal",
+    "gelu": "normal",
+    "gelu_apprx_tanh": "normal",
+    "gelu_dx": "normal",
+    "silu": "normal",
+    "silu_dx": "normal",
     "atan": "normal",
 }
 COUNTS = ("popcnt", "count_leading_zeros")

@@ -20,8 +20,8 @@ from compiler.ir.ops import ScatterAttrs
 from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph, Value
 from compiler.ir.verify import verify
+from compiler.min_cut import UNCUTTABLE, FlowNetwork
 from compiler.program import StepPlan
-from sharding.cut import UNCUTTABLE, FlowNetwork
 from sharding.linearity import Kind, label_values
 from sharding.localize import localize
 from sharding.mesh import Mesh, make_mesh

@@ -162,11 +162,11 @@ def attention(
     return p.add_bias(p.einsum("btk,kd->btd", mixed.reshape(b, t, -1), layer["wo"]), layer["bo"])
 
 
-def mlp(precision: Precision, layer: Params, x: jax.Array) -> jax.Array:
-    """Two projections with GELU between them (tanh form)."""
+def mlp(precision: Precision, layer: Params, x: jax.Array, exact: bool) -> jax.Array:
+    """Two projections with GELU between them, of the normal distribution or in the tanh form."""
     p = precision
     inner = p.add_bias(p.einsum("btd,df->btf", x, layer["w_up"]), layer["b_up"])
-    inner = jax.nn.gelu(inner, approximate=True)
+    inner = jax.nn.gelu(inner, approximate=not exact)
     return p.add_bias(p.einsum("btf,fd->btd", inner, layer["w_down"]), layer["b_down"])
 
 

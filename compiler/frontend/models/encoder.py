@@ -41,7 +41,7 @@ def encoder_layer(sizes: Sizes, precision: Precision, x: jax.Array, layer: Param
     """Attention and MLP, each added to the residual and then normed."""
     x = x + blocks.attention(precision, layer, x, sizes.heads, causal=False)
     x = blocks.layer_norm(x, layer["attn_scale"], layer["attn_shift"], _EPS)
-    x = x + blocks.mlp(precision, layer, x)
+    x = x + blocks.mlp(precision, layer, x, exact=True)
     return blocks.layer_norm(x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
 
 
@@ -55,7 +55,7 @@ def logits(
     x = blocks.layer_norm(x, params["embed_scale"], params["embed_shift"], _EPS)
     x = blocks.run_layers(partial(encoder_layer, sizes, p), x, params["layers"], options.remat)
     x = p.add_bias(p.einsum("btd,dk->btk", x, params["w_transform"]), params["b_transform"])
-    x = jax.nn.gelu(x, approximate=True)
+    x = jax.nn.gelu(x, approximate=False)
     x = blocks.layer_norm(x, params["head_scale"], params["head_shift"], _EPS)
     return p.add_bias(p.einsum("btd,vd->btv", x, params["embed"]), params["b_vocab"])
 

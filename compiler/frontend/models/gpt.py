@@ -39,7 +39,7 @@ def decoder_layer(
     x = x + blocks.own_sequence(mixed, shards)
     normed = blocks.layer_norm(x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
     normed = blocks.gather_sequence(normed, shards)
-    return x + blocks.own_sequence(blocks.mlp(precision, layer, normed), shards)
+    return x + blocks.own_sequence(blocks.mlp(precision, layer, normed, exact=False), shards)
 
 
 def logits(

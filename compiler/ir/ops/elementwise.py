@@ -136,7 +136,7 @@ def _sign(x: np.ndarray) -> np.ndarray:
     return np.where(x == 0, x, np.sign(x))
 
 
-def _logistic(x: np.ndarray) -> np.ndarray:
+def logistic(x: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-x))."""
     return np.asarray(1 / (1 + np.exp(-x)))
 
@@ -156,7 +156,44 @@ def _leading_zeros(x: np.ndarray) -> np.ndarray:
     return np.asarray(bits - lengths)
 
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
+erf = np.vectorize(math.erf, otypes=[np.float64])
+erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    """x times the normal distribution function (Hendrycks and Gimpel 2016)."""
+    return np.asarray(x * 0.5 * (1 + erf(x * math.sqrt(0.5))))
+
+
+def _gelu_dx(x: np.ndarray) -> np.ndarray:
+    density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return np.asarray(0.5 * (1 + erf(x * math.sqrt(0.5))) + x * density)
+
+
+def _gelu_apprx_tanh(x: np.ndarray) -> np.ndarray:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+    return np.asarray(0.5 * x * (1 + np.tanh(inner)))
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x * logistic(x))
+
+
+def _silu_dx(x: np.ndarray) -> np.ndarray:
+    gate = logistic(x)
+    return np.asarray(gate * (1 + x * (1 - gate)))
+
+
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "gelu": _gelu,
+    "gelu_dx": _gelu_dx,
+    "gelu_apprx_tanh": _gelu_apprx_tanh,
+    "silu": _silu,
+    "silu_dx": _silu_dx,
+}
+"""Functions of the Scalar engine beyond those of StableHLO (documented: NKI reference,
+`nki.language`, on trn1 too). Compiled units have them, modules do not.
+"""
 
 
 def _binary(name: str, fn: Callable[..., Any], kind: str = "number") -> None:
@@ -211,7 +248,7 @@ _unary("exponential", np.exp)
 _unary("exponential_minus_one", np.expm1)
 _unary("log", np.log)
 _unary("log_plus_one", np.log1p)
-_unary("logistic", _logistic)
+_unary("logistic", logistic)
 _unary("tanh", np.tanh)
 _unary("sine", np.sin)
 _unary("cosine", np.cos)
@@ -221,8 +258,11 @@ _unary("round_nearest_even", np.rint)
 _unary("round_nearest_afz", _round_away)
 _unary("cbrt", np.cbrt)
 _unary("tan", np.tan)
-_unary("erf", _erf)
+_unary("erf", erf)
+_unary("erfc", erfc)
 _unary("atan", np.arctan)
+for _name, _function in ACTIVATIONS.items():
+    _unary(_name, _function)
 _unary("popcnt", lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")), "integer")
 _unary("count_leading_zeros", _leading_zeros, "integer")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from compiler.ir.types import Graph
 from compiler.passes.remat.invariants import remake_invariants
 from compiler.passes.remat.level import remake_at_level
-from compiler.passes.remat.loops import remake_across_loops
+from compiler.passes.remat.loops import quadratic, remake_across_loops
 from compiler.passes.rewrite import with_regions
 
 
@@ -21,6 +21,6 @@ def rematerialise(graph: Graph) -> Graph:
 
     What is not read any more (stacks, originals) is left to `dce`.
     """
-    graph = remake_across_loops(remake_invariants(graph))
+    graph = remake_across_loops(remake_invariants(graph), quadratic)
     ops = tuple(with_regions(op, tuple(rematerialise(r) for r in op.regions)) for op in graph.ops)
     return remake_at_level(Graph(graph.inputs, ops, graph.outputs, graph.name))

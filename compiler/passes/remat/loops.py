@@ -1,13 +1,13 @@
-"""Remaking across loops: a loop that stacks a quadratic value, and loops that read it row by row.
+"""Remaking across loops: a loop that stacks values, and loops that read them row by row.
 
-The readers make the value again from what the first loop stacks anyway, from loop invariants, and
-from small values that are stacked instead (row maxima and sums). Nothing reads the old stack then,
-so that `dce` drops it from both loops.
+The readers make a value again from what the first loop stacks anyway, from loop invariants, and
+from values that are stacked instead (row maxima and sums of scores). Nothing reads the old stack
+then, so that `dce` drops it from both loops. Which values, and from what: the caller's `Choose`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,28 +20,42 @@ from compiler.passes.placement import place_late
 from compiler.passes.remat.recipes import Recipe, Recipes, repeat
 from compiler.passes.remat.stacks import RowRead, Stack, row_reads, stacks
 
+Chosen = Iterable[tuple[Stack, Recipe]]
+Choose = Callable[["Writer", Sequence[Stack], Collection[Stack]], Chosen]
+"""Which of the stacks that loops read row by row (third argument, of all in the second) are made
+again, and how. It tells the writer of those that stay (`Writer.keep`).
+"""
 
-def remake_across_loops(graph: Graph) -> Graph:
-    """`graph` in which no loop of this level reads a quadratic stack it could make again."""
+
+def remake_across_loops(graph: Graph, choose: Choose) -> Graph:
+    """`graph` in which loops of this level make again what `choose` says, instead of reading it."""
     for loop in [op for op in graph.ops if op.name == "loop"]:
-        graph = _remake_stacks(graph, loop)
+        graph = _remake_stacks(graph, loop, choose)
     return graph
 
 
-def _remake_stacks(graph: Graph, written: Op) -> Graph:
+def quadratic(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) -> Chosen:
+    """Choose: large values that follow from small ones, one after the other, since what is kept of
+    one serves the next.
+    """
+    for stack in found:
+        recipe = writer.recipe(stack) if stack in read else None
+        if recipe is None:
+            writer.keep(stack)
+        else:
+            yield stack, recipe
+
+
+def _remake_stacks(graph: Graph, written: Op, choose: Choose) -> Graph:
     """Serve the readers of the stacks of the loop whose results are those of `written`."""
     loop = graph.producers()[written.results[0]]
     found = stacks(loop)
     reads = {s.carry: row_reads(graph, loop.results[s.carry], s.dim) for s in found}
     if not any(reads.values()):
         return graph
-    writer = _Writer(loop)
+    writer = Writer(loop)
     readers: dict[Op, _Reader] = {}
-    for stack in found:
-        recipe = writer.recipe(stack) if reads[stack.carry] else None
-        if recipe is None:
-            writer.keep(stack)
-            continue
+    for stack, recipe in choose(writer, found, [s for s in found if reads[s.carry]]):
         for leaf in recipe.leaves:
             writer.store(leaf)
         for read in reads[stack.carry] or ():
@@ -50,7 +64,7 @@ def _remake_stacks(graph: Graph, written: Op) -> Graph:
     return _rebuilt(graph, writer, readers)
 
 
-class _Writer:
+class Writer:
     """The loop that writes the stacks, and the stacks it gets in addition."""
 
     def __init__(self, loop: Op) -> None:
@@ -60,18 +74,18 @@ class _Writer:
         self.recipes = Recipes(self.body)
         self.rows: dict[Value, tuple[Value, int]] = {}
         """Value of an iteration -> (stack outside, dim) that keeps it."""
-        self._invariant = {self.body.inputs[i]: i for i in invariant_carries(loop)}
+        self.invariant = {self.body.inputs[i]: i for i in invariant_carries(loop)}
         self.added: list[tuple[Value, Value]] = []  # (value of an iteration, its new stack)
 
     def recipe(self, stack: Stack) -> Recipe | None:
         """How a reader makes the rows of `stack` again; None when it should read them."""
         if stack.value in self.recipes.inputs or stack.value in self.rows:
             return None
-        return self.recipes.find(stack.value, self._is_outside, self.rows.__contains__)
+        return self.recipes.find(stack.value, self.is_outside, self.rows.__contains__)
 
-    def _is_outside(self, value: Value) -> bool:
+    def is_outside(self, value: Value) -> bool:
         """True for what is the same in every iteration, and for the counter."""
-        return value in self._invariant or value is self.counter
+        return value in self.invariant or value is self.counter
 
     def keep(self, stack: Stack) -> None:
         """Note that readers may use the rows of `stack`."""
@@ -79,7 +93,7 @@ class _Writer:
 
     def store(self, leaf: Value) -> None:
         """See to it that readers can have `leaf`."""
-        if self._is_outside(leaf) or leaf in self.rows:
+        if self.is_outside(leaf) or leaf in self.rows:
             return
         trip = self.loop.attrs.trip
         result = Value(tensor_type((trip, *leaf.type.shape), leaf.type.dtype))
@@ -88,7 +102,7 @@ class _Writer:
 
     def outside(self, value: Value) -> Value | None:
         """What an invariant is outside of the loop."""
-        return self.loop.operands[self._invariant[value]] if value in self._invariant else None
+        return self.loop.operands[self.invariant[value]] if value in self.invariant else None
 
     def rebuilt(self) -> list[Op]:
         """First values of the new stacks, then the loop that fills them."""
@@ -142,7 +156,7 @@ class _Reader:
     """A loop that reads rows, with the invariants and copies it gets."""
 
     loop: Op
-    writer: _Writer
+    writer: Writer
     copies: list[Op] = field(default_factory=list)
     replaced: set[Op] = field(default_factory=set)
     inputs: dict[Value, Value] = field(default_factory=dict)  # outside -> in the body, in addition
@@ -198,7 +212,7 @@ class _Reader:
         return _extended(self.loop, self.inputs, results, region)
 
 
-def _rebuilt(graph: Graph, writer: _Writer, readers: dict[Op, _Reader]) -> Graph:
+def _rebuilt(graph: Graph, writer: Writer, readers: dict[Op, _Reader]) -> Graph:
     """`graph` with the loops that changed."""
     ops: list[Op] = []
     for op in graph.ops:

@@ -1,8 +1,9 @@
 """Minimum vertex cuts of small flow networks, by augmenting paths.
 
-The network is the part of a step between the gradients' sums over samples and the optimizer: nodes
-are values, weights are what accumulating the value costs. It falls apart into one small component
-per parameter, so that each cut is found on a handful of nodes however large the model is.
+Nodes are values of a graph, weights what keeping the value costs: accumulated gradients between the
+sums over samples and the optimizer, or what a layer keeps for its backward pass. Such networks fall
+apart into small components, so that each cut is found on a handful of nodes however large the model
+is.
 """
 
 from __future__ import annotations

@@ -1,0 +1,94 @@
+"""Functions of the Scalar engine in terms of StableHLO and CHLO, for modules that others read.
+
+Units have these functions as one op each (`passes/activations.py`); exported text must not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import ConstantAttrs
+from compiler.ir.types import Graph, Op, Value
+
+
+class _Site:
+    """New ops in the place of one."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.ops: list[Op] = []
+
+    def emit(self, name: str, *operands: Value | float) -> Value:
+        values = [v if isinstance(v, Value) else self._splat(v) for v in operands]
+        self.ops.append(make_op(name, values, loc=self.op.loc))
+        return self.ops[-1].result
+
+    def _splat(self, number: float) -> Value:
+        kind = self.op.result.type
+        data = np.asarray(number).astype(kind.dtype.numpy).tobytes()
+        self.ops.append(make_op("constant", (), ConstantAttrs(data, kind)))
+        return self.ops[-1].result
+
+
+def _normal(site: _Site, x: Value) -> Value:
+    """The normal distribution function."""
+    scaled = site.emit("multiply", x, math.sqrt(0.5))
+    return site.emit("multiply", site.emit("add", site.emit("erf", scaled), 1.0), 0.5)
+
+
+def _gelu(site: _Site, x: Value) -> Value:
+    return site.emit("multiply", x, _normal(site, x))
+
+
+def _gelu_dx(site: _Site, x: Value) -> Value:
+    half = site.emit("multiply", site.emit("multiply", x, x), -0.5)
+    scale = 1 / math.sqrt(2 * math.pi)
+    density = site.emit("multiply", site.emit("exponential", half), scale)
+    return site.emit("add", _normal(site, x), site.emit("multiply", x, density))
+
+
+def _gelu_apprx_tanh(site: _Site, x: Value) -> Value:
+    cubic = site.emit("multiply", site.emit("multiply", x, x), 0.044715)
+    inner = site.emit("multiply", site.emit("add", cubic, 1.0), x)
+    curve = site.emit("tanh", site.emit("multiply", inner, math.sqrt(2 / math.pi)))
+    return site.emit("multiply", site.emit("multiply", x, 0.5), site.emit("add", curve, 1.0))
+
+
+def _silu(site: _Site, x: Value) -> Value:
+    return site.emit("multiply", x, site.emit("logistic", x))
+
+
+def _silu_dx(site: _Site, x: Value) -> Value:
+    gate = site.emit("logistic", x)
+    slope = site.emit("multiply", x, site.emit("subtract", 1.0, gate))
+    return site.emit("multiply", gate, site.emit("add", slope, 1.0))
+
+
+SPELLINGS: Mapping[str, Callable[[_Site, Value], Value]] = {
+    "gelu": _gelu,
+    "gelu_apprx_tanh": _gelu_apprx_tanh,
+    "gelu_dx": _gelu_dx,
+    "silu": _silu,
+    "silu_dx": _silu_dx,
+}
+
+
+def spelled(graph: Graph) -> Graph:
+    """`graph` without functions that StableHLO and CHLO do not have, regions included."""
+    if not any(op.name in SPELLINGS for op in graph.walk()):
+        return graph
+    ops: list[Op] = []
+    for op in graph.ops:
+        if op.name not in SPELLINGS:
+            regions = tuple(spelled(region) for region in op.regions)
+            ops.append(Op(op.name, op.operands, op.results, op.attrs, regions, op.loc))
+            continue
+        site = _Site(op)
+        SPELLINGS[op.name](site, op.operands[0])
+        last = site.ops.pop()
+        ops += [*site.ops, Op(last.name, last.operands, op.results, last.attrs, (), last.loc)]
+    return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)

@@ -1,0 +1,166 @@
+"""What a loop keeps for a later loop, reduced to the lightest values that the rest follows from
+element by element.
+
+JAX's scan keeps every operand of every derivative: of a GELU six tensors of the feed-forward width,
+all of which follow from one. The lightest set is a minimum cut between what a layer computes by
+contractions and reductions, and the stacks that are read; the readers repeat the elementwise ops in
+between. Source of the idea: min-cut recomputation of PyTorch's AOTAutograd (functorch 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from compiler.ir.types import Graph, Op, Value
+from compiler.min_cut import FlowNetwork
+from compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
+from compiler.passes.remat.recipes import IDENTITIES, MOVES, Recipe, is_cheap, operands_of
+from compiler.passes.remat.stacks import Stack
+from compiler.passes.rewrite import with_regions
+
+MIN_SAVED = 0.125
+"""Part of the bytes that must be saved, so that near ties leave the user's choice (ours)."""
+
+BYTES_PER_OP = 1.0
+"""Bytes saved per element and op that is computed twice. inferred: NeuronCore-v2 stores and loads a
+byte in 7.4 ps (16 queues at 17 GB/s), Vector computes an element in 8.1 ps (128 lanes, 0.96 GHz).
+"""
+
+
+def keep_less(graph: Graph) -> Graph:
+    """`graph` with loops that keep fewer bytes for other loops, loop bodies included.
+
+    Values are equal bit by bit. What is not read any more is left to `dce`.
+    """
+    graph = remake_across_loops(graph, lightest)
+    ops = tuple(with_regions(op, tuple(keep_less(r) for r in op.regions)) for op in graph.ops)
+    return Graph(graph.inputs, ops, graph.outputs, graph.name)
+
+
+def lightest(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) -> Chosen:
+    """Choose: stacks that follow from a lighter set of values, element by element."""
+    zone = _Zone(writer, {s.value for s in read}, {s.value for s in found if s not in read})
+    recipes = zone.recipes()
+    for stack in found:
+        if stack.value not in recipes:
+            writer.keep(stack)
+    for stack in found:
+        if stack.value in recipes:
+            yield stack, recipes[stack.value]
+
+
+class _Zone:
+    """The elementwise ops of a loop body behind the values that are read, and their cut."""
+
+    def __init__(self, writer: Writer, read: set[Value], anyway: set[Value]) -> None:
+        self.writer = writer
+        self.body = writer.body
+        self.producers = self.body.producers()
+        self.outside = self._outside()
+        self.anyway = anyway
+        self.targets = [v for v in _in_order(self.body, read) if v not in self.outside]
+        self.edges: list[tuple[Value, Value]] = []
+        self.weights: dict[Value, int] = {}
+        self.sources: list[Value] = []
+        self._walk()
+
+    def _outside(self) -> set[Value]:
+        """What every iteration has without the other loop: invariants, the counter, constants and
+        what cheap ops make of them (a layer's row of stacked weights).
+        """
+        known = {v for v in self.body.inputs if self.writer.is_outside(v)}
+        known |= self.writer.recipes.free
+        for op in self.body.ops:
+            if is_cheap(op) and all(v in known for v in op.operands):
+                known.update(op.results)
+        return known
+
+    def _walk(self) -> None:
+        """Nodes and edges behind the targets."""
+        todo = list(self.targets)
+        while todo:
+            value = todo.pop()
+            if value in self.weights:
+                continue
+            self.weights[value] = 0 if value in self.anyway else value.type.num_bytes
+            before = self._before(value)
+            if not before:
+                self.sources.append(value)
+            self.edges += [(v, value) for v in before]
+            todo += before
+
+    def _before(self, value: Value) -> list[Value]:
+        """The operands that `value` follows from; none where it has to be kept itself."""
+        op = self.producers.get(value)
+        if op is None or not is_cheap(op):
+            return []
+        return [v for v in dict.fromkeys(operands_of(op, value)) if v not in self.outside]
+
+    def recipes(self) -> dict[Value, Recipe]:
+        """Per target that is not kept, how it is made of what is."""
+        if not self.targets:
+            return {}
+        network = FlowNetwork(self.weights, self.edges, self.sources, self.targets)
+        kept = set(network.minimum_cut())
+        made = {v: self._recipe(v, kept) for v in self.targets if v not in kept}
+        before = sum(self.weights[v] for v in self.targets)
+        saved = before - sum(self.weights[v] for v in kept)
+        worth = saved >= max(MIN_SAVED * before, BYTES_PER_OP * self._repeated(made))
+        return made if worth else {}
+
+    def _recipe(self, target: Value, kept: set[Value]) -> Recipe:
+        ops: set[Op] = set()
+        leaves: dict[Value, None] = {}
+        todo = [target]
+        while todo:
+            value = todo.pop()
+            op = self.producers.get(value)
+            if value in kept or op is None or value in self.body.inputs:
+                leaves[value] = None
+            elif op not in ops:
+                ops.add(op)
+                todo += operands_of(op, value)
+        return Recipe(tuple(op for op in self.body.ops if op in ops), tuple(leaves))
+
+    def _repeated(self, made: Mapping[Value, Recipe]) -> int:
+        """Elements of arithmetic that both loops compute."""
+        repeated = {op for recipe in made.values() for op in recipe.ops}
+        needed, wanted = 0, self._wanted_here(set(made))
+        for op in repeated & wanted:
+            if op.name not in MOVES and op.name not in IDENTITIES:
+                needed += sum(v.type.num_elements for v in op.results)
+        return needed
+
+    def _wanted_here(self, dropped: set[Value]) -> set[Op]:
+        """Ops the loop itself needs once the stacks of `dropped` are gone."""
+        stacked = {
+            op.result
+            for op in self.body.ops
+            if op.name == "dynamic_update_slice" and self._behind(op.operands[1]) in dropped
+        }
+        todo = [v for v in self.body.outputs if v not in stacked]
+        wanted: set[Op] = set()
+        while todo:
+            op = self.producers.get(todo.pop())
+            if op is not None and op not in wanted:
+                wanted.add(op)
+                todo += op.operands
+        return wanted
+
+    def _behind(self, value: Value) -> Value:
+        """What a stacked row is before dims of size one are added."""
+        op = self.producers.get(value)
+        while (
+            op is not None
+            and op.name in ("broadcast_in_dim", "reshape")
+            and value.type.num_elements == op.operands[0].type.num_elements
+        ):
+            value = op.operands[0]
+            op = self.producers.get(value)
+        return value
+
+
+def _in_order(body: Graph, values: set[Value]) -> list[Value]:
+    """`values` in the order they are made."""
+    made = [v for op in body.ops for v in op.results if v in values]
+    return [v for v in body.inputs if v in values] + made

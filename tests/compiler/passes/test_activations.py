@@ -1,0 +1,112 @@
+"""Functions of the Scalar engine are found by value, in any spelling, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compiler.ir.analysis import count_ops
+from compiler.ir.ops.elementwise import ACTIVATIONS
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph
+from compiler.passes.activations import activations
+from compiler.passes.pipeline import run
+from sim_cluster.result import distance
+from tests.support.compiled import graph_of
+
+X = np.linspace(-6, 6, 91).reshape(7, 13).astype(np.float32)
+G = np.random.default_rng(0).normal(size=X.shape).astype(np.float32)
+C = np.float32(np.sqrt(2 / np.pi))
+
+FORWARD: dict[str, tuple[Callable[..., Any], str]] = {
+    "exact": (lambda x: jax.nn.gelu(x, approximate=False), "gelu"),
+    "exact, by erf": (lambda x: x / 2 * (1 + jax.lax.erf(x / np.float32(2**0.5))), "gelu"),
+    "exact, halved last": (
+        lambda x: (x + x * jax.lax.erf(x * np.float32(0.5**0.5))) * 0.5,
+        "gelu",
+    ),
+    "tanh": (jax.nn.gelu, "gelu_apprx_tanh"),
+    "tanh of a power": (
+        lambda x: 0.5 * x * (1 + jnp.tanh(C * (x + 0.044715 * jnp.power(x, 3.0)))),
+        "gelu_apprx_tanh",
+    ),
+    "tanh by logistic": (
+        lambda x: x * jax.nn.sigmoid(2 * C * (x + 0.044715 * x * x * x)),
+        "gelu_apprx_tanh",
+    ),
+    "silu": (jax.nn.silu, "silu"),
+    "silu by exp": (lambda x: x / (1 + jnp.exp(-x)), "silu"),
+    "silu by tanh": (lambda x: x * (0.5 * (jnp.tanh(x / 2) + 1)), "silu"),
+}
+
+
+def mapped(fn: Callable[..., Any], *arguments: Any) -> tuple[Graph, dict[str, int]]:
+    """The graph of `fn` after the pass, equal to the one before, and its ops."""
+    before = run(graph_of(fn, *arguments))
+    after = activations(before)
+    given = [np.asarray(a) for a in arguments]
+    for have, want in zip(evaluate(after, given), evaluate(before, given), strict=True):
+        assert distance(have, want) <= (1e-6 if want.dtype == np.float32 else 1e-2)
+    return after, count_ops(after)
+
+
+@pytest.mark.parametrize("spelling", FORWARD)
+def test_every_spelling_is_one_instruction(spelling: str) -> None:
+    fn, name = FORWARD[spelling]
+    assert mapped(fn, X)[1] == {name: 1}
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [("exact", "gelu_dx"), ("exact, by erf", "gelu_dx"), ("silu", "silu_dx")],
+)
+def test_derivatives_times_a_gradient(spelling: str, name: str) -> None:
+    fn, _ = FORWARD[spelling]
+    _, ops = mapped(lambda x, g: jax.vjp(fn, x)[1](g), X, G)
+    assert ops == {name: 1, "multiply": 1}
+
+
+def test_a_gated_unit_and_its_gradients() -> None:
+    """The gradient of the gate is found although it is a product of three values."""
+
+    def unit(x: jax.Array, u: jax.Array) -> jax.Array:
+        return jax.nn.silu(x) * u
+
+    _, ops = mapped(lambda x, u, g: jax.vjp(unit, x, u)[1](g), X, G, G[::-1].copy())
+    assert ops == {"silu": 1, "silu_dx": 1, "multiply": 3}
+
+
+def test_short_floats_are_compared_within_their_precision() -> None:
+    x = jnp.asarray(X, jnp.bfloat16)
+    assert mapped(jax.nn.gelu, x)[1] == {"gelu_apprx_tanh": 1}
+    assert mapped(lambda x: jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype), x)[1]["silu"] == 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * jax.nn.sigmoid(1.702 * x),  # quick GELU has no function here
+        lambda x: 0.5 * x * (1 + jnp.tanh(0.79 * (x + 0.044715 * x * x * x))),
+        lambda x: jax.nn.silu(x) + 1e-4,
+        lambda x: x * jnp.exp(-x * x),
+    ],
+    ids=["quick gelu", "another constant", "shifted", "bell"],
+)
+def test_near_misses_stay(fn: Callable[..., Any]) -> None:
+    _, ops = mapped(fn, X)
+    assert not (ops.keys() & ACTIVATIONS.keys()) or ops.get("add", 0)
+
+
+def test_what_others_read_is_not_computed_twice() -> None:
+    """The logistic is wanted itself, so that SiLU would save nothing."""
+
+    def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        gate = jax.nn.sigmoid(x)
+        return gate, x * gate
+
+    assert mapped(both, X)[1] == {"logistic": 1, "multiply": 1}
