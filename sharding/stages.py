@@ -462,6 +462,14 @@ def _splat(number: float, type: TensorType) -> ConstantAttrs:
     return ConstantAttrs(np.asarray(number).astype(type.dtype.numpy).tobytes(), type)
 
 
+_ONE_SAMPLE = "; with one sample in all, tracing loses its dim: use strategy.micro_batch = 2"
+
+
+def _is_one_sample(info: BufferInfo) -> bool:
+    """True for a batch of one sample over all data ranks."""
+    return info.role == "batch" and info.global_type.shape[:1] == (1,)
+
+
 def _uncut(step: _Step, num_microbatches: int, refused: CutRefusedError) -> StepPlan:
     """The whole step as one program, which is only right for one micro-batch."""
     if num_microbatches > 1:
@@ -470,7 +478,8 @@ def _uncut(step: _Step, num_microbatches: int, refused: CutRefusedError) -> Step
             f"num_microbatches={num_microbatches} requires a step that can be cut at its "
             f"gradients: {refused.reason}",
             refused.loc,
-            "use one micro-batch, or reduce over the samples before the optimizer reads the value",
+            "use one micro-batch, or reduce over the samples before the optimizer reads the value"
+            + _ONE_SAMPLE * any(_is_one_sample(info) for info in step.buffers.values()),
         )
     finding = Diagnostic(
         "SW_STAGES_CUT",

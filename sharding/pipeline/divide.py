@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.diagnostics import Diagnostic, ShardingError
+from compiler.diagnostics import Loc, ShardingError
 from compiler.ir.types import Graph, Op, Value
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat
 from compiler.program import BufferInfo, StepPlan, StepProgram
@@ -35,18 +35,19 @@ def divide(step: StepPlan, staged: Staged, num_stages: int, schedule: str) -> St
             "SW_PIPELINE_CUT",
             f"mesh.{STAGE_AXIS} requires a step that is cut into forward, backward and update, got"
             f" {', '.join(programs)}",
-            _cut_finding(step).loc,
-            f"without stages {_cut_finding(step).message}",
+            *_why_uncut(step),
         )
     return _Divider(step, programs, staged, num_stages, schedule).build()
 
 
-def _cut_finding(step: StepPlan) -> Diagnostic:
-    """What kept the step in one program."""
+def _why_uncut(step: StepPlan) -> tuple[Loc | None, str]:
+    """The line that kept the step in one program, and what was said about it."""
     findings = step.metadata["findings"]
     assert isinstance(findings, tuple)
-    found: Diagnostic = next(d for d in findings if d.code == "SW_STAGES_CUT")
-    return found
+    for found in findings:
+        if found.code == "SW_STAGES_CUT":
+            return found.loc, f"without stages {found.message}"
+    return None, "stages need a training step: gradients, and an optimizer that reads them"
 
 
 @dataclass(slots=True)

@@ -8,14 +8,18 @@ up to eight cores once and every model; the whole matrix is behind its marker.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from compiler.diagnostics import ShardingError, SimulationError
+from compiler.diagnostics import Diagnostic, Loc, ShardingError, SimulationError
+from compiler.ir.types import Graph
 from compiler.neff.schedule import Transfer
 from compiler.program import StepPlan
+from sharding.pipeline.divide import divide
+from sharding.pipeline.unstack import Staged
 from sharding.plan import Plan
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import worst
@@ -39,6 +43,7 @@ FEW = [
     ("gqa", "pp gpipe 4"),
     ("gqa", "pp tp zero-1 8"),
     ("flax", "pp fsdp 8"),
+    ("gqa", "pp fsdp cp 8"),
 ]
 
 
@@ -143,10 +148,39 @@ def test_more_stages_than_layers_are_refused() -> None:
         plan_of(PIPELINE_MODELS["gqa"], distribution("llm-training", pp=8), 1)
 
 
-def test_a_step_that_cannot_be_cut_at_its_gradients_has_no_stages() -> None:
+@pytest.mark.parametrize("axes", [{"dp_shard": 2}, {"dp_shard": 2, "ep": 2}])
+def test_experts_beside_stages(axes: dict[str, int]) -> None:
+    """Rows are dropped across samples: one micro-batch, or the step cannot be cut."""
+    errors = step_errors(moe, distribution("fsdp", pp=2, **axes), 1, 8 // math.prod(axes.values()))
+    leaf, error = worst(errors)
+    assert error <= BOUND, f"{leaf}: {error:.1e}"
+
+
+def test_a_step_without_gradients_has_no_stages() -> None:
+    step = plan("gqa", "pp 2").step
+    alone = dataclasses.replace(
+        step,
+        programs=tuple(p for p in step.programs if p.name == "forward.0"),
+        metadata={"findings": (Diagnostic("SW_STAGES_CUT", "why", Loc("train.py", 5)),)},
+    )
+    staged = Staged(graph=Graph((), (), ()), inputs=(), outputs=(), parts={}, homes={}, num_parts=2)
     with pytest.raises(ShardingError, match="SW_PIPELINE_CUT") as caught:
-        plan_of(moe, distribution("llm-training", pp=2), 1)
-    assert caught.value.diagnostic.loc.line > 0
+        divide(alone, staged, 2, "1f1b")
+    assert caught.value.diagnostic.loc == Loc("train.py", 5)
+    with pytest.raises(ShardingError, match="stages need a training step"):
+        divide(dataclasses.replace(alone, metadata={"findings": ()}), staged, 2, "1f1b")
+
+
+def test_one_sample_in_all() -> None:
+    """No data axis and one sample per micro-batch, the usual case of a pipeline: scanned layers
+    keep their sums over it; where tracing leaves none, the refusal says what helps.
+    """
+    how = distribution("llm-training", pp=4)
+    leaf, error = worst(step_errors(PIPELINE_MODELS["gqa"], how, MICRO_BATCHES, 1))
+    assert error <= BOUND, f"{leaf}: {error:.1e}"
+    with pytest.raises(ShardingError, match=r"SW_STAGES_CUT") as caught:
+        plan_of(PIPELINE_MODELS["flax"], how, MICRO_BATCHES, 1)
+    assert "strategy.micro_batch = 2" in caught.value.diagnostic.hint
 
 
 def test_stages_agree_on_every_number() -> None:

@@ -245,6 +245,7 @@ PIPELINE_DISTRIBUTIONS = {
     "pp interleaved 2": distribution("llm-training", schedule="interleaved", pp=2),
     "pp tp zero-1 8": distribution("llm-training", pp=2, dp_shard=2, tp=2),
     "pp fsdp 8": distribution("fsdp", pp=2, dp_shard=4),
+    "pp fsdp cp 8": distribution("fsdp", pp=2, dp_shard=2, cp=2),
     "pp hsdp tp 16": distribution("fsdp", pp=2, dp_replicate=2, dp_shard=2, tp=2),
     "pp tp zero-1 16": distribution("llm-training", pp=4, dp_shard=2, tp=2),
 }
