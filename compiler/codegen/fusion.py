@@ -41,6 +41,12 @@ _WIDENING = (
 # documented: instruction costs of nki/api/nki/isa/__init__.py, reciprocal; divide is inferred
 _DIVIDE_CYCLES = 8.0
 
+# A divisor with as many times fewer points than its quotient is inverted first (inferred: 8 cycles
+# per inverse and 2 per product are then fewer than 8 per quotient).
+_FEW = 2
+# What Scalar and Vector round alike as they write it.
+_ANY_ENGINE = (DType.F32, DType.BF16, DType.F16)
+
 Points = Callable[[Value], int]
 
 
@@ -80,7 +86,7 @@ class _Fuser:
             attrs = {"func": "square", "scale": 1.0, "bias": 0.0}
             return replace(value, op=SCALED, inputs=value.inputs[:1], attrs=attrs)
         if value.op in ("multiply", "add", "subtract", "divide"):
-            return self._affine(n, value)
+            return self._affine(n, self._by_inverse(value))
         if value.op in ACTIVATIONS:
             return self._function(n, value)
         if value.op == "convert":
@@ -118,10 +124,23 @@ class _Fuser:
                 inputs.append(term)
         return replace(like, op=SCALED, inputs=tuple(inputs), attrs=attrs)
 
+    def _by_inverse(self, value: Value) -> Value:
+        """A quotient by a value of fewer points, as a sum of a row, is a product with its inverse:
+        a divide takes as many cycles as several products.
+        """
+        x, divisor = value.inputs
+        few = 1 < _FEW * self.points(self.values[divisor]) <= self.points(value)
+        if value.op != "divide" or not few or self._is_row(divisor):
+            return value
+        return replace(value, op="multiply", inputs=(x, self._row("reciprocal", divisor)))
+
     def _affine(self, n: int, value: Value) -> Value:
-        if value.dtype is not DType.F32:
+        if value.dtype not in _ANY_ENGINE:
             return value
         x, row = value.inputs
+        if value.op == "subtract" and self._is_row(x) and self._is_tensor(row):
+            turned = self._scaled(row, value, None, x)
+            return replace(turned, attrs={**turned.attrs, "scale": -1.0})
         if value.op in ("multiply", "add") and self._is_row(x) and not self._is_row(row):
             x, row = row, x
         if self._is_row(x) or not self._is_row(row) or not self._is_tensor(x):
@@ -273,4 +292,5 @@ def cycles(space: Space, value: Value, points: Points) -> float:
     wide = sum(1 for i in value.inputs if points(space.values[i]) > 1)
     pair = wide > 1 if value.op != SCALED else _is_pair(value)
     factor = 2.0 if value.op == "select" or pair else 1.0
-    return max(MIN_CYCLES, most * (_DIVIDE_CYCLES if value.op == "divide" else factor))
+    slow = value.op in ("divide", "reciprocal")
+    return max(MIN_CYCLES, most * (_DIVIDE_CYCLES if slow else factor))

@@ -179,3 +179,38 @@ def test_affine_chains_keep_their_values(op: str, swapped: bool, after: str) -> 
     m.store(z, (0, 1))
     m.store(y, (0, 1))
     check(m, bound=1e-2 if after == "convert" else 1e-6)
+
+
+def divides(region) -> list[int]:
+    """Elements per partition of every division and inverse."""
+    slow = ("divide", "reciprocal")
+    ops = [(i, i.attrs.get("op", i.attrs.get("op0"))) for i in walk(region.body)]
+    return [int(np.prod(i.dst.shape[1:])) for i, op in ops if op in slow and i.dst]
+
+
+def test_a_quotient_by_sums_of_rows_takes_one_inverse_per_row() -> None:
+    """Several short rows to a partition: an inverse per row, a product per element."""
+    m = Maker((64, 128, 128), "quotients")
+    x = m.load((0, 1, 2))
+    m.store(m.node("divide", x, m.reduce(m.node("exponential", x), (2,))), (0, 1, 2))
+    found = divides(check(m, bound=1e-6))
+    assert found and max(found) <= 4096 * 4 // 128
+
+
+@pytest.mark.parametrize("op", ["multiply", "add", "subtract"])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_arithmetic_with_a_number_goes_where_less_work_waits(op: str, swapped: bool, dtype) -> None:
+    """Beside three products of tensors, which Vector alone has, Scalar takes `x op number`."""
+    m = Maker((256, 1024), f"{op}-number")
+    x, y = m.load((0, 1), dtype), m.load((0, 1), dtype)
+    for other in (x, y, m.load((0, 1), dtype)):
+        m.store(m.node("maximum", x, m.node("minimum", y, other)), (0, 1))
+    number = m.const(0.75, dtype)
+    z = m.node(op, number, x) if swapped else m.node(op, x, number)
+    m.store(z, (0, 1))
+    region = check(m, bound=1e-6)
+    scalar = [
+        i for i in walk(region.body) if i.engine is Engine.SCALAR and i.opcode == "activation"
+    ]
+    assert scalar
