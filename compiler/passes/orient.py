@@ -26,7 +26,8 @@ def orient(graph: Graph) -> Graph:
     uses = Counter(v for op in graph.ops for v in op.operands) + Counter(graph.outputs)
     ops: list[Op] = []
     for op in graph.ops:
-        op = with_regions(op, tuple(orient(region) for region in op.regions))
+        if op.regions:
+            op = with_regions(op, tuple(orient(region) for region in op.regions))
         ops += _oriented(op, producers, uses)
     return with_ops(graph, ops)
 

@@ -26,7 +26,8 @@ def simplify(graph: Graph, keep_sums: bool = False) -> Graph:
     producers: Producers = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = with_regions(op, tuple(simplify(region, keep_sums) for region in op.regions))
+        if op.regions:
+            op = with_regions(op, tuple(simplify(region, keep_sums) for region in op.regions))
         kept = keep_sums and op.name == "reduce" and op.attrs.kind == "add"
         made = _RULES[op.name](op, producers) if op.name in _RULES and not kept else []
         if made:
