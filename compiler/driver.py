@@ -7,6 +7,7 @@ user's line where the graph is known.
 
 from __future__ import annotations
 
+from compiler import hbm
 from compiler.core_order import order_cores
 from compiler.diagnostics import DiagnosticError, Loc
 from compiler.ir.types import Graph, Op
@@ -39,23 +40,26 @@ def compile_function(payload: bytes, target: str, options: CompileOptions = DEFA
 def generate_function(lowered: Lowered, core: LogicalCore) -> Function:
     """Tile code for every region of a lowered function. Raises CompileError, CapacityError."""
     made: list[tuple[Region, ...]] = []
-    registers = lowered.num_registers
+    tensors, registers = list(lowered.tensors), lowered.num_registers
+    end = lowered.scratch_bytes
     for program in lowered.regions:
-        codes = core.generate(program, lowered.tensors, registers)
-        made.append(tuple(code.region for code in codes))
-        registers = max(registers, *(code.next_register for code in codes))
+        code = core.generate(program, tensors, registers)
+        made += code.pairs
+        placed, used = hbm.placed_from(lowered.scratch_bytes, code.scratch)
+        tensors, end = [*tensors, *placed], max(end, used)
+        registers = max(registers, code.next_register)
     subgraphs = [list(regions) for regions in zip(*made, strict=True)] or [[]] * core.options.lnc
-    order_cores(subgraphs, lowered.tensors)
+    order_cores(subgraphs, tensors)
     return Function(
         name="",
-        tensors=lowered.tensors,
+        tensors=tensors,
         inputs=lowered.inputs,
         outputs=lowered.outputs,
         parameters=lowered.parameters,
         num_registers=registers,
         regions=subgraphs[0],
         collectives=lowered.collectives,
-        scratch_bytes=lowered.scratch_bytes,
+        scratch_bytes=end,
         target=core.target.name,
         partner=subgraphs[1] if core.options.lnc > 1 else None,
     )

@@ -8,9 +8,12 @@ of whatever is planned: regions of a function, or calls of a program.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from compiler.isa.region import Tensor
 
 MAX_REPAIRS = 64  # placements tried after the first; each is quadratic in the buffers
 ALIGNMENT_BYTES = (
@@ -30,6 +33,18 @@ class Lifetime:
 def aligned(size_bytes: int) -> int:
     """`size_bytes` rounded up to the alignment."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def placed_from(start: int, tensors: Sequence[Tensor]) -> tuple[list[Tensor], int]:
+    """Scratch tensors one after the other from the first aligned byte on, and where they end;
+    `start` when there are none.
+    """
+    placed, end = [], start
+    for tensor in tensors:
+        offset = aligned(end)
+        placed.append(replace(tensor, offset_bytes=offset))
+        end = offset + math.prod(tensor.shape) * tensor.dtype.bytes
+    return placed, end
 
 
 def liveness_bound(lifetimes: Sequence[Lifetime]) -> int:

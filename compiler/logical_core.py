@@ -8,12 +8,12 @@ cannot be cut, or gains nothing, stays on core 0 while core 1 is idle.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from compiler.codegen.cores import cuts
-from compiler.codegen.generate import Generated
 from compiler.diagnostics import DiagnosticError
+from compiler.isa.program import Region
 from compiler.isa.region import RegionProgram, Tensor
 from compiler.options import CompileOptions
 from compiler.target import Target
@@ -22,7 +22,28 @@ from compiler.trial import Trial, meaning
 MAX_CUTS = 3  # cuts of a region that are timed, those along its longest atoms (our choice)
 _PAIRED = ("register_load",)  # both cores follow one control flow, so both load registers
 
-Parts = tuple[RegionProgram, ...]
+Pair = tuple[RegionProgram, ...]  # what each physical core computes
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A region as pairs one after the other, with scratch tensors numbered behind those of the
+    function.
+    """
+
+    pairs: tuple[Pair, ...]
+    scratch: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """Code of a region: one region per physical core, one after the other, the scratch tensors they
+    need, and the first register number left free.
+    """
+
+    pairs: tuple[tuple[Region, ...], ...]
+    scratch: tuple[Tensor, ...]
+    next_register: int
 
 
 class LogicalCore:
@@ -38,40 +59,47 @@ class LogicalCore:
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
-        return _slowest(self._trial, self.parts(program, tensors), tensors)
+        return _time(self._trial, self.way(program, tensors), tensors)
 
     def generate(
         self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int
-    ) -> tuple[Generated, ...]:
-        """Code per physical core. Raises CompileError, CapacityError."""
-        return tuple(
-            self._trial.generate(part, tensors, first_register)
-            for part in self.parts(program, tensors)
-        )
+    ) -> Coded:
+        """Code for a region. Raises CompileError, CapacityError."""
+        way = self.way(program, tensors)
+        known, last = [*tensors, *way.scratch], first_register
+        pairs = []
+        for pair in way.pairs:
+            made = [self._trial.generate(part, known, first_register) for part in pair]
+            pairs.append(tuple(code.region for code in made))
+            last = max(last, *(code.next_register for code in made))
+        return Coded(tuple(pairs), way.scratch, last)
 
-    def parts(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Parts:
+    def way(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Way:
         """What each physical core computes of a region."""
         if self.options.lnc == 1:
-            return (program,)
+            return Way(((program,),))
         if program.kind != "compute":
-            return program, program if program.kind in _PAIRED else idle(program)
+            other = program if program.kind in _PAIRED else idle(program)
+            return Way(((program, other),))
         key = meaning(program, tensors)
         if key not in self._ways:
-            times = [self._sketched(parts, tensors) for parts in _offered(program, tensors)]
+            times = [self._sketched(way, tensors) for way in _offered(program, tensors)]
             self._ways[key] = times.index(min(times))
         return next(islice(_offered(program, tensors), self._ways[key], None))
 
-    def _sketched(self, parts: Parts, tensors: Sequence[Tensor]) -> float:
+    def _sketched(self, way: Way, tensors: Sequence[Tensor]) -> float:
         try:
-            return _slowest(self._sketch, parts, tensors)
+            return _time(self._sketch, way, tensors)
         except DiagnosticError:
             return float("inf")
 
 
-def _offered(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Parts]:
+def _offered(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:
     """The whole region on core 0, then its cuts."""
-    yield program, idle(program)
-    yield from islice(cuts(program, tensors), MAX_CUTS)
+    yield Way(((program, idle(program)),))
+    for cut in islice(cuts(program, tensors), MAX_CUTS):
+        behind = () if cut.joined is None else ((cut.joined, idle(cut.joined)),)
+        yield Way((cut.halves, *behind), cut.scratch)
 
 
 def idle(program: RegionProgram) -> RegionProgram:
@@ -79,5 +107,9 @@ def idle(program: RegionProgram) -> RegionProgram:
     return RegionProgram("idle", program.name, loc=program.loc)
 
 
-def _slowest(trial: Trial, parts: Parts, tensors: Sequence[Tensor]) -> int:
-    return max(trial(part, tensors) for part in parts if part.kind != "idle")
+def _time(trial: Trial, way: Way, tensors: Sequence[Tensor]) -> int:
+    """One pair after the other; of a pair the slower core counts."""
+    known = [*tensors, *way.scratch]
+    return sum(
+        max(trial(part, known) for part in pair if part.kind != "idle") for pair in way.pairs
+    )

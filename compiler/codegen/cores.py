@@ -9,46 +9,90 @@ other one stores. Which cut is taken is `compiler/logical_core.py`'s choice.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.codegen.in_place import reaches, root_of
+from compiler.codegen.partial_sums import split_at_sums
 from compiler.codegen.space import SINKS
 from compiler.isa.region import Node, RegionProgram, Tensor, View
 
 Halves = tuple[RegionProgram, RegionProgram]
-_BUDGET = 20000  # steps of the search for a common element; beyond it views count as overlapping
 
 
-def cuts(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Halves]:
-    """The ways to cut a region in two, those along the longest atoms first.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A region cut in two; `joined` follows where both halves have sums of their own, which lie in
+    `scratch`: tensors numbered behind those of the function.
+    """
+
+    halves: Halves
+    joined: RegionProgram | None = None
+    scratch: tuple[Tensor, ...] = ()
+
+
+def cuts(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Cut]:
+    """The ways to cut a region in two, those along the longest atoms first; along atoms it sums
+    over only where there is no other.
 
     Halves are equal, or the first one is longer by one point.
     """
     longest = sorted(range(len(program.atoms)), key=lambda a: -program.atoms[a])
-    for atom in longest:
-        if program.atoms[atom] > 1 and not _is_summed(program, atom):
-            halves = _halves(program, atom)
-            if halves is not None and _are_independent(halves, tensors):
-                yield halves
+    atoms = [a for a in longest if program.atoms[a] > 1]
+    plain = [cut for a in atoms if (cut := _plain(program, a, tensors)) is not None]
+    yield from plain
+    if not plain:
+        summed = (_summed(program, a, tensors) for a in atoms)
+        yield from (cut for cut in summed if cut is not None)
+
+
+def _plain(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Cut | None:
+    if _is_summed(program, atom) or _is_inside_points(program, atom):
+        return None
+    halves = _halves((program, program), atom)
+    return Cut(halves) if halves is not None and _are_independent(halves, tensors) else None
+
+
+def _summed(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Cut | None:
+    split = split_at_sums(program, atom, tensors)
+    if split is None or _is_inside_points(program, atom):
+        return None
+    halves = _halves(split.halves, atom, {t + len(tensors) for t in range(len(split.scratch))})
+    if halves is None or not _are_independent(halves, [*tensors, *split.scratch]):
+        return None
+    return Cut(halves, split.joined, split.scratch)
 
 
 def _is_summed(program: RegionProgram, atom: int) -> bool:
     return any(atom in node.attrs.get("over", ()) for node in program.nodes)
 
 
-def _halves(program: RegionProgram, atom: int) -> Halves | None:
-    """Both halves; None when one of them would have nothing to store. What has nothing to do with
-    the atom is stored by the first.
+def _is_inside_points(program: RegionProgram, atom: int) -> bool:
+    """Whether the atom walks inside the points of a window, which are loaded as a whole."""
+    return any(
+        0 < abs(node.attrs["view"].strides[atom]) < min(bound.unit for bound in bounds)
+        for node in program.nodes
+        if (bounds := node.attrs.get("bounds"))
+    )
+
+
+def _halves(programs: Halves, atom: int, sums: Collection[int] = ()) -> Halves | None:
+    """A half of each program; None when one of them would have nothing to store. What has nothing
+    to do with the atom is stored by the first; both store to tensors of `sums`.
     """
-    sinks = [n for n, node in enumerate(program.nodes) if node.op in SINKS]
-    moving = {n for n in sinks if _moves(program, program.nodes[n], atom)}
-    still = (program.nodes[n] for n in sinks if n not in moving)
-    if not moving or any(_spans(program, node, atom) for node in still):
+    first, second = programs
+    sinks = [n for n, node in enumerate(first.nodes) if node.op in SINKS]
+    own = {n for n in sinks if first.nodes[n].attrs["view"].tensor in sums}
+    moving = own | {n for n in sinks if _moves(first, first.nodes[n], atom)}
+    still = (first.nodes[n] for n in sinks if n not in moving)
+    if not moving or any(_spans(first, node, atom) for node in still):
         return None
-    middle = (program.atoms[atom] + 1) // 2
-    first = _part(program, atom, range(middle), sinks)
-    return first, _part(program, atom, range(middle, program.atoms[atom]), moving)
+    size = first.atoms[atom]
+    middle = (size + 1) // 2
+    return (
+        _part(first, atom, range(middle), sinks),
+        _part(second, atom, range(middle, size), moving),
+    )
 
 
 def _moves(program: RegionProgram, sink: Node, atom: int) -> bool:
@@ -122,8 +166,7 @@ def _meet(
     if view.offset.terms != other.offset.terms:
         return True
     steps = [*_steps(a, mine, 1), *_steps(b, theirs, -1)]
-    steps.sort(key=lambda step: -abs(step[0]))
-    return reaches(steps, other.offset.const - view.offset.const, [_BUDGET])
+    return reaches(steps, other.offset.const - view.offset.const)
 
 
 def _is_only_store(program: RegionProgram, tensor: int) -> bool:

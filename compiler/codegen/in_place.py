@@ -84,21 +84,40 @@ def _meet(space: Space, a: Walk, b: Walk) -> bool:
         return True
     steps = [(s, space.sizes[atom]) for atom, s in a.strides.items()]
     steps += [(-s, space.sizes[atom]) for atom, s in b.strides.items()]
-    steps.sort(key=lambda step: -abs(step[0]))
-    return reaches(steps, b.offset.const - a.offset.const, [_BUDGET])
+    return reaches(steps, b.offset.const - a.offset.const)
 
 
-def reaches(steps: Sequence[tuple[int, int]], distance: int, budget: list[int]) -> bool:
-    """Whether sum(step * x) == distance with 0 <= x < size for every (step, size)."""
-    if not steps:
+def reaches(steps: Iterable[tuple[int, int]], distance: int) -> bool:
+    """Whether sum(step * x) == distance with 0 <= x < size for some x of every (step, size).
+
+    Exact up to a budget of steps, beyond it True.
+    """
+    bounds: dict[int, list[int]] = {}  # steps of one length: how often at least, and at most
+    for step, size in steps:
+        low_high = bounds.setdefault(abs(step), [0, 0])
+        low_high[step > 0] += size - 1 if step > 0 else 1 - size
+    levels = sorted(((step, low, high) for step, (low, high) in bounds.items()), reverse=True)
+    rests = [(0, 0)]  # what the levels from the last one on can add up to
+    for step, low, high in reversed(levels):
+        rests.append((rests[-1][0] + step * low, rests[-1][1] + step * high))
+    return _reaches(levels, rests[-2::-1], distance, [_BUDGET])
+
+
+def _reaches(
+    levels: Sequence[tuple[int, int, int]],
+    rests: Sequence[tuple[int, int]],
+    distance: int,
+    budget: list[int],
+) -> bool:
+    """The same over (step, least, most) per level; `rests` is what levels behind each can give."""
+    if not levels:
         return distance == 0
     budget[0] -= 1
     if budget[0] < 0:
         return True
-    (step, size), rest = steps[0], steps[1:]
-    low = sum(min(0, s * (n - 1)) for s, n in rest)
-    high = sum(max(0, s * (n - 1)) for s, n in rest)
-    # distance - step * x must stay within low..high.
-    ends = sorted(((distance - high) / step, (distance - low) / step))
-    first, last = max(0, -int(-ends[0] // 1)), min(size - 1, int(ends[1] // 1))
-    return any(reaches(rest, distance - step * x, budget) for x in range(first, last + 1))
+    (step, low, high), (rest_low, rest_high) = levels[0], rests[0]
+    first = max(low, -((rest_high - distance) // step))
+    last = min(high, (distance - rest_low) // step)
+    return any(
+        _reaches(levels[1:], rests[1:], distance - step * x, budget) for x in range(first, last + 1)
+    )

@@ -10,6 +10,7 @@ import random
 import sys
 import traceback
 import warnings
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -43,11 +44,11 @@ def variant(seed: int) -> tuple[CompileOptions, str]:
     return options[seed % len(options)], machines[seed % len(machines)]
 
 
-def check(module: Module, seed: int = 0) -> None:
-    """Every output at L0 and L1 against XLA, in the seed's variant."""
+def check(module: Module, seed: int = 0, lnc: int = 1) -> None:
+    """Every output at L0 and L1 against XLA, in the seed's variant on `lnc` physical cores."""
     graph = import_module(module.text)
     wanted = _reference(module, graph)
-    for level, given_ in zip(("L0", "L1"), _runs(module, graph, seed), strict=True):
+    for level, given_ in zip(("L0", "L1"), _runs(module, graph, seed, lnc), strict=True):
         for number, (var, have, want) in enumerate(
             zip(module.outputs, given_, wanted, strict=True)
         ):
@@ -68,8 +69,9 @@ def _reference(module: Module, graph: Graph) -> list[np.ndarray]:
         return evaluate(graph, module.inputs)
 
 
-def _runs(module: Module, graph: Graph, seed: int) -> list[list[np.ndarray]]:
+def _runs(module: Module, graph: Graph, seed: int, lnc: int) -> list[list[np.ndarray]]:
     options, machine = variant(seed)
+    options = replace(options, lnc=lnc)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         return run_levels(graph, module.inputs, options=options, target=machine)

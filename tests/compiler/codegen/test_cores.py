@@ -4,12 +4,13 @@ would not be is not cut."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
 
 from compiler.codegen import generate
-from compiler.codegen.cores import Halves, cuts
+from compiler.codegen.cores import Cut, cuts
 from compiler.isa.region import Affine, Bound, Tensor, View
 from sim_cluster import l0, regions
 from tests.compiler.codegen.region_harness import (
@@ -110,15 +111,17 @@ CASES: dict[str, tuple[Callable[[], Maker], int]] = {
 }
 
 
-def values_of(m: Maker, parts: Halves, code: bool) -> list[np.ndarray]:
-    """The tensors after both parts, as whole arrays or as instructions."""
-    got = arrays(m.tensors, 0)
-    for part in parts:
+def values_of(m: Maker, cut: Cut, code: bool, turned: bool) -> list[np.ndarray]:
+    """The tensors after a cut region, as whole arrays or as instructions, halves in any order."""
+    tensors = [*m.tensors, *cut.scratch]
+    got = arrays(tensors, 0)
+    halves = cut.halves[::-1] if turned else cut.halves
+    for part in (*halves, *([cut.joined] if cut.joined else ())):
         if code:
-            l0.run_region(generate(part, m.tensors, TARGET, 0).region, got, {})
+            l0.run_region(generate(part, tensors, TARGET, 0).region, got, {})
         else:
             regions.run_region(part, got, {})
-    return got
+    return got[: len(m.tensors)]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,17 +132,17 @@ def test_both_halves_are_the_whole_in_any_order(name: str) -> None:
     regions.run_region(m.program(), want, {})
     found = list(cuts(m.program(), m.tensors))
     assert len(found) == count
-    for first, second in found:
+    for cut in found:
+        first, second = cut.halves
         assert abs(sum(first.atoms) - sum(second.atoms)) <= 1
-        for parts in ((first, second), (second, first)):
-            for code in (False, True):
-                for got, wanted in zip(values_of(m, parts, code), want, strict=True):
-                    assert distance(got, wanted) <= 1e-6
+        for turned, code in product((False, True), repeat=2):
+            for got, wanted in zip(values_of(m, cut, code, turned), want, strict=True):
+                assert distance(got, wanted) <= 1e-6
 
 
 def test_the_longest_atom_comes_first_and_odd_ones_give_the_first_half_one_more() -> None:
     m = transposed()
-    (first, second), (third, fourth) = cuts(m.program(), m.tensors)
+    (first, second), (third, fourth) = (cut.halves for cut in cuts(m.program(), m.tensors))
     assert (first.atoms, second.atoms) == ((33, 33), (33, 32))
     assert (third.atoms, fourth.atoms) == ((17, 65), (16, 65))
 
@@ -147,10 +150,15 @@ def test_the_longest_atom_comes_first_and_odd_ones_give_the_first_half_one_more(
 def test_a_store_that_does_not_move_is_in_one_half_only() -> None:
     m = two_sizes()
     stores = [
-        sorted(sum(n.op == "store" for n in half.nodes) for half in halves)
-        for halves in cuts(m.program(), m.tensors)
+        sorted(sum(n.op == "store" for n in half.nodes) for half in cut.halves)
+        for cut in cuts(m.program(), m.tensors)
     ]
     assert stores == [[2, 2], [1, 2]]
+
+
+def sizes(m: Maker) -> list[tuple[int, ...]]:
+    """The sizes of the first half of every cut."""
+    return [cut.halves[0].atoms for cut in cuts(m.program(), m.tensors)]
 
 
 def scattered(unique: bool) -> Maker:
@@ -164,18 +172,15 @@ def scattered(unique: bool) -> Maker:
 
 
 def test_rows_picked_by_index_are_cut_along_the_index_only_when_no_row_is_picked_twice() -> None:
-    assert [h[0].atoms for h in cuts(scattered(False).program(), scattered(False).tensors)] == [
-        (12, 8)
-    ]
+    assert sizes(scattered(False)) == [(12, 8)]
     m = scattered(True)
     rows = np.random.default_rng(0).permutation(50)[:12].astype(np.int32)
     want = arrays(m.tensors, 0, {1: rows})
     regions.run_region(m.program(), want, {})
-    found = list(cuts(m.program(), m.tensors))
-    assert [h[0].atoms for h in found] == [(12, 8), (6, 16)]
-    for halves in found:
+    assert sizes(m) == [(12, 8), (6, 16)]
+    for cut in cuts(m.program(), m.tensors):
         got = arrays(m.tensors, 0, {1: rows})
-        for half in halves[::-1]:
+        for half in cut.halves[::-1]:
             regions.run_region(half, got, {})
         assert np.array_equal(got[2], want[2], equal_nan=True)
 
@@ -190,12 +195,93 @@ def shifted() -> Maker:
     return m
 
 
-def total() -> Maker:
-    m = Maker((16, 8), "total")
-    m.store(m.reduce(m.load((0, 1)), (0, 1)), ())
+def test_halves_that_would_meet_are_not_cut() -> None:
+    assert sizes(shifted()) == [(16, 4)]
+
+
+def channels() -> Maker:
+    """A window whose points have channels that are not summed: they are loaded whole."""
+    m = Maker((21, 3, 4), "channels")
+    m.tensors.append(Tensor("x", (21, 4), F32, "input"))
+    view, bound = View(0, Affine(-4), (4, 4, 1)), Bound(-1, 21, 4, (1, 1, 0))
+    x = m.node("load", atoms=(0, 1, 2), dtype=F32, view=view, bounds=(bound,))
+    m.store(m.contract(x, m.load((1, 2)), (1,)), (0, 2))
     return m
 
 
-def test_halves_that_would_meet_or_sum_together_are_not_cut() -> None:
-    assert [h[0].atoms for h in cuts(shifted().program(), shifted().tensors)] == [(16, 4)]
-    assert not list(cuts(total().program(), total().tensors))
+def test_points_of_a_window_are_not_cut() -> None:
+    assert sizes(channels()) == [(11, 3, 4)]
+
+
+def total() -> Maker:
+    """One number, from sums that follow each other."""
+    m = Maker((16, 24), "total")
+    x = m.load((0, 1))
+    m.store(m.node("sqrt", m.reduce(m.node("multiply", x, x), (0, 1))), ())
+    return m
+
+
+def norm_gradient() -> Maker:
+    """A sum per row that rows go on with, and a sum over rows that is added to what was there."""
+    m = Maker((40, 32), "norm gradient")
+    x, g, w = m.load((0, 1)), m.load((0, 1)), m.load((1,))
+    scale = m.node("rsqrt", m.reduce(m.node("multiply", x, x), (1,)))
+    y = m.node("multiply", x, scale)
+    m.store(m.node("multiply", y, w), (0, 1))
+    gathered_ = m.node("add", m.load((1,)), m.reduce(m.node("multiply", y, g), (0,)))
+    out = m.tensor((1,), kind="output", alias=4)
+    m.store(gathered_, (1,), tensor=out)
+    return m
+
+
+def largest() -> Maker:
+    m = Maker((30, 8), "largest")
+    m.store(m.reduce(m.load((0, 1)), (0,), "max"), (1,))
+    m.store(m.reduce(m.load((0, 1)), (1,), "min"), (0,))
+    return m
+
+
+def product_of_rows() -> Maker:
+    """A contraction over everything its operands share."""
+    m = Maker((64, 48), "product of rows")
+    a, b = m.load((0, 1)), m.load((0, 1))
+    m.store(m.contract(a, b, (0, 1)), ())
+    return m
+
+
+@pytest.mark.parametrize(
+    ("make", "count"), [(total, 2), (norm_gradient, 1), (largest, 2), (product_of_rows, 2)]
+)
+def test_each_core_sums_its_half_where_nothing_else_can_be_cut(
+    make: Callable[[], Maker], count: int
+) -> None:
+    m = make()
+    want = arrays(m.tensors, 0)
+    regions.run_region(m.program(), want, {})
+    found = list(cuts(m.program(), m.tensors))
+    assert len(found) == count
+    for cut in found:
+        assert cut.joined is not None
+        assert all(tensor.shape[0] == 2 for tensor in cut.scratch)
+        for turned, code in product((False, True), repeat=2):
+            for got, wanted in zip(values_of(m, cut, code, turned), want, strict=True):
+                assert distance(got, wanted) <= 1e-5
+
+
+def test_what_goes_on_along_the_summed_atom_is_not_cut() -> None:
+    """A softmax over all it has: every core would need the sum of both before it goes on."""
+    m = Maker((64,), "softmax of one row")
+    e = m.node("exponential", m.load((0,)))
+    m.store(m.node("divide", e, m.reduce(e, (0,))), (0,))
+    assert not list(cuts(m.program(), m.tensors))
+
+
+def test_memory_that_is_read_again_behind_the_sums_stays_as_it_was() -> None:
+    """The second store needs what the first one overwrites."""
+    m = Maker((16,), "in place")
+    x = m.load((0,))
+    kept = m.load(())
+    out = m.tensor((), kind="output", alias=1)
+    m.store(m.node("negate", kept), (), tensor=out)
+    m.store(m.node("add", m.reduce(x, (0,)), kept), ())
+    assert not list(cuts(m.program(), m.tensors))

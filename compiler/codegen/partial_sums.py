@@ -1,0 +1,168 @@
+"""Cutting a region along an atom it sums over: each core sums its half, then one adds the two.
+
+The first pair of regions does everything up to the sums and leaves them in scratch memory, one
+copy per core; a second, small region on core 0 joins the copies and does what follows. It is
+offered for regions that have no other cut: gradients of weights summed over rows, norms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.codegen.in_place import root_of
+from compiler.codegen.space import SINKS
+from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+
+_JOINS = {"max": "maximum", "min": "minimum"}  # other kinds are names of elementwise operators
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A region as two: `halves` has the sums stored for each core, `joined` goes on from there.
+    `scratch` are the tensors in between, numbered behind those of the function.
+    """
+
+    halves: tuple[RegionProgram, RegionProgram]
+    joined: RegionProgram
+    scratch: tuple[Tensor, ...]
+
+
+def split_at_sums(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Split | None:
+    """`program` in front of and behind its sums over `atom`; None when something behind a sum
+    still moves along the atom, or needs more than loads and elementwise operators.
+    """
+    sums = [n for n, node in enumerate(program.nodes) if atom in node.attrs.get("over", ())]
+    behind = _behind(program.nodes, sums)
+    if not sums or any(_moves(program, n, atom) for n in behind):
+        return None
+    again = _made_again(program, behind, sums)
+    if again is None or _overwrites(program, behind, again, tensors):
+        return None
+    scratch = tuple(
+        _copies(program, program.nodes[n], f"sum{len(tensors) + k}") for k, n in enumerate(sums)
+    )
+    numbers = range(len(tensors), len(tensors) + len(sums))
+    first, second = (_front(program, sums, behind, numbers, core) for core in (0, 1))
+    return Split((first, second), _back(program, atom, sums, behind | again, numbers), scratch)
+
+
+def _behind(nodes: Sequence[Node], sums: Collection[int]) -> set[int]:
+    """What reads sums, directly or not; a sum that reads another one included."""
+    found: set[int] = set()
+    for n, node in enumerate(nodes):
+        if any(i in found or i in sums for i in node.inputs):
+            found.add(n)
+    return found
+
+
+def _moves(program: RegionProgram, number: int, atom: int) -> bool:
+    """Whether a node spans the atom, sums along it, or stores along it."""
+    node = program.nodes[number]
+    spans = node.op not in SINKS and atom in node.attrs.get("over", node.atoms)
+    reads = any(atom in program.nodes[i].atoms for i in node.inputs)
+    return spans or reads or ("view" in node.attrs and node.attrs["view"].strides[atom] != 0)
+
+
+def _made_again(
+    program: RegionProgram, behind: Collection[int], sums: Collection[int]
+) -> set[int] | None:
+    """What nodes behind the sums read besides them; None when that is more than loads and
+    elementwise operators.
+    """
+    found: set[int] = set()
+    work = [i for n in behind for i in program.nodes[n].inputs]
+    while work:
+        n = work.pop()
+        if n in found or n in behind or n in sums:
+            continue
+        if "over" in program.nodes[n].attrs or program.nodes[n].op == "load_indexed":
+            return None
+        found.add(n)
+        work += program.nodes[n].inputs
+    return found
+
+
+def _overwrites(
+    program: RegionProgram,
+    behind: Collection[int],
+    again: Collection[int],
+    tensors: Sequence[Tensor],
+) -> bool:
+    """Whether the front stores to memory that the back still loads."""
+    nodes = program.nodes
+    stored = (
+        n.attrs["view"].tensor for k, n in enumerate(nodes) if n.op in SINKS and k not in behind
+    )
+    loaded = (nodes[k].attrs["view"].tensor for k in (*behind, *again) if nodes[k].op == "load")
+    return not {root_of(tensors, t) for t in stored}.isdisjoint(root_of(tensors, t) for t in loaded)
+
+
+def _copies(program: RegionProgram, node: Node, name: str) -> Tensor:
+    """Memory for a sum of each core."""
+    return Tensor(name, (2, *_shape(program, node)), node.dtype, "scratch")
+
+
+def _shape(program: RegionProgram, node: Node) -> tuple[int, ...]:
+    return tuple(program.atoms[a] for a in node.atoms)
+
+
+def _view(program: RegionProgram, node: Node, tensor: int, core: int) -> View:
+    """The copy of one core, dense in the order of the atoms."""
+    strides, step = [0] * len(program.atoms), 1
+    for a in reversed(node.atoms):
+        strides[a] = step
+        step *= program.atoms[a]
+    return View(tensor, Affine(core * math.prod(_shape(program, node))), tuple(strides))
+
+
+def _front(
+    program: RegionProgram,
+    sums: Sequence[int],
+    behind: Collection[int],
+    numbers: Sequence[int],
+    core: int,
+) -> RegionProgram:
+    """Everything not behind the sums, which a core stores to its copy."""
+    kept = [n for n in range(len(program.nodes)) if n not in behind]
+    nodes = list(_renumbered(program.nodes, kept, {}))
+    for n, tensor in zip(sums, numbers, strict=True):
+        node = program.nodes[n]
+        attrs = {"view": _view(program, node, tensor, core)}
+        nodes.append(Node("store", (kept.index(n),), node.atoms, node.dtype, attrs))
+    return replace(program, nodes=tuple(nodes))
+
+
+def _back(
+    program: RegionProgram,
+    atom: int,
+    sums: Sequence[int],
+    kept: Collection[int],
+    numbers: Sequence[int],
+) -> RegionProgram:
+    """The copies joined, and what is behind them."""
+    nodes: list[Node] = []
+    known: dict[int, int] = {}
+    for n, tensor in zip(sums, numbers, strict=True):
+        node = program.nodes[n]
+        for core in (0, 1):
+            attrs = {"view": _view(program, node, tensor, core)}
+            nodes.append(Node("load", (), node.atoms, node.dtype, attrs))
+        kind = node.attrs.get("kind", "add")
+        known[n] = len(nodes)
+        nodes.append(
+            Node(_JOINS.get(kind, kind), (known[n] - 2, known[n] - 1), node.atoms, node.dtype)
+        )
+    nodes += _renumbered(program.nodes, sorted(kept), known, len(nodes))
+    sizes = tuple(1 if a == atom else size for a, size in enumerate(program.atoms))
+    return replace(program, name=f"{program.name}_joined", atoms=sizes, nodes=tuple(nodes))
+
+
+def _renumbered(
+    nodes: Sequence[Node], kept: Sequence[int], known: dict[int, int], start: int = 0
+) -> Iterator[Node]:
+    """`kept` of `nodes` one after the other from number `start` on."""
+    known |= {n: start + at for at, n in enumerate(kept)}
+    for n in kept:
+        yield replace(nodes[n], inputs=tuple(known[i] for i in nodes[n].inputs))

@@ -1,0 +1,56 @@
+"""Random modules on two physical cores against XLA, every region cut that can be, at both levels.
+
+What is cut is for the judge to say elsewhere; here the whole region is offered only where there is
+no cut, so that small modules cut everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from compiler import logical_core
+from compiler.isa.region import RegionProgram, Tensor
+from compiler.logical_core import Way
+from tests.system.test_random_graphs import check, module_of
+
+offered = logical_core._offered
+
+
+@pytest.fixture(autouse=True)
+def always_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_whole(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:
+        whole, *ways = offered(program, tensors)
+        yield from ways or [whole]
+
+    monkeypatch.setattr(logical_core, "_offered", without_whole)
+
+
+@pytest.mark.parametrize("first", range(12, 24, 6))
+def test_random_modules_are_cut(first: int) -> None:
+    for seed in range(first, first + 6):
+        check(module_of(seed), seed, lnc=2)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("first", range(24, 624, 50))
+def test_many_random_modules_are_cut(first: int) -> None:
+    for seed in range(first, first + 50):
+        check(module_of(seed), seed, lnc=2)
+
+
+def test_the_slice_has_regions_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut plainly, cut with sums of each core, and not cut at all."""
+    kinds: set[object] = set()
+    cutting = logical_core._offered
+
+    def watched(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Way]:
+        for way in cutting(program, tensors):
+            kinds.add("alone" if way.pairs[0][1].kind == "idle" else len(way.pairs))
+            yield way
+
+    monkeypatch.setattr(logical_core, "_offered", watched)
+    for seed in range(12):
+        check(module_of(seed), seed, lnc=2)
+    assert kinds == {1, 2, "alone"}
