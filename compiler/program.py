@@ -21,7 +21,8 @@ class BufferInfo:
     role: parameter, optimizer, batch, gradient (accumulator), residual (forward to backward),
     metric (loss and other reported scalars), rng, constant, coordinate (this rank's index along
     `axes`, int32 scalar, filled by the loader).
-    `axes` holds, per dim of `global_type`, the mesh axes that shard it, major to minor. `initial`
+    `axes` holds, per dim of `global_type`, the mesh axes that shard it, major to minor; where local
+    shapes make up more than the global one, the rest is padding that starts as zeros. `initial`
     is "zeros" for accumulators, "given" for what the user supplies, "computed" for what a program
     writes first. `part` is set when a leaf of the user lies in several buffers, for layers on
     several stages. `stages` are the pipeline stages that have the buffer, empty for all of them;

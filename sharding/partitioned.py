@@ -26,11 +26,17 @@ class Slot:
     """Name (the path of the leaf) and role of one graph input or output.
 
     role: parameter, optimizer, batch, rng, metric. `batch_dim` is the sample dim of a batch input.
+    `shape` is the user's, where the step's is padded.
     """
 
     name: str
     role: str
     batch_dim: int | None = None
+    shape: tuple[int, ...] | None = None
+
+    def row(self) -> tuple[object, ...]:
+        """Its fields, as bytes hold them."""
+        return (self.name, self.role, self.batch_dim, self.shape)
 
 
 class SlotLike(Protocol):
@@ -88,8 +94,8 @@ def encode_partitioned(part: PartitionedGraph) -> bytes:
         "specs": [[spec.dims, spec.unreduced] for spec in table],
         "spec_of_value": index,
         "mesh": [part.mesh.axes, part.mesh.origins],
-        "inputs": [(s.name, s.role, s.batch_dim) for s in part.inputs],
-        "outputs": [(s.name, s.role, s.batch_dim) for s in part.outputs],
+        "inputs": [s.row() for s in part.inputs],
+        "outputs": [s.row() for s in part.outputs],
         "findings": [d.as_dict() for d in part.findings],
     }
     data: bytes = msgpack.packb(body)

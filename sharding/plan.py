@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.diagnostics import Diagnostic, DiagnosticError
 from compiler.frontend.shardings import ModuleShardings
@@ -33,7 +33,7 @@ from sharding.settings import DEFAULTS, StrategySettings
 from sharding.shardy import encode_request, run_child
 from sharding.stages import split_step
 from sharding.strategies import Recipe
-from sharding.strategies.registry import MANUAL, recipe_of
+from sharding.strategies.registry import MANUAL, padded_step, recipe_of
 from sharding.unfold import UnfoldError, unfold
 
 PartitionUnit = Callable[[bytes], bytes]
@@ -123,7 +123,8 @@ def prepare(
     settings: StrategySettings = DEFAULTS,
     user: ModuleShardings | None = None,
 ) -> Prepared:
-    """Share layers out over stages, run the recipe and fold what it annotated.
+    """Share layers out over stages, pad what does not divide, run the recipe and fold what it
+    annotated.
 
     Raises ShardingError.
     """
@@ -135,7 +136,9 @@ def prepare(
         staged = stage_layers(graph, inputs, outputs, parts)
         graph, inputs, outputs = staged.graph, staged.inputs, staged.outputs
         mesh = mesh.without(STAGE_AXIS)
+    graph, inputs, outputs, notes = padded_step(graph, inputs, outputs, mesh, settings)
     recipe = recipe_of(graph, inputs, outputs, mesh, settings, user)
+    recipe = replace(recipe, findings=(*notes, *recipe.findings))
     # What the partitioner is free to choose, it may choose otherwise for a part of the graph.
     pinned = recipe.predicted is not None
     return Prepared(

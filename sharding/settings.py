@@ -58,6 +58,11 @@ class StrategySettings:
     stage_parts: int = 2
     """Parts of the model per stage under the interleaved schedule."""
 
+    pad_uneven: bool = True
+    """Pad indices that `tp` does not divide (a vocabulary, heads); else such weights are split less
+    or stay whole.
+    """
+
     reshard_after_forward: bool = True
     """Gather weights again in the backward pass instead of keeping them."""
 

@@ -87,8 +87,8 @@ def encode_request(
         "mesh": [mesh.axes, mesh.origins],
         "specs": [[key, spec.dims, spec.unreduced] for key, spec in specs.items()],
         "tied": tied,
-        "inputs": [(s.name, s.role, s.batch_dim) for s in inputs],
-        "outputs": [(s.name, s.role, s.batch_dim) for s in outputs],
+        "inputs": [s.row() for s in inputs],
+        "outputs": [s.row() for s in outputs],
     }
     data: bytes = msgpack.packb(body)
     return data

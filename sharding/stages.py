@@ -109,9 +109,10 @@ class _Step:
 def _state_buffer(
     slot: Slot, whole: TensorType, axes: tuple[tuple[str, ...], ...], local: TensorType
 ) -> BufferInfo:
-    """The buffer of an input or output of the step."""
+    """The buffer of an input or output of the step; the global type is the user's."""
+    given = whole if slot.shape is None else tensor_type(slot.shape, whole.dtype)
     return BufferInfo(
-        name=slot.name, role=slot.role, local_type=local, global_type=whole, axes=axes
+        name=slot.name, role=slot.role, local_type=local, global_type=given, axes=axes
     )
 
 

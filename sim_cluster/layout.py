@@ -49,6 +49,18 @@ def join_parts(parts: Sequence[tuple[NamedBuffer, np.ndarray]]) -> np.ndarray:
     return np.concatenate([array for _, array in ordered], axis=first.dim)
 
 
+def padded(buffer: NamedBuffer, array: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
+    """`array` with zeros behind it up to `wanted`, where the buffer holds more than its leaf."""
+    if array.shape != tuple(buffer.global_shape) or array.shape == tuple(wanted):
+        return array
+    return np.pad(array, [(0, size - n) for n, size in zip(array.shape, wanted, strict=True)])
+
+
+def cropped(buffer: NamedBuffer, array: np.ndarray) -> np.ndarray:
+    """The leaf in what the shards of a buffer make up."""
+    return array[tuple(slice(size) for size in buffer.global_shape)]
+
+
 def check_leaf(parts: Sequence[NamedBuffer], array: np.ndarray) -> np.ndarray:
     """`array`, if it has the shape of the leaf that lies in `parts`. Raises SimulationError."""
     first = parts[0]

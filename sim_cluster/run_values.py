@@ -79,7 +79,8 @@ class ValueRun:
             whole = layout.check_leaf(parts, np.asarray(array))
             for buffer in parts:
                 wanted = layout.sharded_shape(buffer, self.manifest.mesh)
-                own = layout.check_global(buffer, layout.part_of(buffer, whole), wanted)
+                own = layout.padded(buffer, layout.part_of(buffer, whole), wanted)
+                own = layout.check_global(buffer, own, wanted)
                 self._scatter(buffer, own, self._ranks(buffer))
 
     def step(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
@@ -107,7 +108,7 @@ class ValueRun:
         """The global array of one buffer."""
         ranks = self._ranks(buffer)
         shards = {rank: self.cores[rank].array(buffer.name, buffer.dtype) for rank in ranks}
-        return layout.gather_array(buffer, self.manifest.mesh, shards)
+        return layout.cropped(buffer, layout.gather_array(buffer, self.manifest.mesh, shards))
 
     def run(self, stage: int, program: str, number: int) -> Iterator[list[CollectiveRequest]]:
         """Run one program on the ranks of a stage in lock step, for micro-batch `number`.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from compiler.diagnostics import Diagnostic, ShardingError
 from compiler.frontend.shardings import ModuleShardings
-from compiler.ir.types import Graph
+from compiler.ir.types import Graph, Value
 from compiler.passes.barriers import without_constraints
 from sharding.counts import own_counts
 from sharding.mesh import Mesh
+from sharding.padding import pad_indices
 from sharding.partitioned import Slot
 from sharding.settings import StrategySettings
 from sharding.strategies import Recipe
@@ -25,8 +27,10 @@ from sharding.strategies.generic import generic
 from sharding.strategies.gradients import join_layouts, reduce_gradients
 from sharding.strategies.llm_training import llm_training
 from sharding.strategies.manual import manual
+from sharding.strategies.splits import padding_of
 from sharding.strategies.state import place_batch, place_results
 
+NAMED = 4  # padded weights that the note lists by name (our choice)
 MANUAL = "manual"
 """The strategy that reads the step's own shardings, on the mesh they name."""
 STRATEGIES: Mapping[str, Callable[[Decisions, StrategySettings], None]] = {
@@ -79,6 +83,56 @@ def _lay_out(step: Decisions) -> None:
     join_layouts(step)
     pin_activations(step)
     place_results(step)
+
+
+def padded_step(
+    graph: Graph,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    mesh: Mesh,
+    settings: StrategySettings,
+) -> tuple[Graph, Sequence[Slot], Sequence[Slot], tuple[Diagnostic, ...]]:
+    """A step in which `tp` divides the indices it would split, its slots, and a note about it."""
+    if mesh.sizes.get("tp", 1) == 1 or settings.name == MANUAL:
+        return graph, inputs, outputs, ()
+    step = Decisions(without_constraints(graph), inputs, outputs, mesh)
+    step.read_graph()
+    sizes = padding_of(step, settings)
+    if not sizes:
+        return graph, inputs, outputs, ()
+    numbers = {slot.name: i for i, slot in enumerate(inputs)}
+    same = {j: numbers[slot.name] for j, slot in enumerate(outputs) if slot.name in numbers}
+    grown = pad_indices(graph, sizes, step.layout.indices, same)
+    note = _padded(inputs, graph, grown)
+    return (
+        grown,
+        _own(inputs, graph.inputs, grown.inputs),
+        _own(outputs, graph.outputs, grown.outputs),
+        (note,),
+    )
+
+
+def _own(slots: Sequence[Slot], before: Sequence[Value], after: Sequence[Value]) -> list[Slot]:
+    """Slots that keep the user's shape where the step's has grown."""
+    rows = zip(slots, before, after, strict=True)
+    return [s if a.type == b.type else replace(s, shape=a.type.shape) for s, a, b in rows]
+
+
+def _padded(inputs: Sequence[Slot], before: Graph, after: Graph) -> Diagnostic:
+    """The note about leaves that have grown."""
+    rows = zip(inputs, before.inputs, after.inputs, strict=True)
+    grown = [
+        f"{s.name} {a.type} to {b.type}"
+        for s, a, b in rows
+        if a.type != b.type and s.role == "parameter"
+    ]
+    more = f" and {len(grown) - NAMED} more" if len(grown) > NAMED else ""
+    return Diagnostic(
+        "SW_TENSOR_PADDED",
+        f"padded so that mesh.tp divides them: {', '.join(grown[:NAMED])}{more}",
+        hint="set strategy.pad_uneven to false to keep them as they are, split less or whole",
+        severity="note",
+    )
 
 
 def _not_read(name: str) -> Diagnostic:

@@ -6,17 +6,20 @@ that has no such index is refused. What data-parallel ranks store is the busines
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
-from compiler.diagnostics import ShardingError
+from compiler.diagnostics import Diagnostic, ShardingError
 from compiler.ir.types import Value
 from sharding.borders import borders
 from sharding.dims import reached
-from sharding.indices import Class
+from sharding.indices import Class, IndexClasses
 from sharding.inner import broken, cover, expert_families, prices
 from sharding.layout import along_residual, expert_rows, query_dims
 from sharding.settings import StrategySettings
-from sharding.split import rooms, spread
+from sharding.split import Split, rooms, spread
 from sharding.strategies.decisions import Decisions
 
 
@@ -71,9 +74,83 @@ def _split_tensors(step: Decisions, axis: str, *, sequence_parallel: bool) -> No
     atoms = step.mesh.atoms(axis)
     split = {member: tuple(atoms[i] for i in numbers) for member, numbers in shares.classes.items()}
     step.layout = replace(step.layout, mesh=step.mesh, split=split)
+    step.findings += _uneven(step, axis, weights)
     if sequence_parallel and step.layout.sequence:
         along = along_residual(step.graph, step.layout)
         step.layout = replace(step.layout, residual_axes=atoms, spread=along)
+
+
+def padding_of(step: Decisions, settings: StrategySettings) -> dict[Class, Fraction]:
+    """By how much families of weight dims grow, so that `tp` divides them; of those that tensor
+    parallelism would split, were they even, and that parts of an axis do not fill anyway.
+    """
+    ways = step.mesh.sizes.get("tp", 1)
+    if ways == 1 or not settings.pad_uneven:
+        return {}
+    _split_sequence(step, "cp")
+    _split_experts(step, "ep")
+    _find_sequence(step)
+    indices, smallest = step.layout.indices, _smallest(step, _candidates(step))
+    uneven = {f for f, size in smallest.items() if size > ways and size % ways}
+    if not uneven:
+        return {}
+    price = prices(step.graph, indices, step.labels.dims)
+    weights = [v for _, v in step.slots("parameter") if _is_matrix(step, v)]
+    ends = broken(step.graph, indices)
+    chosen = cover(weights, indices, price, (_inner_families(step, ways) | uneven) - ends)
+    shares = spread(indices, chosen, ways, price, ends)
+    classes = [c for v in weights for _, c in indices.classes(v)]
+    return {
+        family: Fraction(-(-smallest[family] // ways) * ways, smallest[family])
+        for family in uneven & chosen
+        if _taken(family, classes, indices, shares) < ways
+    }
+
+
+def _taken(family: Class, classes: Sequence[Class], indices: IndexClasses, shares: Split) -> int:
+    """How many ways the largest weight dim of a family is split."""
+    own = [c for c in classes if indices.family(c) == family]
+    largest = max(own, key=lambda c: c[0].type.shape[c[1]])
+    return math.prod(shares.atoms[i] for i in shares.classes.get(largest, ()))
+
+
+def _uneven(step: Decisions, axis: str, weights: Sequence[Value]) -> Iterator[Diagnostic]:
+    """A warning per weight that `axis` splits less than it could, had an index another size."""
+    atoms = step.mesh.atoms(axis)
+    ways = step.mesh.size(atoms)
+    smallest = _smallest(step, _candidates(step))
+    for slot, value in step.slots("parameter") if ways > 1 else ():
+        used = step.mesh.size([a for a in step.layout.of(value).axes if a in atoms])
+        families = step.layout.indices.families(value) if value in weights and used < ways else ()
+        for dim, family in families:
+            size = smallest.get(family, 0)
+            if size > ways and size % ways:
+                yield _uneven_finding(slot.name, value, dim, (used, ways, axis), size)
+
+
+def _uneven_finding(
+    name: str, value: Value, dim: int, split: tuple[int, int, str], size: int
+) -> Diagnostic:
+    """The warning about one weight, whose index of `size` elements makes up dim `dim`."""
+    used, ways, axis = split
+    each = value.type.shape[dim] // size
+    return Diagnostic(
+        "SW_TENSOR_UNEVEN",
+        f"{name} {value.type} is split {used} of {ways} ways over {axis}: dim {dim} requires a"
+        f" multiple of {ways * each}, got {value.type.shape[dim]}",
+        hint=f"pad it to {-(-size // ways) * ways * each}, or choose a {axis} that divides {size}",
+        severity="warning",
+    )
+
+
+def _smallest(step: Decisions, families: Collection[Class]) -> dict[Class, int]:
+    """Elements of the smallest index of each family: what a core must get a whole number of."""
+    found: dict[Class, int] = {}
+    for member in step.layout.indices.all():
+        family, size = step.layout.indices.family(member), member[0].type.shape[member[1]]
+        if family in families and size > 1:
+            found[family] = min(size, found.get(family, size))
+    return found
 
 
 def _split_experts(step: Decisions, axis: str) -> None:
@@ -118,10 +195,15 @@ def _layer_families(step: Decisions) -> set[Class]:
 
 
 def _inner_families(step: Decisions, ways: int) -> set[Class]:
+    """Families of weight dims that `ways` cores can share."""
+    found = _candidates(step)
+    return {f for f, room in rooms(step.layout.indices, found, ways).items() if room > 1}
+
+
+def _candidates(step: Decisions) -> set[Class]:
     """Families of weight dims that may be split: not samples, sequence, layers or residual."""
     indices = step.layout.indices
     kept_whole = _layer_families(step) | step.layout.residual | step.layout.sequence
     kept_whole |= {indices.family((v, d)) for v, d in step.labels.dims.items()}
     kept_whole |= step.layout.experts.keys()
-    found = {f for _, v in step.slots("parameter") for _, f in indices.families(v)} - kept_whole
-    return {family for family, room in rooms(indices, found, ways).items() if room > 1}
+    return {f for _, v in step.slots("parameter") for _, f in indices.families(v)} - kept_whole

@@ -64,11 +64,19 @@ class ReferenceRanks:
     def shard(self, info: BufferInfo, whole: np.ndarray, rank: int) -> np.ndarray:
         """What `rank` holds of a whole array."""
         assert whole.shape == info.global_type.shape, info.name
+        if whole.shape != self.held(info):
+            pairs = zip(whole.shape, self.held(info), strict=True)
+            whole = np.pad(whole, [(0, held - given) for given, held in pairs])
         for dim, axes in enumerate(info.axes):
             size = info.local_type.shape[dim]
             start = group_index(self.mesh, axes, rank) * size
             whole = np.take(whole, range(start, start + size), axis=dim)
         return np.array(whole, order="C")
+
+    def held(self, info: BufferInfo) -> tuple[int, ...]:
+        """The shape that all shards make up: the global one, or a padded one."""
+        pairs = zip(info.local_type.shape, info.axes, strict=True)
+        return tuple(size * math.prod(self.mesh[a] for a in axes) for size, axes in pairs)
 
     def gather(self, name: str) -> np.ndarray:
         """The whole array of a leaf, joined where it lies in parts."""
@@ -81,7 +89,7 @@ class ReferenceRanks:
     def _gather(self, info: BufferInfo) -> np.ndarray:
         """The whole array of a buffer; ranks that hold the same part must hold the same bits."""
         name = info.name
-        whole = np.zeros(info.global_type.shape, info.global_type.dtype.numpy)
+        whole = np.zeros(self.held(info), info.global_type.dtype.numpy)
         written: dict[tuple[int, ...], np.ndarray] = {}
         for rank, buffers in self._holding(info):
             where = tuple(group_index(self.mesh, axes, rank) for axes in info.axes)
@@ -94,7 +102,7 @@ class ReferenceRanks:
             sizes = info.local_type.shape
             index = tuple(slice(i * n, (i + 1) * n) for i, n in zip(where, sizes, strict=True))
             whole[index] = shard
-        return whole
+        return whole[tuple(slice(size) for size in info.global_type.shape)]
 
     def run_step(self, micro_batches: Sequence[Mapping[str, np.ndarray]]) -> None:
         """One step; one whole micro-batch by buffer name per repetition."""

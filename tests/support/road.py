@@ -83,10 +83,11 @@ def run_and_compare(
     for whole in itertools.islice(batches, steps):
         expected = reference_step(task, expected, whole)
         ranks.run_step(split_batch(batch_leaves(whole), samples))
+    kept = (info for info in plan.buffers.values() if info.role != "batch")
+    leaves = {info.part.leaf if info.part else info.name for info in kept}
     errors = {
         name: leaf_error(ranks.gather(name), expected[name])
-        for name, info in plan.buffers.items()
-        if name in expected and info.role != "batch"
+        for name in sorted(leaves & set(expected))
     }
     assert set(errors) == set(expected)
     return errors, ranks

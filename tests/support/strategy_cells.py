@@ -48,6 +48,20 @@ def gqa() -> TrainTask:
     return llama.train_task(config, seq_len=16, dtype="f32", remat="full")
 
 
+def odd_llama(heads: int = 6, kv_heads: int = 6, vocab: int = 258, inner: int = 90) -> TrainTask:
+    """A scanned decoder whose heads, vocabulary and columns four cores do not divide."""
+    config = llama.LlamaConfig(
+        hidden_size=48,
+        intermediate_size=inner,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocab,
+        head_dim=8,
+    )
+    return llama.train_task(config, seq_len=16, dtype="f32", remat="full")
+
+
 def bert() -> TrainTask:
     """A scanned encoder with biases, a tied output projection and LAMB."""
     return encoder.train_task(LANGUAGE, TaskOptions(seq_len=16, optimizer="lamb"))

@@ -35,6 +35,7 @@ from sim_cluster.result import distance
 from sim_cluster.run_values import ValueRun
 from tests.models import flax_decoder, prime_model
 from tests.support.small_job import build_on, bundle_of, run_steps, small_llama
+from tests.support.strategy_cells import odd_llama
 
 STEPS = 2
 L0_BOUND = {"fp32": 1e-5, "bf16": 1e-2}
@@ -100,6 +101,9 @@ CASES = {
     "deep prime hsdp": Case(deep, {"dp_replicate": 2, "dp_shard": 2}),
     "llama tp beyond kv heads": Case(
         small_llama, {"dp_shard": 2, "tp": 4}, settings=StrategySettings(name="llm-training")
+    ),
+    "odd llama tp": Case(
+        odd_llama, {"dp_shard": 2, "tp": 4}, settings=StrategySettings(name="llm-training")
     ),
     "llama two physical cores": Case(small_llama, {"dp_shard": 2, "tp": 2}, lnc=2),
     "llama fsdp cp tp": Case(small_llama, {"dp_shard": 2, "cp": 2, "tp": 2}),
