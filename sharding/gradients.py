@@ -17,8 +17,10 @@ from compiler.min_cut import UNCUTTABLE, FlowNetwork
 from sharding.linearity import Kind, Label
 
 ACCUMULATOR_BYTES = 4  # micro-batches are added up in fp32
+REDUCTIONS = ("all_reduce", "reduce_scatter")
 SCALINGS = frozenset(("divide", "multiply", "negate"))
 _FINE = 1024  # weights are bytes * _FINE + number of scalings, so that bytes always decide first
+_REDUCED = 1 << 48  # above any weight of a value that is not reduced
 
 
 class CutRefusedError(Exception):
@@ -83,15 +85,33 @@ class StepView:
         return [v for v in dict.fromkeys(op.operands) if v in self.on_batch]
 
 
-def find_cut(view: StepView, outputs: Sequence[Value], accumulated: bool = True) -> list[Value]:
+def with_reduced(graph: Graph, labels: dict[Value, Label]) -> dict[Value, Label]:
+    """Labels of what reductions read, where only their results have one: sums are linear."""
+    for op in reversed(graph.ops):
+        if op.name in REDUCTIONS and op.result in labels:
+            labels.setdefault(op.operands[0], labels[op.result])
+    return labels
+
+
+def find_cut(
+    view: StepView,
+    outputs: Sequence[Value],
+    accumulated: bool = True,
+    reduce_last: bool = False,
+) -> list[Value]:
     """The sums over samples through which `outputs` depend on the batch, cheapest to store, in
-    program order: in fp32 when micro-batches are added up, else in their own type.
+    program order: in fp32 when micro-batches are added up, else in their own type. With
+    `reduce_last` what is not reduced over cores yet is preferred.
 
     Raises: CutRefusedError when an output depends on single samples past every sum.
     """
     sinks = _zone_sinks(view, outputs)
     sources, edges, zone = _zone(view, sinks)
-    network = FlowNetwork(_weights(view, zone, accumulated), edges, sources, sinks)
+    weights = _weights(view, zone, accumulated)
+    if reduce_last:
+        reduced = _behind_reductions(view, zone)
+        weights = {v: n + _REDUCED * (v in reduced) for v, n in weights.items()}
+    network = FlowNetwork(weights, edges, sources, sinks)
     try:
         return network.minimum_cut()
     except ValueError as error:
@@ -144,6 +164,15 @@ def _zone(
         zone.update(fresh)
         todo.extend(fresh)
     return sources, edges, zone
+
+
+def _behind_reductions(view: StepView, zone: set[Value]) -> set[Value]:
+    """The values of the zone that follow from a reduction over cores in it."""
+    found: set[Value] = set()
+    for op in view.graph.ops:
+        if op.name in REDUCTIONS or any(v in found for v in op.operands):
+            found.update(v for v in op.results if v in zone)
+    return found
 
 
 def _weights(view: StepView, zone: set[Value], accumulated: bool) -> dict[Value, int]:

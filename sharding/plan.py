@@ -22,7 +22,7 @@ from sharding.fold import Folded, fold
 from sharding.footprint import Footprint, footprint
 from sharding.localize import localize
 from sharding.mesh import SHARD_AXIS, Mesh
-from sharding.overlap import Shifts, overlap
+from sharding.overlap import Shifts, hoisted, overlap
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
 from sharding.pipeline.divide import divide
 from sharding.pipeline.unstack import Staged, stage_layers
@@ -183,10 +183,13 @@ def complete(
     settings = prepared.settings
     source = with_reduce_dtype(with_findings(rewrite(answer), prepared.recipe), settings)
     local, context = with_context(localize(source), settings.context)
+    last = num_microbatches > 1 and settings.reduces_last
+    local = hoisted(local) if last else local
     step = split_step(
         local,
         num_microbatches=num_microbatches,
         reshard_after_forward=settings.reshard_after_forward,
+        reduce_last=last,
     )
     cut_findings = step.metadata["findings"]
     assert isinstance(cut_findings, tuple)

@@ -88,6 +88,12 @@ class StrategySettings:
     (NEURON_FSDP_NUM_LAYER_LATE_RS_SHIFT). Each costs the memory of one layer's unreduced gradients.
     """
 
+    reduce_gradients: str = choice("auto", "auto", "each", "last")
+    """When the gradients of several micro-batches are reduced: after each of them, or once after
+    the last (PyTorch's no_sync): less traffic, and accumulators as large as the weights a core
+    computes with. auto: last for zero = 1, whose gradients are whole until then, else each.
+    """
+
     cc_streams: int = limited(1, 1, 4)
     """Streams that run collectives beside each other (NEURON_FSDP_CC_MULTISTREAM is 2): what layers
     wait for on stream 0; gathers of weights, reductions of gradients, sums over copies behind it.
@@ -105,6 +111,14 @@ class StrategySettings:
     def rounds(self) -> bool:
         """True when the policy makes some type shorter than the model's own may be."""
         return "bfloat16" in (self.param_dtype, self.reduce_dtype, self.output_dtype)
+
+    @property
+    def reduces_last(self) -> bool:
+        """Whether gradients wait for the last micro-batch before they are reduced."""
+        if self.reduce_gradients != "auto":
+            return self.reduce_gradients == "last"
+        spreads = self.name == "llm-training" and self.zero == AUTO
+        return spreads or self.zero == DISTRIBUTED_OPTIMIZER
 
 
 DEFAULTS = StrategySettings()

@@ -24,7 +24,7 @@ from compiler.neff.schedule import Schedule
 from compiler.passes.placement import place_late
 from compiler.program import BufferInfo, StepPlan, StepProgram
 from sharding.coordinates import coordinate_name, hoist_coordinates
-from sharding.gradients import CutRefusedError, StepView, depends_on, find_cut
+from sharding.gradients import CutRefusedError, StepView, depends_on, find_cut, with_reduced
 from sharding.linearity import Kind, label_values
 from sharding.localize import Localized
 from sharding.partitioned import Slot
@@ -38,9 +38,11 @@ def split_step(
     *,
     num_microbatches: int = 1,
     reshard_after_forward: bool = True,
+    reduce_last: bool = False,
 ) -> StepPlan:
     """The programs of a step, their buffers and their schedule.
 
+    With `reduce_last` accumulators hold gradients in front of their reductions, where they can.
     Batch buffers describe one micro-batch. A step that cannot be cut is one program named `step`,
     with a finding in `metadata["findings"]`.
     Raises: ShardingError when it cannot be cut and `num_microbatches` is above 1, or when names
@@ -52,7 +54,8 @@ def split_step(
         )
     step = _Step.of(local)
     try:
-        return _Builder(step, num_microbatches, reshard_after_forward).build()
+        builder = _Builder(step, num_microbatches, reshard_after_forward, reduce_last)
+        return builder.build()
     except CutRefusedError as refused:
         return _uncut(step, num_microbatches, refused)
 
@@ -100,7 +103,7 @@ class _Step:
         view = StepView(
             graph,
             graph.producers(),
-            {local.values[v]: label for v, label in labels.items()},
+            with_reduced(graph, {local.values[v]: label for v, label in labels.items()}),
             depends_on(graph, [local.values[v] for v in batch]),
         )
         return cls(view, names, outputs, buffers, dict(source.mesh.axes))
@@ -207,8 +210,11 @@ class _Part:
 class _Builder:
     """Cuts one step. The three programs share the ops and values of the step's graph."""
 
-    def __init__(self, step: _Step, num_microbatches: int, reshard_after_forward: bool) -> None:
+    def __init__(
+        self, step: _Step, num_microbatches: int, reshard_after_forward: bool, reduce_last: bool
+    ) -> None:
         self.step = step
+        self.reduce_last = reduce_last
         self.num_microbatches = num_microbatches
         self.reshard_after_forward = reshard_after_forward
         self.forward, self.backward, self.update = (
@@ -220,7 +226,8 @@ class _Builder:
         """The plan. Raises CutRefusedError when the dataflow does not allow the cut."""
         graph, view = self.step.graph, self.step.view
         state = [(s, v) for s, v in self.step.outputs if s.role in STATE_ROLES]
-        cut = find_cut(view, [v for _, v in state], self.num_microbatches > 1)
+        accumulated = self.num_microbatches > 1
+        cut = find_cut(view, [v for _, v in state], accumulated, self.reduce_last)
         early, late = self._place_metrics(cut)
         forward_ops = _ancestors(graph, [v for _, v in early])
         computed = {v for op in forward_ops for v in op.results}

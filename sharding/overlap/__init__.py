@@ -3,7 +3,8 @@
 `overlap` rewrites the programs of a step after the cut, so that strategies and partitioning know
 nothing of it: `assign.py` decides which ops of a layer loop run early or late, `pipelined.py` makes
 a software pipeline of the loop, `streams.py` says what runs beside what. Values stay the same bit
-by bit.
+by bit. `deferred.py` comes before the cut: it frees reductions of gradients from loops, so that
+they can wait for the last micro-batch.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from compiler.ir.types import Graph, Op, Value
 from compiler.passes.dce import dce
 from compiler.program import StepPlan
 from sharding.overlap.assign import Shifts, delays
+from sharding.overlap.deferred import hoisted
 from sharding.overlap.pipelined import pipelined
 from sharding.overlap.streams import streams_of
 
-__all__ = ["Shifts", "overlap"]
+__all__ = ["Shifts", "hoisted", "overlap"]
 
 
 def overlap(step: StepPlan, shifts: Shifts, streams: int = 1) -> StepPlan:

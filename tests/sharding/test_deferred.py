@@ -1,0 +1,80 @@
+"""Gradients that are reduced once, after the last micro-batch: the same step, less traffic, larger
+accumulators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from sharding.plan import Plan
+from tests.support.road import worst
+from tests.support.staged_runs import plan_of, step_errors
+from tests.support.strategy_cells import DISTRIBUTIONS, MODELS, Distribution
+
+BOUND = 1e-5
+MICRO_BATCHES = 3
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+CELLS = [
+    ("gqa", "fsdp 4"),
+    ("gqa", "hsdp 8"),
+    ("flax", "zero-1 8"),
+    ("tied gpt", "tp zero-1 8"),
+    ("bert", "data parallel 4"),
+]
+
+
+def _told(name: str, when: str, **more: int) -> Distribution:
+    found = DISTRIBUTIONS[name]
+    return replace(found, settings=replace(found.settings, reduce_gradients=when, **more))
+
+
+def _reductions(plan: Plan, program: str) -> Counter[tuple[str, ...]]:
+    """Reductions over data axes per step in a program, by axes."""
+    found = Counter[tuple[str, ...]]()
+    for row in plan.traffic:
+        if row.program == program and row.kind in REDUCTIONS and "tp" not in row.axes:
+            found[row.axes] += row.count
+    return found
+
+
+def _gradient_bytes(plan: Plan) -> int:
+    buffers = plan.step.buffers.values()
+    return sum(b.local_type.num_bytes for b in buffers if b.role == "gradient")
+
+
+@pytest.mark.parametrize(("model", "name"), CELLS)
+def test_one_reduction_per_step(model: str, name: str) -> None:
+    last = _told(name, "last")
+    leaf, error = worst(step_errors(MODELS[model], last, MICRO_BATCHES))
+    assert error <= BOUND, leaf
+    plans = [plan_of(MODELS[model], how, MICRO_BATCHES) for how in (_told(name, "each"), last)]
+    assert _reductions(plans[0], "backward")
+    assert not _reductions(plans[1], "backward")
+    assert _reductions(plans[1], "update").total() < _reductions(plans[0], "backward").total()
+
+
+def test_accumulators_are_whole_until_then() -> None:
+    each, last = (
+        plan_of(MODELS["gqa"], _told("fsdp 4", w), MICRO_BATCHES) for w in ("each", "last")
+    )
+    assert _gradient_bytes(last) == 4 * _gradient_bytes(each)
+
+
+def test_one_micro_batch_has_nothing_to_wait_for() -> None:
+    told = [_told("fsdp 4", when) for when in ("each", "last")]
+    each, last = (plan_of(MODELS["gqa"], how, 1) for how in told)
+    assert each.traffic == last.traffic
+    assert _gradient_bytes(each) == _gradient_bytes(last)
+
+
+def test_zero_1_reduces_once_and_zero_2_after_every_micro_batch() -> None:
+    """Stage 1 shares optimizer state only, so gradients stay whole over the micro-batches."""
+    one, two = (
+        plan_of(MODELS["gqa"], _told("zero-1 8", "auto", zero=stage), MICRO_BATCHES)
+        for stage in (1, 2)
+    )
+    assert not _reductions(one, "backward")
+    assert _reductions(two, "backward")
+    assert _gradient_bytes(one) == 8 * _gradient_bytes(two)
