@@ -44,6 +44,7 @@ FEW = [
     ("gqa", "pp tp zero-1 8"),
     ("flax", "pp fsdp 8"),
     ("gqa", "pp fsdp cp 8"),
+    ("gqa", "pp ring 4"),
 ]
 
 

@@ -181,12 +181,12 @@ DISTRIBUTIONS = {
     "tp beyond heads 32": distribution("fsdp", dp_shard=2, tp=16),
 }
 SEQUENCE_DISTRIBUTIONS = {
-    "cp 4": distribution("generic", cp=4),
-    "fsdp cp 8": distribution("fsdp", dp_shard=4, cp=2),
+    "cp 4": distribution("generic", context="ring", cp=4),
+    "fsdp cp 8": distribution("fsdp", context="ring", dp_shard=4, cp=2),
     "cp gathered 4": distribution("generic", context="gather", cp=4),
     "fsdp cp gathered 8": distribution("fsdp", context="gather", dp_shard=2, cp=4),
-    "fsdp cp tp 8": distribution("fsdp", dp_shard=2, cp=2, tp=2),
-    "fsdp cp tp 32": distribution("fsdp", dp_shard=4, cp=2, tp=4),
+    "fsdp cp tp 8": distribution("fsdp", context="ring", dp_shard=2, cp=2, tp=2),
+    "fsdp cp tp 32": distribution("fsdp", context="ring", dp_shard=4, cp=2, tp=4),
 }
 """These need a sequence that crosses layers."""
 EXPERT_DISTRIBUTIONS = {
@@ -194,7 +194,9 @@ EXPERT_DISTRIBUTIONS = {
     "fsdp ep 8": distribution("fsdp", dp_shard=4, ep=2),
     "fsdp ep tp 8": distribution("fsdp", dp_shard=2, ep=2, tp=2),
     "zero-1 ep tp 16": distribution("llm-training", dp_shard=2, ep=4, tp=2),
-    "hsdp ep cp 32": distribution("fsdp", dp_replicate=2, dp_shard=2, ep=2, cp=2, tp=2),
+    "hsdp ep cp 32": distribution(
+        "fsdp", context="ring", dp_replicate=2, dp_shard=2, ep=2, cp=2, tp=2
+    ),
 }
 """These need experts."""
 
@@ -258,6 +260,7 @@ PIPELINE_DISTRIBUTIONS = {
     "pp gpipe 4": distribution("llm-training", schedule="gpipe", pp=4),
     "pp interleaved 2": distribution("llm-training", schedule="interleaved", pp=2),
     "pp tp zero-1 8": distribution("llm-training", pp=2, dp_shard=2, tp=2),
+    "pp ring 4": distribution("llm-training", context="ring", pp=2, cp=2),
     "pp fsdp 8": distribution("fsdp", pp=2, dp_shard=4),
     "pp fsdp cp 8": distribution("fsdp", pp=2, dp_shard=2, cp=2),
     "pp hsdp tp 16": distribution("fsdp", pp=2, dp_replicate=2, dp_shard=2, tp=2),
