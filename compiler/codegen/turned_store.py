@@ -16,19 +16,24 @@ from compiler.codegen.contract_plan import ContractPlan
 from compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, row_block
 from compiler.codegen.space import Space, Walk
 from compiler.codegen.values import Frame
+from compiler.dtypes import DType
 from compiler.isa.program import Engine
 
+_WIDE_RANGE = (DType.F32, DType.BF16)
 _ENGINES = (Engine.VECTOR, Engine.SCALAR)
 
 
 def is_plain(space: Space, store: int) -> bool:
-    """Whether a store writes a product as it is, at most converted."""
-    if space.values[store].op != "store":
+    """Whether a store writes a product as it is, at most converted, in a type with the range of
+    fp32: a product that fp16 or fp8 cannot hold is an infinity.
+    """
+    value = space.values[store]
+    if value.op != "store":
         return False
-    (number,) = space.values[store].inputs
-    while space.values[number].op == "convert":
-        (number,) = space.values[number].inputs
-    return space.values[number].op == "contract"
+    value = space.values[value.inputs[0]]
+    while value.op == "convert" and value.dtype in _WIDE_RANGE:
+        value = space.values[value.inputs[0]]
+    return value.op == "contract" and value.dtype in _WIDE_RANGE
 
 
 def turned_block(

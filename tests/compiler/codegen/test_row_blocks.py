@@ -18,6 +18,7 @@ from compiler.codegen.row_blocks import RowBlock, row_block, spread
 from compiler.codegen.search import Room
 from compiler.codegen.space import Walk, normalise
 from compiler.diagnostics import CapacityError
+from compiler.dtypes import DType
 from compiler.isa.limits import limits_for, walk
 from compiler.isa.program import Region, Space
 from compiler.isa.region import Affine
@@ -200,6 +201,20 @@ def test_what_is_not_a_plain_product_is_not_turned() -> None:
     assert masked.any() and not masked.all()
     assert np.array_equal(np.isneginf(got[-1].astype(np.float32)), masked)
     assert not np.isnan(got[-1].astype(np.float32)).any()
+
+
+def test_products_beyond_fp16_stay_infinite() -> None:
+    """Sums of 64 products of 60 are 230400: no neighbour may become NaN."""
+    m, _ = scores(8, 128, 128, 64, DType.F16)
+    want, got = arrays(m.tensors, 0), arrays(m.tensors, 0)
+    for side in (0, 1):
+        for run in (want, got):
+            run[side][...] = 1
+            run[side].reshape(2, 128, 8, 64)[0, 5, 2] = 60
+    regions.run_region(m.program(), want, {})
+    l0.run_region(m.region(), got, {})
+    assert np.isposinf(want[-1].astype(np.float32)).sum() == 1
+    assert np.array_equal(got[-1].astype(np.float32), want[-1].astype(np.float32))
 
 
 @pytest.mark.parametrize("size", ODD)
