@@ -26,7 +26,7 @@ from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER
 from sharding.strategies.decisions import WEIGHTS
 
 LISTED = 20  # tensors at the peak that a report holds
-_BAR = 20
+_BAR = 16
 _NUMBERS = ("position", "times", "in use")
 _PER_PROGRAM = 5  # positions of a program on the screen
 

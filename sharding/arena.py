@@ -93,8 +93,8 @@ def estimated_arena(program: StepProgram) -> Arena:
 
 
 def _default_category(program: str) -> str:
-    """What values of a program are, unless a gather made them."""
-    return "scratch" if program == "update" else "activations"
+    """What values of a program are, unless a gather made them; stages number their programs."""
+    return "scratch" if program.partition(".")[0] == "update" else "activations"
 
 
 @dataclass(slots=True)

@@ -104,6 +104,16 @@ def test_gathered_values_are_their_own_category() -> None:
     assert memory.held[0].num_bytes == 4 * BYTES
 
 
+@pytest.mark.parametrize("name", ["update", "update.1"])
+def test_what_an_update_holds_is_scratch_on_every_stage(name: str) -> None:
+    b = Builder()
+    a, c = sines(b, b.input((SIZE,)), 2)
+    graph = b.finish(b.reduce(b.multiply(a, c), "add", (0,)), b.multiply(a, a))
+    roles = [("x", "gradient"), ("s", "metric"), ("r", "parameter")]
+    memory = footprint(plan_of(graph, roles, name=name))
+    assert memory.categories["scratch"] == BYTES and not memory.categories["activations"]
+
+
 def loop_graph(with_stack: bool) -> Graph:
     """A loop that needs two tensors inside, and carries x, weights it only reads, and a stack."""
     b = Builder()
