@@ -1,5 +1,7 @@
-"""Pipeline stages: layer loops split by trips, then every op and value placed on stages.
+"""Pipeline stages: layers shared out before partitioning, the cut step divided after it.
 
-docs/design/0031-pipeline.md has the reasons. `loops.py` splits, and keeps the meaning of one
-program; placing and cutting build on it.
+`assignment.py` says which layers belong to which part, `unstack.py` and `loops.py` make every part
+values and loops of its own. `places.py`, `update.py` and `terms.py` place ops, `divide.py` makes
+the programs and transfers of every stage, `schedules.py` their order. docs/design/0031-pipeline.md
+has the reasons.
 """

@@ -59,8 +59,14 @@ class Assignment:
 def assign(graph: Graph, inputs: Sequence[Slot], num_parts: int) -> Assignment:
     """Layers of a step by part.
 
-    Raises: ShardingError (SW_PIPELINE_LAYERS) when the step has fewer layers than parts.
+    Raises: ShardingError (SW_PIPELINE_LAYERS) when the step has fewer layers than parts, or no part
+    is asked for.
     """
+    if num_parts < 1:
+        raise ShardingError(
+            "SW_PIPELINE_LAYERS",
+            f"strategy.stage_parts requires at least 1 part per stage, got {num_parts} in all",
+        )
     return _Assigner(graph, inputs, num_parts).build()
 
 

@@ -27,6 +27,7 @@ from tests.support.staged_runs import captured, plan_of, step_errors
 from tests.support.strategy_cells import (
     PIPELINE_DISTRIBUTIONS,
     PIPELINE_MODELS,
+    Distribution,
     distribution,
     moe,
     random_inputs,
@@ -145,6 +146,9 @@ def test_a_lost_send_is_a_reported_deadlock() -> None:
 
 
 def test_more_stages_than_layers_are_refused() -> None:
+    none = dataclasses.replace(PIPELINE_DISTRIBUTIONS["pp interleaved 2"].settings, stage_parts=0)
+    with pytest.raises(ShardingError, match="stage_parts requires at least 1"):
+        plan_of(PIPELINE_MODELS["gqa"], Distribution(none, (("pp", 2),)), 2)
     with pytest.raises(ShardingError, match="at least 8 layers that repeat, found 5"):
         plan_of(PIPELINE_MODELS["gqa"], distribution("llm-training", pp=8), 1)
 
