@@ -30,6 +30,7 @@ from compiler.isa.region import Affine, RegionProgram, Tensor, View
 from compiler.neff.manifest import Manifest, NamedBuffer
 from sim_cluster.exchange import exchange
 from sim_cluster.functions import FunctionCode
+from sim_cluster.layout import sharded_shape
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import run_program
 from sim_cluster.result import distance
@@ -193,6 +194,13 @@ def named(
     )
 
 
+def whole(buffer: NamedBuffer, mesh: dict[str, int]) -> NamedBuffer:
+    """`buffer` with the global shape its shards make up; a coordinate has none."""
+    if buffer.role == "coordinate":
+        return buffer
+    return replace(buffer, global_shape=sharded_shape(buffer, mesh))
+
+
 def manifest(
     mesh: dict[str, int], buffers: list[NamedBuffer], num_microbatches: int = 1
 ) -> Manifest:
@@ -202,7 +210,7 @@ def manifest(
         instances=1,
         lnc=1,
         mesh=mesh,
-        buffers={b.name: b for b in buffers},
+        buffers={b.name: whole(b, mesh) for b in buffers},
         programs={},
         schedules=(((("step",), num_microbatches),),),
         num_microbatches=num_microbatches,
