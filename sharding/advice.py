@@ -14,6 +14,9 @@ from compiler.program import BufferInfo, StepPlan
 from sharding.footprint import Footprint, category_of
 from sharding.mesh import SHARD_AXIS
 
+MIN_SAVED = 1e-3
+"""Part of the peak below which a change is not worth saying (our choice): counts and scales."""
+
 STATE = ("parameters", "gradients", "optimizer")
 
 
@@ -26,8 +29,9 @@ class Advice:
 
 
 def advice(memory: Footprint, plan: StepPlan) -> list[Advice]:
-    """Changes that save something, largest first."""
-    found = [a for a in _changes(memory, plan) if a.saves_bytes > 0]
+    """Changes that save something to speak of, largest first."""
+    least = MIN_SAVED * memory.peak_bytes
+    found = [a for a in _changes(memory, plan) if a.saves_bytes > least]
     return sorted(found, key=lambda a: -a.saves_bytes)
 
 

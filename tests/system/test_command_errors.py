@@ -175,7 +175,8 @@ def test_a_model_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture
     screen = " ".join(out.split())
     assert f"({memory['peak_bytes']} bytes)" in screen
     assert f"({memory['limit_bytes']} bytes)" in screen
-    assert "mesh.dp_shard is 32" in screen
+    assert "mesh.dp_shard = 64 (saves" in screen
+    assert "strategy.zero" not in screen, "fsdp has spread the state already"
     job = tmp_path / "job.toml"
     job.write_text("")
     code, data = as_json(capsys, "run", job, *arguments, "--out", tmp_path / "out")

@@ -54,11 +54,15 @@ def test_ranks_of_a_tensor_parallel_layer_add_up(causal: bool) -> None:
     layers = blocks.init_layers(SIZES, jax.random.key(1), jnp.float32)
     layer = {name: leaf[0] for name, leaf in layers.items()}
     x = jax.random.normal(jax.random.key(2), (2, 8, 16))
-    whole = blocks.attention(EXACT, layer, x, 2, causal=causal) + blocks.mlp(EXACT, layer, x)
+    whole = blocks.attention(EXACT, layer, x, 2, causal=causal) + blocks.mlp(
+        EXACT, layer, x, exact=True
+    )
     parts = 0.0
     for rank in range(2):
         share = _share(layer, rank)
-        parts += blocks.attention(EXACT, share, x, 1, causal=causal) + blocks.mlp(EXACT, share, x)
+        parts += blocks.attention(EXACT, share, x, 1, causal=causal) + blocks.mlp(
+            EXACT, share, x, exact=True
+        )
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
 
 
