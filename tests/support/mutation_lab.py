@@ -49,10 +49,14 @@ class RecordingRun(ValueRun):
         self.current = Recording(self.cores[0])
 
     def run(self, stage: int, program: str, number: int) -> Iterator[list[CollectiveRequest]]:
-        self.current = self.recordings[program] = Recording(self.cores[0].copy_named())
         yield from super().run(stage, program, number)
         named = self.cores[0].named
         self.current.after = {n: named[n].tobytes() for n in self.programs[program].outputs}
+
+    def _load_micro_batch(self, program: str, number: int, ranks: range) -> None:
+        """Memory is recorded as the program finds it: with its own micro-batch."""
+        super()._load_micro_batch(program, number, ranks)
+        self.current = self.recordings[program] = Recording(self.cores[0].copy_named())
 
     def _advance(self, running: Sequence[Any]) -> list[CollectiveRequest | None]:
         requests = super()._advance(running)
