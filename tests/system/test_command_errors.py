@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import main
+from tests.support.interrupts import heard_by_children
 from tests.support.small_job import write_job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -218,15 +219,16 @@ def test_an_interrupt_ends_the_run_and_its_children(
     """
     job = write_job(tmp_path, run={"steps": 10_000})
     command = [sys.executable, "-m", "orchestrator", "run", str(job), "--out", str(tmp_path / "o")]
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    with heard_by_children():
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
     try:
         _wait_for(process, moment)
         if whole_group:

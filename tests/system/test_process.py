@@ -27,6 +27,7 @@ from orchestrator.process_backend import AutoExecutor, ProcessExecutor
 from orchestrator.seats import MAX_ATTEMPTS
 from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload
+from tests.support.interrupts import heard_by_children
 
 WORKERS = 2
 
@@ -181,18 +182,31 @@ sys.exit(cli.main(["plan"]))
 """
 
 
+def test_a_child_of_a_background_test_run_hears_an_interrupt() -> None:
+    ask = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with heard_by_children():
+            answer = subprocess.check_output([sys.executable, "-c", ask], text=True)
+        assert answer.split() == ["True"]
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "job alone"])
 def test_an_interrupt_ends_the_job_and_its_workers(
     compile_units: list[WorkUnit], tmp_path: Path, whole_group: bool
 ) -> None:
     payload = tmp_path / "payload"
     payload.write_bytes(max((u.payload for u in compile_units), key=len))
-    job = subprocess.Popen(
-        [sys.executable, "-c", _LONG_JOB, str(payload)],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    with heard_by_children():
+        job = subprocess.Popen(
+            [sys.executable, "-c", _LONG_JOB, str(payload)],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
     assert job.stdout is not None
     pids = [int(word) for word in job.stdout.readline().split()]
     assert len(pids) == 2 and all(map(is_running, pids))
