@@ -15,6 +15,7 @@ from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 from compiler.isa.region import Affine
+from compiler.joins import joins_stages
 from compiler.lower import registry
 from compiler.lower.scalars import Known, known_scalars
 from compiler.lower.task import (
@@ -313,10 +314,12 @@ def _in_place_updates(graph: Graph, donated: Collection[Value]) -> set[Value]:
 
 
 def _depend(graph: Graph, value: Value, ops: Sequence[Op]) -> bool:
-    """True when one of `ops` is computed from `value`."""
-    reached, waiting = {value}, set(ops)
+    """True when one of `ops` is computed from `value`, or starts behind a collective that is."""
+    reached, waiting, joined = {value}, set(ops), False
     for op in graph.ops if ops else ():
-        if any(v in reached for v in op.operands):
+        joins = joins_stages(op)
+        if any(v in reached for v in op.operands) or (joins and joined):
+            joined |= joins
             reached.update(op.results)
             if op in waiting:
                 return True

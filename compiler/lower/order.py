@@ -1,7 +1,7 @@
 """Which task must run before which, and who reads what: the dependency graph of a body.
 
 Static edges (data, targets, registers) are worked out once per task; `Task.after` holds the edges
-that sharing memory adds later.
+that sharing memory adds later. Collectives over stages start in program order (`joins.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 
 from compiler.ir.types import Value
+from compiler.joins import joins_stages
 from compiler.lower.body import Body
 from compiler.lower.task import Task
 
@@ -20,9 +21,20 @@ class Order:
         self.body = body
         self._static: list[set[int]] = []
         self._readers: dict[Value, set[int]] = {}
+        self._queued: dict[int, int] = {}
+        self._last_join: int | None = None
 
     def before(self, task: Task) -> set[int]:
-        """Numbers of the tasks that must run before `task`."""
+        """Numbers of the tasks that must run, or for a collective over stages start, before
+        `task`.
+        """
+        found = self.finished(task)
+        if task.number in self._queued:
+            found.add(self._queued[task.number])
+        return found
+
+    def finished(self, task: Task) -> set[int]:
+        """Numbers of the tasks that must have finished before `task` starts."""
         self._extend()
         return self._static[task.number] | task.after
 
@@ -73,6 +85,10 @@ class Order:
         """Take in tasks that were added since the last question."""
         for task in self.body.tasks[len(self._static) :]:
             self._static.append(self._of(task))
+            if joins_stages(task.op):
+                if self._last_join is not None:
+                    self._queued[task.number] = self._last_join
+                self._last_join = task.number
 
     def _of(self, task: Task) -> set[int]:
         body, found, registers = self.body, set(), set(task.registers)

@@ -1,18 +1,19 @@
 """Order of regions: as in the program, except that collectives start early and are awaited late.
 
 A collective starts as soon as its source is stored and is awaited right before the first region
-that needs its result or the memory it uses; in between, other regions run.
+that needs its result or the memory it uses; in between, other regions run. Those over pipeline
+stages start in program order, which all stages share.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.lower.body import Body
 from compiler.lower.order import Order
-from compiler.lower.task import COLLECTIVE, CONTRACT
+from compiler.lower.task import COLLECTIVE, CONTRACT, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,12 @@ class Slot:
 def schedule(body: Body, order: Order, members: Mapping[int, Sequence[int]]) -> list[Slot]:
     """Steps in order. `members` maps region -> task numbers; collectives are alone."""
     region_of = {n: r for r, numbers in members.items() for n in numbers}
-    before = {
-        r: _regions_before(body, order, numbers, region_of) - {r} for r, numbers in members.items()
-    }
+    before = _regions(body, order.before, members, region_of)
+    finished = _regions(body, order.finished, members, region_of)
     slots: list[Slot] = []
     in_flight: list[int] = []
     for region in _sorted(body, before, members):
-        for waited in [c for c in in_flight if c in before[region]]:
+        for waited in [c for c in in_flight if c in finished[region]]:
             slots.append(Slot(waited, wait=True))
             in_flight.remove(waited)
         slots.append(Slot(region))
@@ -44,10 +44,17 @@ def schedule(body: Body, order: Order, members: Mapping[int, Sequence[int]]) -> 
     return slots
 
 
-def _regions_before(
-    body: Body, order: Order, numbers: Sequence[int], region_of: Mapping[int, int]
-) -> set[int]:
-    return {region_of[n] for number in numbers for n in order.before(body.tasks[number])}
+def _regions(
+    body: Body,
+    earlier: Callable[[Task], set[int]],
+    members: Mapping[int, Sequence[int]],
+    region_of: Mapping[int, int],
+) -> dict[int, set[int]]:
+    """Per region, the other regions with tasks that are `earlier` than one of its own."""
+    return {
+        r: {region_of[n] for number in numbers for n in earlier(body.tasks[number])} - {r}
+        for r, numbers in members.items()
+    }
 
 
 def _sorted(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.types import Op, Value
+from compiler.joins import consecutive
 from compiler.passes.remat.recipes import RATIO, contracts
 
 MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)
@@ -82,7 +83,9 @@ Edges = Mapping[Op, Sequence[tuple[int, Op]]]
 
 
 def _producers_inside(ops: Sequence[Op], level: Level) -> Edges:
-    """Per op, the ops of the stretch it reads, each with the phases between the two."""
+    """Per op, the ops of the stretch it reads, each with the phases between the two; collectives
+    over stages also stand behind each other.
+    """
     scalar = {op: _is_scalar(op) for op in ops}
     edges: dict[Op, list[tuple[int, Op]]] = {}
     for op in ops:
@@ -92,6 +95,8 @@ def _producers_inside(ops: Sequence[Op], level: Level) -> Edges:
             for v, p in made
             if p is not None and p in scalar
         ]
+    for first, then in consecutive(ops):
+        edges[then].append((int(scalar[first] != scalar[then]), first))
     return edges
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.diagnostics import Loc, ShardingError
 from compiler.ir.types import Graph, Op, Value
+from compiler.joins import joins_stages
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat
 from compiler.program import BufferInfo, StepPlan, StepProgram
 from sharding.pipeline.places import Backward, Code, Forward, Placed, place_forward
@@ -71,7 +72,7 @@ class _Piece:
         for op, stages in reversed(self.code):
             if stages is not None and self.key not in stages:
                 continue
-            if _joins_stages(op) or any(v in needed for v in op.results):
+            if joins_stages(op) or any(v in needed for v in op.results):
                 kept.append(op)
                 needed.update(op.operands)
                 made.update(op.results)
@@ -90,10 +91,6 @@ class _Piece:
             outputs=tuple(self.outputs),
             stage=self.stage,
         )
-
-
-def _joins_stages(op: Op) -> bool:
-    return op.name == "all_reduce" and STAGE_AXIS in op.attrs.axes
 
 
 class _Divider:

@@ -1,0 +1,28 @@
+"""Collectives over pipeline stages: every stage must start them in one order.
+
+Stages run programs of their own, and what is the best order differs between them. The order that
+counts is decided before the stages are divided: that of the ops in the program they are cut from.
+Whatever reorders ops afterwards keeps it: pieces of straight-line code (`outline/pieces.py`) and
+tasks of a function (`lower/order.py`) stand behind the last such collective before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from compiler.ir.types import Op
+from compiler.neff.schedule import STAGE_AXIS
+
+
+def joins_stages(op: Op) -> bool:
+    """True for a collective in which all stages take part."""
+    return op.name == "all_reduce" and STAGE_AXIS in op.attrs.axes
+
+
+def consecutive(ops: Iterable[Op]) -> Iterator[tuple[Op, Op]]:
+    """Each collective over stages with the next one, in program order."""
+    last: Op | None = None
+    for op in filter(joins_stages, ops):
+        if last is not None:
+            yield last, op
+        last = op
