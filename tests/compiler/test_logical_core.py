@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,9 @@ def ones(*shape: int) -> jax.Array:
     return jnp.ones(shape, jnp.bfloat16)
 
 
-def pair(f, *args: jax.Array) -> tuple[CompiledFunction, CompiledFunction]:  # type: ignore[no-untyped-def]
+def pair(
+    f: Callable[..., jax.Array], *args: jax.Array
+) -> tuple[CompiledFunction, CompiledFunction]:
     one, two = (compile_function(f, args, CompileOptions(lnc=n), TRN2) for n in (1, 2))
     return one, two
 

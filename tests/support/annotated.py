@@ -75,17 +75,18 @@ def annotated_task(way: str, data: int = 4, model: int = 2, inner: int = INNER) 
             "y": jax.ShapeDtypeStruct((n,), jnp.int32, **where),
         }
 
-    def batches(seed: int, n: int, _data: str | None) -> Iterator[dict]:
-        rng = np.random.default_rng(seed)
-        while True:
-            x = rng.standard_normal((n, WIDTH)).astype(np.float32)
-            yield {"x": x, "y": rng.integers(0, CLASSES, n).astype(np.int32)}
-
     jitted = jax.jit(
         step,
         in_shardings=(places, None, {"x": at("data"), "y": at("data")}),
         out_shardings=(places, None, at()),
     )
     return TrainTask(
-        step=jitted if way == "jit" else step, init=init, batch=batch, batches=batches, name=way
+        step=jitted if way == "jit" else step, init=init, batch=batch, batches=_batches, name=way
     )
+
+
+def _batches(seed: int, n: int, _data: str | None) -> Iterator[dict]:
+    rng = np.random.default_rng(seed)
+    while True:
+        x = rng.standard_normal((n, WIDTH)).astype(np.float32)
+        yield {"x": x, "y": rng.integers(0, CLASSES, n).astype(np.int32)}
