@@ -18,6 +18,7 @@ from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import ConstantAttrs, ReshapeAttrs
 from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.isa.region import Affine
+from compiler.joins import joins_stages
 from compiler.lower.body import IDENTITY, VIEWS
 from compiler.lower.scalars import Known, known_scalars, parameter
 from compiler.outline import pieces
@@ -268,9 +269,12 @@ class _Cutter:
         users: Mapping[Value, set[int]],
         leaving: frozenset[Value],
     ) -> Piece:
-        """Part `number`; its outputs are what other parts or `leaving`, the level, read."""
+        """Part `number`; its outputs are what other parts or `leaving`, the level, read, and what
+        stages reduce together: a stage takes part although it reads none of it.
+        """
         results = {r for op in ops for r in op.results}
         wanted = {r for r in results if r in leaving or users.get(r, set()) - {number}}
+        wanted |= {r for op in ops if joins_stages(op) for r in op.results}
         piece = Piece(ops, [], [], name=self.name)
         self._fill(piece, wanted)
         return piece

@@ -1,14 +1,16 @@
 """Dead code elimination: ops nothing reads, loop carries nothing needs, barrier operands nothing
 needs.
 
-No op of the IR has a side effect. A dead collective goes too: every rank runs the same program, so
-it is dead on all of them. The graph's signature stays.
+No op of the IR has a side effect. A dead collective goes too, since the ranks of its groups run the
+same program, so that it is dead on all of them; one over pipeline stages, which run programs of
+their own, stays. The graph's signature stays.
 """
 
 from __future__ import annotations
 
 from compiler.ir.ops import LoopAttrs
 from compiler.ir.types import Graph, Op, Value
+from compiler.joins import joins_stages
 from compiler.passes.rewrite import with_ops, with_results
 
 
@@ -22,7 +24,7 @@ def _sweep(graph: Graph, needed: set[Value]) -> tuple[list[Op], set[Value]]:
     """The live ops for the needed values, and all values needed in the end."""
     ops: list[Op] = []
     for op in reversed(graph.ops):
-        if any(v in needed for v in op.results):
+        if joins_stages(op) or any(v in needed for v in op.results):
             op = _narrow(op, needed)
             needed.update(op.operands)
             ops.append(op)

@@ -11,6 +11,7 @@ from compiler.ir.types import Graph, Value
 from compiler.lower.function import lower_function
 from compiler.neff.schedule import STAGE_AXIS
 from compiler.outline import outline_programs
+from compiler.passes.dce import dce
 from compiler.program import StepProgram
 from sim_cluster.result import distance
 from tests.support.region_reference import run_lowered
@@ -32,22 +33,33 @@ def update(norm_reads_gradient: bool) -> Graph:
     return b.finish(b.add(weight, b.multiply(whole, b.broadcast(norm, (8, 6)))))
 
 
-@pytest.mark.parametrize("norm_reads_gradient", [True, False])
-def test_pieces_of_a_program_keep_the_order(norm_reads_gradient: bool) -> None:
-    graph = update(norm_reads_gradient)
-    step = StepProgram(
-        name="update.0", graph=graph, inputs=("gradient", "other", "weight"), outputs=("new",)
-    )
+def collective_sizes(graph: Graph, inputs: tuple[str, ...]) -> list[int]:
+    """Elements of the all_reduces of the outlined program, in the order of its calls."""
+    step = StepProgram(name="update.0", graph=graph, inputs=inputs, outputs=("new",))
     outlined = outline_programs((step,))
     units = {u.key: u for u in outlined.functions}
     (program,) = outlined.programs
-    sizes = [
+    return [
         op.result.type.num_elements
         for call in program.steps
         for op in units[program.functions[call.function]].graph.ops
         if op.name == "all_reduce"
     ]
-    assert sizes == [48, 1]
+
+
+def test_a_stage_takes_part_in_what_it_does_not_read() -> None:
+    b = Builder()
+    gradient, weight = b.input((8, 6)), b.input((8, 6))
+    joined(b, gradient)
+    b.all_reduce(gradient, ("dp_shard",), group_size=2)  # dead on every rank of its groups
+    graph = dce(b.finish(b.add(weight, weight)))
+    assert collective_sizes(graph, ("gradient", "weight")) == [48]
+
+
+@pytest.mark.parametrize("norm_reads_gradient", [True, False])
+def test_pieces_of_a_program_keep_the_order(norm_reads_gradient: bool) -> None:
+    inputs = ("gradient", "other", "weight")
+    assert collective_sizes(update(norm_reads_gradient), inputs) == [48, 1]
 
 
 def test_a_function_starts_them_in_order_and_does_not_await_one_for_the_next() -> None:
