@@ -30,7 +30,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CallMoment:
     """One call, loop bodies once: live bytes of the arena while it runs, and the most its function
     holds in the scratch zone. `repeats` is how often the call runs.
     """
@@ -110,11 +110,11 @@ class Residency:
             live = before | live
         return live, placed[::-1]
 
-    def _moment(self, placed: _Placed) -> Moment:
+    def _moment(self, placed: _Placed) -> CallMoment:
         number = placed.call.function
         arena = sum(self._size(b) for b in placed.live)
         name, scratch = self.program.functions[number].name, self.scratch[number].num_bytes
-        return Moment(name, placed.repeats, arena, scratch)
+        return CallMoment(name, placed.repeats, arena, scratch)
 
     def _size(self, number: int) -> int:
         buffer = self.program.buffers[number]
