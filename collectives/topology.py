@@ -189,7 +189,7 @@ def unlinked(
 ) -> Topology:
     """Instances of one chip without links; EFA arguments as in `torus`."""
     tier = (instances, efa_bytes_per_s, efa_devices, efa_latency_ps)
-    return _build("unlinked", (1, 1), False, ranks_per_chip, (1, 0), tier)
+    return _build("unlinked", (1, 1), False, ranks_per_chip, (0, 0), tier)
 
 
 @lru_cache(maxsize=64)
@@ -234,7 +234,9 @@ def _check(
     shape: tuple[int, int], per_chip: int, instances: int, rate: int, devices: int, efa: int
 ) -> None:
     sizes = {"rows": shape[0], "cols": shape[1], "ranks_per_chip": per_chip, "instances": instances}
-    bad = {k: v for k, v in (sizes | {"link_bytes_per_s": rate}).items() if v < 1}
+    if max(shape) > 1:  # a chip alone has no links, and so no rate
+        sizes["link_bytes_per_s"] = rate
+    bad = {k: v for k, v in sizes.items() if v < 1}
     if bad:
         raise CollectiveError(f"a topology requires sizes and rates of at least 1, got {bad}")
     if (devices > 0) != (efa > 0) or devices < 0:

@@ -144,6 +144,13 @@ def _machine(job: JobConfig) -> Target:
             " chips stand behind switches",
             hint="use a trn1, trn1n, trn2 or inf2 machine; `shardwright compile --target` takes it",
         )
+    if cluster.instances > 1 and not target.efa_devices:
+        raise UsageError(
+            "SW_NETWORK",
+            f"cluster.instances on {target.name} requires 1, got {cluster.instances}: it has no EFA"
+            " devices",
+            hint="use one instance, or a machine with EFA, for example trn1.32xlarge",
+        )
     return target
 
 

@@ -190,6 +190,7 @@ def time_programs(built: Built, programs: Mapping[str, Program]) -> dict[str, St
         instances=built.job.cluster.instances,
         placement=built.placement,
         packets=packets_of(built.job.strategy),
+        whole_axes={name: built.plan.mesh.origin(name) for name in built.plan.mesh.names},
     )
     return band(step)
 

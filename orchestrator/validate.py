@@ -149,6 +149,7 @@ def _replica_step(built: Built, item: PublishedRun, profile: str) -> Counter[str
         mesh=built.plan.step.mesh,
         target=built.layout.target,
         instances=item.nodes,
+        whole_axes={name: built.plan.mesh.origin(name) for name in built.plan.mesh.names},
     )
     parts = Counter(time_step(step, profile).breakdown_ps)
     for op in _micro_batch(built, profile):

@@ -83,13 +83,13 @@ class Network:
 
     def _demand(self, time: CollectiveTime) -> Demand:
         """What a collective takes of each resource while its data moves."""
-        core, target = self.target.core, self.target
+        core, target, link = self.target.core, self.target, self.target.link_bytes_per_s
         wire_s = max(time.total_ps - time.launch_ps, 1) / PS_PER_S
         dma = target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
         efa = target.efa_bytes_per_s * self.costs.efa_efficiency / max(1, target.efa_devices)
         return Demand(
             dma=min(1.0, time.touch_bytes_per_rank / wire_s / dma),
-            link=min(1.0, time.link_bytes / wire_s / target.link_bytes_per_s),
+            link=min(1.0, time.link_bytes / wire_s / link) if link else 0.0,
             efa=min(1.0, time.efa_bytes / wire_s / efa) if efa else 0.0,
         )
 

@@ -163,9 +163,15 @@ class _Actor:
         return stretch.duration_ps(self.dma_share) * self.speed
 
 
+def axis_category(call: CollectiveCall, whole_axes: Mapping[str, str]) -> str:
+    """The breakdown category of a collective: its axes by the names the user knows them by."""
+    return "_".join(("collective", *dict.fromkeys(whole_axes.get(a, a) for a in call.axes)))
+
+
 class ClusterLoop:
     """Replays all classes; `duration` prices a collective alone, `speeds` slows classes down; ranks
-    of neighbouring stages of a pipeline are `stage_stride` apart.
+    of neighbouring stages of a pipeline are `stage_stride` apart. `whole_axes` names, per part of a
+    mesh axis, the axis.
     """
 
     def __init__(
@@ -176,8 +182,10 @@ class ClusterLoop:
         speeds: Mapping[int, float] | None = None,
         stage_stride: int = 0,
         packets: Packets = DEFAULT_PACKETS,
+        whole_axes: Mapping[str, str] | None = None,
     ) -> None:
         self.stage_stride = stage_stride
+        self.whole_axes = whole_axes or {}
         self.classes = classes
         self.packets = packets
         self.duration = duration
@@ -350,7 +358,7 @@ class ClusterLoop:
             late = max(0, job.start_ps - actor.since_ps)
             actor.result.charge("bubble", late)
         exposed = now - actor.since_ps - late
-        actor.result.charge("collective_" + "_".join(job.call.axes), exposed)
+        actor.result.charge(axis_category(job.call, self.whole_axes), exposed)
         actor.result.uses[job.call].exposed_ps += exposed
 
     def _rate_change(self, actor: _Actor, now: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collectives.placement import TORUS
-from compiler.isa.program import CollectiveCall, Program
+from compiler.isa.program import Program
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer
 from compiler.target import Target
 from sim_cluster.classes import RankClasses, refine
@@ -16,7 +16,7 @@ from sim_cluster.contention import DEFAULT_PACKETS, Packets
 from sim_cluster.macro import MacroOp, Start, Stretch, program_macros, schedule_macros
 from sim_cluster.network import Network
 from sim_cluster.profiles import PROFILES, under_profile
-from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveUse
+from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveUse, axis_category
 
 CATEGORIES = ("compute", "memory", "bubble", "launch", "idle")
 
@@ -33,6 +33,7 @@ class Step:
     transfers: tuple[Transfer, ...] = ()
     placement: str = TORUS
     packets: Packets = DEFAULT_PACKETS
+    whole_axes: Mapping[str, str] = field(default_factory=dict)  # of parts of axes, for names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,15 @@ def time_step(step: Step, profile: str = "nominal") -> StepTiming:
     classes = refine(step.mesh, sorted(started), [rank // stride for rank in range(ranks)])
     stages = [classes.representative(c) // stride for c in range(classes.count)]
     macros = [by_stage[stage] for stage in stages]
-    loop = ClusterLoop(classes, macros, network.duration, stage_stride=stride, packets=step.packets)
-    return _timing(profile, loop.run(), classes, macros, stages)
+    loop = ClusterLoop(
+        classes,
+        macros,
+        network.duration,
+        stage_stride=stride,
+        packets=step.packets,
+        whole_axes=step.whole_axes,
+    )
+    return _timing(profile, loop.run(), classes, macros, stages, step.whole_axes)
 
 
 def band(step: Step) -> dict[str, StepTiming]:
@@ -87,6 +95,7 @@ def _timing(
     classes: RankClasses,
     macros: Sequence[Sequence[MacroOp]],
     stages: Sequence[int],
+    whole_axes: Mapping[str, str],
 ) -> StepTiming:
     number = max(range(len(results)), key=lambda n: results[n].end_ps)
     last = results[number]
@@ -98,7 +107,7 @@ def _timing(
     uses = tuple(sorted(last.uses.values(), key=lambda u: -u.total_ps))
     hidden: dict[str, int] = {}
     for use in uses:
-        name = axis_category(use.call)
+        name = axis_category(use.call, whole_axes)
         hidden[name] = hidden.get(name, 0) + use.total_ps - use.exposed_ps
     return StepTiming(
         profile=profile,
@@ -128,8 +137,3 @@ def _of_stages(
     for stage in range(max(stages) + 1):
         own = [r for r, s in zip(results, stages, strict=True) if s == stage]
         yield _breakdown(max(own, key=lambda r: r.end_ps), step_time_ps)
-
-
-def axis_category(call: CollectiveCall) -> str:
-    """The breakdown category of a collective."""
-    return "collective_" + "_".join(call.axes)

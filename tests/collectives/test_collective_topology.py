@@ -113,3 +113,9 @@ def test_impossible_machines_are_refused(wrong):
 def test_equal_numbers_give_one_object(trn1n):
     assert trn1n(2) is trn1n(2) and trn1n(2) is not trn1n(1)
     assert "64 directed links" in trn1n().describe() and "200 GB/s" in trn1n().describe()
+
+
+def test_one_chip_has_no_links_and_needs_no_rate():
+    topology = torus(1, 1, ranks_per_chip=2, link_bytes_per_s=0)
+    (route,) = topology.route(np.array([0]), np.array([1])).tolist()
+    assert topology.num_links == 0 and max(route) == -1

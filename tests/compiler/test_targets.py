@@ -14,9 +14,11 @@ from compiler.ir.types import Graph
 from compiler.surface.flags import TARGETS
 from compiler.surface.resolve import find_target
 from compiler.target import load_target, target_names
-from orchestrator.build import layout_of
+from orchestrator.build import Stages, build, layout_of
 from orchestrator.config import load
+from orchestrator.job import time_programs, unit_service
 from tests.support.compiled import graph_of, run_levels
+from tests.support.small_job import write_job
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "compiler" / "targets").glob("*.json"))
 
@@ -63,6 +65,19 @@ def test_a_switched_machine_takes_programs_but_no_jobs() -> None:
     job = load(None, ["cluster.target=trn3-gen1-ultraserver"])
     with pytest.raises(UsageError, match="SW_NETWORK"):
         layout_of(job)
+
+
+@pytest.mark.parametrize("name", ["trn1.2xlarge", "inf2.xlarge"])
+def test_a_machine_of_one_chip_is_timed_and_not_joined(name: str, tmp_path: Path) -> None:
+    path = write_job(tmp_path, cluster={"target": name})
+    job = load(path, [])
+    with unit_service(job, None) as service:
+        built = build(job, service, Stages())
+        assert built.layout.mesh.sizes == {"dp_shard": 2}
+        timings = time_programs(built, built.programs)
+    assert timings["nominal"].breakdown_ps["collective_dp_shard"] > 0
+    with pytest.raises(UsageError, match="requires 1, got 2: it has no EFA"):
+        layout_of(load(path, ["cluster.instances=2"]))
 
 
 def test_newer_cores_hold_more_and_are_not_confused() -> None:

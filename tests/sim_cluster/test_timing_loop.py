@@ -3,6 +3,8 @@ deadlocks."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from collectives.ops import ReplicaGroups
@@ -97,3 +99,14 @@ def test_a_collective_that_not_all_ranks_start_is_an_error_not_a_hang() -> None:
     macros = [[stretch(10)] if c == classes.of_rank[3] else layer() for c in range(classes.count)]
     with pytest.raises(SimulationError, match="SW_TIME_DEADLOCK"):
         ClusterLoop(classes, macros, duration).run()
+
+
+def test_parts_of_an_axis_are_charged_to_the_axis() -> None:
+    mesh = {"dp": 4, "tp_0": 2, "tp_1": 2}
+    both = replace(GATHER, axes=("tp_0", "tp_1"))
+    one = replace(GATHER, axes=("tp_1",))
+    classes = refine(mesh, [both.axes, one.axes], [0] * 16)
+    macros: list[MacroOp] = [Start(both, 0), Wait(0), Start(one, 0), Wait(0)]
+    whole = {"tp_0": "tp", "tp_1": "tp"}
+    (result,) = ClusterLoop(classes, [macros], duration, whole_axes=whole).run()
+    assert result.charged_ps == {"collective_tp": 2 * 300}
