@@ -11,14 +11,19 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FrameType
 
 import jax
 import jax.numpy as jnp
 
 from compiler.diagnostics import DiagnosticError
-from compiler.driver import compile_graph
+from compiler.driver import compile_function, located
 from compiler.frontend.isolated import Reader
+from compiler.isa.program import Function
+from compiler.link import link_program
+from compiler.outline import outline_programs
+from compiler.outline.unit import Unit, unpack_function
 from compiler.passes.pipeline import STEP_PASSES, run
 from compiler.program import StepProgram
 from compiler.surface.releases import Profile
@@ -144,10 +149,30 @@ def verdict(data: bytes, reader: Reader) -> str:
                 inputs=tuple(f"arg{i}" for i in range(len(graph.inputs))),
                 outputs=tuple(f"out{i}" for i in range(len(graph.outputs))),
             )
-            compile_graph(step, TARGET)
+            _compile(step)
     except DiagnosticError as error:
         return error.code + (" at" if error.loc else "")
     return "compiled"
+
+
+def _compile(step: StepProgram) -> None:
+    """Compile and link as a job with a cache does: most cases change few functions of a program."""
+    outlined = outline_programs((step,))
+    units = {unit.key: unit for unit in outlined.functions}
+    functions = {key: _function(unit) for key, unit in units.items()}
+    link_program(outlined.programs[0], units, functions, TARGET)
+
+
+def _function(unit: Unit) -> Function:
+    try:
+        return unpack_function(_packed(unit.payload))
+    except DiagnosticError as error:
+        raise located(error, unit.graph) from error
+
+
+@lru_cache(maxsize=256)
+def _packed(payload: bytes) -> bytes:
+    return compile_function(payload, TARGET)
 
 
 @contextmanager

@@ -1,16 +1,20 @@
 """Damaged and odd model files: never a traceback, never a hang, always a code.
 
-150 cases here, 2,000 in the matrix, 10,000 by `python -m tests.system.test_fuzzing`; every case is
-reproducible from its number.
+150 cases here, 2,000 in the matrix, 10,000 in minutes by `python -m tests.system.test_fuzzing`;
+every case is reproducible from its number.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
 
 import pytest
 
@@ -24,6 +28,7 @@ from tests.support.fuzzing import (
 )
 
 CASE_TIMEOUT_S = 30
+BLOCK = 500  # cases that a process of the long run takes at a time, with one reader
 KINDS: tuple[tuple[Callable[[bytes, random.Random], bytes], int], ...] = (
     (mutated_text, 0),
     (mutated_proto, 1),
@@ -80,30 +85,50 @@ def test_two_thousand_damaged_models(
     assert sum(tally.values()) == 500
 
 
-def long_run(numbers: range) -> int:
-    """The number of findings among these cases, each printed with its number and trace."""
-    programs, tally, findings = sources(), Counter[str](), 0
+def judged(numbers: range) -> tuple[Counter[str], list[str]]:
+    """The answers to these cases, and each finding with its number and trace."""
+    programs, tally, findings = _programs(), Counter[str](), []
     with Reader(timeout_s=CASE_TIMEOUT_S) as reader:
-        for done, number in enumerate(numbers, 1):
+        for number in numbers:
             kind, data = case(number, programs)
+            trace = ""
             try:
                 answer = verdict(data, reader)
             except Exception:
-                answer = "raised"
-                traceback.print_exc(limit=-6, file=sys.stdout)
+                answer, trace = "raised", traceback.format_exc(limit=-6)
             if answer in ("raised", "SW_INTERNAL"):
-                findings += 1
-                print(f"FINDING {answer}: case {number}, {kind}")
+                findings.append(f"FINDING {answer}: case {number}, {kind}\n{trace}")
             tally[answer] += 1
-            if done % 100 == 0 or done == len(numbers):
-                print(f"{done} of {len(numbers)}: {dict(tally.most_common())}", flush=True)
+    return tally, findings
+
+
+@cache
+def _programs() -> list[tuple[bytes, bytes]]:
+    """Once per process: lowering them takes longer than a hundred cases."""
+    return sources()
+
+
+def long_run(numbers: range, workers: int) -> int:
+    """The number of findings among these cases, blocks of cases in `workers` processes."""
+    tally, findings = Counter[str](), 0
+    blocks = [numbers[at : at + BLOCK] for at in range(0, len(numbers), BLOCK)]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(judged, block) for block in blocks]):
+            answers, found = future.result()
+            tally += answers
+            findings += len(found)
+            print("".join(found) + f"{tally.total()} of {len(numbers)}: {_text(tally)}", flush=True)
     return findings
 
 
+def _text(tally: Counter[str]) -> str:
+    return ", ".join(f"{answer} {count}" for answer, count in tally.most_common())
+
+
 def main() -> None:
-    """The long run: `python -m tests.system.test_fuzzing [FIRST [COUNT]]`."""
+    """The long run: `python -m tests.system.test_fuzzing [FIRST [COUNT]]`, on every core."""
     first, count = (*map(int, sys.argv[1:3]), *(10_000, 10_000)[len(sys.argv) - 1 :])
-    sys.exit(1 if long_run(range(first, first + count)) else 0)
+    sys.exit(1 if long_run(range(first, first + count), os.cpu_count() or 1) else 0)
 
 
 if __name__ == "__main__":
