@@ -191,14 +191,14 @@ def complete(
         reshard_after_forward=settings.reshard_after_forward,
         reduce_last=last,
     )
-    cut_findings = step.metadata["findings"]
-    assert isinstance(cut_findings, tuple)
     mesh = source.mesh
     if prepared.staged is not None:
         step = divide(step, prepared.staged, prepared.num_stages, settings.schedule)
         mesh = Mesh(((STAGE_AXIS, prepared.num_stages), *mesh.axes))
     shifts = Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
-    step = overlap(step, shifts, settings.cc_streams)
+    step = overlap(step, shifts, settings.cc_streams, settings.bucket_mb << 20)
+    cut_findings = step.metadata["findings"]
+    assert isinstance(cut_findings, tuple)
     rows = traffic(step)
     if not settings.reshard_after_forward:
         cut_findings += tuple(_gathers_left(rows))

@@ -94,6 +94,12 @@ class StrategySettings:
     computes with. auto: last for zero = 1, whose gradients are whole until then, else each.
     """
 
+    bucket_mb: int = limited(0, 0, 4096)
+    """MiB up to which gathers of weights, or reductions of gradients, that are ready together
+    become one collective (ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB, PyTorch's bucket_cap_mb); 0: each
+    alone.
+    """
+
     cc_streams: int = limited(1, 1, 4)
     """Streams that run collectives beside each other (NEURON_FSDP_CC_MULTISTREAM is 2): what layers
     wait for on stream 0; gathers of weights, reductions of gradients, sums over copies behind it.

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from collectives.algorithms.pairwise import all_to_all, collective_permute
 from collectives.algorithms.ring import ring
-from collectives.execute import execute
+from collectives.buckets import execute_parts
 from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 from collectives.schedule import Schedule
 from compiler.diagnostics import SimulationError
@@ -75,10 +75,10 @@ def _run_group(
     if len(members) == 1:
         members[0].deliver(members[0].source)
         return
-    results = execute(
+    results = execute_parts(
         schedules(call, len(members)),
         [m.source for m in members],
-        shape=call.source_shape,
+        call.parts or (call.source_shape,),
         reduction=call.reduction or "add",
     )
     for member, result in zip(members, results, strict=True):

@@ -261,7 +261,8 @@ def encode_function(function: Function) -> Sections:
 
 
 def _collective_row(c: CollectiveCall) -> list[Any]:
-    return [c.kind, c.axes, c.dtype, c.source_shape, c.reduction, c.stream, c.name, c.pairs]
+    row = [c.kind, c.axes, c.dtype, c.source_shape, c.reduction, c.stream, c.name, c.pairs]
+    return [*row, c.parts] if c.parts else row
 
 
 class _Decoder:

@@ -142,7 +142,8 @@ class CollectiveCall:
     `elements` is the number of elements of the per-rank source, `dim_outer`/`dim_inner` place the
     gathered or scattered
     dim: the source viewed as [outer, dim, inner] is concatenated (or split) along the middle one
-    in group order.
+    in group order. A bucket has `parts`: tensors one behind the other in the source, and their
+    results in the target, each with a shape of its own.
     """
 
     kind: str  # CollectiveKind.value
@@ -153,6 +154,7 @@ class CollectiveCall:
     stream: int = 0
     name: str = ""
     pairs: tuple[tuple[int, int], ...] = ()  # group positions (source, target) of a permute
+    parts: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def met(self) -> CollectiveCall:

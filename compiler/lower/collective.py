@@ -70,6 +70,7 @@ def call_of(op: Op, number: int) -> CollectiveCall:
         reduction,
         name=name,
         pairs=getattr(op.attrs, "pairs", ()),
+        parts=getattr(op.attrs, "parts", ()),
     )
 
 

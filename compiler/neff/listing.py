@@ -45,7 +45,7 @@ def function_lines(
     for number, tensor in enumerate(function.tensors):
         yield f"{_STEP}tensor {number} {_tensor(tensor)}"
     for number, call in enumerate(function.collectives):
-        shape = "x".join(map(str, call.source_shape))
+        shape = " ".join("x".join(map(str, s)) for s in call.parts or (call.source_shape,))
         yield f"{_STEP}collective {number} {call.kind} over {','.join(call.axes)} {shape}"
     for core, regions in enumerate(function.subgraphs):
         if len(function.subgraphs) > 1:

@@ -1,4 +1,5 @@
-"""Rewrites into ops that fuse: sums over dims of size 1, and sums of pieces padded apart.
+"""Rewrites into ops that fuse, or vanish: sums over dims of size 1, sums of pieces padded apart,
+and neighbouring slices put together again.
 
 A reduction over dims of size 1 is a reshape. The gradient of a split (rotary halves, packed
 projections) is a sum of zero-padded pieces; where the pieces do not meet it is a concatenation,
@@ -8,9 +9,10 @@ which moves every element once instead of three times.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConcatenateAttrs, PadAttrs, ReduceAttrs, ReshapeAttrs
+from compiler.ir.ops import ConcatenateAttrs, PadAttrs, ReduceAttrs, ReshapeAttrs, SliceAttrs
 from compiler.ir.types import Graph, Op, Value
 from compiler.passes.rewrite import with_ops, with_regions
 
@@ -80,4 +82,29 @@ def _padded_dim(pad: Op, producers: Mapping[Value, Op]) -> int:
     return dims[0]
 
 
-_RULES = {"reduce": _reduce, "add": _add}
+def _concatenate(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
+    """Neighbouring slices of one value are one slice, or a view of all of it."""
+    made = (producers.get(v) for v in op.operands)
+    cuts = [cut for cut in made if cut is not None and cut.name == "slice"]
+    source, dim = cuts[0].operands[0] if cuts else None, op.attrs.dim
+    if source is None or len(cuts) < len(op.operands):
+        return []
+    if not all(_follow(first, then, dim) for first, then in pairwise(cuts)):
+        return []
+    if op.result.type == source.type:
+        return [make_op("reshape", (source,), ReshapeAttrs(source.type.shape), loc=op.loc)]
+    first, last = cuts[0].attrs, cuts[-1].attrs
+    attrs = SliceAttrs(first.start, last.limit, first.stride)
+    return [make_op("slice", (source,), attrs, loc=op.loc)]
+
+
+def _follow(first: Op, then: Op, dim: int) -> bool:
+    """True for slices of one value, every element of `dim`, the second where the first ends."""
+    a, b = first.attrs, then.attrs
+    ends = (*a.limit[:dim], b.limit[dim], *a.limit[dim + 1 :])
+    starts = (*a.start[:dim], a.limit[dim], *a.start[dim + 1 :])
+    same = first.operands == then.operands and a.stride == b.stride and a.stride[dim] == 1
+    return same and b.start == starts and b.limit == ends
+
+
+_RULES = {"reduce": _reduce, "add": _add, "concatenate": _concatenate}

@@ -1,33 +1,56 @@
 """Overlap of communication with layers: collectives move across the borders of layers.
 
 `overlap` rewrites the programs of a step after the cut, so that strategies and partitioning know
-nothing of it: `assign.py` decides which ops of a layer loop run early or late, `pipelined.py` makes
-a software pipeline of the loop, `streams.py` says what runs beside what. Values stay the same bit
-by bit. `deferred.py` comes before the cut: it frees reductions of gradients from loops, so that
-they can wait for the last micro-batch.
+nothing of it: `buckets.py` makes one collective of several, `assign.py` decides which ops of a
+layer loop run early or late, `pipelined.py` makes a software pipeline of the loop, `streams.py`
+says what runs beside what. Values stay the same bit by bit. `deferred.py` comes before the cut: it
+frees reductions of gradients from loops, so that they can wait for the last micro-batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from compiler.diagnostics import Diagnostic
 from compiler.ir.types import Graph, Op, Value
 from compiler.passes.dce import dce
 from compiler.program import StepPlan
 from sharding.overlap.assign import Shifts, delays
+from sharding.overlap.buckets import bucketed
 from sharding.overlap.deferred import hoisted
+from sharding.overlap.idle import idle_shifts, idle_streams, note
 from sharding.overlap.pipelined import pipelined
 from sharding.overlap.streams import streams_of
 
 __all__ = ["Shifts", "hoisted", "overlap"]
 
 
-def overlap(step: StepPlan, shifts: Shifts, streams: int = 1) -> StepPlan:
-    """`step` with the collectives of its layer loops moved by `shifts`, on so many streams."""
+def overlap(step: StepPlan, shifts: Shifts, streams: int = 1, bucket_bytes: int = 0) -> StepPlan:
+    """`step` with collectives in buckets, those of its layer loops moved by `shifts`, on so many
+    streams; `metadata["findings"]` says which of that finds nothing to change.
+    """
+    notes: list[Diagnostic] = []
+    if bucket_bytes:
+        whole = step
+        step = _with_graphs(step, lambda graph: bucketed(graph, bucket_bytes))
+        if all(a.graph is b.graph for a, b in zip(step.programs, whole.programs, strict=True)):
+            why = "no two collectives over data axes are ready together and fit"
+            notes.append(note("bucket_mb", bucket_bytes >> 20, why))
     if shifts != Shifts():
-        programs = tuple(replace(p, graph=_shifted(p.graph, shifts)) for p in step.programs)
-        step = replace(step, programs=programs)
-    return replace(step, streams=streams_of(step, streams))
+        notes += idle_shifts(step, shifts)
+        step = _with_graphs(step, lambda graph: _shifted(graph, shifts))
+    found = streams_of(step, streams)
+    notes += idle_streams(found, streams)
+    findings = step.metadata.get("findings", ())
+    assert isinstance(findings, tuple)
+    return replace(step, streams=found, metadata={**step.metadata, "findings": (*findings, *notes)})
+
+
+def _with_graphs(step: StepPlan, change: Callable[[Graph], Graph]) -> StepPlan:
+    """`step` with the graphs of its programs changed."""
+    programs = tuple(replace(p, graph=change(p.graph)) for p in step.programs)
+    return replace(step, programs=programs)
 
 
 def _shifted(graph: Graph, shifts: Shifts) -> Graph:

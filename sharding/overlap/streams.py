@@ -20,9 +20,15 @@ Route = tuple[str, tuple[str, ...]]  # kind of collective, mesh axes
 
 
 def streams_of(step: StepPlan, count: int) -> Mapping[Route, int]:
-    """The stream of every kind of collective in `step`, when there are `count` streams."""
+    """The stream of every kind of collective in `step`, when there are `count` streams; where there
+    are too few, what is there closes up and the last ones share.
+    """
     routes = sorted({r for p in step.programs for r in _routes(p.graph)})
-    return {route: min(_wanted(*route), count - 1) for route in routes}
+    wanted = {route: _wanted(*route) for route in routes}
+    there = sorted(set(wanted.values()))
+    place = there if max(there, default=0) < count else range(len(there))
+    stream = {want: min(at, count - 1) for want, at in zip(there, place, strict=True)}
+    return {route: stream[want] for route, want in wanted.items()}
 
 
 def _wanted(kind: str, axes: tuple[str, ...]) -> int:

@@ -20,17 +20,15 @@ from sharding.overlap import Shifts, overlap
 from sharding.partitioned import Slot
 from sharding.plan import build_plan, traffic
 from sharding.shardy import answer_request
-from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
-from tests.support.staged_runs import plan_of, step_errors
+from tests.support.staged_runs import plan_of, state_after, step_errors
 from tests.support.strategy_cells import (
     DISTRIBUTIONS,
     EXPERT_DISTRIBUTIONS,
     MODELS,
     SAMPLES,
     distribution,
-    random_inputs,
 )
 
 BOUND = 1e-5
@@ -58,19 +56,9 @@ def _step(mesh: str) -> StepPlan:
     return plan.step
 
 
-def _after(step: StepPlan, captured: Captured) -> dict[str, bytes]:
-    """Every buffer that a step on ranks leaves to the next one, and the metrics."""
-    graph, inputs, outputs = captured
-    given = dict(zip((s.name for s in inputs), random_inputs(graph, inputs), strict=True))
-    batch = {s.name: given[s.name] for s in inputs if s.role == "batch"}
-    ranks = ReferenceRanks(step, given)
-    ranks.run_step([{n: a[::-1] if m else a for n, a in batch.items()} for m in range(2)])
-    return {s.name: ranks.gather(s.name).tobytes() for s in outputs}
-
-
 @cache
 def _state(mesh: str, shifts: Shifts) -> dict[str, bytes]:
-    return _after(overlap(_step(mesh), shifts), _deep())
+    return state_after(overlap(_step(mesh), shifts), _deep())
 
 
 def _loops(step: StepPlan, name: str) -> list[Op]:
@@ -168,7 +156,7 @@ def test_models_and_strategies_with_both_shifts(model: str, distribution: str) -
             found.settings, early_all_gather_shift=shift, late_reduce_scatter_shift=shift
         )
         plans.append(build_plan(*captured, found.mesh, settings=settings, partition=answer_request))
-    assert _after(plans[0].step, captured) == _after(plans[1].step, captured)
+    assert state_after(plans[0].step, captured) == state_after(plans[1].step, captured)
     loops = [sum(len(_loops(p.step, q.name)) for q in p.step.programs) for p in plans]
     assert loops[1] > loops[0]
 

@@ -144,14 +144,18 @@ class LoweredRanks(ReferenceRanks):
     def _op(self, key: str, number: int, call: CollectiveCall) -> Op:
         if (key, number) not in self._ops:
             size = math.prod(self.mesh[a] for a in call.axes)
+            dim = 0 if call.parts else 1
             attrs = {
-                "all_gather": lambda: AllGatherAttrs(1, call.axes, size),
-                "reduce_scatter": lambda: ReduceScatterAttrs(1, call.axes, call.reduction, size),
+                "all_gather": lambda: AllGatherAttrs(dim, call.axes, size, call.parts),
+                "reduce_scatter": lambda: ReduceScatterAttrs(
+                    dim, call.axes, call.reduction, size, call.parts
+                ),
                 "collective_permute": lambda: CollectivePermuteAttrs(call.axes, call.pairs, size),
                 "all_to_all": lambda: AllToAllAttrs(1, 1, call.axes, size),
-                "all_reduce": lambda: AllReduceAttrs(call.axes, call.reduction, size),
+                "all_reduce": lambda: AllReduceAttrs(call.axes, call.reduction, size, call.parts),
             }[call.kind]()
-            value = Value(tensor_type(call.source_shape, call.dtype))
+            shape = (math.prod(call.source_shape),) if call.parts else call.source_shape
+            value = Value(tensor_type(shape, call.dtype))
             self._ops[(key, number)] = make_op(call.kind, [value], attrs)
         return self._ops[(key, number)]
 

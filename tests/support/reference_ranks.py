@@ -16,6 +16,7 @@ import numpy as np
 
 from collectives.algorithms.pairwise import collective_permute
 from collectives.algorithms.ring import ring
+from collectives.buckets import execute_parts
 from collectives.execute import execute
 from collectives.ops import CollectiveKind, ReplicaGroups, group_index
 from compiler.ir.reference import steps
@@ -209,7 +210,7 @@ def run_collective(op: Op, sources: Sequence[np.ndarray]) -> list[np.ndarray]:
     schedule = ring(kind, [tuple(range(n))])
     reduction = getattr(op.attrs, "reduction", "add")
     contiguous = [np.array(s, order="C") for s in sources]
-    results = execute(schedule, contiguous, shape=view, reduction=reduction)
+    results = execute_parts(schedule, contiguous, op.attrs.parts or (view,), reduction=reduction)
     return [r.reshape(op.result.type.shape) for r in results]
 
 

@@ -14,6 +14,7 @@ from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph
 from compiler.options import DEFAULTS
 from compiler.passes.pipeline import run, step_passes
+from compiler.program import StepPlan
 from sharding.mesh import DATA_AXES
 from sharding.partitioned import Slot
 from sharding.plan import Plan, build_plan
@@ -71,3 +72,17 @@ def _micro_batch(
     rows = range(number * size, (number + 1) * size)
     batch = (slot for slot in inputs if slot.role == "batch")
     return {s.name: np.take(given[s.name], rows, axis=s.batch_dim or 0) for s in batch}
+
+
+def state_after(
+    step: StepPlan, captured: tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]
+) -> dict[str, bytes]:
+    """Every buffer that a step of two micro-batches on reference ranks leaves to the next one, and
+    the metrics; the second micro-batch has the samples of the first in reverse.
+    """
+    graph, inputs, outputs = captured
+    given = dict(zip((s.name for s in inputs), random_inputs(graph, inputs), strict=True))
+    batch = {s.name: given[s.name] for s in inputs if s.role == "batch"}
+    ranks = ReferenceRanks(step, given)
+    ranks.run_step([{n: a[::-1] if m else a for n, a in batch.items()} for m in range(2)])
+    return {s.name: ranks.gather(s.name).tobytes() for s in outputs}

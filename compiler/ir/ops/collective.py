@@ -7,6 +7,7 @@ runner drives them through `compiler.ir.reference.steps` and the `collectives` p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,11 @@ from compiler.ir.types import Op, TensorType, tensor_type
 
 COLLECTIVES = tuple(sorted(RANK_OPS - {"axis_index"}))
 
+Parts = tuple[tuple[int, int, int], ...]
+"""A bucket: its operand is flat and holds the operands of several collectives one behind the other,
+each of (outer, dim, inner) elements; so does the result. Every one moves along its own middle dim.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class AllGatherAttrs:
@@ -30,6 +36,7 @@ class AllGatherAttrs:
     dim: int
     axes: tuple[str, ...]
     group_size: int = 1
+    parts: Parts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,7 @@ class ReduceScatterAttrs:
     axes: tuple[str, ...]
     reduction: str = "add"
     group_size: int = 1
+    parts: Parts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,7 @@ class AllReduceAttrs:
     axes: tuple[str, ...]
     reduction: str = "add"
     group_size: int = 1
+    parts: Parts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,9 @@ def _check(name: str, types: Types, attrs: Any, kind: type) -> TensorType:
     check_arity(name, types, 1)
     if not attrs.axes or len(set(attrs.axes)) != len(attrs.axes):
         raise mismatch(name, "distinct mesh axes", attrs.axes)
+    parts = getattr(attrs, "parts", ())
+    if parts and types[0].shape != (sum(map(math.prod, parts)),):
+        raise mismatch(name, f"a flat operand of the parts {parts}", types[0])
     return types[0]
 
 

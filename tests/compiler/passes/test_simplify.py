@@ -7,7 +7,7 @@ import pytest
 
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
-from compiler.ir.ops import PadAttrs
+from compiler.ir.ops import ConcatenateAttrs, PadAttrs, SliceAttrs
 from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph
 from compiler.passes.dce import dce
@@ -75,3 +75,35 @@ def test_other_sums_of_pads_stay(first, second) -> None:
     b = Builder()
     graph = b.finish(b.add(padded(b, *first), padded(b, *second)))
     assert names(check(graph)) == ["pad", "pad", "add"]
+
+
+def cut(b: Builder, value, start: int, limit: int):
+    return b.op("slice", value, attrs=SliceAttrs((0, start), (4, limit), (1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "wanted"),
+    [
+        (((0, 3), (3, 8)), ["reshape"]),
+        (((1, 3), (3, 5), (5, 7)), ["slice"]),
+        (((0, 3), (4, 8)), ["slice", "slice", "concatenate"]),
+        (((3, 8), (0, 3)), ["slice", "slice", "concatenate"]),
+    ],
+)
+def test_neighbouring_slices_are_one(ranges, wanted: list[str]) -> None:
+    b = Builder()
+    source = b.input((4, 8))
+    pieces = [cut(b, source, *r) for r in ranges]
+    graph = check(b.finish(b.op("concatenate", *pieces, attrs=ConcatenateAttrs(1))))
+    assert names(graph) == wanted
+
+
+def test_slices_of_two_values_or_other_rows_stay() -> None:
+    b = Builder()
+    first, second = b.input((4, 8)), b.input((4, 8))
+    rows = b.op("slice", first, attrs=SliceAttrs((1, 3), (4, 8), (1, 1)))
+    upper = b.op("slice", first, attrs=SliceAttrs((0, 0), (3, 3), (1, 1)))
+    apart = (cut(b, first, 0, 3), cut(b, second, 3, 8))
+    for pair in (apart, (upper, rows)):
+        graph = check(b.finish(b.op("concatenate", *pair, attrs=ConcatenateAttrs(1))))
+        assert names(graph) == ["slice", "slice", "concatenate"]

@@ -1,0 +1,180 @@
+"""Buckets: several collectives become one; bits and bytes stay, launches and programs change.
+
+The step without buckets is the oracle on reference ranks, bit by bit, since every part of a bucket
+moves as it would alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from collectives.algorithms.ring import ring
+from collectives.buckets import execute_parts
+from collectives.execute import execute
+from collectives.ops import CollectiveError, CollectiveKind
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.ir.ops import AllReduceAttrs
+from compiler.ir.types import Graph, Op
+from compiler.program import StepPlan
+from sharding.overlap import Shifts, overlap
+from sharding.overlap.buckets import bucketed
+from sharding.plan import build_plan, traffic
+from sharding.shardy import answer_request
+from tests.support.road import captured_graph
+from tests.support.staged_runs import state_after
+from tests.support.strategy_cells import DISTRIBUTIONS, EXPERT_DISTRIBUTIONS, MODELS, SAMPLES
+
+DP = ("dp_shard",)
+LARGE = 1 << 20
+CELLS = [
+    ("gqa", "fsdp 4"),
+    ("gqa", "fsdp tp 8"),
+    ("gqa", "hsdp 8"),
+    ("gqa", "zero-1 8"),
+    ("gqa", "data parallel 4"),
+    ("moe", "fsdp ep 8"),
+]
+
+
+@cache
+def _step(model: str, name: str) -> StepPlan:
+    found = (DISTRIBUTIONS | EXPERT_DISTRIBUTIONS)[name]
+    captured = captured_graph(MODELS[model](), SAMPLES)
+    plan = build_plan(
+        *captured, found.mesh, settings=found.settings, num_microbatches=2, partition=answer_request
+    )
+    return plan.step
+
+
+def _moved(step: StepPlan) -> tuple[Counter[str], Counter[str]]:
+    """Collectives over data axes per step, by kind, and the bytes of all by kind."""
+    counts, sizes = Counter[str](), Counter[str]()
+    for row in traffic(step):
+        counts[row.kind] += row.count * ("dp_shard" in row.axes)
+        sizes[row.kind] += row.total_bytes
+    return counts, sizes
+
+
+def _buckets(graph: Graph) -> Iterator[Op]:
+    return (op for op in graph.walk() if getattr(op.attrs, "parts", ()))
+
+
+@pytest.mark.parametrize(("model", "name"), CELLS)
+def test_buckets_change_no_bit_and_no_byte(model: str, name: str) -> None:
+    plain = _step(model, name)
+    packed = overlap(plain, Shifts(), 1, LARGE)
+    captured = captured_graph(MODELS[model](), SAMPLES)
+    assert state_after(packed, captured) == state_after(plain, captured)
+    (before, bytes_before), (after, bytes_after) = _moved(plain), _moved(packed)
+    assert bytes_after == bytes_before
+    assert after.total() < before.total() / 3
+    assert any(True for p in packed.programs for _ in _buckets(p.graph))
+
+
+def test_smaller_buckets_are_more() -> None:
+    plain = _step("gqa", "fsdp 4")
+    packed = [overlap(plain, Shifts(), 1, size) for size in (1, 4096, 1 << 14, LARGE)]
+    counts = [_moved(step)[0].total() for step in packed]
+    assert counts == sorted(counts, reverse=True)
+    assert len(set(counts)) == len(counts)
+    for step, most in zip(packed[1:], (4096, 1 << 14, LARGE), strict=True):
+        for op in (op for p in step.programs for op in _buckets(p.graph)):
+            assert max(op.operands[0].type.num_bytes, op.result.type.num_bytes) <= most
+
+
+def test_shifted_buckets() -> None:
+    """A loop carries one bucket where it carried every weight."""
+    plain, captured = _step("gqa", "hsdp 8"), captured_graph(MODELS["gqa"](), SAMPLES)
+    shifted = overlap(plain, Shifts(1, 1), 1, LARGE)
+    assert state_after(shifted, captured) == state_after(plain, captured)
+    (forward,) = (p.graph for p in shifted.programs if p.name == "forward")
+    bodies = [op.regions[0] for op in forward.ops if op.name == "loop"]
+    made = bodies[0].producers()
+    carried = [made[v].name for v in bodies[0].outputs if v in made]
+    assert carried.count("all_gather") == 1
+
+
+def test_what_waits_for_another_is_not_in_its_bucket() -> None:
+    """The second sum needs the first; the third is ready with the first."""
+    b = Builder()
+    x, y = b.input((4,)), b.input((2, 3))
+    first = b.all_reduce(x, DP, group_size=2)
+    second = b.all_reduce(b.add(first, x), DP, group_size=2)
+    third = b.all_reduce(y, DP, group_size=2)
+    graph = bucketed(b.finish(second, third), LARGE)
+    sums = [op for op in graph.ops if op.name == "all_reduce"]
+    assert [op.attrs.parts for op in sums] == [((1, 4, 1), (1, 6, 1)), ()]
+
+
+@pytest.mark.parametrize("other", ["axes", "dtype", "reduction", "tensor axes"])
+def test_what_differs_shares_no_bucket(other: str) -> None:
+    b = Builder()
+    axes = ("dp_replicate",) if other == "axes" else ("tp",) if other == "tensor axes" else DP
+    first = axes if other == "tensor axes" else DP
+    x, y = b.input((4,)), b.input((4,), DType.BF16 if other == "dtype" else DType.F32)
+    kind = "max" if other == "reduction" else "add"
+    graph = b.finish(
+        b.all_reduce(x, first, group_size=2),
+        b.all_reduce(y, axes, reduction=kind, group_size=2),
+    )
+    assert bucketed(graph, LARGE) is graph
+
+
+def test_a_loop_between_readers_parts_them() -> None:
+    """Weights of what follows the layers would only lie in memory while these run."""
+    step = overlap(_step("gqa", "fsdp 4"), Shifts(), 1, LARGE)
+    (forward,) = (p.graph for p in step.programs if p.name == "forward")
+    (loop,) = (i for i, op in enumerate(forward.ops) if op.name == "loop")
+    for op in (op for op in forward.ops if op.name == "all_gather"):
+        readers = [at for at, user in enumerate(forward.ops) if op.result in user.operands]
+        assert all(at < loop for at in readers) or all(at > loop for at in readers)
+
+
+def test_nothing_to_share_is_said() -> None:
+    alone = overlap(_step("gqa", "fsdp 4"), Shifts(), 1, 1)
+    notes = [n for n in alone.metadata["findings"] if n.code == "SW_OVERLAP_IDLE"]
+    assert ["bucket_mb" in n.message for n in notes] == [True]
+    shared = overlap(_step("gqa", "fsdp 4"), Shifts(1, 1), 2, LARGE)
+    assert not shared.metadata["findings"]
+
+
+@pytest.mark.parametrize("knob", ["early_all_gather_shift", "late_reduce_scatter_shift"])
+def test_shifts_and_streams_without_collectives_are_said(knob: str) -> None:
+    found = DISTRIBUTIONS["data parallel 4"]
+    settings = replace(found.settings, cc_streams=4, **{knob: 1})
+    captured = captured_graph(MODELS["gqa"](), SAMPLES)
+    plan = build_plan(*captured, found.mesh, settings=settings, partition=answer_request)
+    said = " ".join(n.message for n in plan.findings if n.code == "SW_OVERLAP_IDLE")
+    assert "cc_streams = 4" in said
+    assert (knob in said) == (knob == "early_all_gather_shift")  # gradients are reduced in the loop
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "reduce_scatter"])
+def test_a_bucket_moves_its_parts_as_they_would_alone(kind: str) -> None:
+    random = np.random.default_rng(0)
+    parts = ((2, 4, 3), (1, 8, 1), (3, 4, 1))
+    sources = [random.standard_normal(44).astype(np.float32) for _ in range(4)]
+    schedule = ring(CollectiveKind(kind), [range(4)])
+    made = execute_parts(schedule, sources, parts)
+    for rank, whole in enumerate(made):
+        at, alone = 0, []
+        for part in parts:
+            size = int(np.prod(part))
+            alone.append(execute(schedule, [s[at : at + size] for s in sources], shape=part)[rank])
+            at += size
+        assert np.concatenate([a.reshape(-1) for a in alone]).tobytes() == whole.tobytes()
+    with pytest.raises(CollectiveError, match="44"):
+        execute_parts(schedule, sources, (*parts, (1, 4, 1)))
+
+
+def test_parts_must_fill_the_operand() -> None:
+    b = Builder()
+    with pytest.raises(ValueError, match="parts"):
+        b.op("all_reduce", b.input((4,)), attrs=AllReduceAttrs(DP, "add", 2, ((1, 3, 1),)))
