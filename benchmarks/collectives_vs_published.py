@@ -13,32 +13,22 @@ import csv
 import statistics
 from pathlib import Path
 
-from collectives.cost import PROFILES, CollectiveTime, collective_time
+from collectives.cost import CollectiveTime, collective_time
 from collectives.ops import CollectiveKind, ReplicaGroups
-from collectives.topology import Topology, torus
+from compiler.target import load_target
+from sim_cluster.collective_costs import collective_costs
+from sim_cluster.network import cluster_topology
+from sim_cluster.profiles import PROFILES
 
 HEADER = "group             op           ranks       bytes  published predicted    error  how (us)"
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "uint8": 1}
 
 
-def trn1(instances: int) -> Topology:
-    """trn1.32xlarge: 4x4 torus, 48 GB/s per directed link (inferred), 8 EFA devices of 100
-    Gbit/s."""
-    return torus(
-        4,
-        4,
-        ranks_per_chip=2,
-        link_bytes_per_s=48 * 10**9,
-        instances=instances,
-        efa_bytes_per_s=100 * 10**9,
-        efa_devices=8,
-    )
-
-
 def predict(row: dict[str, str], profile: str) -> CollectiveTime:
     """The model's time of one row: ranks 0, 1, ... of each instance, evenly."""
     nodes, ranks = int(row["nodes"]), int(row["ranks"])
-    topology = trn1(nodes)
+    target = load_target("trn1.32xlarge")
+    topology = cluster_topology(target, nodes)
     first = range(ranks // nodes)
     group = tuple(node * topology.ranks_per_instance + r for node in range(nodes) for r in first)
     return collective_time(
@@ -47,7 +37,7 @@ def predict(row: dict[str, str], profile: str) -> CollectiveTime:
         ReplicaGroups((group,)),
         int(row["size_bytes"]),
         ELEMENT_BYTES.get(row["dtype"], 4),
-        PROFILES[profile],
+        collective_costs(target, profile),
     )
 
 

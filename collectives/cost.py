@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectives.costs import CONSERVATIVE, NOMINAL, PEAK, PROFILES, CollectiveCosts
+from collectives.costs import CollectiveCosts
 from collectives.ops import CollectiveKind, ReplicaGroups
 from collectives.select import choose
 from collectives.timing import PS_PER_S, CollectiveTime, closed_time, schedule_time
 from collectives.topology import Topology
 
 __all__ = [
-    "CONSERVATIVE",
-    "NOMINAL",
-    "PEAK",
-    "PROFILES",
     "CollectiveCosts",
     "CollectiveTime",
     "bus_bytes_per_s",

@@ -98,8 +98,7 @@ def _inside(order: Mapping[str, int], topology: Topology) -> dict[str, int] | No
     """How much of each axis lies inside an instance; None when that is no power of two, or the
     torus has a side that is not 1, 2 or 4.
     """
-    sides = (topology.ranks_per_chip, topology.rows, topology.cols)
-    if not _is_power(sides[0]) or not {topology.rows, topology.cols} <= {1, 2, 4}:
+    if not _is_power(topology.ranks_per_chip) or not set(topology.shape) <= {1, 2, 4}:
         return None
     room, found = topology.ranks_per_instance, dict.fromkeys(order, 1)
     for axis in reversed(list(order)):
@@ -130,8 +129,9 @@ def _gray_slots(
         outer = coordinates[axis] // inside[axis]
         instance = instance * (int(outer.max()) + 1) + outer
     core, rest = address % topology.ranks_per_chip, address // topology.ranks_per_chip
-    col, row = _along(rest % topology.cols), _along(rest // topology.cols)
-    chip = row * topology.cols + col
+    chip, stride = np.zeros(1, np.int64), 1
+    for side in reversed(topology.shape):
+        chip, rest, stride = chip + stride * _along(rest % side), rest // side, stride * side
     local = chip * topology.ranks_per_chip + core
     return instance * topology.ranks_per_instance + local
 

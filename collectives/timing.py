@@ -27,7 +27,8 @@ class CollectiveTime:
     Units: `total_ps = launch_ps + latency_ps + transfer_ps`. `bytes_per_rank` is the payload the
     busiest rank receives, `touch_bytes_per_rank` what its DMA reads and writes for it; `link_bytes`
     crosses the busiest directed NeuronLink, `efa_bytes` the busiest EFA device in one direction.
-    `bound` names what limits the longest phase: rank, link or efa.
+    `link_ps` and `efa_ps` are how long those are busy. `bound` names what limits the longest phase:
+    rank, link or efa.
     """
 
     total_ps: int
@@ -41,6 +42,8 @@ class CollectiveTime:
     touch_bytes_per_rank: int
     link_bytes: int
     efa_bytes: int
+    link_ps: int
+    efa_ps: int
     uses_efa: bool
 
 
@@ -96,8 +99,9 @@ def _time(
     """Loads times chunk bytes, phase after phase."""
     elements = -(-size_bytes // element_bytes)
     chunk = -(-elements // loads.chunks_per_buffer) * element_bytes
-    spent = [_phase_ps(phase, chunk, costs) for phase in loads.phases]
-    transfer = sum(ps for ps, _ in spent)
+    busy = [_busy_ps(phase, chunk, costs) for phase in loads.phases]
+    slowest = [max((ps, name) for name, ps in phase.items()) for phase in busy]
+    transfer = sum(ps for ps, _ in slowest)
     copied = sum(max((c for c, _, _ in p.ranks), default=0) for p in loads.phases)
     reduced = sum(max((r for _, r, _ in p.ranks), default=0) for p in loads.phases)
     efa = sum(max((n for _, n in p.efa), default=0) for p in loads.phases)
@@ -108,17 +112,19 @@ def _time(
         transfer_ps=transfer,
         algorithm=choice.algorithm,
         why=choice.why,
-        bound=max(spent, default=(0, "none"))[1],
+        bound=max(slowest, default=(0, "none"))[1],
         bytes_per_rank=(copied + reduced) * chunk,
         touch_bytes_per_rank=(COPY_TOUCHES * copied + REDUCE_TOUCHES * reduced) * chunk,
         link_bytes=sum(max((n for _, n in p.links), default=0) for p in loads.phases) * chunk,
         efa_bytes=efa * chunk,
+        link_ps=sum(phase["link"] for phase in busy),
+        efa_ps=sum(phase["efa"] for phase in busy),
         uses_efa=efa > 0,
     )
 
 
-def _phase_ps(phase: PhaseLoad, chunk: int, costs: CollectiveCosts) -> tuple[int, str]:
-    """Time of a phase and what limits it."""
+def _busy_ps(phase: PhaseLoad, chunk: int, costs: CollectiveCosts) -> dict[str, int]:
+    """How long a phase keeps the busiest rank, link and EFA device busy."""
     copy, reduce = costs.rank_copy_bytes_per_s, costs.rank_reduce_bytes_per_s
     rank = max(
         (
@@ -131,7 +137,7 @@ def _phase_ps(phase: PhaseLoad, chunk: int, costs: CollectiveCosts) -> tuple[int
     efa = max(
         (_ps(n * chunk, int(rate * costs.efa_efficiency)) for rate, n in phase.efa), default=0
     )
-    return max((rank, "rank"), (link, "link"), (efa, "efa"))
+    return {"efa": efa, "link": link, "rank": rank}
 
 
 def _ps(num_bytes: int, bytes_per_s: int) -> int:
@@ -153,5 +159,7 @@ def _nothing() -> CollectiveTime:
         touch_bytes_per_rank=0,
         link_bytes=0,
         efa_bytes=0,
+        link_ps=0,
+        efa_ps=0,
         uses_efa=False,
     )

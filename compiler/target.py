@@ -54,6 +54,24 @@ class CoreModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFacts:
+    """What the collectives of a NeuronCore generation cost and which algorithms its runtime has.
+
+    Sources: `targets/neuroncore-*.json`. Thresholds are bytes of the larger of source and target; 0
+    turns an algorithm off.
+    """
+
+    launch_ps: int
+    wire_ps: int  # of one NeuronLink, besides the DMA transfer that uses it
+    efa_hop_ps: int
+    mesh: str  # flat: every pair of ranks; grouped: between chips, then inside
+    mesh_max_bytes: int
+    rdh_max_bytes: int
+    kangaring: bool
+    flat_ring_min_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """One instance type, seen as logical NeuronCores of `lnc` physical ones (`logical`).
 
@@ -69,10 +87,12 @@ class Target:
     hbm_bytes_per_s_per_core: float  # of a physical core
     reserve_bytes_per_core: int
     published_flops_per_s_per_core: float  # bf16; the denominator of MFU
-    torus: tuple[int, int] | None  # None: chips behind switches
-    link_bytes_per_s: float  # one direction of one NeuronLink
+    topology: str  # torus, ring, line, switch, or none for a chip alone
+    shape: tuple[int, ...]  # chips along each side; domains of a switch, from the smallest
+    link_bytes_per_s: tuple[float, ...]  # one direction of a link, per side or domain
     efa_bytes_per_s: float  # whole instance
     efa_devices: int
+    collectives: CollectiveFacts
     usd_per_hour: float | None  # None: not published
     digest: str  # of the data files
     lnc: int = 1  # physical cores per logical core
@@ -146,7 +166,7 @@ def load_target(name: str) -> Target:
     data, digest = _read(name)
     core_data, core_digest = _read(data["neuroncore"])
     digest = hashlib.sha256((digest + core_digest).encode()).hexdigest()
-    return _target(name, _core(core_data), _values(data), digest)
+    return _target(name, _core(core_data), _values(core_data) | _values(data), digest)
 
 
 @cache
@@ -206,10 +226,32 @@ def _target(name: str, core: CoreModel, f: Mapping[str, Any], digest: str) -> Ta
         hbm_bytes_per_s_per_core=f["hbm_gb_per_s_per_chip"] * 1e9 / cores_per_chip,
         reserve_bytes_per_core=reserve_mb * 10**6,
         published_flops_per_s_per_core=f["chip_bf16_tflops_published"] * 1e12 / cores_per_chip,
-        torus=None if f.get("network") == "switch" else (f["torus_rows"], f["torus_cols"]),
-        link_bytes_per_s=f["neuronlink_gb_per_s_per_link_per_direction"] * 1e9,
+        topology=f["topology"],
+        shape=tuple(f["shape"]),
+        link_bytes_per_s=_link_rates(f),
         efa_bytes_per_s=f["efa_gbps"] * 1e9 / 8,
         efa_devices=f["efa_devices"],
+        collectives=_collectives(f),
         usd_per_hour=f["price_usd_per_hour_on_demand"],
         digest=digest,
+    )
+
+
+def _link_rates(f: Mapping[str, Any]) -> tuple[float, ...]:
+    """Bytes per second of a link, one per side or domain."""
+    given = f["neuronlink_gb_per_s_per_link_per_direction"]
+    rates = given if isinstance(given, list) else [given] * len(f["shape"])
+    return tuple(rate * 1e9 for rate in rates)
+
+
+def _collectives(f: Mapping[str, Any]) -> CollectiveFacts:
+    return CollectiveFacts(
+        launch_ps=round(f["collective_launch_us"] * 1e6),
+        wire_ps=round(f["neuronlink_wire_us"] * 1e6),
+        efa_hop_ps=round(f["efa_hop_us"] * 1e6),
+        mesh=f["collective_mesh"],
+        mesh_max_bytes=f["mesh_max_bytes"],
+        rdh_max_bytes=f["rdh_max_bytes"],
+        kangaring=f["kangaring"],
+        flat_ring_min_bytes=f["flat_ring_min_bytes"],
     )

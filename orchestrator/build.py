@@ -137,13 +137,6 @@ def _machine(job: JobConfig) -> Target:
     """The target of a job. Raises UsageError for an lnc or a network that is not there."""
     cluster = job.cluster
     target = logical(load_target(cluster.target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
-    if target.torus is None:
-        raise UsageError(
-            "SW_NETWORK",
-            f"cluster.target requires a machine whose network is modelled, got {target.name}: its"
-            " chips stand behind switches",
-            hint="use a trn1, trn1n, trn2 or inf2 machine; `shardwright compile --target` takes it",
-        )
     if cluster.instances > 1 and not target.efa_devices:
         raise UsageError(
             "SW_NETWORK",

@@ -12,7 +12,6 @@ from importlib import metadata
 from itertools import chain
 from typing import Any
 
-from collectives.costs import PROFILES as COLLECTIVE_PROFILES
 from collectives.placement import place_mesh, where
 from compiler.budget import count_instructions
 from compiler.diagnostics import Diagnostic
@@ -194,7 +193,7 @@ def timing_section(
             {"stage": n, "step_time_ps": timing.step_time_ps, "breakdown_ps": dict(parts)}
             for n, parts in enumerate(timing.stages_ps)
         ],
-        "collective_profile": COLLECTIVE_PROFILES[timing.profile].profile,
+        "collective_profile": timing.profile,
     }
 
 

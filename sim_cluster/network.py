@@ -7,42 +7,37 @@ Which cores the ranks of the mesh are is the placement's to say (`collectives/pl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache
 
 from collectives.cost import CollectiveTime, collective_time
-from collectives.costs import PROFILES as COLLECTIVE_PROFILES
-from collectives.costs import CollectiveCosts
 from collectives.ops import CollectiveKind, ReplicaGroups
 from collectives.placement import TORUS, place_mesh
-from collectives.topology import Topology, torus
+from collectives.topology import Tier, Topology, line, ring, switched, torus, unlinked
 from compiler.isa.program import CollectiveCall
 from compiler.target import PS_PER_S, Target
+from sim_cluster.collective_costs import collective_costs
 from sim_cluster.contention import Demand
+from sim_cluster.profiles import under_profile
 from sim_cluster.run_timing import CollectiveDuration
 
 
 def cluster_topology(target: Target, instances: int) -> Topology:
-    """The torus of one instance of `target`, `instances` times, joined by EFA."""
-    assert target.torus is not None, target.name  # jobs refuse switched machines (SW_NETWORK)
-    rates = (round(target.link_bytes_per_s), round(target.efa_bytes_per_s), target.efa_devices)
-    return _topology(target.torus, target.cores_per_chip, instances, rates)
-
-
-@lru_cache(maxsize=64)
-def _topology(
-    shape: tuple[int, int], ranks_per_chip: int, instances: int, rates: tuple[int, int, int]
-) -> Topology:
-    """Topologies are compared by identity, and choices are cached per topology: build each once."""
-    link, efa, devices = rates
-    return torus(
-        *shape,
-        ranks_per_chip=ranks_per_chip,
-        link_bytes_per_s=link,
-        instances=instances,
-        efa_bytes_per_s=efa if instances > 1 else 0,
-        efa_devices=devices if instances > 1 else 0,
-    )
+    """The chips of `target` as its data file wires them, `instances` times, joined by EFA."""
+    rates = tuple(round(rate) for rate in target.link_bytes_per_s)
+    tier = Tier(link_latency_ps=target.collectives.wire_ps, instances=instances)
+    if instances > 1:
+        tier |= Tier(efa_bytes_per_s=round(target.efa_bytes_per_s), efa_devices=target.efa_devices)
+    per_chip = target.cores_per_chip
+    match target.topology:
+        case "torus":
+            return torus(*target.shape, ranks_per_chip=per_chip, link_bytes_per_s=rates, **tier)
+        case "switch":
+            levels = list(zip(target.shape, rates, strict=True))
+            return switched(target.chips, levels, ranks_per_chip=per_chip, **tier)
+        case "none":
+            return unlinked(ranks_per_chip=per_chip, **tier)
+        case _:
+            make = ring if target.topology == "ring" else line
+            return make(target.chips, ranks_per_chip=per_chip, link_bytes_per_s=rates[0], **tier)
 
 
 class Network:
@@ -56,11 +51,11 @@ class Network:
         profile: str,
         placement: str = TORUS,
     ) -> None:
-        self.target = target
+        self.target = under_profile(target, profile)
         self.mesh = mesh
         self.topology = cluster_topology(target, instances)
         self.placement = place_mesh(placement, mesh, self.topology)
-        self.costs = _of_rank(COLLECTIVE_PROFILES[profile], target.lnc)
+        self.costs = collective_costs(target, profile)
         self._groups: dict[tuple[str, ...], ReplicaGroups] = {}
 
     def groups(self, axes: tuple[str, ...]) -> ReplicaGroups:
@@ -83,26 +78,14 @@ class Network:
 
     def _demand(self, time: CollectiveTime) -> Demand:
         """What a collective takes of each resource while its data moves."""
-        core, target, link = self.target.core, self.target, self.target.link_bytes_per_s
-        wire_s = max(time.total_ps - time.launch_ps, 1) / PS_PER_S
-        dma = target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
-        efa = target.efa_bytes_per_s * self.costs.efa_efficiency / max(1, target.efa_devices)
+        core = self.target.core
+        wire_ps = max(time.total_ps - time.launch_ps, 1)
+        dma = self.target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
         return Demand(
-            dma=min(1.0, time.touch_bytes_per_rank / wire_s / dma),
-            link=min(1.0, time.link_bytes / wire_s / link) if link else 0.0,
-            efa=min(1.0, time.efa_bytes / wire_s / efa) if efa else 0.0,
+            dma=min(1.0, time.touch_bytes_per_rank * PS_PER_S / wire_ps / dma),
+            link=min(1.0, time.link_ps / wire_ps),
+            efa=min(1.0, time.efa_ps / wire_ps),
         )
-
-
-def _of_rank(costs: CollectiveCosts, lnc: int) -> CollectiveCosts:
-    """Costs of a rank that is a logical core: it moves data with the DMA engines of all its
-    physical cores (inferred; documented is that an LNC 2 core has the collective cores of both).
-    """
-    return replace(
-        costs,
-        rank_copy_bytes_per_s=costs.rank_copy_bytes_per_s * lnc,
-        rank_reduce_bytes_per_s=costs.rank_reduce_bytes_per_s * lnc,
-    )
 
 
 def larger_side_bytes(call: CollectiveCall, group_size: int) -> int:

@@ -64,7 +64,7 @@ def time_step(step: Step, profile: str = "nominal") -> StepTiming:
         schedule_macros(programs, schedule, step.transfers, stage)
         for stage, schedule in enumerate(step.schedules)
     ]
-    network = Network(target, step.instances, step.mesh, profile, step.placement)
+    network = Network(step.target, step.instances, step.mesh, profile, step.placement)
     started = {op.call.axes for macros in by_stage for op in macros if isinstance(op, Start)}
     if len(by_stage) > 1:
         started.add((STAGE_AXIS,))  # messages tie the same cores of all stages

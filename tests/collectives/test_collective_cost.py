@@ -7,10 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.cost import (
-    CONSERVATIVE,
-    NOMINAL,
-    PEAK,
-    PROFILES,
     bus_bytes_per_s,
     closed_time,
     collective_time,
@@ -20,7 +16,8 @@ from collectives.layout import place
 from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
 from collectives.recipe import Choice
 from collectives.select import choose
-from collectives.topology import line, ring, torus, unlinked
+from collectives.topology import line, ring, switched, torus, unlinked
+from tests.support.machines import CONSERVATIVE, NOMINAL, PEAK, PROFILES, machine
 
 GATHER, REDUCE, SCATTER = (
     CollectiveKind.ALL_GATHER,
@@ -42,14 +39,19 @@ def wide_ring(chips, rate=10**12):
 
 @st.composite
 def machines(draw):
-    tier = {"instances": draw(st.integers(1, 5)), "ranks_per_chip": draw(st.integers(1, 2))}
+    tier = {"instances": draw(st.integers(1, 5)), "ranks_per_chip": draw(st.integers(1, 4))}
+    tier["link_latency_ps"] = draw(st.sampled_from([0, 700_000]))
     rate = draw(st.sampled_from([10**9, 48 * 10**9, 96 * 10**9]))
-    shape = draw(st.sampled_from(["torus", "ring", "line", "unlinked"]))
+    shape = draw(st.sampled_from(["torus", "ring", "line", "unlinked", "switch", "cube"]))
     if tier["instances"] > 1:
         devices = draw(st.integers(1, 3))
         tier |= {"efa_devices": devices, "efa_bytes_per_s": devices * 12_500_000_000}
     if shape == "unlinked":
         return unlinked(**tier)
+    if shape == "switch":
+        return switched(6, [(2, rate), (6, 3 * rate)], **tier)
+    if shape == "cube":
+        return torus(2, 2, draw(st.integers(1, 3)), link_bytes_per_s=(rate, 2 * rate, rate), **tier)
     if shape == "torus":
         rows, cols = draw(st.integers(2, 4)), draw(st.integers(2, 4))
         return torus(rows, cols, link_bytes_per_s=rate, **tier)
@@ -285,9 +287,9 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("ranks", "kind", "size", "published_us"), PUBLISHED)
-def test_nominal_reproduces_the_published_curve(trn1, ranks, kind, size, published_us):
+def test_nominal_reproduces_the_published_curve(ranks, kind, size, published_us):
     groups = ReplicaGroups((tuple(range(ranks)),))
-    time = collective_time(kind, trn1(), groups, size, 4, NOMINAL)
+    time = collective_time(kind, machine("trn1.32xlarge"), groups, size, 4, NOMINAL)
     assert time.total_ps / US == pytest.approx(published_us, rel=0.11)
 
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectives.cost import NOMINAL, closed_time, collective_time, schedule_time
+from collectives.cost import closed_time, collective_time, schedule_time
 from collectives.cycles import chip_cycles
 from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 from collectives.placement import Placement, place_mesh, read_placement, where, with_atoms
 from collectives.select import choose
 from collectives.topology import Topology, torus
+from tests.support.machines import NOMINAL
 
 KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 

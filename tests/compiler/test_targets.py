@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from compiler.diagnostics import UsageError
+from compiler.dtypes import DType
 from compiler.ir.types import Graph
+from compiler.isa.program import CollectiveCall
 from compiler.surface.flags import TARGETS
 from compiler.surface.resolve import find_target
 from compiler.target import load_target, target_names
 from orchestrator.build import Stages, build, layout_of
 from orchestrator.config import load
 from orchestrator.job import time_programs, unit_service
+from sim_cluster.network import Network
 from tests.support.compiled import graph_of, run_levels
 from tests.support.small_job import write_job
 
@@ -60,11 +63,17 @@ def test_a_layer_runs_on_every_machine(name: str) -> None:
         np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_switched_machine_takes_programs_but_no_jobs() -> None:
-    assert load_target("trn3-gen1-ultraserver").torus is None
-    job = load(None, ["cluster.target=trn3-gen1-ultraserver"])
-    with pytest.raises(UsageError, match="SW_NETWORK"):
-        layout_of(job)
+@pytest.mark.parametrize("name", ["trn3-gen1-ultraserver", "trn2-ultraserver", "inf2.24xlarge"])
+def test_jobs_find_a_network_on_every_machine(name: str) -> None:
+    layout = layout_of(load(None, [f"cluster.target={name}"]))
+    axes = tuple(axis for axis, size in layout.mesh.sizes.items() if size > 1)
+    network = Network(layout.target, 1, layout.mesh.sizes, "nominal")
+    shape = (1, 1 << 18, 1)
+    call = CollectiveCall(
+        kind="all_reduce", axes=axes, dtype=DType.F32, source_shape=shape, name="gradients"
+    )
+    found = network.duration(call)
+    assert found.group_size == layout.target.cores and found.duration_ps > 0
 
 
 @pytest.mark.parametrize("name", ["trn1.2xlarge", "inf2.xlarge"])
