@@ -95,26 +95,29 @@ class _Rates:
         return Timed(queue, interval, latency, waits, signals, kept)
 
 
-def _timed(
-    region: Region, tensors: Sequence[Tensor], rates: _Rates, recorded: bool
-) -> tuple[list[Timed | TimedLoop], _Totals]:
-    """The code of a region with its costs, and what it adds up to."""
-    totals = _Totals()
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """The costs of a region's code; `totals` is what the code that was seen adds up to."""
 
-    def body(items: Sequence[Instr | Loop], times: int) -> list[Timed | TimedLoop]:
+    region: Region
+    tensors: Sequence[Tensor]
+    rates: _Rates
+    recorded: bool
+    totals: _Totals = field(default_factory=_Totals)
+
+    def body(self, items: Sequence[Instr | Loop], times: int = 1) -> list[Timed | TimedLoop]:
+        """Instructions and loops that run `times` times, with their costs."""
         out: list[Timed | TimedLoop] = []
         for item in items:
             if isinstance(item, Loop):
-                out.append(timed_loop(item.trip, body(item.body, times * item.trip)))
+                out.append(timed_loop(item.trip, self.body(item.body, times * item.trip)))
                 continue
-            timed = rates.timed(item, region, tensors, recorded)
-            totals.busy[item.engine] += times * timed.interval_ps
+            timed = self.rates.timed(item, self.region, self.tensors, self.recorded)
+            self.totals.busy[item.engine] += times * timed.interval_ps
             if timed.interval_ps and item.engine in _DMA:
-                totals.hbm_bytes += times * _hbm_bytes(item, tensors)
+                self.totals.hbm_bytes += times * _hbm_bytes(item, self.tensors)
             out.append(timed)
         return out
-
-    return body(region.body, 1), totals
 
 
 def _hbm_bytes(instr: Instr, tensors: Sequence[Tensor]) -> int:
@@ -166,10 +169,10 @@ def region_duration_ps(region: Region, tensors: Sequence[Tensor], target: Target
 def _evaluated(
     region: Region, tensors: Sequence[Tensor], rates: _Rates, recorded: bool
 ) -> tuple[Timeline, _Totals]:
-    body, totals = _timed(region, tensors, rates, recorded)
+    timing = _Timing(region, tensors, rates, recorded)
     timeline = Timeline(region.tokens)
-    timeline.run(body)
-    return timeline, totals
+    timeline.run(timing.body(region.body))
+    return timeline, timing.totals
 
 
 def function_segments(

@@ -43,6 +43,16 @@ class _LoopCode:
     fresh: list[list[Slot]]
 
 
+@final
+@dataclass(slots=True)
+class _Call:
+    """The tensors of the call that runs. Steps know it and not their RegionCode, which knows them:
+    a cycle would keep the memory of a core until the garbage collector comes by.
+    """
+
+    tensors: HbmTensors
+
+
 def run_region(
     region: Region,
     tensors: Sequence[np.ndarray],
@@ -67,7 +77,7 @@ class RegionCode:
         self.registers: dict[int, int] = {}
         self.clocks: list[Clock] = []
         self.queues: list[deque[tuple[int, ...]]] = []
-        self.tensors = HbmTensors(())
+        self.call = _Call(HbmTensors(()))
         self.hbm_reads: dict[int, set[Engine]] = {}
         self.hbm_writes: dict[int, set[Engine]] = {}
         self.num_instructions = 0
@@ -81,7 +91,7 @@ class RegionCode:
         """Execute on bound tensors. Registers of the caller are read, never changed."""
         self.registers.clear()
         self.registers.update(registers)
-        self.tensors = tensors
+        self.call.tensors = tensors
         tensors.histories = self._histories(tensors)
         self._reset()
         with np.errstate(all="ignore"):
@@ -214,7 +224,8 @@ class RegionCode:
             instr, pattern, indexed=instr.opcode == "dma_gather" and number == 0
         )
         self.hbm_reads.setdefault(pattern.buffer, set()).add(instr.engine)
-        return lambda clock, time: operand.read(self.tensors, clock, time)
+        call = self.call
+        return lambda clock, time: operand.read(call.tensors, clock, time)
 
     def _writer(
         self, instr: Instr
@@ -230,12 +241,12 @@ class RegionCode:
                 return lambda clock, time: tile.write(clock, time, False), None
             zero, registers = overwrites(instr.attrs.get("zero_when", ())), self.registers
             return lambda clock, time: tile.write(clock, time, not zero(registers)), None
-        scatter = instr.opcode == "dma_scatter"
+        scatter, call = instr.opcode == "dma_scatter", self.call
         operand = self._hbm_operand(instr, pattern, indexed=scatter)
         self.hbm_writes.setdefault(pattern.buffer, set()).add(instr.engine)
         return (
-            lambda clock, time: operand.write(self.tensors, clock, time),
-            lambda views: operand.mark(self.tensors, views[1].reshape(-1) if scatter else None),
+            lambda clock, time: operand.write(call.tensors, clock, time),
+            lambda views: operand.mark(call.tensors, views[1].reshape(-1) if scatter else None),
         )
 
     def _hbm_operand(self, instr: Instr, pattern: AccessPattern, indexed: bool) -> HbmOperand:
