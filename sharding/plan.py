@@ -190,6 +190,7 @@ def complete(
         num_microbatches=num_microbatches,
         reshard_after_forward=settings.reshard_after_forward,
         reduce_last=last,
+        wide=settings.accumulate_dtype == "float32",
     )
     mesh = source.mesh
     if prepared.staged is not None:

@@ -100,6 +100,11 @@ class StrategySettings:
     alone.
     """
 
+    accumulate_dtype: str = choice("float32", "auto", "float32")
+    """Type in which gradients of several micro-batches are added up. auto: the one they have, as
+    frameworks do that add to the gradient in place; half the bytes for bf16, and its rounding.
+    """
+
     cc_streams: int = limited(1, 1, 4)
     """Streams that run collectives beside each other (NEURON_FSDP_CC_MULTISTREAM is 2): what layers
     wait for on stream 0; gathers of weights, reductions of gradients, sums over copies behind it.

@@ -2,10 +2,10 @@
 buffers.
 
 `forward` computes the loss and other metrics, `backward` the sums over samples the optimizer needs,
-`update` the rest. With several micro-batches the first two repeat and add up in fp32 accumulators;
-`update` takes the mean and clears them. No name and no location is read: what may be accumulated
-follows from `linearity`, where to cut from `gradients.py`, what is kept in between from
-`residuals.py`.
+`update` the rest. With several micro-batches the first two repeat and add up in accumulators, fp32
+unless told otherwise; `update` takes the mean and clears them. No name and no location is read:
+what may be accumulated follows from `linearity`, where to cut from `gradients.py`, what is kept in
+between from `residuals.py`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ def split_step(
     num_microbatches: int = 1,
     reshard_after_forward: bool = True,
     reduce_last: bool = False,
+    wide: bool = True,
 ) -> StepPlan:
     """The programs of a step, their buffers and their schedule.
 
-    With `reduce_last` accumulators hold gradients in front of their reductions, where they can.
+    With `reduce_last` accumulators hold gradients in front of their reductions, where they can;
+    without `wide` they have the type of the gradients, else fp32.
     Batch buffers describe one micro-batch. A step that cannot be cut is one program named `step`,
     with a finding in `metadata["findings"]`.
     Raises: ShardingError when it cannot be cut and `num_microbatches` is above 1, or when names
@@ -54,7 +56,7 @@ def split_step(
         )
     step = _Step.of(local)
     try:
-        builder = _Builder(step, num_microbatches, reshard_after_forward, reduce_last)
+        builder = _Builder(step, num_microbatches, reshard_after_forward, reduce_last, wide)
         return builder.build()
     except CutRefusedError as refused:
         return _uncut(step, num_microbatches, refused)
@@ -211,10 +213,16 @@ class _Builder:
     """Cuts one step. The three programs share the ops and values of the step's graph."""
 
     def __init__(
-        self, step: _Step, num_microbatches: int, reshard_after_forward: bool, reduce_last: bool
+        self,
+        step: _Step,
+        num_microbatches: int,
+        reshard_after_forward: bool,
+        reduce_last: bool,
+        wide: bool,
     ) -> None:
         self.step = step
         self.reduce_last = reduce_last
+        self.wide = wide
         self.num_microbatches = num_microbatches
         self.reshard_after_forward = reshard_after_forward
         self.forward, self.backward, self.update = (
@@ -315,7 +323,7 @@ class _Builder:
             part.outputs.append((name, value))
             self.update.extra_inputs[mean] = name
             return
-        wide = _wide(value.type)
+        wide = _wide(value.type) if self.wide or role == "metric" else value.type
         _add(self.step.buffers, self._gradient_buffer(name, role, wide, "zeros"))
         _accumulate(part, name, value, wide)
         _take_mean(self.update, name, mean, wide, self.num_microbatches)

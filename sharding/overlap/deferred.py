@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.ir.analysis import known_elements
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, ReshapeAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from sharding.localize import Localized
 from sharding.overlap.assign import REDUCTIONS
+
+_TAKING = frozenset(("broadcast_in_dim", "convert", "dynamic_slice", "reshape", "slice"))
+"""Ops whose result has only elements of their first operand: a core's share of zeros is zeros."""
 
 
 def hoisted(local: Localized) -> Localized:
@@ -84,13 +86,13 @@ def _starts_empty(loop: Op, path: _Path, made: Mapping[Value, Op]) -> bool:
     """True when the stack is zeros before the loop."""
     value = loop.operands[path.carry]
     op = made.get(value)
-    while op is not None and op.name in ("broadcast_in_dim", "convert", "reshape"):
+    while op is not None and op.name in _TAKING:
         value = op.operands[0]
         op = made.get(value)
     if op is None or op.name != "constant" or not op.attrs.is_splat:
         return False
-    elements = known_elements(made, value)
-    return elements is not None and not np.any(elements)
+    # The stored element alone: stacks of whole models are too large to be evaluated.
+    return not np.frombuffer(op.attrs.data, op.attrs.type.dtype.numpy).any()
 
 
 @dataclass(frozen=True, slots=True)

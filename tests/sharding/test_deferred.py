@@ -8,7 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from compiler.frontend.models import gpt
+from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from compiler.ir.analysis import MAX_EVALUATED
 from sharding.plan import Plan
+from sharding.settings import StrategySettings
 from tests.support.road import worst
 from tests.support.staged_runs import plan_of, step_errors
 from tests.support.strategy_cells import DISTRIBUTIONS, MODELS, Distribution
@@ -78,3 +82,39 @@ def test_zero_1_reduces_once_and_zero_2_after_every_micro_batch() -> None:
     assert not _reductions(one, "backward")
     assert _reductions(two, "backward")
     assert _gradient_bytes(one) == 8 * _gradient_bytes(two)
+
+
+def test_stacks_of_any_size_wait() -> None:
+    """Zeros too many to be looked at one by one, and a core's share of them, are zeros."""
+    sizes = Sizes(layers=2, hidden=256, heads=4, head_dim=64, ffn=4096, vocab=64, positions=16)
+    assert sizes.layers * sizes.hidden * sizes.ffn > MAX_EVALUATED
+    settings = StrategySettings(name="llm-training", zero=0, reduce_gradients="last")
+    how = Distribution(settings, (("dp_replicate", 2), ("tp", 2)))
+    plan = plan_of(lambda: gpt.train_task(sizes, TaskOptions(seq_len=16)), how, MICRO_BATCHES)
+    found = _reductions(plan, "backward")
+    assert not found, found
+    assert _reductions(plan, "update")
+
+
+def test_accumulators_may_have_the_type_of_the_gradients() -> None:
+    sizes = Sizes(layers=2, hidden=32, heads=2, head_dim=16, ffn=64, vocab=64, positions=16)
+    short = Precision(params="bf16", activations="bf16", matmuls="bf16")
+    options = TaskOptions(seq_len=16, precision=short)
+
+    def types(how: str) -> tuple[set[str], set[str]]:
+        settings = StrategySettings(name="generic", zero=0, accumulate_dtype=how)
+        on = Distribution(settings, (("dp_replicate", 2),))
+        buffers = plan_of(lambda: gpt.train_task(sizes, options), on, 2).step.buffers.values()
+        roles = ("gradient", "metric")
+        gradients, metrics = (
+            {
+                b.local_type.dtype.value
+                for b in buffers
+                if b.role == role and b.initial == "zeros" and b.local_type.dtype.is_float
+            }
+            for role in roles
+        )
+        return gradients, metrics
+
+    assert types("auto") == ({"bf16"}, {"f32"})
+    assert types("float32") == ({"f32"}, {"f32"})

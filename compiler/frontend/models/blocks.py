@@ -33,18 +33,21 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Element types: stored parameters, activations between operations, operands of matmuls.
+    """Element types: stored parameters, activations between operations, operands of matmuls, and
+    what norms, softmax and loss compute in.
 
-    fp32 activations with bf16 matmuls are what an auto-casting compiler makes of an fp32 model.
+    fp32 activations with bf16 matmuls are what an auto-casting compiler makes of an fp32 model;
+    bf16 statistics are what a framework makes of one that turns every fp32 tensor into bf16.
     Raises UsageError for an unknown type.
     """
 
     params: str = "f32"
     activations: str = "f32"
     matmuls: str = "f32"
+    statistics: str = "f32"
 
     def __post_init__(self) -> None:
-        for name in (self.params, self.activations, self.matmuls):
+        for name in (self.params, self.activations, self.matmuls, self.statistics):
             if name not in TYPES:
                 raise UsageError("SW_DTYPE", f"dtype requires {', '.join(TYPES)}, got {name}")
 
@@ -57,6 +60,10 @@ class Precision:
     def dtype(self) -> Any:
         """Type of activations."""
         return TYPES[self.activations]
+
+    def wide(self, x: jax.Array) -> jax.Array:
+        """`x` in the type of statistics."""
+        return x.astype(TYPES[self.statistics])
 
     def einsum(self, spec: str, left: jax.Array, right: jax.Array) -> jax.Array:
         """A product of two operands in the matmul type, as an activation.
@@ -129,17 +136,19 @@ def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
     return normal_leaves(key, matrices, dtype) | constant_leaves(vectors, dtype)
 
 
-def layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float) -> jax.Array:
-    """Mean and variance norm over the last dim, computed in fp32."""
-    x32 = x.astype(jnp.float32)
-    centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+def layer_norm(
+    precision: Precision, x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float
+) -> jax.Array:
+    """Mean and variance norm over the last dim, computed in the type of statistics."""
+    wide = precision.wide(x)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
     normed = (centred * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
     return normed * scale.astype(x.dtype) + shift.astype(x.dtype)
 
 
 def softmax(scores: jax.Array) -> jax.Array:
-    """Softmax over the last dim, operator by operator, in fp32."""
+    """Softmax over the last dim, operator by operator."""
     shifted = scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     powers = jnp.exp(shifted)
     return powers / jnp.sum(powers, axis=-1, keepdims=True)
@@ -154,7 +163,7 @@ def attention(
     k = p.einsum("btd,dk->btk", x, layer["wk"])
     v = p.add_bias(p.einsum("btd,dk->btk", x, layer["wv"]), layer["bv"])
     q, k, v = (y.reshape(b, t, heads, -1) for y in (q, k, v))
-    scores = p.einsum("bthe,bshe->bhts", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+    scores = p.wide(p.einsum("bthe,bshe->bhts", q, k)) * q.shape[-1] ** -0.5
     if causal:
         positions = jnp.arange(t)
         scores = jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
@@ -201,9 +210,9 @@ def own_sequence(x: jax.Array, shards: int) -> jax.Array:
     return x[:, : x.shape[1] // shards]
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean cross entropy over all positions, in nat; logits in fp32."""
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+def cross_entropy(precision: Precision, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean cross entropy over all positions, in nat, in the type of statistics."""
+    log_probs = jax.nn.log_softmax(precision.wide(logits), axis=-1)
     return -jnp.mean(jnp.take_along_axis(log_probs, targets[..., None], axis=-1))
 
 

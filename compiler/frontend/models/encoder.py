@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from compiler.frontend.models import blocks
 from compiler.frontend.models.blocks import Params, Precision, Sizes, TaskOptions
@@ -40,9 +39,9 @@ def init_params(sizes: Sizes, key: jax.Array, precision: Precision) -> Params:
 def encoder_layer(sizes: Sizes, precision: Precision, x: jax.Array, layer: Params) -> jax.Array:
     """Attention and MLP, each added to the residual and then normed."""
     x = x + blocks.attention(precision, layer, x, sizes.heads, causal=False)
-    x = blocks.layer_norm(x, layer["attn_scale"], layer["attn_shift"], _EPS)
+    x = blocks.layer_norm(precision, x, layer["attn_scale"], layer["attn_shift"], _EPS)
     x = x + blocks.mlp(precision, layer, x, exact=True)
-    return blocks.layer_norm(x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
+    return blocks.layer_norm(precision, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
 
 
 def logits(
@@ -52,11 +51,11 @@ def logits(
     p = precision
     x = params["embed"].astype(p.dtype)[tokens]
     x = x + params["positions"][: tokens.shape[1]].astype(p.dtype)
-    x = blocks.layer_norm(x, params["embed_scale"], params["embed_shift"], _EPS)
+    x = blocks.layer_norm(p, x, params["embed_scale"], params["embed_shift"], _EPS)
     x = blocks.run_layers(partial(encoder_layer, sizes, p), x, params["layers"], options.remat)
     x = p.add_bias(p.einsum("btd,dk->btk", x, params["w_transform"]), params["b_transform"])
     x = jax.nn.gelu(x, approximate=False)
-    x = blocks.layer_norm(x, params["head_scale"], params["head_shift"], _EPS)
+    x = blocks.layer_norm(p, x, params["head_scale"], params["head_shift"], _EPS)
     return p.add_bias(p.einsum("btd,vd->btv", x, params["embed"]), params["b_vocab"])
 
 
@@ -66,7 +65,7 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
 
     def loss(params: Params, batch: dict[str, jax.Array], precision: Precision) -> jax.Array:
         given = logits(known, params, batch["tokens"], precision, options)
-        return blocks.cross_entropy(given.astype(jnp.float32), batch["targets"])
+        return blocks.cross_entropy(precision, given, batch["targets"])
 
     init = partial(init_params, known)
     return blocks.language_task(init, loss, known.vocab, known.positions, options)

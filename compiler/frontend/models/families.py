@@ -77,4 +77,4 @@ def _sharded_llama_loss(
     x = blocks.run_layers(layer, x, params["layers"], options.remat)
     x = blocks.gather_sequence(llama.rms_norm(x, params["final_norm"], eps), shards)
     given = x @ params["lm_head"].astype(precision.dtype)
-    return blocks.cross_entropy(given, batch["targets"])
+    return blocks.cross_entropy(precision, given, batch["targets"])

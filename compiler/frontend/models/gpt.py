@@ -33,11 +33,11 @@ def decoder_layer(
     sizes: Sizes, precision: Precision, shards: int, x: jax.Array, layer: Params
 ) -> jax.Array:
     """Attention and MLP, each behind a norm and added to the residual."""
-    normed = blocks.layer_norm(x, layer["attn_scale"], layer["attn_shift"], _EPS)
+    normed = blocks.layer_norm(precision, x, layer["attn_scale"], layer["attn_shift"], _EPS)
     normed = blocks.gather_sequence(normed, shards)
     mixed = blocks.attention(precision, layer, normed, sizes.heads, causal=True)
     x = x + blocks.own_sequence(mixed, shards)
-    normed = blocks.layer_norm(x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
+    normed = blocks.layer_norm(precision, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
     normed = blocks.gather_sequence(normed, shards)
     return x + blocks.own_sequence(blocks.mlp(precision, layer, normed, exact=False), shards)
 
@@ -52,7 +52,7 @@ def logits(
     x = blocks.own_sequence(x, shards)
     layer = partial(decoder_layer, sizes, p, shards)
     x = blocks.run_layers(layer, x, params["layers"], options.remat)
-    x = blocks.layer_norm(x, params["final_scale"], params["final_shift"], _EPS)
+    x = blocks.layer_norm(p, x, params["final_scale"], params["final_shift"], _EPS)
     return p.einsum("btd,vd->btv", blocks.gather_sequence(x, shards), params["embed"])
 
 
@@ -62,7 +62,7 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
 
     def loss(params: Params, batch: dict[str, jax.Array], precision: Precision) -> jax.Array:
         given = logits(known, params, batch["tokens"], precision, options)
-        return blocks.cross_entropy(given, batch["targets"])
+        return blocks.cross_entropy(precision, given, batch["targets"])
 
     init = partial(init_params, known)
     return blocks.language_task(init, loss, known.vocab, known.positions, options)

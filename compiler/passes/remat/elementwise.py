@@ -21,6 +21,9 @@ from compiler.passes.rewrite import with_regions
 MIN_SAVED = 0.125
 """Part of the bytes that must be saved, so that near ties leave the user's choice (ours)."""
 
+_FREE = MOVES | IDENTITIES | {"convert"}
+"""Ops that cost no pass of an engine: engines convert what they read and write."""
+
 BYTES_PER_OP = 1.0
 """Bytes saved per element and op that is computed twice. inferred: NeuronCore-v2 stores and loads a
 byte in 7.4 ps (16 queues at 17 GB/s), Vector computes an element in 8.1 ps (128 lanes, 0.96 GHz).
@@ -103,10 +106,27 @@ class _Zone:
         network = FlowNetwork(self.weights, self.edges, self.sources, self.targets)
         kept = set(network.minimum_cut())
         made = {v: self._recipe(v, kept) for v in self.targets if v not in kept}
-        before = sum(self.weights[v] for v in self.targets)
-        saved = before - sum(self.weights[v] for v in kept)
-        worth = saved >= max(MIN_SAVED * before, BYTES_PER_OP * self._repeated(made))
-        return made if worth else {}
+        return {v: made[v] for group in self._groups(made) if self._pays(group) for v in group}
+
+    def _groups(self, made: Mapping[Value, Recipe]) -> list[dict[Value, Recipe]]:
+        """Targets that follow from common values: what is kept of them is kept once, so that they
+        pay together or not at all.
+        """
+        groups: list[tuple[dict[Value, Recipe], set[Value]]] = []
+        for target, recipe in made.items():
+            group, leaves = {target: recipe}, set(recipe.leaves) - self.outside
+            for other in [g for g in groups if g[1] & leaves]:
+                groups.remove(other)
+                group, leaves = other[0] | group, other[1] | leaves
+            groups.append((group, leaves))
+        return [group for group, _ in groups]
+
+    def _pays(self, made: Mapping[Value, Recipe]) -> bool:
+        """True when keeping what `made` follows from saves enough."""
+        leaves = {leaf for recipe in made.values() for leaf in recipe.leaves}
+        before = sum(self.weights[v] for v in leaves | set(made) if v in self.targets)
+        saved = before - sum(self.weights.get(v, 0) for v in leaves)
+        return saved >= max(MIN_SAVED * before, BYTES_PER_OP * self._repeated(made))
 
     def _recipe(self, target: Value, kept: set[Value]) -> Recipe:
         ops: set[Op] = set()
@@ -127,7 +147,7 @@ class _Zone:
         repeated = {op for recipe in made.values() for op in recipe.ops}
         needed, wanted = 0, self._wanted_here(set(made))
         for op in repeated & wanted:
-            if op.name not in MOVES and op.name not in IDENTITIES:
+            if op.name not in _FREE:
                 needed += sum(v.type.num_elements for v in op.results)
         return needed
 

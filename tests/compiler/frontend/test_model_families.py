@@ -76,7 +76,7 @@ def _share(layer: dict[str, jax.Array], rank: int) -> dict[str, jax.Array]:
 
 def test_layer_norm_and_softmax_are_what_they_are_called() -> None:
     x = 3 + 2 * jax.random.normal(jax.random.key(0), (4, 64))
-    normed = blocks.layer_norm(x, jnp.full(64, 2.0), jnp.full(64, 1.0), 1e-12)
+    normed = blocks.layer_norm(Precision(), x, jnp.full(64, 2.0), jnp.full(64, 1.0), 1e-12)
     np.testing.assert_allclose(normed.mean(-1), 1.0, atol=1e-5)
     np.testing.assert_allclose(normed.std(-1), 2.0, rtol=1e-5)
     np.testing.assert_allclose(blocks.softmax(x), jax.nn.softmax(x), rtol=1e-6)

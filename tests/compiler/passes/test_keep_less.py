@@ -102,3 +102,34 @@ def test_long_code_is_not_repeated_for_few_bytes() -> None:
 
     before, after = before_and_after(layer)
     assert kept(after, WIDE) == kept(before, WIDE) > 1
+
+
+def test_code_that_does_not_pay_does_not_keep_other_code_from_it() -> None:
+    def layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+        h = z = (x * 0.5) @ w["up"][:, : WIDE - 1]
+        for _ in range(30):
+            z = jax.lax.stop_gradient(jnp.sin(z) + z)
+        return gelu(x, w) + (h * z) @ w["down"][: WIDE - 1]
+
+    before, after = before_and_after(layer)
+    assert kept(after, WIDE - 1) == kept(before, WIDE - 1) > 1
+    assert kept(after, WIDE) == 1 < kept(before, WIDE)
+
+
+def test_conversions_are_free() -> None:
+    """What one operation and conversions make of a short value is made again."""
+
+    def layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+        h = (x @ w["up"]).astype(jnp.bfloat16)
+        wide = h.astype(jnp.float32) * 3.0
+        return x + (wide * wide) @ w["down"]
+
+    before, after = before_and_after(layer)
+    stacks = {
+        v.type.dtype.value
+        for op in after.ops
+        if op.name == "loop"
+        for v in op.results
+        if v.type.shape == (LAYERS, ROWS, WIDE)
+    }
+    assert kept(before, WIDE) and stacks == {"bf16"}
