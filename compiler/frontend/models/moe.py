@@ -154,7 +154,7 @@ def train_task(config: LlamaConfig, experts: Experts, options: TaskOptions) -> T
         x = blocks.run_layers(partial(layer, tables()), x, params["layers"], options.remat)
         x = llama.rms_norm(x, params["final_norm"], config.rms_norm_eps)
         given = x @ params["lm_head"].astype(x.dtype)
-        return blocks.cross_entropy(given.astype(jnp.float32), batch["targets"])
+        return blocks.cross_entropy(precision, given, batch["targets"])
 
     def init(key: jax.Array, precision: Precision) -> Params:
         params = init_params(config, experts, key)
