@@ -199,6 +199,18 @@ class Scope:
             scope.boxes[short] = Box(Affine(), min(size, scope.boxes[short].extent))
         return scope
 
+    def within(self, atom: int, piece: Piece, begins: bool) -> Scope:
+        """The code for one piece of this scope's box of an atom; what is added up over the atom
+        `begins` there unless it did before this scope.
+        """
+        base, begun = self.boxes[atom].origin, self.first.get(atom, ())
+        scope = self.enter(atom, piece)
+        scope.boxes[atom] = Box(base + scope.boxes[atom].origin, piece.extent)
+        start = (scope.register,) if piece.trip > 1 else ()
+        first = (*begun, *start) if begins and begun is not None else None
+        scope.first = {**scope.first, atom: first}
+        return scope
+
     def zero_when(self, atoms: Iterable[int]) -> tuple[int, ...] | None:
         """When a sum over `atoms` overwrites its destination here (the `zero_when` of
         instructions).

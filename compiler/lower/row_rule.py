@@ -29,6 +29,9 @@ MIN_ROWS = 64  # with fewer rows the stationary side of the tensor engine is hal
 PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore
 BLOCK = 512  # documented: columns of one moving operand of the tensor engine
 ACCUMULATOR_BYTES = 4  # sums over the rows are fp32
+# The smallest part of a streamed row that is on chip at a time, and the row tiles that share it
+# (our choice: the leanest form of `codegen/rows/plan.py`).
+SEGMENT, BAND = 512, 4
 
 ROW, SUM, PANEL = "row", "sum", "panel"
 
@@ -111,7 +114,10 @@ class RowRule:
             why = _misfit(groups, members, one, roles[one.task.result], rows)
             if why is not None:
                 return Refusal("rows", f"{one.task.op.name}: {why}")
-        need = _Memory(groups, space, spans, roles, rows).peak()
+        memory = _Memory(groups, space, spans, roles, rows)
+        need = memory.peak()
+        if need > self.budget.row_bytes and inner:
+            need = memory.streamed(max(inner, key=lambda a: a.size))
         if need <= self.budget.row_bytes:
             return None
         limit = self.budget.row_bytes
@@ -217,8 +223,11 @@ def _columns(one: Spans, rows: Atom) -> frozenset[Atom]:
 
 class _Memory:
     """Bytes per partition of a row region, as its leanest code needs them: panels, sums and
-    transposed rows once, everything else of a row as blocks of columns.
+    transposed rows once, everything else of a row as blocks of columns. Of a `long` index only a
+    segment is on chip at a time.
     """
+
+    long: Atom | None = None
 
     def __init__(
         self,
@@ -242,22 +251,34 @@ class _Memory:
             kept |= self._kept(one)
         return sum(kept.values()) + self._blocks()
 
+    def streamed(self, atom: Atom) -> int:
+        """The same when `atom` is streamed: what comes with a segment is held twice, for the next
+        one, and a band of row tiles keeps what it carries from segment to segment.
+        """
+        self.long = atom
+        return self.peak()
+
     def _kept(self, one: Spans) -> dict[object, int]:
         """What a task needs for all columns or all rows."""
         task, role, found = one.task, self.roles[one.task.result], dict[object, int]()
         if role == SUM:
-            found[task.result] = self._spread(one.result, ACCUMULATOR_BYTES)
+            points = self._points(one.result, whole=True)
+            flat = _is_sum(task) and self.rows not in one.result
+            need = ACCUMULATOR_BYTES * points
+            found[task.result] = need if flat else self._spread(one.result, need)
         if role != ROW:
             return found
         summed = frozenset.intersection(*one.operands) - one.result
+        if task.kind == CONTRACT and self.long in summed:
+            found["carried", task.result] = BAND * ACCUMULATOR_BYTES * self._points(one.result)
         for value, atoms in zip(task.data, one.operands, strict=True):
-            base, size = self.body.base(value)[0], value.type.dtype.bytes
+            base, size = self.body.base(value)[0], value.type.dtype.bytes * self._places(atoms)
             if self.body.is_free(value):
                 continue
             if task.kind == CONTRACT and self.rows in atoms:
                 found["transposed", base] = size * self._points(atoms)
             elif task.kind == CONTRACT:
-                found[base, summed] = self._spread(atoms, size)
+                found[base, summed] = self._spread(atoms, size * self._points(atoms))
             elif self.rows not in atoms:
                 found[base] = size * self._points(atoms)
         return found
@@ -277,10 +298,19 @@ class _Memory:
             live = {v: n for v, n in live.items() if last.get(v, -1) > i}
         return highest
 
-    def _spread(self, atoms: Collection[Atom], size: int) -> int:
+    def _places(self, atoms: Collection[Atom]) -> int:
+        """How often an operand is held."""
+        if self.long is None:
+            return 1
+        return 2 if self.long in atoms else BAND if self.rows in atoms else 1
+
+    def _spread(self, atoms: Collection[Atom], num_bytes: int) -> int:
         """A value without rows, spread over the partitions by its largest index."""
         widest = max((a.size for a in atoms if a not in self.parallel), default=1)
-        return -(-size * self._points(atoms) // min(PARTITIONS, widest))
+        return -(-num_bytes // min(PARTITIONS, widest))
 
-    def _points(self, atoms: Collection[Atom]) -> int:
-        return math.prod(a.size for a in atoms if a not in self.parallel and a is not self.rows)
+    def _points(self, atoms: Collection[Atom], whole: bool = False) -> int:
+        """Points on chip of the indices along a row."""
+        mine = [a for a in atoms if a not in self.parallel and a is not self.rows]
+        long = None if whole else self.long
+        return math.prod(min(SEGMENT, a.size) if a is long else a.size for a in mine)

@@ -3,11 +3,12 @@
 What a strip is made of (products with panels, loads, columns) is still there when a later sweep
 runs, so the strip can be computed there a second time: scores cost one more product per block, and
 a row then takes no SBUF that grows with its length. Values and their roundings are the same. Next:
-`plan.py` uses this where strips do not fit.
+`plan.py` uses this where strips do not fit, and between the passes of a streamed row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from compiler.codegen.rows.levels import Levels
@@ -24,16 +25,44 @@ class Again:
 
 
 def made_again(levels: Levels) -> Again:
-    """The space of `levels` with copies of strips in front of their late readers."""
-    return _Copier(levels).run()
+    """The space of `levels` with copies of strips in front of their late readers: those in step
+    with a later sweep.
+    """
+
+    def late(n: int, i: int) -> bool:
+        return n in levels.run and levels.is_late(n, i) and levels.inner(i) == levels.home(n)
+
+    return _Copier(levels, levels.run, late, lambda i: levels.inner(i) is not None).run()
+
+
+def made_in_passes(levels: Levels) -> Again:
+    """The space of `levels` with copies of what lies along the streamed atom in front of readers in
+    a later pass.
+    """
+    passes = levels.passes
+
+    def moves(i: int) -> bool:
+        return levels.inner(i) == levels.sweeping.streamed
+
+    def late(n: int, i: int) -> bool:
+        return n in passes and i in passes and moves(i) and passes[n] != passes[i]
+
+    return _Copier(levels, passes, late, moves).run()
 
 
 @dataclass(slots=True)
 class _Copier:
+    """`place` of a value is where it is made; `late` (reader, value) are read in another place, and
+    what `moves` is made again there.
+    """
+
     levels: Levels
+    place: Mapping[int, int]
+    late: Callable[[int, int], bool]
+    moves: Callable[[int], bool]
     values: list[Value] = field(default_factory=list)
     number: dict[int, int] = field(default_factory=dict)
-    made: dict[tuple[int, int], int] = field(default_factory=dict)  # (value, level) -> copy
+    made: dict[tuple[int, int], int] = field(default_factory=dict)  # (value, place) -> copy
 
     def run(self) -> Again:
         """The rewriting."""
@@ -49,18 +78,15 @@ class _Copier:
         return len(self.values) - 1
 
     def _input(self, n: int, i: int) -> int:
-        """What reader `n` reads for `i`: a copy when it is in step with a later sweep."""
-        levels = self.levels
-        late = n in levels.run and levels.is_late(n, i) and levels.inner(i) == levels.home(n)
-        return self._copy(i, levels.run[n]) if late else self.number[i]
+        """What reader `n` reads for `i`."""
+        return self._copy(i, self.place[n]) if self.late(n, i) else self.number[i]
 
-    def _copy(self, i: int, level: int) -> int:
-        """`i` at `level`: itself when it is there anyway, else made from what its maker reads."""
-        levels, value = self.levels, self.levels.space.values[i]
-        if i not in levels.run or levels.inner(i) is None or levels.run[i] == level:
+    def _copy(self, i: int, place: int) -> int:
+        """`i` at `place`: itself when it is there anyway, else made from what its maker reads."""
+        if i not in self.place or not self.moves(i) or self.place[i] == place:
             return self.number[i]
-        if (i, level) not in self.made:
-            product = i in levels.roles.panels
-            inputs = (self.number[j] if product else self._copy(j, level) for j in value.inputs)
-            self.made[i, level] = self._add(replace(value, inputs=tuple(inputs)))
-        return self.made[i, level]
+        if (i, place) not in self.made:
+            value, product = self.levels.space.values[i], i in self.levels.roles.panels
+            inputs = (self.number[j] if product else self._copy(j, place) for j in value.inputs)
+            self.made[i, place] = self._add(replace(value, inputs=tuple(inputs)))
+        return self.made[i, place]

@@ -92,6 +92,23 @@ def _in_steps(made: Space, value: Value, row: int, inner: frozenset[int]) -> int
     )
 
 
+def wide_products(
+    space: Space, sinks: Iterable[int], row: int, atom: int
+) -> tuple[Space, tuple[int, ...]]:
+    """(space whose contractions of rows over `atom` have fp32 results that are rounded once,
+    numbers of `sinks` in it).
+    """
+
+    def change(made: Space, n: int, moved: Value) -> int:
+        mine = moved.op == "contract" and atom in moved.over and row in moved.atoms
+        if not mine or moved.dtype is DType.F32:
+            return _append(made, moved)
+        product = _append(made, replace(moved, dtype=DType.F32))
+        return _append(made, _converted(made, product, moved.dtype))
+
+    return _rewritten(space, sinks, lambda _: change)
+
+
 def defer_scaling(space: Space, sinks: Iterable[int]) -> tuple[Space, tuple[int, ...]]:
     """(rewritten space, numbers of `sinks` in it)."""
     wanted = tuple(sinks)

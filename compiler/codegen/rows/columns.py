@@ -10,7 +10,7 @@ point; otherwise all columns are computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,14 @@ class Run:
 
     piece: Piece
     true: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Columns whose panels are on chip together; `runs` count from its first column."""
+
+    piece: Piece
+    runs: tuple[Run, ...]
 
 
 class Columns:
@@ -57,6 +65,20 @@ class Columns:
         if key not in self._found:
             self._found[key] = self._runs(atom, rows)
         return self._found[key]
+
+    def segments(self, atom: int, rows: Range, length: int) -> list[Segment]:
+        """The same columns in segments of up to `length`; equal neighbours are one that repeats."""
+        found: list[Segment] = []
+        for run in self.runs(atom, rows):
+            extent, true = run.piece.extent, run.true
+            blocks = max(1, length // extent)
+            for part in pieces(run.piece.trip, min(run.piece.trip, blocks)):
+                start = run.piece.start + part.start * extent
+                piece = Piece(start, part.extent * extent, part.trip)
+                alone = Segment(piece, (Run(Piece(0, extent, part.extent), true),))
+                joined = _joined(found[-1], alone, length) if found else None
+                found[-1:] = [joined] if joined else [*found[-1:], alone]
+        return found
 
     def _runs(self, atom: int, rows: Range) -> tuple[Run, ...]:
         size = self.space.sizes[atom]
@@ -159,3 +181,17 @@ class Columns:
             Run(Piece(span[0] + p.start, p.extent, p.trip), true)
             for p in pieces(size, min(size, self.width))
         ]
+
+
+def _joined(a: Segment, b: Segment, length: int) -> Segment | None:
+    """Two neighbours as one segment; None when they are none, or too long."""
+    extent = a.piece.extent + b.piece.extent
+    once = a.piece.trip == b.piece.trip == 1
+    if not once or extent > length or a.piece.start + a.piece.extent != b.piece.start:
+        return None
+    moved = (replace(r, piece=_moved(r.piece, a.piece.extent)) for r in b.runs)
+    return Segment(Piece(a.piece.start, extent), (*a.runs, *moved))
+
+
+def _moved(piece: Piece, by: int) -> Piece:
+    return replace(piece, start=piece.start + by)

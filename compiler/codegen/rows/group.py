@@ -9,7 +9,8 @@ or are skewed (`skew.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
 from compiler.codegen.fusion import SCALED, is_product
@@ -24,18 +25,47 @@ from compiler.dtypes import DType
 from compiler.isa.program import Engine, Space
 from compiler.isa.region import Affine
 
-TILE = -9  # a private atom number for "row tile of the group"
+# Private atom numbers for "row tile of the group" and "row tile of the band".
+TILE, BAND_TILE = -9, -10
+# Groups of row tiles in one body of a loop (our choice: enough to hide how a loop runs dry).
+SIDE_BY_SIDE = 4
+
+
+class Kept(NamedTuple):
+    """Where a value of several blocks or stages lies, its transposes, and what is added up."""
+
+    held: Held | None = None
+    turned: Held | None = None
+    partial: Held | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Row tiles that share the segments of a streamed atom: `count` of them, with what they carry
+    from segment to segment and from pass to pass.
+    """
+
+    scope: Scope
+    count: int
+    kept: dict[int, Kept] = field(default_factory=dict)
 
 
 class Group(Products):
     """Row tiles on their way through the stages.
 
     `held` has the values of the whole group: shared vectors, strips, single columns. Inside a block
-    it has those at the block's rows and columns, and the values of the block.
+    it has those at the block's rows and columns, and the values of the block. What does not span a
+    streamed atom belongs to the band.
     """
 
     def __init__(
-        self, plan: RowPlan, scope: Scope, shared: Shared, height: int, rows: tuple[int, int]
+        self,
+        plan: RowPlan,
+        scope: Scope,
+        shared: Shared,
+        height: int,
+        rows: tuple[int, int],
+        band: Band | None = None,
     ) -> None:
         super().__init__(plan, scope, shared, rows)
         self.height = height
@@ -45,6 +75,9 @@ class Group(Products):
         self.reducer: Engine | None = None
         self.stage_of = {n: number for number, s in enumerate(plan.stages) for n in s.values}
         self.left = self._last_readers()
+        self.band = band
+        for n, kept in (band.kept if band else {}).items():
+            self._take(n, kept)
 
     def _last_readers(self) -> dict[Stage, list[int]]:
         """Values that stay over several stages, by the stage that reads them last."""
@@ -90,7 +123,8 @@ class Group(Products):
                 self._block(stage, place)
             else:
                 self._sweep(stage, place, stage.inner)
-        for n in self.left.get(stage, ()):
+        carried = self.band.kept if self.band else {}
+        for n in (n for n in self.left.get(stage, ()) if n not in carried):
             for kept in (self.held, self.turned, self.partial):
                 if n in kept:
                     self.scope.release(kept.pop(n))
@@ -103,38 +137,58 @@ class Group(Products):
         tile = Affine(part.start // self.height, terms)
         origin = self.scope.boxes[row].origin + tile * self.height
         scope.boxes |= {row: Box(origin, part.extent), TILE: Box(tile, 1)}
+        if self.band:
+            scope.boxes[BAND_TILE] = Box(self.scope.boxes[BAND_TILE].origin + tile, 1)
         return scope
 
     def _begin(self, number: int, value: Value) -> None:
-        """Tiles of the group for a value its stage makes."""
-        plan, atom = self.plan, self.plan.inner(number)
+        """Tiles for a value its stage makes: of the group, or of the band that has them already."""
+        plan, band = self.plan, self.band
         if number in plan.roles.sums or value.op in (*SINKS, *SPLATS):
             return
+        if band is None or plan.streams(number):
+            self._take(number, self._tiles(number, value))
+            return
+        if number not in band.kept:
+            band.kept[number] = self._tiles(number, value, band)
+        self._take(number, band.kept[number])
+
+    def _take(self, number: int, kept: Kept) -> None:
+        for into, held in zip((self.held, self.turned, self.partial), kept, strict=True):
+            if held is not None:
+                into[number] = held
+
+    def _tiles(self, number: int, value: Value, band: Band | None = None) -> Kept:
+        """What a value needs beyond a block."""
+        plan, atom = self.plan, self.plan.inner(number)
+        held = turned = partial = None
         if value.op == "reduce":
-            self.partial[number] = self._tile(f"partial{number}", 1, accumulator_type(value), {})
+            partial = self._tile(f"partial{number}", 1, accumulator_type(value), band)
         if value.op == "reduce" and accumulator_type(value) is value.dtype:
-            self.held[number] = self.partial.pop(number)
+            held, partial = partial, None
         elif self._is_kept(number):
-            size = 1 if atom is None else self.space.sizes[atom]
-            strides = {} if atom is None else {atom: 1}
-            self.held[number] = self._tile(f"{value.op}{number}", size, value.dtype, strides)
+            size = 1 if atom is None else self.scope.extent(atom)
+            held = self._tile(f"{value.op}{number}", size, value.dtype, band)
+            if atom is not None:
+                first = self.scope.boxes[atom].origin * -1
+                held = Held(held.tile, {**held.strides, atom: 1}, first)
         if number in plan.turned and atom is not None:
             unit = self.unit(atom)
-            size = -(-self.space.sizes[atom] // unit) * self.height
-            name, dtype = f"turned{number}", plan.turned[number]
-            self.turned[number] = self._tile(name, size, dtype, {}, unit)
+            size = -(-self.scope.extent(atom) // unit) * self.height
+            turned = self._tile(f"turned{number}", size, plan.turned[number], band, unit)
+        return Kept(held, turned, partial)
 
-    def _tile(
-        self, name: str, size: int, dtype: DType, strides: dict[int, int], rows: int = 0
-    ) -> Held:
-        """A tile of `size` elements for each row tile of the group."""
-        rows = rows or min(self.height, self.scope.extent(self.plan.roles.row))
-        tile = self.scope.tile(name, rows, size * self.count, dtype, 1)
-        return Held(tile, {**strides, TILE: size})
+    def _tile(self, name: str, size: int, dtype: DType, band: Band | None, rows: int = 0) -> Held:
+        """A tile of `size` elements for each row tile of the group, or of the band."""
+        home, count, tiles = (
+            (band.scope, band.count, BAND_TILE) if band else (self.scope, self.count, TILE)
+        )
+        rows = rows or min(self.height, home.extent(self.plan.roles.row))
+        return Held(home.tile(name, rows, size * count, dtype, 1), {tiles: size})
 
     def _sweep(self, stage: Stage, place: Scope, atom: int) -> None:
         """Blocks of columns of one row tile."""
-        runs = self.columns.runs(atom, self.span)
+        runs = self.runs(atom)
         if self._returns(stage) and sum(run.piece.trip for run in runs) > 1:
             self._skewed(stage, place, atom, runs)
         else:
@@ -147,9 +201,7 @@ class Group(Products):
     def _in_turn(self, stage: Stage, place: Scope, atom: int, runs: Sequence[Run]) -> None:
         """One block after the other."""
         for at, run in enumerate(runs):
-            block = place.enter(atom, run.piece)
-            start = (block.register,) if run.piece.trip > 1 else ()
-            block.first = {**block.first, atom: start if at == 0 else None}
+            block = place.within(atom, run.piece, at == 0)
             self._block(stage, block, run.true)
 
     def _returns(self, stage: Stage) -> bool:
@@ -295,3 +347,17 @@ class Group(Products):
         self.apply(scope, "tensor_copy", Engine.SCALAR, typed, (held,))
         scope.release(typed)
         return typed
+
+
+def in_stages(groups: Sequence[Group], stages: Sequence[Stage], plan: RowPlan) -> None:
+    """Emit every group one stage behind the group before it, so that what a stage waits for was
+    issued a stage ago and engines have other groups to work on; groups that are alone follow each
+    other. The oldest comes first, as it frees tiles that younger ones fill, or the youngest, as
+    engines wait longest for its products.
+    """
+    behind = len(stages) if plan.alone else 1
+    for time in range((len(groups) - 1) * behind + len(stages)):
+        under_way = [at for at in range(len(groups)) if 0 <= time - at * behind < len(stages)]
+        first = under_way[-1:] if plan.young_first else []
+        for at in dict.fromkeys([*first, *under_way]):
+            groups[at].stage(stages[time - at * behind])

@@ -2,6 +2,7 @@
 
 A value that reads a reduction or a transposed operand belongs to a later level than what it reads;
 values of one level and one inner atom share a sweep. What another sweep reads again is a strip.
+Where a row is streamed, one segment of an atom at a time, sweeps lie in passes over its segments.
 Next: `plan.py` chooses between plans, `again.py` makes values again instead of keeping them.
 """
 
@@ -23,6 +24,14 @@ class Stage:
     values: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Stages that run together: `streamed` ones once for every segment of the streamed atom."""
+
+    streamed: bool
+    stages: tuple[Stage, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweeping:
     """How the sweeps of a plan are laid out.
@@ -30,7 +39,8 @@ class Sweeping:
     `whole` operands are loaded for all rows and belong to no sweep. Values in `apart` wait for a
     sweep of their own, `vectors` are made in sweeps although they do not span the rows, `again` are
     made where they are read. With `early`, loads for another sweep come before the first one, so
-    that what is made from them and that sweep's values need not be kept.
+    that what is made from them and that sweep's values need not be kept. Of the `streamed` atom
+    (-1: none) only a segment is on chip at a time.
     """
 
     whole: frozenset[int]
@@ -38,6 +48,7 @@ class Sweeping:
     vectors: frozenset[int] = frozenset()
     again: frozenset[int] = frozenset()
     early: bool = False
+    streamed: int = -1
 
 
 class Levels:
@@ -52,6 +63,7 @@ class Levels:
             first = -1 if sweeping.early and self._is_source(n) else 0
             self.run[n] = max([first, *(self._earliest(n, i) for i in read)])
         self._delay()
+        self.passes = self._in_passes()
 
     def _needed(self) -> list[int]:
         """Rows and sums, without what only operands that are loaded whole need."""
@@ -88,7 +100,7 @@ class Levels:
 
     def _earliest(self, n: int, i: int) -> int:
         """First level at which `n` can read `i`."""
-        level = self.run[i] + (self.space.values[i].op == "reduce")
+        level = self.run[i] + (self.space.values[i].op == "reduce" or self.is_carried(i))
         inner = self.inner(i)
         in_step = inner is None or (inner == self.home(n) and n not in self.roles.panels)
         return level if in_step and not self._waits(n, i) else level + 1
@@ -116,10 +128,50 @@ class Levels:
         ops = {self.space.values[m].op for m in self.space.slice([number])}
         return not ops & {"reduce", "contract", *SINKS}
 
+    def is_carried(self, number: int) -> bool:
+        """Whether a row value adds up the streamed atom: it is carried from segment to segment."""
+        return (
+            self.sweeping.streamed in self.space.values[number].over
+            and number not in self.roles.sums
+        )
+
+    def _is_streamed(self, number: int) -> bool:
+        """Whether a value needs the streamed atom on chip, segment by segment."""
+        value, atom = self.space.values[number], self.sweeping.streamed
+        read = value.inputs if number in self.roles.sums else ()
+        return atom in value.atoms | value.over or any(self.inner(i) == atom for i in read)
+
+    def _in_passes(self) -> dict[int, int]:
+        """The pass of every value: odd ones go over the segments, those between them follow from
+        what was carried to the end of the pass before.
+        """
+        found: dict[int, int] = {}
+        for n in self.numbers:
+            read = [i for i in self.space.values[n].inputs if i in self.run]
+            first = max((found[i] + self.is_carried(i) for i in read), default=0)
+            found[n] = first + (first % 2 != self._is_streamed(n))
+        users = self.space.users(self.numbers)
+        for n in reversed(self.numbers):
+            if self._is_streamed(n) and n in users and not self.is_carried(n):
+                found[n] = min(found[u] for u in users[n])
+        return found
+
+    def in_passes(self) -> tuple[Pass, ...]:
+        """The stages of every pass in order."""
+        found = (
+            Pass(at % 2 == 1, self._stages([n for n in self.run if self.passes[n] == at]))
+            for at in sorted(set(self.passes.values()))
+        )
+        return tuple(one for one in found if one.stages)
+
     def stages(self) -> tuple[Stage, ...]:
+        """All stages, pass by pass."""
+        return tuple(s for one in self.in_passes() for s in one.stages)
+
+    def _stages(self, numbers: Collection[int]) -> tuple[Stage, ...]:
         """Levels in order; within one, single columns first, as sweeps of the level read them."""
         found: dict[tuple[int, int], list[int]] = {}
-        for n in sorted(self.run):
+        for n in sorted(numbers):
             home = self.home(n)
             found.setdefault((self.run[n], -1 if home is None else home), []).append(n)
         return tuple(

@@ -8,15 +8,16 @@ what follows from the sums. Next: `group.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
 from compiler.codegen.rows.columns import Columns
-from compiler.codegen.rows.group import Group
+from compiler.codegen.rows.group import SIDE_BY_SIDE, Group, in_stages
 from compiler.codegen.rows.panels import Panel, load_panel
 from compiler.codegen.rows.plan import RowPlan, plan_rows, sum_depth
 from compiler.codegen.rows.products import Shared
+from compiler.codegen.rows.streams import Streams
 from compiler.codegen.rows.sums import Sums
 from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import SPLATS, Space
@@ -30,8 +31,6 @@ _TRIES, _TRIED_VALUES = 2, 20
 _BANDS = 8
 # Values of all bands together: ordering straight code takes long (our choice).
 _VALUES = 200
-# Groups of row tiles in one body of a loop (our choice: enough to hide how a loop runs dry).
-_SIDE_BY_SIDE = 4
 
 
 def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate]:
@@ -99,14 +98,15 @@ class Nest:
         """Panels and vectors that the loops so far choose."""
         for n in self.plan.vectors:
             value = self.space.values[n]
-            if value.op not in SPLATS and self._depth_of(self.space.slice([n])) == depth:
+            here = self._depth_of(self.space.slice([n])) == depth and not self.plan.streams(n)
+            if value.op not in SPLATS and here:
                 self.shared.emit(n, scope)
         loaded: dict[object, Panel] = {}
         for n, operands in self.plan.roles.panels.items():
             for side, into in ((1, self.panels), (0, self.whole)):
                 operand = operands[side]
                 key = (operand, self.space.values[n].over, self.plan.operand_type(n))
-                if side == 0 and operand not in self.plan.whole:
+                if (side == 0 and operand not in self.plan.whole) or self.plan.streams(operand):
                     continue
                 if self._depth_of(self.space.slice([operand])) == depth:
                     if key not in loaded:
@@ -117,6 +117,10 @@ class Nest:
 
     def _groups(self, scope: Scope) -> None:
         """All row tiles: straight bands together, bands with a loop each on their own."""
+        if self.plan.streamed:
+            shared = self._shared()
+            Streams(self.plan, self.plan.streamed, shared, self.height).emit(scope)
+            return
         row, straight = self.plan.roles.row, list[Group]()
         for band in self._bands():
             inner = scope.enter(row, band)
@@ -125,8 +129,8 @@ class Nest:
             if band.trip == 1:
                 straight += groups
             else:
-                _in_stages(groups, self.plan)
-        _in_stages(straight, self.plan)
+                in_stages(groups, self.plan.stages, self.plan)
+        in_stages(straight, self.plan.stages, self.plan)
 
     def _bands(self) -> list[Piece]:
         """Pieces of the rows; where masks decide which columns are needed, several, so that each
@@ -136,7 +140,7 @@ class Nest:
         groups = size // step
         most = max(1, min(_BANDS, _VALUES // len(self.plan.run))) if self.columns.masked else 1
         each = max(1, -(-groups // most))
-        beside = _SIDE_BY_SIDE if self.plan.ways > 1 else 1  # a single tile is straight code
+        beside = SIDE_BY_SIDE if self.plan.ways > 1 else 1  # a single tile is straight code
         found = []
         for first in range(0, groups, each):
             count = min(each, groups - first)
@@ -151,19 +155,8 @@ class Nest:
         box = Box(scope.boxes[row].origin + start, rows)
         first = band.start + start
         span = (first, first + (band.trip - 1) * band.extent + rows)
-        shared = Shared(self.panels, self.whole, self.sums, self.columns, self.shared.held)
-        return Group(self.plan, scope.straight({row: box}), shared, self.height, span)
+        return Group(self.plan, scope.straight({row: box}), self._shared(), self.height, span)
 
-
-def _in_stages(groups: Sequence[Group], plan: RowPlan) -> None:
-    """Emit every group one stage behind the group before it, so that what a stage waits for was
-    issued a stage ago and engines have other groups to work on; groups that are alone follow each
-    other. The oldest comes first, as it frees tiles that younger ones fill, or the youngest, as
-    engines wait longest for its products.
-    """
-    stages, behind = plan.stages, len(plan.stages) if plan.alone else 1
-    for time in range((len(groups) - 1) * behind + len(stages)):
-        under_way = [at for at in range(len(groups)) if 0 <= time - at * behind < len(stages)]
-        first = under_way[-1:] if plan.young_first else []
-        for at in dict.fromkeys([*first, *under_way]):
-            groups[at].stage(stages[time - at * behind])
+    def _shared(self) -> Shared:
+        held = self.shared.held
+        return Shared(self.panels, self.whole, self.sums, self.columns, held, {})

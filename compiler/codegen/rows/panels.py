@@ -39,19 +39,32 @@ class Panel:
 
 
 def load_panel(plan: RowPlan, number: int, side: int, scope: Scope) -> Panel:
-    """Load an operand of row contraction `number` for the parallel point of `scope`: side 1 is the
-    one that does not span the rows, side 0 the other one over all rows.
+    """Load an operand of row contraction `number` for the parallel point of `scope`, and where an
+    atom is streamed, for the points of its box: side 1 is the one that does not span the rows, side
+    0 the other one over all rows.
     """
-    form = _form(plan, number, plan.roles.panels[number][side], scope)
+    operand = plan.roles.panels[number][side]
+    streamed = plan.streamed.atom if plan.streamed and plan.streams(operand) else -1
+    if streamed >= 0:
+        part = {**plan.space.sizes, streamed: scope.extent(streamed)}
+        plan = replace(plan, space=replace(plan.space, sizes=part))
+    form = _form(plan, number, operand, scope)
     panels = Panels(scope.builder, form)
     sizes, made = form.space.sizes, form.depth_split
     boxes = {a: Box(Affine(), sizes[a]) for a in (*form.columns, form.depth)}
-    whole = panels.whole(scope.straight(boxes), 1 if plan.lean else 0)
+    if streamed >= 0:
+        boxes[streamed] = Box(scope.boxes[streamed].origin, boxes[streamed].extent)
+    slots = 1 if plan.lean and streamed < 0 else 0
+    whole = panels.whole(scope.straight(boxes), slots)
     if made.major < 0:
         _fill(plan, panels, whole, scope.straight(boxes))
         return _panel(whole, form, 1, 0)
     for piece in pieces(sizes[made.major], sizes[made.major], made):
         inner = scope.straight(boxes).enter(made.major, piece)
+        if streamed in inner.boxes:
+            inner.boxes[streamed] = replace(
+                inner.boxes[streamed], origin=scope.boxes[streamed].origin
+            )
         _fill(plan, panels, panels.at(whole, inner), inner)
     return _panel(whole, form, sizes[made.major], made.tail)
 
@@ -67,8 +80,10 @@ def _fill(plan: RowPlan, panels: Panels, whole: Held, scope: Scope) -> None:
     blocks = max(1, STAGING_BYTES // beside_bytes)
     size, extent = form.space.sizes[runs], blocks * scope.builder.limits.transpose_max
     for piece in pieces(size, min(size, extent)):
-        inner = scope.enter(runs, piece)
-        offset = whole.offset + inner.boxes[runs].origin * whole.strides[runs]
+        first = scope.boxes[runs].origin
+        inner = scope.within(runs, piece, True)
+        at = inner.boxes[runs].origin + first * -1
+        offset = whole.offset + at * whole.strides[runs]
         panels.load(operand, replace(whole, offset=offset), inner)
 
 

@@ -3,7 +3,9 @@
 Values with an inner atom are made in sweeps: one pass over the atom in blocks of columns, as many
 values at a time as possible. A reduction or a transposed operand is complete only after its sweep,
 so what reads it belongs to a later one, and a value that a later sweep reads again is kept as a
-whole strip. Next: `nest.py` emits the plan.
+whole strip. Where even that does not fit, the longest inner atom is streamed: panels, strips and
+transposed rows are those of a segment of it, and what adds it up is carried on. Next: `nest.py`
+emits the plan.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from typing import NamedTuple
 
 from compiler.codegen import fusion
 from compiler.codegen.contract_plan import is_natural
-from compiler.codegen.rows.again import made_again
-from compiler.codegen.rows.algebra import defer_scaling
+from compiler.codegen.rows.again import Again, made_again, made_in_passes
+from compiler.codegen.rows.algebra import defer_scaling, wide_products
 from compiler.codegen.rows.balance import Copy, balance
-from compiler.codegen.rows.levels import Levels, Stage, Sweeping
-from compiler.codegen.rows.roles import Roles, best_row, inner_of, roles_for
-from compiler.codegen.rows.size import Size, size_of
+from compiler.codegen.rows.levels import Levels, Pass, Stage, Sweeping
+from compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
+from compiler.codegen.rows.size import size_of
 from compiler.codegen.search import Room
 from compiler.codegen.space import SINKS, SPLATS, Space, Value
 from compiler.diagnostics import CapacityError, CompileError
@@ -31,7 +33,8 @@ from compiler.isa.limits import Limits
 class _Form(NamedTuple):
     """Row tiles in flight, whether transposes get a sweep of their own, which group comes first,
     whether panels and sums are held once, whether values are made again instead of kept, and
-    whether a group ends before the next one begins.
+    whether a group ends before the next one begins. A streamed form has segments of `length`
+    columns, on chip for `tiles` row tiles each.
     """
 
     ways: int
@@ -40,6 +43,8 @@ class _Form(NamedTuple):
     lean: bool = False
     again: bool = False
     alone: bool = False
+    length: int = 0
+    tiles: int = 0
 
 
 # Tried in turn, what needs less SBUF later (our choice, by time of attention at 1024 to 8192
@@ -64,8 +69,29 @@ _FORMS_OF_SUMS = (
 )
 
 
+# More row tiles load segments less often, longer segments begin and end fewer sweeps (our choice,
+# by time of attention at 32768 positions).
+_STREAMED_FORMS = (
+    _Form(2, True, False, lean=True, length=4096, tiles=16),
+    _Form(2, True, False, lean=True, length=2048, tiles=16),
+    _Form(1, True, False, lean=True, length=1024, tiles=8),
+    _Form(1, True, False, lean=True, alone=True, length=512, tiles=4),
+)
+
+
 # Bytes per partition of an operand that is loaded for all rows (our choice).
 _WHOLE_BYTES = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """The row is walked in segments of up to `length` points of `atom`; `tiles` row tiles share
+    what is loaded for one.
+    """
+
+    atom: int
+    length: int
+    tiles: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +107,13 @@ class RowPlan:
     of PSUM. `ways` row tiles are in flight.
     `young_first` sets the order of groups (see `nest.py`), which do not overlap when they are
     `alone`. A `lean` plan holds each panel and sum once, and its panels arrive in small parts.
+    `passes` are the stages in the order they run, over segments where the row is `streamed`.
     """
 
     space: Space
     roles: Roles
     run: dict[int, int]
-    stages: tuple[Stage, ...]
+    passes: tuple[Pass, ...]
     strips: frozenset[int]
     read_whole: frozenset[int]
     vectors: tuple[int, ...]
@@ -100,6 +127,27 @@ class RowPlan:
     young_first: bool
     alone: bool
     lean: bool
+    streamed: Streamed | None = None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of all passes."""
+        return tuple(s for one in self.passes for s in one.stages)
+
+    def points(self, atom: int) -> int:
+        """Points of an atom that are on chip at a time."""
+        size = self.space.sizes[atom]
+        mine = self.streamed is not None and atom == self.streamed.atom
+        return min(size, self.streamed.length) if self.streamed and mine else size
+
+    def streams(self, number: int) -> bool:
+        """Whether a value spans the streamed atom."""
+        return self.streamed is not None and self.streamed.atom in self.space.values[number].atoms
+
+    def carries(self, number: int) -> bool:
+        """Whether a row value adds up the streamed atom, segment by segment."""
+        over = self.space.values[number].over
+        return self.streamed is not None and self.streamed.atom in over
 
     def inner(self, number: int) -> int | None:
         """The inner atom a row value spans."""
@@ -131,32 +179,77 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
 
     Raises: CompileError when the region is no row region, CapacityError when nothing fits.
     """
-    space, last, roles = best_row(*defer_scaling(space, sinks))
-    space, values = _fused(space, last, roles, room)
-    roles = roles_for(space, [n for n in values if space.values[n].op in SINKS], roles.row)
+    failure: CapacityError | None = None
+    for row_space, last, roles in rows_by_work(*defer_scaling(space, sinks)):
+        try:
+            return _for_row(row_space, last, roles, room)
+        except CapacityError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
+    """Plans that fit for one row atom, streamed ones where no other does.
+
+    Raises CapacityError when none does.
+    """
+    made, values = _fused(space, last, roles, room)
+    roles = roles_for(made, _sinks_of(made, values), roles.row)
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
-    made = {key: _swept(space, roles, *key, room) for key in {form[2:5] for form in forms}}
-    plans = [_formed(made[form[2:5]], form, room.limits) for form in forms]
-    sizes = [size_of(plan, room.limits) for plan in plans]
-    fitting = [p for p, size in zip(plans, sizes, strict=True) if size.total <= room.budget]
+    plans = _planned(made, roles, forms, room)
+    fitting = _fitting(plans, room)
     if not fitting:
-        raise _overflow(plans[-1], sizes[-1], room)
+        atom = max(roles.inner, key=lambda a: (made.sizes[a], a))
+        plans += _planned(*_wide(made, roles, atom), _STREAMED_FORMS, room, atom)
+        fitting = _fitting(plans, room)
+    if not fitting:
+        raise _overflow(plans, room)
     return fitting
 
 
-def _swept(space: Space, roles: Roles, apart: bool, lean: bool, again: bool, room: Room) -> RowPlan:
+def _fitting(plans: Iterable[RowPlan], room: Room) -> list[RowPlan]:
+    return [p for p in plans if size_of(p, room.limits).total <= room.budget]
+
+
+def _sinks_of(space: Space, numbers: Iterable[int]) -> list[int]:
+    return [n for n in numbers if space.values[n].op in SINKS]
+
+
+def _wide(space: Space, roles: Roles, atom: int) -> tuple[Space, Roles]:
+    """`space` with products over `atom` in fp32, as they are added up in parts."""
+    sinks = _sinks_of(space, (*roles.rows, *roles.late))
+    space, last = wide_products(space, sinks, roles.row, atom)
+    return space, roles_for(space, last, roles.row)
+
+
+def _planned(
+    space: Space, roles: Roles, forms: Sequence[_Form], room: Room, streamed: int = -1
+) -> list[RowPlan]:
+    """A plan for every form."""
+    keys = {form[2:5] for form in forms}
+    made = {key: _swept(space, roles, *key, streamed, room) for key in keys}
+    return [_formed(made[form[2:5]], form, streamed, room.limits) for form in forms]
+
+
+def _swept(
+    space: Space, roles: Roles, apart: bool, lean: bool, again: bool, streamed: int, room: Room
+) -> RowPlan:
     """The plan of a form for one row tile."""
     space = replace(space, values=list(space.values))
     sweeping = Sweeping(
         whole=frozenset() if lean else _whole_operands(space, roles),
         vectors=_free_vectors(space, roles) if lean else frozenset(),
-        early=again,
+        early=again or streamed >= 0,
+        streamed=streamed,
     )
     if apart:
         sweeping = replace(sweeping, apart=frozenset(_turned(space, roles, sweeping.whole)))
     levels = Levels(space, roles, sweeping)
+    if streamed >= 0:
+        levels = _rewritten(levels, made_in_passes(levels))
     if again:
-        levels = _made_again(levels)
+        levels = _rewritten(levels, made_again(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
     turned = _turned(space, roles, sweeping.whole)
     work = balance(space, roles, levels.run, turned, room)
@@ -164,7 +257,7 @@ def _swept(space: Space, roles: Roles, apart: bool, lean: bool, again: bool, roo
         space=space,
         roles=roles,
         run=levels.run,
-        stages=levels.stages(),
+        passes=levels.in_passes(),
         strips=strips,
         read_whole=levels.read_whole(strips),
         vectors=tuple(n for n in roles.shared if n not in levels.run),
@@ -181,11 +274,9 @@ def _swept(space: Space, roles: Roles, apart: bool, lean: bool, again: bool, roo
     )
 
 
-def _made_again(levels: Levels) -> Levels:
+def _rewritten(levels: Levels, again: Again) -> Levels:
     """`levels` with values made again where they would be kept."""
-    again = made_again(levels)
-    sinks = [again.number[n] for n in levels.run if levels.space.values[n].op in SINKS]
-    sinks += [again.number[n] for n in levels.roles.late if levels.space.values[n].op in SINKS]
+    sinks = [again.number[n] for n in _sinks_of(levels.space, (*levels.run, *levels.roles.late))]
     roles = roles_for(again.space, sinks, levels.roles.row)
     in_sweeps = bool(levels.sweeping.vectors)
     sweeping = replace(
@@ -210,19 +301,21 @@ def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
     )
 
 
-def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
+def _formed(plan: RowPlan, form: _Form, streamed: int, limits: Limits) -> RowPlan:
     """The plan with `ways` row tiles to a group, whose columns are folded as many times: groups of
     masked rows then begin and end with a folded block. What is transposed as it arrives has its k
-    in order, and so has then the other operand.
+    in order, and so has then the other operand; so have segments.
     """
     ways = form.ways
     block = limits.contraction_max * ways
     sizes = {a: plan.space.sizes[a] for a in plan.roles.inner}
-    ordered = _ordered(plan)
+    ordered = {*_ordered(plan), streamed}
     fold = {
         a: ways for a, size in sizes.items() if ways > 1 and size % block == 0 and a not in ordered
     }
-    return replace(plan, ways=ways, fold=fold, young_first=form.young_first, alone=form.alone)
+    segments = Streamed(streamed, form.length, form.tiles) if streamed >= 0 else None
+    plan = replace(plan, ways=ways, fold=fold, streamed=segments)
+    return replace(plan, young_first=form.young_first, alone=form.alone)
 
 
 def _ordered(plan: RowPlan) -> set[int]:
@@ -236,10 +329,13 @@ def _ordered(plan: RowPlan) -> set[int]:
     return found
 
 
-def _overflow(plan: RowPlan, size: Size, room: Room) -> CapacityError:
+def _overflow(plans: Iterable[RowPlan], room: Room) -> CapacityError:
+    """What the smallest of `plans` lacks."""
+    sized = [(size_of(p, room.limits), p.space.name) for p in plans]
+    size, name = min(sized, key=lambda s: s[0].total)
     return CapacityError(
         "SW_SBUF_CAPACITY",
-        f"region {plan.space.name}: one tile of {room.limits.partitions} rows requires"
+        f"region {name}: one tile of {room.limits.partitions} rows requires"
         f" {size.total} bytes of SBUF per partition ({size.largest_name}: {size.largest}), the"
         f" planner may fill {room.budget}",
         hint="a shorter sequence, more shards of it, or attention = 'fused' fits",

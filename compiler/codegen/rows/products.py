@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from compiler.codegen.builder import Held, Scope
 from compiler.codegen.fusion import SCALED
 from compiler.codegen.rows.balance import Copy
-from compiler.codegen.rows.columns import Columns
+from compiler.codegen.rows.columns import Columns, Run
 from compiler.codegen.rows.panels import Panel
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.rows.skew import Flight
@@ -28,13 +28,16 @@ _FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert", "select", "reduce", SCAL
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the row tiles of a parallel point have in common."""
+    """What the row tiles of a parallel point have in common; `segments` are the runs of columns of
+    atoms that are on chip in part.
+    """
 
     panels: Mapping[int, Panel]
     whole: Mapping[int, Panel]
     sums: Sums
     columns: Columns
     held: Mapping[int, Held]
+    segments: Mapping[int, tuple[Run, ...]]
 
 
 class Products(Frame):
@@ -48,7 +51,7 @@ class Products(Frame):
         super().__init__(scope.builder, plan.space, plan.roles.row, sorted(plan.roles.inner))
         self.plan, self.scope, self.span = plan, scope, rows
         self.panels, self.whole = shared.panels, shared.whole
-        self.sums, self.columns = shared.sums, shared.columns
+        self.sums, self.columns, self.segments = shared.sums, shared.columns, shared.segments
         self.held = dict(shared.held)
         self.users = plan.space.users((*plan.roles.rows, *plan.roles.sums))
         self.turned: dict[int, Held] = {}
@@ -59,12 +62,23 @@ class Products(Frame):
         """Points of an atom in one transposed chunk."""
         return min(self.space.sizes[atom], self.builder.limits.transpose_max)
 
+    def runs(self, atom: int) -> tuple[Run, ...]:
+        """Runs of blocks of an atom, counted from the first point that is on chip."""
+        found = self.segments.get(atom)
+        return self.columns.runs(atom, self.span) if found is None else found
+
+    def position(self, atom: int | None, scope: Scope) -> Affine:
+        """Where `scope` is among the points of an atom that are on chip."""
+        if atom is None:
+            return Affine()
+        return scope.boxes[atom].origin + self.scope.boxes[atom].origin * -1
+
     def product(self, number: int, value: Value, scope: Scope) -> None:
         """One bank of a contraction with a panel: every chunk of the summed atom."""
         panel, (tall, _) = self.panels[number], self.plan.roles.panels[number]
         atom, rows = self.plan.inner(number), self.rows(scope)
         width = scope.extent(atom)
-        first = Affine() if atom is None else scope.boxes[atom].origin * panel.column_step
+        first = self.position(atom, scope) * panel.column_step
         turned, step, between = self._stationary(number, tall, scope)
         bank = self._bank(number, value, scope)
         out = scope.on_chip(bank, rows, ((1, width),))
@@ -120,7 +134,7 @@ class Products(Frame):
         """
         (over,) = self.space.values[number].over
         found: list[tuple[int, int]] = []
-        for run in self.columns.runs(over, self.span):
+        for run in self.runs(over):
             end = run.piece.start + run.piece.extent * run.piece.trip
             first, last = run.piece.start // panel.height, end // panel.height
             if last > first and found and sum(found[-1]) == first:
@@ -136,13 +150,27 @@ class Products(Frame):
         if self._stays(number, value):
             self.held[number] = bank
             return
+        if self.plan.carries(number):
+            self._carry(number, bank, scope)
+            return
         held = self.new(number, value, scope)
         self.apply(scope, "tensor_copy", self._copier(Copy(number)), held, (bank,))
+
+    def _carry(self, number: int, bank: Held, scope: Scope) -> None:
+        """Add what a segment contributes to a product."""
+        rows, width = self.rows(scope), scope.extent(self.plan.inner(number))
+        out = scope.on_chip(self.held[number], rows, ((1, width),))
+        given = scope.on_chip(bank, rows, ((1, width), (1, 1)))
+        start = scope.zero_when(self.space.values[number].over)
+        attrs = {"op": "add", "num_reduced": 1, "zero_when": start}
+        scope.add("tensor_reduce", Engine.VECTOR, out, (given,), **attrs)
 
     def _copier(self, copy: Copy) -> Engine:
         return Engine.VECTOR if copy in self.plan.vector_copies else Engine.SCALAR
 
     def _stays(self, number: int, value: Value) -> bool:
+        if self.plan.carries(number):
+            return False
         if number in self.same:
             reader = self.same[number]
             return self._stays(reader, value)
@@ -174,7 +202,7 @@ class Products(Frame):
             source = scope.on_chip(self.held[number], rows, ((fold, size),), start)
             scope.add("transpose", Engine.TENSOR, out, (source,))
         full, tail = divmod(box.extent, unit)
-        first = divided(box.origin, unit)
+        first = divided(self.position(atom, scope), unit)
         for chunk, count, size in ((0, full, unit), (full, 1, tail)):
             if count and size:
                 across = ((1, count * rows),)

@@ -3,8 +3,8 @@
 One atom, `row`, lies on the partitions. Atoms that contractions and reductions run over or produce
 are `inner`: they lie along the free dims. All others are `parallel`: loops of single points. Sums
 over parallel points or rows are complete only behind those loops. A choice of the row atom that
-breaks a rule is refused with the rule; `best_row` takes the choice with least extra work. Next:
-`plan.py`.
+breaks a rule is refused with the rule; `rows_by_work` begins with the choice of least extra work.
+Next: `plan.py`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class _RefusedError(Exception):
     """The row atom at hand does not work, and why."""
 
 
-def best_row(space: Space, sinks: Iterable[int]) -> tuple[Space, tuple[int, ...], Roles]:
-    """(space whose sums add up columns first, `sinks` in it, roles for the row atom that leaves
-    least work outside plain row arithmetic).
+def rows_by_work(space: Space, sinks: Iterable[int]) -> list[tuple[Space, tuple[int, ...], Roles]]:
+    """(space whose sums add up columns first, `sinks` in it, roles) for every row atom that works,
+    the one first that leaves least work outside plain row arithmetic.
 
     Raises CompileError SW_CODEGEN_ROWS when no atom can be the row atom.
     """
@@ -68,7 +68,7 @@ def best_row(space: Space, sinks: Iterable[int]) -> tuple[Space, tuple[int, ...]
             f" got none ({'; '.join(why)})",
             hint="lower the contractions to regions of their own",
         )
-    return min(found, key=lambda made: _extra_work(made[0], made[2]))
+    return sorted(found, key=lambda made: _extra_work(made[0], made[2]))
 
 
 def _extra_work(space: Space, roles: Roles) -> tuple[int, int, int]:

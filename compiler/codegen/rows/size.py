@@ -46,24 +46,36 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
     _of_panels(size, plan, limits)
     space, values, slots = plan.space, plan.space.values, 1 if plan.lean else 2
     for n in plan.vectors:
-        size.add(f"vector {values[n].op}{n}", _width(plan, n) * values[n].dtype.bytes)
+        places = 2 if plan.streams(n) else 1
+        size.add(f"vector {values[n].op}{n}", places * _width(plan, n) * values[n].dtype.bytes)
     for n in plan.roles.sums:
         spanned = values[n].atoms & {*plan.roles.inner, plan.roles.row}
         elements = math.prod(space.sizes[a] for a in spanned)
-        size.add(f"sum {n}", slots * DType.F32.bytes * -(-elements // limits.partitions))
+        # Only a product, or rows that stay where they are, lie on all partitions.
+        flat = values[n].op == "reduce" and plan.roles.row not in spanned
+        held = elements if flat else -(-elements // limits.partitions)
+        size.add(f"sum {n}", slots * DType.F32.bytes * held)
     size.add("blocks", max((_block_bytes(plan, s, limits) for s in plan.stages), default=0))
     return size
 
 
 def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
     """A group's tiles, and those the next group fills meanwhile."""
-    values, per_way = plan.space.values, plan.ways if plan.alone else 2 * plan.ways
+    values = plan.space.values
     for n in plan.strips:
-        size.add(f"strip {values[n].op}{n}", _width(plan, n) * values[n].dtype.bytes * per_way)
+        held = _width(plan, n) * values[n].dtype.bytes
+        size.add(f"strip {values[n].op}{n}", held * _tiles(plan, n))
     for n, dtype in plan.turned.items():
         chunks = -(-_width(plan, n) // limits.partitions)
         name = f"transposed {values[n].op}{n}"
-        size.add(name, chunks * limits.partitions * dtype.bytes * per_way)
+        size.add(name, chunks * limits.partitions * dtype.bytes * _tiles(plan, n))
+
+
+def _tiles(plan: RowPlan, number: int) -> int:
+    """Row tiles that hold a strip at a time."""
+    if plan.streamed and not plan.streams(number):
+        return plan.streamed.tiles
+    return plan.ways if plan.alone else 2 * plan.ways
 
 
 def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
@@ -73,18 +85,19 @@ def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
         size.add("rows of panels", 2 * STAGING_BYTES)
     for n, (tall, panel) in plan.roles.panels.items():
         item, depth = plan.operand_type(n).bytes, values[n].over
-        elements = math.prod(space.sizes[a] for a in values[panel].atoms & plan.roles.inner)
+        elements = math.prod(plan.points(a) for a in values[panel].atoms & plan.roles.inner)
         held = -(-elements // limits.partitions) * item
         if (panel, depth, item) not in counted:
             counted.add((panel, depth, item))
-            size.add(f"panel {panel}", held if plan.lean else 3 * held)
+            places = 2 if plan.streams(panel) else 1
+            size.add(f"panel {panel}", places * held if plan.lean else 3 * held)
         if tall in plan.whole:
             size.add(f"rows {tall}", 3 * space.sizes[plan.roles.row] * item)
 
 
 def _width(plan: RowPlan, number: int) -> int:
     inner = inner_of(plan.roles, plan.space.values[number])
-    return 1 if inner is None else plan.space.sizes[inner]
+    return 1 if inner is None else plan.points(inner)
 
 
 def _block_bytes(plan: RowPlan, stage: Stage, limits: Limits) -> int:

@@ -116,8 +116,9 @@ def _scope(
     """The code for a block; in a loop, for every second one from it on."""
     extent = run.piece.extent
     terms = ((here.register, 2 * extent),) if looped else ()
-    origin = Affine(run.piece.start + block.at * extent, terms)
+    origin = place.boxes[atom].origin + Affine(run.piece.start + block.at * extent, terms)
     scope = here.straight({atom: Box(origin, extent)})
-    begins = (here.register,) if looped else ()
-    scope.first = {**place.first, atom: begins if number == 0 else None}
+    begins, begun = (here.register,) if looped else (), place.first.get(atom, ())
+    goes_on = number > 0 or begun is None
+    scope.first = {**place.first, atom: None if goes_on else (*(begun or ()), *begins)}
     return scope

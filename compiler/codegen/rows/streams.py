@@ -1,0 +1,126 @@
+"""Rows whose longest inner atom is walked in segments: what of it is loaded for all rows comes one
+segment at a time, for a band of row tiles.
+
+for bands of row tiles: for passes: for segments: load panels and vectors; for groups of row tiles:
+the stages of the pass. Masked segments are left out band by band. What a row tile adds up over the
+atom stays with the band until the pass ends. Next: `group.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
+from compiler.codegen.rows.columns import Segment
+from compiler.codegen.rows.group import (
+    BAND_TILE,
+    SIDE_BY_SIDE,
+    Band,
+    Group,
+    in_stages,
+)
+from compiler.codegen.rows.levels import Pass
+from compiler.codegen.rows.panels import Panel, load_panel
+from compiler.codegen.rows.plan import RowPlan, Streamed
+from compiler.codegen.rows.products import Shared
+from compiler.codegen.rows.sums import divided
+from compiler.codegen.space import SPLATS
+from compiler.codegen.values import Frame
+from compiler.isa.region import Affine
+
+# Bands of rows with segments of their own: each repeats the code (our choice).
+_BANDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Code for all rows of a parallel point; `height` rows to a tile."""
+
+    plan: RowPlan
+    streamed: Streamed
+    shared: Shared
+    height: int
+
+    def emit(self, scope: Scope) -> None:
+        """Band after band."""
+        row = self.plan.roles.row
+        for piece in self._bands():
+            inner = scope.enter(row, piece)
+            end = piece.start + (piece.trip - 1) * piece.extent + piece.extent
+            self._band(inner, (piece.start, end))
+
+    def _bands(self) -> list[Piece]:
+        """Pieces of the rows; where masks decide which columns are needed, several, so that each
+        has its own.
+        """
+        size = self.plan.space.sizes[self.plan.roles.row]
+        step = min(size, self.streamed.tiles * self.height)
+        count, masked = size // step, bool(self.shared.columns.masked)
+        each = max(1, -(-count // _BANDS)) if masked else count
+        found = [
+            Piece(first * step, step, min(each, count - first)) for first in range(0, count, each)
+        ]
+        return [*found, *pieces(size, step)[1:]]
+
+    def _band(self, scope: Scope, rows: tuple[int, int]) -> None:
+        """One band, that only ever has the rows (first, end)."""
+        atom = self.streamed.atom
+        count = -(-scope.extent(self.plan.roles.row) // self.height)
+        band = Band(scope, count)
+        segments = self.shared.columns.segments(atom, rows, self.streamed.length)
+        for one in self.plan.passes:
+            if not one.streamed:
+                self._tiles(one, scope, band, rows, self.shared)
+                continue
+            for at, segment in enumerate(segments):
+                place = scope.within(atom, segment.piece, at == 0)
+                self._tiles(one, place, band, rows, self._loaded(one, segment, place))
+
+    def _loaded(self, one: Pass, segment: Segment, scope: Scope) -> Shared:
+        """Panels and vectors of a segment."""
+        plan, panels, loaded = self.plan, dict(self.shared.panels), dict[object, Panel]()
+        made = {n for s in one.stages for n in s.values}
+        for n, (_, panel) in plan.roles.panels.items():
+            if n in made and plan.streams(panel):
+                key = (panel, plan.space.values[n].over, plan.operand_type(n))
+                if key not in loaded:
+                    loaded[key] = load_panel(plan, n, 1, scope)
+                panels[n] = loaded[key]
+        held = {**self.shared.held, **self._vectors(made, scope)}
+        runs = {self.streamed.atom: segment.runs}
+        return replace(self.shared, panels=panels, held=held, segments=runs)
+
+    def _vectors(self, made: set[int], scope: Scope) -> dict[int, Held]:
+        """Values without rows that the values `made` of a segment read."""
+        plan, atom = self.plan, self.streamed.atom
+        frame = Frame(scope.builder, plan.space, plan.roles.row, sorted(plan.roles.inner))
+        frame.held = dict(self.shared.held)
+        scope = scope.straight({plan.roles.row: Box(Affine(), self.height)})
+        needed = set(plan.space.slice(made))
+        found: dict[int, Held] = {}
+        for n in plan.vectors:
+            value = plan.space.values[n]
+            if n in needed and plan.streams(n) and value.op not in SPLATS:
+                frame.emit(n, scope)
+                held = frame.held[n]
+                back = scope.boxes[atom].origin * -held.strides.get(atom, 0)
+                found[n] = replace(held, offset=held.offset + back)
+        return found
+
+    def _tiles(
+        self, one: Pass, scope: Scope, band: Band, rows: tuple[int, int], shared: Shared
+    ) -> None:
+        """The stages of a pass for all row tiles of a band."""
+        row, step = self.plan.roles.row, self.height * self.plan.ways
+        extent = scope.extent(row)
+        for piece in pieces(extent, min(extent, step * SIDE_BY_SIDE)):
+            inner = scope.loop(piece.trip) if piece.trip > 1 else scope.straight({})
+            terms = ((inner.register, piece.extent),) if piece.trip > 1 else ()
+            groups = []
+            for start in range(0, piece.extent, step):
+                first = Affine(piece.start + start, terms)
+                box = Box(scope.boxes[row].origin + first, min(step, piece.extent - start))
+                tile = Box(divided(first, self.height), 1)
+                place = inner.straight({row: box, BAND_TILE: tile})
+                groups.append(Group(self.plan, place, shared, self.height, rows, band))
+            in_stages(groups, one.stages, self.plan)

@@ -1,0 +1,141 @@
+"""Rows that are walked in segments: what of the longest inner atom is loaded comes in parts, and
+sums over it are carried on; generated code in L0 equals L1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from compiler.codegen.rates import Rates
+from compiler.codegen.rows import plan_rows
+from compiler.codegen.rows.plan import RowPlan
+from compiler.codegen.search import Room
+from compiler.codegen.space import normalise
+from compiler.evaluate import region_time
+from compiler.isa.limits import Limits, limits_for
+from compiler.target import load_target, nominal_machine
+from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
+from tests.compiler.codegen.row_cases import backward, causal, forward
+
+BOUND = {F32: 1e-6, BF16: 1e-2}
+LONG = (1, 640, 4096, 64, 32)
+
+
+def small(sbuf_bytes: int) -> Limits:
+    """The machine with less SBUF per partition."""
+    return replace(limits_for(TARGET), sbuf_bytes=sbuf_bytes)
+
+
+def plan_of(m: Maker, limits: Limits) -> RowPlan:
+    """The first plan for a region that may fill all of SBUF."""
+    space = normalise(m.program())
+    rates = Rates(nominal_machine(TARGET).core)
+    return plan_rows(space, space.sinks, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
+
+
+def streamed_limits(m: Maker) -> Limits:
+    """The largest SBUF, in steps, for which the rows are streamed."""
+    for sbuf_bytes in range(120_000, 8_000, -1_500):
+        limits = small(sbuf_bytes)
+        if plan_of(m, limits).streamed:
+            return limits
+    raise AssertionError("never streamed")
+
+
+def check_streamed(m: Maker, dtype) -> Limits:
+    limits = streamed_limits(m)
+    check(m, BOUND[dtype], target=limits)
+    return limits
+
+
+@pytest.mark.parametrize("mask", ["", "causal", "padding", "window"])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_forward(dtype, mask: str) -> None:
+    m = forward(LONG, dtype, mask, statistics=True)
+    check_streamed(m, dtype)
+
+
+@pytest.mark.parametrize("mask", ["", "causal", "padding"])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_backward(dtype, mask: str) -> None:
+    """Sums over rows stay whole on chip while their columns come in segments."""
+    m = backward(LONG, dtype, mask, delta=False)
+    check_streamed(m, dtype)
+
+
+@pytest.mark.parametrize("sizes", [(2, 67, 3500, 32, 64), (1, 300, 2100, 130, 40, 2)])
+def test_odd_ends(sizes) -> None:
+    """Last segments, row tiles and chunks of the summed atom that are shorter than the others."""
+    check_streamed(forward(sizes, F32, "causal", True), F32)
+
+
+def query_gradient(sizes: tuple[int, ...], dtype) -> Maker:
+    """dQ alone: its row sum of p * dp is one pass over the keys, the product with them another."""
+    t, s, d, e = range(1, 5)
+    m = Maker(sizes, "query_gradient")
+    q, k, v = (m.load(a, dtype) for a in ((0, t, d), (0, s, d), (0, s, e)))
+    do, top = m.load((0, t, e), dtype), m.load((0, t))
+    p = m.node(
+        "exponential", m.node("subtract", causal(m, m.contract(q, k, (d,), F32), -1e30), top)
+    )
+    dp = m.contract(do, v, (e,), F32)
+    row = m.reduce(m.node("multiply", p, dp), (s,))
+    ds = m.node("multiply", p, m.node("subtract", dp, row))
+    ds = ds if dtype is F32 else m.node("convert", ds, dtype=dtype)
+    m.store(m.contract(ds, k, (s,), dtype), (0, t, d))
+    return m
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_two_passes_over_the_columns(dtype) -> None:
+    m = query_gradient(LONG, dtype)
+    plan = plan_of(m, check_streamed(m, dtype))
+    assert [one.streamed for one in plan.passes].count(True) == 2
+
+
+def test_values_along_the_segments_without_rows() -> None:
+    """Row statistics of the other side, as the gradient of keys and values reads them."""
+    s, t, d = 1, 2, 3
+    m = Maker((1, 384, 4096, 64), "key_gradient")
+    k, q, do = (m.load(a) for a in ((0, s, d), (0, t, d), (0, t, d)))
+    top, row = m.load((0, t)), m.load((0, t))
+    p = m.node("exponential", m.node("subtract", m.contract(k, q, (d,)), top))
+    m.store(m.contract(p, do, (t,)), (0, s, d))
+    m.store(m.reduce(p, (t,), "max"), (0, s))
+    m.store(m.contract(m.node("multiply", p, row), q, (t,)), (0, s, d))
+    check_streamed(m, F32)
+
+
+def test_weights_of_streamed_rows_are_stored() -> None:
+    """What lies along the streamed atom is made again in the pass that follows the sum."""
+    m = Maker((300, 6000, 64, 48), "weights")
+    x = m.contract(m.load((0, 2)), m.load((1, 2)), (2,))
+    p = m.node("exponential", m.node("subtract", x, m.reduce(x, (1,), "max")))
+    weights = m.node("divide", p, m.reduce(p, (1,)))
+    m.store(weights, (0, 1))
+    m.store(m.contract(weights, m.load((1, 3)), (1,)), (0, 3))
+    check_streamed(m, F32)
+
+
+def test_masked_segments_are_left_out() -> None:
+    """Causal rows of a square: bands do not look at what lies behind their last row."""
+    sizes = (1, 8192, 8192, 64, 64)
+    full, half = (forward(sizes, BF16, mask) for mask in ("", "causal"))
+    limits, target = streamed_limits(half), load_target(TARGET)
+    busy = [
+        region_time(m.region(limits), m.tensors, target).busy_ps["tensor"] for m in (full, half)
+    ]
+    assert busy[1] < 0.7 * busy[0]
+
+
+def test_rows_of_any_length_fit() -> None:
+    """On the real machine: forward attention of width 128 at 200,000 positions."""
+    m = forward((1, 256, 200_000, 128, 128), BF16)
+    plan = plan_of(m, limits_for(TARGET))
+    assert plan.streamed and plan.streamed.length < 200_000
+    region = m.region()
+    inputs = sum(np.prod(t.shape) * t.dtype.bytes for t in m.tensors if t.kind == "input")
+    assert sum(t.slots * t.slot_bytes for t in region.tiles if t.name == "moving") < inputs / 128
