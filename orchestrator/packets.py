@@ -20,6 +20,9 @@ def packets_of(settings: StrategySettings) -> Packets:
     if not all(COMPUTE_PACKET_BYTES <= size <= COLLECTIVE_PACKET_BYTES for size in sizes):
         allowed = f"sizes from {COMPUTE_PACKET_BYTES} to {COLLECTIVE_PACKET_BYTES}"
         raise _refused(allowed, settings.collective_packet_bytes)
+    if len(sizes) > settings.cc_streams:
+        allowed = f"at most {settings.cc_streams} sizes (strategy.cc_streams)"
+        raise _refused(allowed, settings.collective_packet_bytes)
     return Packets(settings.compute_packet_bytes, sizes)
 
 
@@ -28,5 +31,5 @@ def _refused(required: str, given: str) -> UsageError:
         "SW_USAGE",
         f"strategy.collective_packet_bytes requires {required}, got {given!r}",
         None,
-        "give one size per stream, for example 65536,4096",
+        "give one size per stream, for example 65536,4096 with strategy.cc_streams=2",
     )

@@ -23,6 +23,7 @@ from orchestrator.budgets import budget_findings
 from orchestrator.build import Built, Stages
 from orchestrator.bundling import compiler_version
 from orchestrator.memory_report import memory_section
+from orchestrator.packets import packets_of
 from orchestrator.service import UnitService
 from sharding.mesh import Mesh
 from sim_cluster.network import cluster_topology
@@ -61,6 +62,7 @@ def base_report(
         "memory": memory,
         "timing": timing_section(built, timing, timings),
         "collectives": collective_rows(timing, built.plan.mesh),
+        "streams": stream_section(built, timing),
         "cost": cost_section(built, timing),
     }
 
@@ -221,6 +223,8 @@ def collective_rows(timing: StepTiming, mesh: Mesh) -> list[dict[str, Any]]:
             "axis": mesh.shown(use.call.axes),
             "group_size": use.cost.group_size,
             "count": use.count,
+            "parts": max(1, len(use.call.parts)),
+            "stream": use.call.stream,
             "bytes": use.cost.size_bytes,
             "algorithm": use.cost.algorithm,
             "time_ps": use.total_ps,
@@ -229,6 +233,26 @@ def collective_rows(timing: StepTiming, mesh: Mesh) -> list[dict[str, Any]]:
         }
         for use in timing.collectives
     ]
+
+
+def stream_section(built: Built, timing: StepTiming) -> dict[str, Any]:
+    """What runs on each stream of a core, and in which DMA packets it and compute move."""
+    packets, mesh = packets_of(built.job.strategy), built.plan.mesh
+    rows = []
+    for stream in sorted({use.call.stream for use in timing.collectives}):
+        uses = [use for use in timing.collectives if use.call.stream == stream]
+        kinds = {f"{use.call.kind} {mesh.shown(use.call.axes)}": None for use in uses}
+        rows.append(
+            {
+                "stream": stream,
+                "packet_bytes": packets.of(stream),
+                "collectives": list(kinds),
+                "count": sum(use.count for use in uses),
+                "time_ps": sum(use.total_ps for use in uses),
+                "exposed_ps": sum(use.exposed_ps for use in uses),
+            }
+        )
+    return {"compute_packet_bytes": packets.compute_bytes, "streams": rows}
 
 
 def cost_section(built: Built, timing: StepTiming) -> dict[str, float | None]:

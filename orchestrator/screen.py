@@ -14,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.service import UnitRow
+from sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
 GIB = 2**30
 MIB = 2**20
+KIB = 2**10
 _UNITS_PER_LINE = 3
 _CATEGORY_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
 
@@ -83,6 +85,7 @@ def _headline(console: Console, report: dict[str, Any]) -> None:
     )
     _logical_cores(console, report)
     _placement(console, report["placement"])
+    _streams(console, report)
     if report["context"]:
         console.print(f"[bold]context[/]  {report['context']}")
     compiler = job["compiler"]
@@ -112,6 +115,24 @@ def _placement(console: Console, placement: dict[str, Any]) -> None:
     if placement["axes"]:
         places = "; ".join(f"{axis} on {place}" for axis, place in placement["axes"].items())
         console.print(f"[bold]placed[/]   {placement['name']}: {places}")
+
+
+def _streams(console: Console, report: dict[str, Any]) -> None:
+    """A line per stream, where collectives run on several or packets are not the runtime's own."""
+    rows = report["streams"]["streams"]
+    chosen = report["streams"]["compute_packet_bytes"] != COMPUTE_PACKET_BYTES
+    chosen |= any(row["packet_bytes"] != COLLECTIVE_PACKET_BYTES for row in rows)
+    if len(rows) < 2 and not chosen:
+        return
+    compute = report["streams"]["compute_packet_bytes"] / KIB
+    console.print(f"[bold]streams[/]  DMA packets of compute {compute:g} KiB")
+    total = report["timing"]["step_time_ps"] or 1
+    _indented(console, [_stream_text(row, total) for row in rows])
+
+
+def _stream_text(row: dict[str, Any], total: int) -> str:
+    kinds, packets = ", ".join(row["collectives"]), row["packet_bytes"] / KIB
+    return f"{row['stream']}: {kinds}, packets {packets:g} KiB, busy {row['time_ps'] / total:.0%}"
 
 
 def _units(console: Console, report: dict[str, Any]) -> None:

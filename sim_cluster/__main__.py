@@ -19,6 +19,7 @@ from collectives.placement import TORUS
 from compiler.diagnostics import DiagnosticError, UsageError
 from compiler.neff.bundle import Bundle, load_bundle
 from compiler.target import PS_PER_S, load_target, logical
+from sim_cluster.contention import Packets
 from sim_cluster.layout import num_ranks
 from sim_cluster.run_values import ValueRun
 from sim_cluster.step_time import Step, band
@@ -118,6 +119,7 @@ def _print_time(bundle: Bundle) -> None:
         ),
         instances=manifest.instances,
         placement=manifest.metadata.get("placement", TORUS),
+        packets=Packets.from_dict(manifest.metadata.get("packets", {})),
     )
     rows = [f"{name} {t.step_time_ps / PS_PER_S:.9f} s" for name, t in band(step).items()]
     print(f"simulated step time: {', '.join(rows)}")

@@ -8,8 +8,9 @@ What a ring does not want goes to the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 COMPUTE_PACKET_BYTES = 4096  # documented: default of NEURON_RT_DBG_DMA_PACKETIZATION_SIZE
 COLLECTIVE_PACKET_BYTES = 65536  # documented: default and most of NEURON_RT_DBG_CC_DMA_PACKET_SIZE
@@ -34,6 +35,18 @@ class Packets:
 
     compute_bytes: int = COMPUTE_PACKET_BYTES
     stream_bytes: tuple[int, ...] = (COLLECTIVE_PACKET_BYTES,)
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain data, as manifests and reports hold it."""
+        return {"compute_bytes": self.compute_bytes, "stream_bytes": list(self.stream_bytes)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Packets:
+        """Inverse of `as_dict`; what is not there has its default."""
+        return cls(
+            int(data.get("compute_bytes", COMPUTE_PACKET_BYTES)),
+            tuple(map(int, data.get("stream_bytes", (COLLECTIVE_PACKET_BYTES,)))),
+        )
 
     def of(self, stream: int) -> int:
         """The packet of a stream."""

@@ -20,6 +20,7 @@ from compiler.passes.remat.recipes import RATIO, contracts
 MIN_PERIOD_OPS = 8  # shorter repetitions are loops over data, not layers (our choice)
 MOVERS = frozenset(("all_gather", "all_reduce", "all_to_all", "reduce_scatter"))
 CARRIERS = MOVERS | {
+    "concatenate",
     "convert",
     "dynamic_update_slice",
     "optimization_barrier",
