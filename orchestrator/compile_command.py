@@ -37,6 +37,7 @@ from compiler.surface.resolve import Resolved, resolve
 from orchestrator.bundling import compiler_version
 from orchestrator.compile_flags import of_environment, parse
 from orchestrator.compile_log import CompileLog
+from sharding.coordinates import coordinate_axes, coordinate_name, hoist_coordinates
 
 COMPILE_FAILURE, USAGE = 70, 2
 
@@ -114,17 +115,15 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
     command, options = resolved.command, resolved.options
     temps = _temps(output) if command.save_temps else None
     graph, module = _import(data, file, resolved, temps, log)
-    watch = _Watch(resolved, temps, log)
+    watch, aliases = _Watch(resolved, temps, log), module.facts.aliases
     with log.stage("compile"):
-        budget.check_io_memory(graph, watch.limit_bytes, module.aliases)
+        budget.check_io_memory(graph, watch.limit_bytes, aliases)
         budget.check_graph_instructions(graph, options.instruction_limit, options.optlevel)
-        program = compile_graph(
-            _whole(graph, file, module.aliases), command.target.name, options, watch
-        )
+        program = compile_graph(_whole(graph, file, aliases), command.target.name, options, watch)
         budget.check_module_instructions(watch.instructions, options.instruction_limit)
         memory = budget.check_program_memory(program, watch.limit_bytes)
     _report_sizes(graph, watch, memory, log)
-    meta = _meta(graph, module.form, program, resolved) | {"memory_bytes": memory.as_dict()}
+    meta = _meta(graph, module, program, resolved) | {"memory_bytes": memory.as_dict()}
     content = program_bytes(program, meta, compress=not command.fast_loading)
     with log.stage("write"):
         _write(output, content)
@@ -151,7 +150,7 @@ def _import(
         graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
         check_outputs(graph, resolved.command.profile)
-        for finding in downcasts(graph):
+        for finding in (*module.facts.findings, *downcasts(graph)):
             log.say("warning", finding.render())
     if temps is not None:
         content = module.stablehlo
@@ -166,13 +165,15 @@ def _import(
 
 def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
     """The graph as one program over buffers `arg0...` and `out0...`; an output that takes over an
-    input has the input's name.
+    input has the input's name, and what depends on the rank is a coordinate behind the inputs.
     """
     owners = dict(aliases)
+    named = tuple(f"arg{k}" for k in range(len(graph.inputs)))
+    graph, coordinates = hoist_coordinates(graph)
     return StepProgram(
         name=file.name.partition(".")[0] or "main",
         graph=graph,
-        inputs=tuple(f"arg{k}" for k in range(len(graph.inputs))),
+        inputs=named + tuple(coordinate_name(axes) for axes in coordinates),
         outputs=tuple(
             f"arg{owners[k]}" if k in owners else f"out{k}" for k in range(len(graph.outputs))
         ),
@@ -221,7 +222,7 @@ def _report_sizes(graph: Graph, watch: _Watch, memory: budget.Memory, log: Compi
     log.say("info", f"{ops} operators, {flops(graph)} flops; -O1 compiles faster than -O2")
 
 
-def _meta(graph: Graph, form: str, program: Program, resolved: Resolved) -> dict[str, Any]:
+def _meta(graph: Graph, module: Module, program: Program, resolved: Resolved) -> dict[str, Any]:
     """What `neff info` tells about the making of a file."""
     command = resolved.command
     settings = {
@@ -237,9 +238,17 @@ def _meta(graph: Graph, form: str, program: Program, resolved: Resolved) -> dict
         "lnc": command.target.lnc,
         "hypothetical": command.target.is_hypothetical,
         "graph_digest": hashlib.sha256(dump(graph, with_locs=False)).hexdigest(),
-        "source_form": form,
+        "source_form": module.form,
+        "mesh": [list(axis) for axis in module.facts.mesh],
+        "coordinates": _coordinates(program),
         **_pages(program, command.scratchpad_page_mb * 2**20),
     }
+
+
+def _coordinates(program: Program) -> list[list[Any]]:
+    """The inputs that tell a core its position, with the axes they count along."""
+    found = ((name, coordinate_axes(name)) for name in program.inputs)
+    return [[name, list(axes)] for name, axes in found if axes]
 
 
 def _pages(program: Program, page_bytes: int) -> dict[str, Any]:

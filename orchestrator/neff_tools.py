@@ -4,8 +4,10 @@ program on one core."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,15 +141,15 @@ class RunOptions:
 
 
 def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
-    """Run one program on one core: `arg0`, `arg1` and so on in, `out0` and so on out, in the order
-    `neff info` lists.
+    """Run one program on one core, or on all ranks of its mesh: `arg0`, `arg1` and so on in, `out0`
+    and so on out, in the order `neff info` lists.
 
     Raises UsageError for inputs that cannot be read, SimulationError for missing or misshapen ones
     and for a program that needs other cores, LoadError for a machine that refuses the file.
     """
     from sim_cluster.index_watch import IndexWatch
     from sim_cluster.load_checks import check_loadable
-    from sim_cluster.run_single import run_single
+    from sim_cluster.run_single import Ranks, run_single
 
     opened = open_program(path, options.program)
     program = opened.program
@@ -159,7 +161,7 @@ def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
         raise UsageError("SW_NEFF_INPUTS", f"cannot read {inputs}: {error}") from error
     watch = IndexWatch(options.strict_indices)
     with _rounding(options.seed):
-        results = run_single(program, given, options.level, watch)
+        results = run_single(program, given, options.level, watch, Ranks(*_mesh_of(opened)))
     for finding in watch.findings:
         print(finding, file=sys.stderr)
     arrays: dict[str, Any] = {f"out{k}": results[n] for k, n in enumerate(program.outputs)}
@@ -168,6 +170,13 @@ def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
     if options.timed:
         _print_time(opened)
     return 0
+
+
+def _mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    """The mesh a program's collectives are over, and its inputs that are coordinates along it."""
+    mesh = {axis: size for axis, size in opened.meta.get("mesh", ())}
+    coordinates = {n: tuple(axes) for n, axes in opened.meta.get("coordinates", ())}
+    return mesh, coordinates
 
 
 def _rounding(seed: int | None) -> AbstractContextManager[None]:
@@ -180,18 +189,50 @@ def _rounding(seed: int | None) -> AbstractContextManager[None]:
 
 
 def _print_time(opened: ProgramFile) -> None:
-    from sim_cluster.macro import Stretch, program_macros
-
     program, target = opened.program, load_target(opened.program.target)
-    total = sum(op.full_ps for op in program_macros(program, target) if isinstance(op, Stretch))
+    mesh, _ = _mesh_of(opened)
+    total = _step_ps(opened, target, mesh) if mesh else _program_ps(program, target)
     loading = _constants_ps(opened, target)
     note = f", {loading / PS_PER_S:.9f} s of them loading constants" if loading else ""
     seconds = f"{(total + loading) / PS_PER_S:.9f}"
     cores = f" ({program.lnc} physical cores)" if program.lnc > 1 else ""
-    print(f"simulated time {seconds} s on one core of {target.name}{cores}{note}", file=sys.stderr)
+    where = f"on {math.prod(mesh.values())} cores" if mesh else "on one core"
+    print(f"simulated time {seconds} s {where} of {target.name}{cores}{note}", file=sys.stderr)
     if opened.meta.get("hypothetical"):
         machine = logical(target, program.lnc, hypothetical=True)
         print(hypothetical_text(machine), file=sys.stderr)
+
+
+def _program_ps(program: Program, target: Target) -> int:
+    """What one core computes."""
+    from sim_cluster.macro import Stretch, program_macros
+
+    return sum(op.full_ps for op in program_macros(program, target) if isinstance(op, Stretch))
+
+
+def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> int:
+    """One run of all ranks of `mesh`, on as few instances as have the cores.
+
+    Raises UsageError for more ranks than an instance without EFA has cores.
+    """
+    from sim_cluster.step_time import Step, time_step
+
+    program, ranks = opened.program, math.prod(mesh.values())
+    machine = logical(target, program.lnc, bool(opened.meta.get("hypothetical")))
+    instances = -(-ranks // machine.cores)
+    if instances > 1 and not machine.efa_devices:
+        raise UsageError(
+            "SW_NETWORK",
+            f"--time of {ranks} ranks requires at most {machine.cores} cores, those of one"
+            f" {machine.name}: it has no EFA devices",
+            hint="compile with --target trn1 or trn2",
+        )
+    schedule = (((program.name,), 1),)
+    programs = {program.name: program}
+    step = Step(
+        programs=programs, schedules=(schedule,), mesh=mesh, target=machine, instances=instances
+    )
+    return time_step(step).step_time_ps
 
 
 def _constants_ps(opened: ProgramFile, target: Target) -> int:

@@ -15,9 +15,17 @@ from compiler.ir.types import Graph, Op, Value, tensor_type
 Axes = tuple[str, ...]
 
 
+_PREFIX = "coordinate/"
+
+
 def coordinate_name(axes: Axes) -> str:
     """The buffer that holds this rank's row-major position over `axes`."""
-    return f"coordinate/{'+'.join(axes)}"
+    return f"{_PREFIX}{'+'.join(axes)}"
+
+
+def coordinate_axes(name: str) -> Axes:
+    """Inverse of `coordinate_name`; no axes for another buffer."""
+    return tuple(name.removeprefix(_PREFIX).split("+")) if name.startswith(_PREFIX) else ()
 
 
 def hoist_coordinates(graph: Graph) -> tuple[Graph, tuple[Axes, ...]]:

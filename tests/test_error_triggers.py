@@ -11,7 +11,6 @@ from compiler.diagnostics import DiagnosticError
 from compiler.error_catalogue import RAISED, catalogue
 from compiler.frontend import isolated
 from compiler.frontend.detect import Module
-from compiler.ir.serialize import load
 from compiler.ir.types import Graph
 from compiler.surface.releases import Profile
 from orchestrator.cli import main
@@ -30,7 +29,7 @@ class InProcess(isolated.Reader):
         answer = isolated._answer(data, base_dir, profile.version)
         if "error" in answer:
             raise isolated._error_of(answer["error"], name)
-        return load(answer["graph"]), Module(answer["form"], answer["stablehlo"], answer["aliases"])
+        return isolated.read_answer(answer, name)
 
 
 def test_every_documented_code_has_a_trigger() -> None:

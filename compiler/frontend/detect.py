@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from compiler.diagnostics import ImportRuleError
-from compiler.frontend.donation import Aliases
 from compiler.frontend.hlo import hlo_to_stablehlo
-from compiler.frontend.stablehlo import Check, import_with_aliases
+from compiler.frontend.stablehlo import NO_FACTS, Check, Facts, import_partition
 from compiler.ir.types import Graph
 
 _BYTECODE = b"ML\xefR"
@@ -23,13 +22,13 @@ _NESTED_MESSAGE = 0x0A  # the first field of an HloProto is a message, of an Hlo
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A model file: the form that was found, StableHLO as text, bytecode or artifact, and which
-    outputs take over an input (known once it is imported).
+    """A model file: the form that was found, StableHLO as text, bytecode or artifact, and what else
+    it says (known once it is imported).
     """
 
     form: str
     stablehlo: bytes | str
-    aliases: Aliases = ()
+    facts: Facts = NO_FACTS
 
 
 def read_module(data: bytes) -> Module:
@@ -61,8 +60,8 @@ def import_file(
     Raises: ImportRuleError, as `read_module` and `import_module`.
     """
     module = read_module(data)
-    graph, aliases = import_with_aliases(module.stablehlo, base_dir=base_dir, checks=checks)
-    return graph, replace(module, aliases=aliases)
+    graph, facts = import_partition(module.stablehlo, base_dir=base_dir, checks=checks)
+    return graph, replace(module, facts=facts)
 
 
 def _text(data: bytes) -> str | None:

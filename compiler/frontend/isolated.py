@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,9 +26,16 @@ from typing import IO, Any
 import msgpack
 
 from compiler import diagnostics
-from compiler.diagnostics import DiagnosticError, ImportRuleError, InternalError, Loc
+from compiler.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    ImportRuleError,
+    InternalError,
+    Loc,
+)
 from compiler.frontend.detect import Module
 from compiler.frontend.locations import MODULE_FILE
+from compiler.frontend.stablehlo import Facts
 from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph
 from compiler.surface.releases import Profile
@@ -83,7 +90,7 @@ class Reader:
             raise self._crashed(child) from None
         if "error" in answer:
             raise _error_of(answer["error"], name)
-        return load(answer["graph"]), Module(answer["form"], answer["stablehlo"], answer["aliases"])
+        return read_answer(answer, name)
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._child is None:
@@ -151,13 +158,25 @@ def _spawned() -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
             child.stdout.close()
 
 
+def read_answer(answer: Mapping[str, Any], name: str) -> tuple[Graph, Module]:
+    """What a child says of a file called `name`."""
+    findings = []
+    for code, message, loc, hint, severity in answer["findings"]:
+        findings.append(Diagnostic(code, message, _loc_of(loc, name), hint, severity))
+    facts = Facts(answer["aliases"], answer["mesh"], tuple(findings))
+    return load(answer["graph"]), Module(answer["form"], answer["stablehlo"], facts)
+
+
+def _loc_of(row: tuple[str, int, str] | None, name: str) -> Loc | None:
+    """A location from its fields; `name` stands for the file in places of its own lines."""
+    if row and row[0] == MODULE_FILE:
+        row = (name, *row[1:])
+    return Loc(*row) if row else None
+
+
 def _error_of(row: tuple[Any, ...], name: str) -> DiagnosticError:
-    kind, code, message, loc, hint = row
-    if loc and loc[0] == MODULE_FILE:
-        loc = (name, *loc[1:])
-    error: DiagnosticError = getattr(diagnostics, kind)(
-        code, message, Loc(*loc) if loc else None, hint
-    )
+    kind, code, message, loc, hint, _ = row
+    error: DiagnosticError = getattr(diagnostics, kind)(code, message, _loc_of(loc, name), hint)
     return error
 
 
@@ -203,7 +222,9 @@ def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
             "graph": dump(graph, with_locs=True),
             "form": module.form,
             "stablehlo": module.stablehlo,
-            "aliases": module.aliases,
+            "aliases": module.facts.aliases,
+            "mesh": module.facts.mesh,
+            "findings": [_fields(finding) for finding in module.facts.findings],
         }
     except DiagnosticError as error:
         return {"error": _row_of(error)}
@@ -212,9 +233,12 @@ def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
 
 
 def _row_of(error: DiagnosticError) -> tuple[Any, ...]:
-    d = error.diagnostic
+    return type(error).__name__, *_fields(error.diagnostic)
+
+
+def _fields(d: Diagnostic) -> tuple[Any, ...]:
     loc = (d.loc.file, d.loc.line, d.loc.scope) if d.loc else None
-    return type(error).__name__, d.code, d.message, loc, d.hint
+    return d.code, d.message, loc, d.hint, d.severity
 
 
 if __name__ == "__main__":

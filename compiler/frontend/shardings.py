@@ -8,16 +8,23 @@ reads it.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import ImportRuleError
+from compiler.diagnostics import Diagnostic, ImportRuleError, Loc
 from compiler.frontend.importer import entry_name, functions_of
+from compiler.frontend.locations import LocationReader
+from compiler.frontend.rules.gspmd import splits
+from compiler.frontend.rules.ranks import MeshAxes, module_meshes
 from compiler.frontend.rules.registry import RefusedError
 from compiler.frontend.rules.sharding import constraint_attrs
 from compiler.ir.ops import ShardingConstraintAttrs
 
-MeshAxes = tuple[tuple[str, int], ...]
+_KEYS = ("sdy.sharding", "mhlo.sharding")  # of arguments, results and ops
+_CONSTRAINT = ("sdy.sharding_constraint", "sharding")
+_AXIS = re.compile(r'"([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +49,10 @@ def read_shardings(module: Any) -> ModuleShardings:
     entry = functions[entry_name(functions)]
     kind = ir.FunctionType(ir.TypeAttr(entry.attributes["function_type"]).value)
     return ModuleShardings(
-        tuple(dict.fromkeys(_meshes(module))),
+        tuple(dict.fromkeys(axes for axes, _ in module_meshes(module).values() if axes)),
         _of_slots(entry, "arg_attrs", len(kind.inputs)),
         _of_slots(entry, "res_attrs", len(kind.results)),
     )
-
-
-def _meshes(module: Any) -> list[MeshAxes]:
-    """The axes of every mesh that has some; a mesh without axes names one device."""
-    from jaxlib.mlir.dialects import sdy
-
-    found = []
-    for view in module.body.operations:
-        if view.operation.name == "sdy.mesh":
-            mesh = sdy.MeshAttr(view.operation.attributes["mesh"])
-            axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
-            found.append(tuple((axis.name, int(axis.size)) for axis in axes))
-    return [axes for axes in found if axes]
 
 
 def _of_slots(entry: Any, key: str, count: int) -> tuple[ShardingConstraintAttrs | None, ...]:
@@ -74,3 +68,59 @@ def _of_slot(attributes: Any, what: str) -> ShardingConstraintAttrs | None:
         return constraint_attrs(attributes["sdy.sharding"])
     except RefusedError as error:
         raise ImportRuleError(error.code, f"{what}: {error}", None, error.hint) from error
+
+
+def unused_shardings(module: Any, locations: LocationReader) -> tuple[Diagnostic, ...]:
+    """What to tell about shardings that split values of a module compiled for one core, if there
+    are any.
+    """
+    sizes = {name: size for axes, _ in module_meshes(module).values() for name, size in axes}
+    found = [
+        (text, loc)
+        for text, loc in _shardings(module, locations)
+        if splits(text) or any(sizes.get(axis, 1) > 1 for axis in _AXIS.findall(text))
+    ]
+    if not found:
+        return ()
+    text, loc = next(((t, where) for t, where in found if where.file), found[0])
+    count = (
+        "1 sharding splits a value" if len(found) == 1 else f"{len(found)} shardings split values"
+    )
+    return (
+        Diagnostic(
+            "SW_SHARDING_UNUSED",
+            f"{count} of the module and {'are' if found[1:] else 'is'} not applied, for"
+            f" example {text}: the file is one program for one core, on whole values",
+            loc,
+            "to partition the step, give it to `shardwright run` or `plan` with --strategy manual;"
+            " or compile what XLA's partitioner made of the module",
+            "warning",
+        ),
+    )
+
+
+def _shardings(module: Any, locations: LocationReader) -> Iterator[tuple[str, Loc]]:
+    """Every sharding of a module as text, and where it stands."""
+    functions = functions_of(module)
+    entry = functions[entry_name(functions)]
+    where = locations.read(entry.location)
+    for key in ("arg_attrs", "res_attrs"):
+        rows = entry.attributes.get(key, ())
+        yield from ((str(row[k]), where) for row in rows for k in _KEYS if k in row)
+    for op in _all_ops(module):
+        keys = [k for k in _KEYS if k in op.attributes]
+        keys += [_CONSTRAINT[1]] if op.name == _CONSTRAINT[0] else []
+        yield from ((str(op.attributes[k]), locations.read(op.location)) for k in keys)
+
+
+def _all_ops(module: Any) -> list[Any]:
+    from jaxlib.mlir import ir
+
+    found: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found

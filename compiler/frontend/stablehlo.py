@@ -10,14 +10,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from compiler.diagnostics import Diagnostic
 from compiler.frontend.context import legalize_chlo, make_context, merge_equal, parse_module
 from compiler.frontend.donation import Aliases, read_aliases
 from compiler.frontend.importer import Check, Importer, ImportHooks
 from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules import RULES, Rule
-from compiler.frontend.shardings import ModuleShardings, read_shardings
+from compiler.frontend.rules.ranks import ALONE, MeshAxes, RankMesh, read_ranks
+from compiler.frontend.shardings import ModuleShardings, read_shardings, unused_shardings
 from compiler.ir.types import Graph
 from compiler.passes.indices import check_indices
 
@@ -35,41 +38,65 @@ def import_module(source: bytes | str, *, base_dir: str | None = None) -> Graph:
     Raises: ImportRuleError with code, file and line for what the IR does not have, CompileError for
     constant indices that leave what they index.
     """
-    return import_with_aliases(source, base_dir=base_dir)[0]
+    return _imported(source, lambda *_: None, base_dir)[0]
 
 
-def import_with_aliases(
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a module says besides its graph: outputs that take over an input, the ranks its
+    collectives are over as axes of a mesh (none without collectives), and what is not done as it
+    says.
+    """
+
+    aliases: Aliases = ()
+    mesh: MeshAxes = ()
+    findings: tuple[Diagnostic, ...] = ()
+
+
+NO_FACTS = Facts()
+
+
+def import_partition(
     source: bytes | str,
     *,
     base_dir: str | None = None,
     checks: Mapping[str, Check] | None = None,
-) -> tuple[Graph, Aliases]:
-    """As `import_module`, with the outputs that take over an input; `checks` see every op of their
-    name before its rule and may refuse it.
+) -> tuple[Graph, Facts]:
+    """As `import_module`, of a module that is the program of one rank: its collectives stay, over
+    the mesh of its replica groups. `checks` see every op of their name before its rule and may
+    refuse it.
     """
-    return _imported(source, read_aliases, base_dir, checks)
+    locations = LocationReader(base_dir)
+
+    def read(module: Any, graph: Graph, ranks: RankMesh) -> Facts:
+        unused = unused_shardings(module, locations) if ranks.count == 1 else ()
+        return Facts(read_aliases(module, graph), ranks.axes, unused)
+
+    return _imported(source, read, base_dir, checks, lambda module: read_ranks(module, locations))
 
 
 def import_with_shardings(
     source: bytes | str, *, base_dir: str | None = None
 ) -> tuple[Graph, ModuleShardings]:
     """As `import_module`, with what the module says about its distribution."""
-    return _imported(source, lambda module, _: read_shardings(module), base_dir)
+    return _imported(source, lambda module, *_: read_shardings(module), base_dir)
 
 
 def _imported(
     source: bytes | str,
-    read: Callable[[Any, Graph], T],
+    read: Callable[[Any, Graph, RankMesh], T],
     base_dir: str | None,
     checks: Mapping[str, Check] | None = None,
+    ranks_of: Callable[[Any], RankMesh] | None = None,
 ) -> tuple[Graph, T]:
     """The graph of `source`, and what `read` finds in its module."""
     with make_context():
         module = parse_module(source)
         legalize_chlo(module)
         merge_equal(module)
-        graph = import_parsed(module, base_dir=base_dir, checks=checks)
-        found = read(module, graph)
+        ranks = ranks_of(module) if ranks_of else None
+        graph = import_parsed(module, base_dir=base_dir, checks=checks, ranks=ranks)
+        found = read(module, graph, ranks or ALONE)
     check_indices(graph)
     return graph, found
 
@@ -81,17 +108,21 @@ def import_parsed(
     extra_rules: Mapping[str, Rule] | None = None,
     hooks: ImportHooks | None = None,
     checks: Mapping[str, Check] | None = None,
+    ranks: RankMesh | None = None,
 ) -> Graph:
     """Import an MLIR module that is parsed and free of CHLO; its context must be entered.
 
     `extra_rules` are added to the table (`sdy.*` ops of Shardy's output) and win over it; `hooks`
-    see every op and block; `checks` see every op of their name before its rule and may refuse it.
+    see every op and block; `checks` see every op of their name before its rule and may refuse it;
+    with `ranks`
+    the module is one rank's program, and its collectives are over them.
     Raises: ImportRuleError, as `import_module`.
     """
     rules = {**RULES, **(extra_rules or {})}
     with _collector_paused():
         locations = LocationReader(base_dir)
-        return Importer(module, rules, locations, hooks or ImportHooks(), checks or {}).main()
+        seen = hooks or ImportHooks()
+        return Importer(module, rules, locations, seen, checks or {}, ranks).main()
 
 
 @contextmanager

@@ -1,25 +1,32 @@
 """Sharding annotations of XLA's GSPMD partitioner, which modules of older front ends hold.
 
-A module is compiled for one core here: an annotation that leaves every value whole passes it on,
-one that splits a value is refused with the sharding it names. Grammar: XLA's printed `HloSharding`,
-of which only the tile counts of `devices=[...]` matter; counts beyond the rank are replicas.
+An annotation changes no value. The command that compiles one file passes it on and tells the user
+that it is not applied (`frontend/shardings.py`); a step that is to be partitioned names its
+shardings otherwise, so that one that splits a value is refused. The two calls between whole values
+and parts of them are refused where they change a shape. Grammar: XLA's printed `HloSharding`, of
+which only the tile counts of `devices=[...]` matter; counts behind those of dims are replicas.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from compiler.frontend.rules.collective import UNPARTITIONED
-from compiler.frontend.rules.registry import refuse
+from compiler.frontend.rules.registry import refuse, refuses
 from compiler.ir.types import Value
 
 if TYPE_CHECKING:
     from compiler.frontend.importer import Site
 
-_TILES = re.compile(r"devices=\[([\d,]+)\]")
+_TILES = re.compile(r"devices=\[([\d,]+)\]([^}]*)")
+_SUBGROUPS = re.compile(r"last_tile_dims=\{([^}]*)")
+_REPLICATED = "last_tile_dim_replicate"
+MANUAL_HINT = (
+    "compile what XLA's partitioner makes of the module (the dump after spmd-partitioning), or"
+    " write the step without shard_map"
+)
 
 
 def annotation(site: Site) -> Sequence[Value]:
@@ -29,18 +36,32 @@ def annotation(site: Site) -> Sequence[Value]:
     results = [site.result_type(i) for i in range(len(site.op.results))]
     attributes = site.op.attributes
     text = attributes["mhlo.sharding"].value if "mhlo.sharding" in attributes else ""
-    parts = _parts(text, given[0].rank) if given else 1
-    if parts > 1 or (given != results and name != "Sharding"):
-        shown = f"{', '.join(map(str, given))} -> {', '.join(map(str, results))} {text}".strip()
-        refuse(
-            "NCC_EVRF001", f"{name} requires a value that stays whole, got {shown}", UNPARTITIONED
-        )
-    if given != results:
-        refuse("NCC_EVRF064", f"{name} requires results like its operands")
+    shown = f"{', '.join(map(str, given))} -> {', '.join(map(str, results))} {text}".strip()
+    if given != results and name == "Sharding":
+        refuse("NCC_EVRF064", f"{name} requires results like its operands, got {shown}")
+    if given != results or (splits(text) and not site.importer.is_partition):
+        required = f"{name} requires a value that stays whole"
+        refuse("NCC_EVRF001", f"{required}, got {shown}", UNPARTITIONED)
     return site.operands
 
 
-def _parts(text: str, rank: int) -> int:
-    """Into how many pieces a sharding cuts a value."""
-    found = _TILES.search(text)
-    return math.prod([int(n) for n in found[1].split(",")][:rank]) if found else 1
+def splits(text: str) -> bool:
+    """Whether a sharding, or one of a tuple, cuts its value into pieces."""
+    return any(_pieces(counts, rest) > 1 for counts, rest in _TILES.findall(text))
+
+
+def _pieces(counts: str, rest: str) -> int:
+    """The largest number of pieces of a dim; tile dims behind those of the value are copies."""
+    tiles = [int(n) for n in counts.split(",")]
+    copies = len(found[1].split(",")) if (found := _SUBGROUPS.search(rest)) else _REPLICATED in rest
+    return max(tiles[: len(tiles) - copies], default=1)
+
+
+@refuses("sdy.manual_computation")
+def manual_computation(site: Site) -> Sequence[Value]:
+    """A `shard_map`: a part of the step that is written per core."""
+    refuse(
+        "NCC_EVRF001",
+        "shard_map (sdy.manual_computation) requires a partitioned module",
+        MANUAL_HINT,
+    )

@@ -90,6 +90,12 @@ def broadcast(site: Site) -> Sequence[Value]:
     return site.emit("broadcast_in_dim", site.operands, BroadcastInDimAttrs(dims, shape)).results
 
 
+@imports("mhlo.copy")
+def copy(site: Site) -> Sequence[Value]:
+    """HLO's copy, which XLA's partitioner puts around manual regions: the same value."""
+    return site.operands
+
+
 @imports("stablehlo.reshape")
 def reshape(site: Site) -> Sequence[Value]:
     """Reshape to the result's shape."""
