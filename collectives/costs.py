@@ -44,6 +44,9 @@ class CollectiveCosts:
     # Documented: recursive halving and doubling across instances since SDK 2.24 (runtime release
     # notes).
     inter_recursive: bool = True
+    # Unknown-default: documented for small groups and sizes; it does not scale, receivers congest
+    # (inter-node collectives page).
+    inter_mesh_max_instances: int = 4
 
     def __post_init__(self) -> None:
         positive = ("rank_copy_bytes_per_s", "rank_reduce_bytes_per_s", "efa_efficiency")

@@ -8,6 +8,7 @@ that look alike are looked at once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -45,6 +46,16 @@ class Layout:
     def num_instances(self) -> int:
         """Instances a regular group spans; 0 when irregular."""
         return 0 if self.grid is None else int(self.grid.shape[1])
+
+    @property
+    def ranks_per_chip(self) -> int:
+        """Ranks of a regular group on each chip it uses; 0 when chips differ or groups do."""
+        if self.grid is None:
+            return 0
+        counts = set()
+        for group in self.representatives:
+            counts |= set(Counter(self.local_chips(group)).values())
+        return counts.pop() if len(counts) == 1 else 0
 
     def local_chips(self, group: int) -> tuple[int, ...]:
         """Chip of each local index of a regular group."""
@@ -125,6 +136,40 @@ def inside_rings(topology: Topology, chips: tuple[int, ...]) -> Orders:
         order = tuple(i for chip in cycle for i in _on_chip(chips, chip))
         rings += [order] if len(order) < 3 else [order, order[::-1]]
     return tuple(rings)
+
+
+@lru_cache(maxsize=1024)
+def chip_order(topology: Topology, chips: tuple[int, ...]) -> tuple[int, ...]:
+    """The different chips in the order of their corners of a hypercube: chips whose places differ
+    in one bit are neighbours on sides of 2 and 4, and on a grid of those in every direction.
+
+    Source: documented: a 2-D torus of 16 chips is a hypercube (intra-node collectives page).
+    """
+
+    def corner(chip: int) -> tuple[int, ...]:
+        return tuple(_gray_rank(int(i)) for i in np.unravel_index(chip, topology.shape))
+
+    return tuple(sorted(set(chips), key=corner))
+
+
+def _gray_rank(place: int) -> int:
+    """The number whose Gray code is `place`: 0, 1, 3, 2 for places 0, 1, 2, 3."""
+    number = place
+    while place := place >> 1:
+        number ^= place
+    return number
+
+
+@lru_cache(maxsize=1024)
+def is_hypercube(topology: Topology, chips: tuple[int, ...]) -> bool:
+    """Whether recursive doubling over the chips crosses as many links everywhere in a step."""
+    order = np.array(chip_order(topology, chips))
+    if len(order) & (len(order) - 1):
+        return False
+    links = (topology.routes >= 0).sum(axis=2)
+    places = np.arange(len(order))
+    steps = [links[order, order[places ^ (1 << k)]] for k in range(len(order).bit_length() - 1)]
+    return all(len(np.unique(step)) == 1 for step in steps)
 
 
 @lru_cache(maxsize=1024)

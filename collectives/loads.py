@@ -8,6 +8,7 @@ one count into the time of any size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,10 +18,11 @@ from collectives.costs import CollectiveCosts
 from collectives.layout import Layout
 from collectives.ops import CollectiveKind
 from collectives.recipe import Choice, Recipe
-from collectives.schedule import GATHERED, Phase, Schedule
+from collectives.schedule import GATHERED, Charge, Phase, Schedule
 from collectives.topology import IntArray, Topology
 
-RankLoad = tuple[int, int, int]  # chunks received to copy, received to reduce, sent
+# Chunks received to copy, received to reduce, sent, and touched once as one operand or target more.
+RankLoad = tuple[int, int, int, int]
 RateLoad = tuple[int, int]  # bytes per second, chunks on the busiest link of that rate
 
 
@@ -47,7 +49,8 @@ class Loads:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lane:
     """A phase in closed form: edges between global ranks with `moves` chunks each, what every rank
-    receives, the longest chain of hops, and that of the phase run twice in a row.
+    receives and what it touches besides (gathering, scattering), the longest chain of hops, and
+    that of the phase run twice in a row.
     """
 
     source: IntArray
@@ -56,6 +59,7 @@ class _Lane:
     received: int
     latency_ps: int
     twice_ps: int
+    extra: tuple[int, int] = (0, 0)
 
 
 def schedule_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
@@ -63,14 +67,32 @@ def schedule_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
     layout = choice.layout
     schedules = [choice.schedule(g) for g in range(len(layout.ranks))]
     first = schedules[0]
-    phases = []
+    phases = [
+        _count(layout, [[s.phases[n] for s in schedules] for n in numbers])
+        for numbers in _transfers(first.phases)
+    ]
     ready = np.zeros((layout.topology.num_ranks, first.parts), dtype=np.int64)
     for number in range(len(first.phases)):
-        parts = [s.phases[number] for s in schedules]
-        phases.append(_count(layout, parts))
-        for table, phase, schedule in zip(layout.ranks, parts, schedules, strict=True):
-            _advance(ready, table, phase, schedule, layout.topology, costs)
+        for table, schedule in zip(layout.ranks, schedules, strict=True):
+            _advance(ready, table, schedule.phases[number], schedule, layout.topology, costs)
     return Loads(_chunks_per_buffer(choice.recipe()), int(ready.max()), tuple(phases))
+
+
+def _transfers(phases: Sequence[Phase]) -> list[list[int]]:
+    """The phases that are one stretch of transfers: operands read before, duplicates written
+    after.
+    """
+    found: list[list[int]] = []
+    before: list[int] = []
+    for number, phase in enumerate(phases):
+        if phase.charge is Charge.WRITE:
+            found[-1].append(number)
+        elif phase.charge is Charge.MOVE:
+            found.append([*before, number])
+            before = []
+        else:
+            before.append(number)
+    return found
 
 
 def _advance(
@@ -85,31 +107,47 @@ def _advance(
     arrived."""
     source, target = table[phase.source], table[phase.target]
     hop = hop_ps(topology, source, target, costs)
+    if phase.charge in (Charge.READ, Charge.NOTHING):
+        hop = hop * 0
     part = phase.chunk % schedule.parts if schedule.kind in GATHERED else phase.chunk * 0
     for a, b in zip(phase.starts[:-1], phase.starts[1:], strict=True):
         arrival = ready[source[a:b], part[a:b]] + hop[a:b]
         np.maximum.at(ready, (target[a:b], part[a:b]), arrival)
 
 
-def _count(layout: Layout, phases: Sequence[Phase]) -> PhaseLoad:
-    """Chunks per rank, link and device of the same phase of all groups."""
-    pairs = list(zip(layout.ranks, phases, strict=True))
-    source = np.concatenate([table[p.source] for table, p in pairs])
-    target = np.concatenate([table[p.target] for table, p in pairs])
-    size = layout.topology.num_ranks
-    received = np.bincount(target, minlength=size)
-    zero = np.zeros_like(received)
-    copied, reduced = (zero, received) if phases[0].reduce else (received, zero)
-    table = np.stack([copied, reduced, np.bincount(source, minlength=size)], axis=1)
-    links, efa = _link_loads(layout.topology, [(source, target, 1)])
+def _count(layout: Layout, stretch: Sequence[Sequence[Phase]]) -> PhaseLoad:
+    """Chunks per rank, link and device of one stretch of transfers, of all groups: phases that
+    belong together, each once per group.
+    """
+    table = np.zeros((layout.topology.num_ranks, 4), dtype=np.int64)
+    edges = []
+    for phases in stretch:
+        pairs = list(zip(layout.ranks, phases, strict=True))
+        source = np.concatenate([ranks[p.source] for ranks, p in pairs])
+        target = np.concatenate([ranks[p.target] for ranks, p in pairs])
+        _charge(table, phases[0], source, target)
+        edges.append((source, target, 1))
+    links, efa = _link_loads(layout.topology, edges)
     return PhaseLoad(_largest(table), links, efa)
+
+
+def _charge(table: IntArray, phase: Phase, source: IntArray, target: IntArray) -> None:
+    """Add a phase to the loads of ranks [ranks, 4]; one touch is its primary's to make."""
+    size = len(table)
+    if phase.charge is Charge.MOVE:
+        table[:, 1 if phase.reduce else 0] += np.bincount(target, minlength=size)
+        table[:, 2] += np.bincount(source, minlength=size)
+    elif phase.charge is Charge.READ:
+        table[:, 3] += np.bincount(target, minlength=size)
+    elif phase.charge is Charge.WRITE:
+        table[:, 3] += np.bincount(source, minlength=size)
 
 
 def _largest(table: IntArray) -> tuple[RankLoad, ...]:
     """Distinct rows that no other row exceeds in every column."""
     rows = np.unique(table, axis=0)
     kept = [r for r in rows if not ((rows >= r).all(axis=1) & (rows > r).any(axis=1)).any()]
-    return tuple((int(c), int(r), int(s)) for c, r, s in kept)
+    return tuple((int(c), int(r), int(s), int(e)) for c, r, s, e in kept)
 
 
 def closed_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
@@ -123,16 +161,19 @@ def closed_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
     for same in zip(*lanes, strict=True):
         edges = [(lane.source, lane.target, lane.moves) for lane in same]
         links, efa = _link_loads(choice.layout.topology, edges)
-        count = same[0].received
+        count, extra = same[0].received, same[0].extra
         if kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
-            phases.insert(0, PhaseLoad(((0, count, count),), links, efa))
-        if kind is not CollectiveKind.REDUCE_SCATTER:
-            phases.append(PhaseLoad(((count, 0, count),), links, efa))
-    chains = [
-        sum(x.twice_ps if kind is CollectiveKind.ALL_REDUCE else x.latency_ps for x in lane)
-        for lane in lanes
-    ]
+            phases.insert(0, PhaseLoad(((0, count, count, extra[1]),), links, efa))
+        if kind is not CollectiveKind.REDUCE_SCATTER and not _is_single(choice):
+            phases.append(PhaseLoad(((count, 0, count, extra[0]),), links, efa))
+    twice = kind is CollectiveKind.ALL_REDUCE and not _is_single(choice)
+    chains = [sum(x.twice_ps if twice else x.latency_ps for x in lane) for lane in lanes]
     return Loads(_chunks_per_buffer(choice.recipe()), max(chains), tuple(phases))
+
+
+def _is_single(choice: Choice) -> bool:
+    """An all_reduce that is no reduce_scatter and all_gather."""
+    return choice.algorithm == "single_step_mesh"
 
 
 def _chunks_per_buffer(recipe: Recipe) -> int:
@@ -144,71 +185,116 @@ def _chunks_per_buffer(recipe: Recipe) -> int:
 def _gather_lanes(choice: Choice, group: int, costs: CollectiveCosts) -> list[_Lane]:
     """The phases of the gather half of a group; the scatter half has the same in reverse."""
     recipe, layout = choice.recipe(group), choice.layout
-    if recipe.algorithm == "pairwise":
-        return [_mesh(layout, group, [tuple(range(recipe.size))], 1, costs)]
-    if recipe.algorithm == "mesh":
-        return [_mesh(layout, group, recipe.rings, 1, costs)]
-    if recipe.algorithm != "hierarchical":
-        return [_ring(layout, group, recipe.rings, 1, costs)]
-    first = recipe.grid[0]
-    rings = [[first[i] for i in order] for order in recipe.rings]
-    instances = len(recipe.grid)
-    if recipe.inside == "mesh":
-        inside = _mesh(layout, group, rings[:1], instances, costs)
+    if recipe.patterns:
+        sides = [side for side, size in enumerate(recipe.sides) if size > 1]
+        found = [_side_lanes(recipe, layout, group, side, costs) for side in sides]
+        return [lane for lanes in found for lane in lanes]
+    if recipe.rings:
+        return [_ring(layout, group, np.array(recipe.rings), 1, costs)]
+    everyone = np.arange(recipe.size)
+    width = recipe.size if _is_single(choice) else 1
+    return [_mesh(layout, group, everyone[None], width, costs)]
+
+
+def _side_lanes(
+    recipe: Recipe, layout: Layout, group: int, side: int, costs: CollectiveCosts
+) -> list[_Lane]:
+    """The pattern along one side of the grid, on the first instance."""
+    grid, size = recipe.positions(), recipe.sides[side]
+    width = math.prod(recipe.sides[:side])
+    if side == 0:
+        orders = grid.reshape(size, -1).T
     else:
-        inside = _ring(layout, group, rings, instances, costs)
-    return [*_across(recipe, layout, group, costs), inside]
+        orders = grid[0].reshape(width // recipe.sides[0], size, -1)
+        orders = orders.transpose(0, 2, 1).reshape(-1, size)
+    pattern = recipe.patterns[side]
+    if pattern == "recursive":
+        return _recursive(layout, group, orders, width * recipe.parts, costs)
+    if pattern == "mesh":
+        return [_mesh(layout, group, orders, width * recipe.parts, costs)]
+    if side < len(recipe.sides) - 1:
+        return [_ring(layout, group, orders, width, costs, recipe.parts)]
+    rings = orders[:, np.array(recipe.rings)].reshape(-1, size)
+    if pattern == "kangaring":
+        return [_kangaring(layout, group, rings, width, costs)]
+    return [_ring(layout, group, rings, width, costs)]
 
 
-def _across(recipe: Recipe, layout: Layout, group: int, costs: CollectiveCosts) -> list[_Lane]:
-    """Lanes over instances, one per local index, every part over the same edges."""
-    columns = list(zip(*recipe.grid, strict=True))
-    if recipe.across == "ring":
-        lane = _ring(layout, group, columns, recipe.parts, costs)
-        return [replace(lane, received=lane.received // len(columns))]
+def _recursive(
+    layout: Layout, group: int, orders: IntArray, width: int, costs: CollectiveCosts
+) -> list[_Lane]:
+    """One lane per step; partners swap the blocks they have so far, `width` chunks per member."""
     lanes = []
-    for level in range((len(recipe.grid) - 1).bit_length()):
+    ranks = layout.ranks[group][orders]
+    places = np.arange(orders.shape[1])
+    for level in range((orders.shape[1] - 1).bit_length()):
         block = 1 << level
-        source = layout.ranks[group, [column[0] for column in columns]]
-        target = layout.ranks[group, [column[block] for column in columns]]
+        source, target = ranks.ravel(), ranks[:, places ^ block].ravel()
         hop = int(hop_ps(layout.topology, source, target, costs).max())
-        moves = block * recipe.parts
+        source, target = _of_first_instance(layout, group, source, target)
+        moves = block * width
         lanes.append(_Lane(source, target, moves, moves, hop, 2 * hop))
     return lanes
 
 
-def _ring(
-    layout: Layout, group: int, rings: Sequence[Sequence[int]], width: int, costs: CollectiveCosts
+def _kangaring(
+    layout: Layout, group: int, rings: IntArray, width: int, costs: CollectiveCosts
 ) -> _Lane:
-    """Every edge of a ring passes (members - 1) * width chunks.
+    """A ring of every second member with twice the chunks; every rank is a primary in half of the
+    rings, and touches what its secondary reads and contributes once more.
+    """
+    lane = _ring(layout, group, rings[:, ::2], 2 * width, costs)
+    members, roles = rings.shape[1], len(rings) // 2
+    duplicates = roles * (members - 1) * width
+    contributed = roles * (members + 1) * width
+    hop = int(hop_ps(layout.topology, lane.source[:1], lane.source[:1], costs)[0])
+    return replace(
+        lane,
+        received=lane.received // 2,
+        latency_ps=lane.latency_ps + hop,
+        twice_ps=lane.twice_ps + 2 * hop,
+        extra=(duplicates, contributed),
+    )
+
+
+def _ring(
+    layout: Layout,
+    group: int,
+    orders: IntArray,
+    width: int,
+    costs: CollectiveCosts,
+    parts: int = 0,
+) -> _Lane:
+    """Every edge of a ring passes (members - 1) * width chunks. `orders` are rings of positions:
+    of different parts of the chunks over the same members, or, each for all `parts`, over different
+    ones.
 
     The longest chain is members - 1 edges in a row, so it leaves out the cheapest one; twice that
     is two rounds less the cheapest two edges that follow each other.
     """
-    orders = layout.ranks[group, np.array(rings, dtype=np.int64)]
-    source, target = orders.ravel(), np.roll(orders, -1, axis=1).ravel()
-    members = orders.shape[1]
+    ranks = layout.ranks[group][orders]
+    source, target = ranks.ravel(), np.roll(ranks, -1, axis=1).ravel()
+    members = ranks.shape[1]
     if members == 1:
         return _Lane(source[:0], source[:0], 0, 0, 0, 0)
-    hops = hop_ps(layout.topology, source, target, costs).reshape(orders.shape)
+    hops = hop_ps(layout.topology, source, target, costs).reshape(ranks.shape)
     whole, following = hops.sum(axis=1), hops + np.roll(hops, -1, axis=1)
     once = int((whole - hops.min(axis=1)).max())
     twice = int((2 * whole - following.min(axis=1)).max())
     source, target = _of_first_instance(layout, group, source, target)
-    moves = (members - 1) * width
-    return _Lane(source, target, moves, len(rings) * moves, once, twice)
+    moves = (members - 1) * width * (parts or 1)
+    return _Lane(source, target, moves, (parts and moves) or len(orders) * moves, once, twice)
 
 
 def _mesh(
-    layout: Layout, group: int, rings: Sequence[Sequence[int]], width: int, costs: CollectiveCosts
+    layout: Layout, group: int, orders: IntArray, width: int, costs: CollectiveCosts
 ) -> _Lane:
-    """Every ordered pair exchanges `width` chunks in one hop."""
-    order = layout.ranks[group, np.array(rings[0], dtype=np.int64)]
-    members = len(order)
-    starts, _ = _of_first_instance(layout, group, order, order)
-    source, target = np.repeat(starts, members), np.tile(order, len(starts))
+    """Every ordered pair of members of a lane exchanges `width` chunks in one hop."""
+    ranks = layout.ranks[group][orders]
+    members = ranks.shape[1]
+    source, target = np.repeat(ranks, members, axis=1).ravel(), np.tile(ranks, members).ravel()
     apart = source != target
-    source, target = source[apart], target[apart]
+    source, target = _of_first_instance(layout, group, source[apart], target[apart])
     hop = int(hop_ps(layout.topology, source, target, costs).max(initial=0))
     return _Lane(source, target, width, (members - 1) * width, hop, 2 * hop)
 

@@ -12,39 +12,56 @@ from functools import lru_cache
 
 import numpy as np
 
-from collectives.algorithms.hierarchical import hierarchical
-from collectives.algorithms.mesh import mesh
+from collectives.algorithms.mesh import single_step
 from collectives.algorithms.pairwise import all_to_all, collective_permute
 from collectives.algorithms.ring import ring
-from collectives.layout import Layout, Orders, flat_rings, inside_rings
+from collectives.algorithms.tiers import RINGS, num_parts, tiers
+from collectives.layout import Layout, Orders, chip_order, flat_rings, inside_rings
 from collectives.ops import CollectiveKind
 from collectives.schedule import Schedule
+from collectives.topology import IntArray
 
 Pairs = tuple[tuple[int, int], ...]
+
+
+# What runs along the sides of one instance: its chips and the ranks of a chip, or all its ranks.
+INSIDE = {
+    "mesh": ("mesh",),
+    "ring": ("ring",),
+    "kangaring": ("kangaring",),
+    "grouped_mesh": ("mesh", "mesh"),
+    "rdh": ("recursive", "mesh"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What defines the schedule of one group; equal recipes share a schedule.
 
-    algorithm: `mesh`, `ring`, `flat_ring` (orders of positions in `rings`), `hierarchical` (orders
-    of local indices in `rings`, positions in `grid[instance][local index]`), `pairwise`, `direct`.
+    algorithm: one of `INSIDE`, or `hierarchical`: positions in `grid` (row-major over `sides`),
+    `patterns` along its sides, `rings` of the last one. `flat_ring`, and `ring` of irregular
+    groups: orders of positions in `rings`, no patterns. `single_step_mesh`, `pairwise`, `direct`.
     """
 
     kind: CollectiveKind
     algorithm: str
     size: int
     rings: Orders = ()
-    grid: Orders = ()
-    inside: str = ""
-    across: str = ""
+    grid: tuple[int, ...] = ()
+    sides: tuple[int, ...] = ()
+    patterns: tuple[str, ...] = ()
     pairs: Pairs = ()
 
     @property
     def parts(self) -> int:
         """Pieces every chunk is cut into."""
-        single = self.inside == "mesh" or self.algorithm in ("pairwise", "direct")
-        return 1 if single else len(self.rings)
+        if self.patterns:
+            return num_parts(self.patterns, self.rings)
+        return len(self.rings) if self.algorithm in ("ring", "flat_ring") else 1
+
+    def positions(self) -> IntArray:
+        """The grid as an array."""
+        return np.array(self.grid, dtype=np.int64).reshape(self.sides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,45 +93,43 @@ def _recipe(
     """The recipe of `group`: orders from the chips its ranks sit on."""
     algorithm, inside, across = names
     size = layout.group_size
-    if algorithm in ("pairwise", "direct"):
-        return Recipe(kind, algorithm, size, grid=_grid(layout, group), pairs=pairs)
+    if algorithm in ("pairwise", "direct", "single_step_mesh"):
+        return Recipe(kind, algorithm, size, pairs=pairs)
     if layout.grid is None:
         order = tuple(int(i) for i in np.argsort(layout.ranks[group], kind="stable"))
         return Recipe(kind, algorithm, size, (order,))
-    grid, chips = _grid(layout, group), layout.local_chips(group)
-    if algorithm == "hierarchical":
-        rings = inside_rings(layout.topology, chips)
-        return Recipe(kind, algorithm, size, rings, grid, inside, across)
-    if algorithm == "mesh":
-        return Recipe(kind, algorithm, size, (tuple(grid[0]),), grid)
-    orders = (flat_rings if algorithm == "flat_ring" else inside_rings)(layout.topology, chips)
-    rings = tuple(tuple(row[i] for row in grid for i in order) for order in orders)
-    return Recipe(kind, algorithm, size, rings, grid)
+    grid, chips = layout.grid[group], layout.local_chips(group)
+    if algorithm == "flat_ring":
+        orders = flat_rings(layout.topology, chips)
+        rings = tuple(tuple(row[i] for row in grid.tolist() for i in order) for order in orders)
+        return Recipe(kind, algorithm, size, rings)
+    name = inside or algorithm
+    patterns = (across or "ring", *INSIDE[name])
+    if len(patterns) == 3:
+        order = chip_order(layout.topology, chips)
+        by_chip = np.array([_on_chip(chips, chip) for chip in order], dtype=np.int64)
+        grid = grid[:, by_chip]
+    rings = inside_rings(layout.topology, chips) if name in RINGS else ()
+    flat = tuple(grid.ravel().tolist())
+    return Recipe(kind, algorithm, size, rings, flat, grid.shape, patterns)
 
 
-def _grid(layout: Layout, group: int) -> Orders:
-    if layout.grid is None:
-        return ()
-    return tuple(tuple(row) for row in layout.grid[group].tolist())
+def _on_chip(chips: tuple[int, ...], chip: int) -> list[int]:
+    return [i for i, c in enumerate(chips) if c == chip]
 
 
 @lru_cache(maxsize=512)
 def build(recipe: Recipe) -> Schedule:
     """The schedule of a recipe; equal recipes give the same object."""
+    if recipe.patterns:
+        grid = recipe.positions()
+        return tiers(recipe.kind, grid, recipe.patterns, recipe.rings, recipe.algorithm)
     match recipe.algorithm:
         case "pairwise":
             return all_to_all(recipe.size)
         case "direct":
             return collective_permute(recipe.size, recipe.pairs)
-        case "mesh":
-            return mesh(recipe.kind, recipe.rings[0])
-        case "hierarchical":
-            return hierarchical(
-                recipe.kind,
-                recipe.grid,
-                recipe.rings,
-                inside=recipe.inside,
-                across=recipe.across,
-            )
+        case "single_step_mesh":
+            return single_step(range(recipe.size))
         case _:
             return ring(recipe.kind, recipe.rings, recipe.algorithm)

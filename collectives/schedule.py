@@ -8,6 +8,7 @@ change (inside and across instances, reducing and copying).
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,15 @@ from collectives.ops import CollectiveError, CollectiveKind
 from collectives.topology import IntArray
 
 GATHERED = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
+
+
+class Charge(enum.Enum):
+    """What the moves of a phase cost the ranks."""
+
+    MOVE = "move"  # a DMA transfer and a hop
+    READ = "read"  # one more operand, on the same chip, of the transfers that follow; no hop
+    WRITE = "write"  # one more target, on the same chip, of the transfers before; one hop
+    NOTHING = "nothing"  # what follows reads the chunk where it lies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +41,7 @@ class Phase:
     chunk: IntArray
     starts: IntArray
     reduce: bool
+    charge: Charge = Charge.MOVE
 
     @property
     def num_steps(self) -> int:

@@ -1,10 +1,10 @@
 """Choose an algorithm for a collective and say why.
 
-Size, group shape and the thresholds in `CollectiveCosts` say which algorithms may be used; where
-two may (several instances, large messages), the one with the shorter predicted time is taken, as a
-tuned runtime would.
-Source: rules and thresholds from the intra- and inter-node collectives pages (trn2) and release
-notes; the choice on trn1 and trn1n is an unknown-default built from them.
+Size, group shape and the settings in `CollectiveCosts` say which algorithms may be used; where
+several may, the one with the shorter predicted time is taken, as a tuned runtime would. Every
+choice carries its reason in words, thresholds by name.
+Source: rules from the intra- and inter-node collectives pages (trn2) and release notes; thresholds
+and their status are in the data files of the machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collectives.costs import CollectiveCosts
-from collectives.layout import Layout, place
+from collectives.layout import Layout, inside_rings, is_hypercube, place
 from collectives.ops import CollectiveKind, ReplicaGroups
 from collectives.recipe import Choice
 from collectives.timing import closed_time
@@ -44,44 +44,92 @@ def choose(
     if layout.grid is None:
         why = "groups differ in local indices or overlap in instances: ring in rank order"
         return Choice(kind, layout, "ring", why)
-    if layout.num_instances == 1:
-        name, why = _inside(size_bytes, costs)
-        return Choice(kind, layout, name, why)
-    near = _hierarchical(kind, layout, size_bytes, costs)
-    if layout.num_instances == layout.group_size or size_bytes < costs.flat_ring_min_bytes:
-        return near
-    return _faster(near, size_bytes, element_bytes, costs)
+    return _fastest(_allowed(kind, layout, size_bytes, costs), size_bytes, element_bytes, costs)
 
 
-def _inside(size_bytes: int, costs: CollectiveCosts) -> tuple[str, str]:
-    """Algorithm inside one instance."""
-    limit = costs.mesh_max_bytes
-    if size_bytes <= limit:
-        return "mesh", f"one instance, {size_bytes} B <= mesh_max_bytes {limit}"
-    return "ring", f"one instance, {size_bytes} B > mesh_max_bytes {limit}"
+def _allowed(
+    kind: CollectiveKind, layout: Layout, size: int, costs: CollectiveCosts
+) -> list[Choice]:
+    """What size, shape and settings leave to choose from."""
+    name, why = _inside(layout, size, costs)
+    if layout.num_instances > 1:
+        found = _hierarchical(kind, layout, size, costs, name)
+        flat = costs.flat_ring_min_bytes
+        if flat and size >= flat and layout.num_instances < layout.group_size:
+            why = f"{size} B >= flat_ring_min_bytes {flat}"
+            found.append(Choice(kind, layout, "flat_ring", why))
+        return found
+    found = [Choice(kind, layout, name, why)]
+    if kind is CollectiveKind.ALL_REDUCE and layout.group_size == 2 and "mesh" in name:
+        why = "two ranks: one step moves no more than two"
+        found.append(Choice(kind, layout, "single_step_mesh", why))
+    return found
+
+
+def _inside(layout: Layout, size: int, costs: CollectiveCosts) -> tuple[str, str]:
+    """Algorithm inside one instance, and why."""
+    mesh, rdh = costs.mesh_max_bytes, costs.rdh_max_bytes
+    chips, per_chip = layout.local_chips(layout.representatives[0]), layout.ranks_per_chip
+    if size <= mesh:
+        grouped = costs.mesh == "grouped" and 1 < per_chip < len(chips)
+        return "grouped_mesh" if grouped else "mesh", f"{size} B <= mesh_max_bytes {mesh}"
+    apart = 0 < per_chip < len(chips)
+    if size <= rdh and apart and _is_hypercube(layout):
+        return "rdh", f"mesh_max_bytes {mesh} < {size} B <= rdh_max_bytes {rdh}"
+    over = f"{size} B > mesh_max_bytes {mesh}"
+    if costs.kangaring and per_chip == layout.topology.ranks_per_chip and per_chip % 4 == 0:
+        return "kangaring", f"{over}, rdh_max_bytes {rdh}; all ranks of a chip take part"
+    rings = len(inside_rings(layout.topology, chips))
+    lone = "one rank per chip, " if per_chip == 1 else ""
+    return "ring", f"{over}; {lone}rings {rings}, chips {len(set(chips))}"
+
+
+def _is_hypercube(layout: Layout) -> bool:
+    return all(is_hypercube(layout.topology, layout.local_chips(g)) for g in layout.representatives)
 
 
 def _hierarchical(
-    kind: CollectiveKind, layout: Layout, size_bytes: int, costs: CollectiveCosts
-) -> Choice:
+    kind: CollectiveKind, layout: Layout, size: int, costs: CollectiveCosts, inside: str
+) -> list[Choice]:
+    """One choice per algorithm that may run across instances."""
     instances = layout.num_instances
-    power = instances & (instances - 1) == 0
-    across = "recursive" if power and costs.inter_recursive else "ring"
-    inside, _ = _inside(size_bytes, costs)
+    across = ["ring"]
+    if instances & (instances - 1) == 0 and costs.inter_recursive:
+        across = ["recursive"]
+    if size <= costs.mesh_max_bytes and instances <= costs.inter_mesh_max_instances:
+        across.append("mesh")
     local = layout.group_size // instances
-    why = f"{instances} instances x {local} ranks: {inside} inside, {across} across"
-    return Choice(kind, layout, "hierarchical", why, inside, across)
+    return [
+        Choice(
+            kind,
+            layout,
+            "hierarchical",
+            f"{instances} instances x {local} ranks: {inside} inside, {name} across",
+            inside,
+            name,
+        )
+        for name in across
+    ]
 
 
-def _faster(near: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts) -> Choice:
-    """`near`, or the flat ring over all instances when it is predicted to be faster."""
-    flat = Choice(near.kind, near.layout, "flat_ring", "")
-    times = [closed_time(c, size_bytes, element_bytes, costs).total_ps for c in (near, flat)]
-    near_us, flat_us = (ps // 1_000_000 for ps in times)
-    limit = costs.flat_ring_min_bytes
-    if times[1] <= times[0]:
-        why = f"{size_bytes} B >= flat_ring_min_bytes {limit}: {flat_us} us"
-        why += f", hierarchical {near_us} us"
-        return Choice(near.kind, near.layout, "flat_ring", why)
-    why = f"{near.why}; {near_us} us, flat ring {flat_us} us"
-    return Choice(near.kind, near.layout, "hierarchical", why, near.inside, near.across)
+def _fastest(
+    found: Sequence[Choice], size_bytes: int, element_bytes: int, costs: CollectiveCosts
+) -> Choice:
+    """The choice with the shortest predicted time, the first of equals; its reason names the
+    others.
+    """
+    if len(found) == 1:
+        return found[0]
+    times = [closed_time(c, size_bytes, element_bytes, costs).total_ps for c in found]
+    best = times.index(min(times))
+    taken = found[best]
+    others = [
+        f"{_name(c)} {ps / 1e6:.1f} us" for c, ps in zip(found, times, strict=True) if c != taken
+    ]
+    why = f"{taken.why}; {times[best] / 1e6:.1f} us, {', '.join(others)}"
+    return Choice(taken.kind, taken.layout, taken.algorithm, why, taken.inside, taken.across)
+
+
+def _name(choice: Choice) -> str:
+    name = choice.algorithm.replace("_", " ")
+    return f"{name} ({choice.across} across)" if choice.across else name

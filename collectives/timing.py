@@ -102,8 +102,9 @@ def _time(
     busy = [_busy_ps(phase, chunk, costs) for phase in loads.phases]
     slowest = [max((ps, name) for name, ps in phase.items()) for phase in busy]
     transfer = sum(ps for ps, _ in slowest)
-    copied = sum(max((c for c, _, _ in p.ranks), default=0) for p in loads.phases)
-    reduced = sum(max((r for _, r, _ in p.ranks), default=0) for p in loads.phases)
+    copied = sum(max((c for c, _, _, _ in p.ranks), default=0) for p in loads.phases)
+    reduced = sum(max((r for _, r, _, _ in p.ranks), default=0) for p in loads.phases)
+    extra = sum(max((e for _, _, _, e in p.ranks), default=0) for p in loads.phases)
     efa = sum(max((n for _, n in p.efa), default=0) for p in loads.phases)
     return CollectiveTime(
         total_ps=costs.launch_ps + loads.latency_ps + transfer,
@@ -114,7 +115,7 @@ def _time(
         why=choice.why,
         bound=max(slowest, default=(0, "none"))[1],
         bytes_per_rank=(copied + reduced) * chunk,
-        touch_bytes_per_rank=(COPY_TOUCHES * copied + REDUCE_TOUCHES * reduced) * chunk,
+        touch_bytes_per_rank=(COPY_TOUCHES * copied + REDUCE_TOUCHES * reduced + extra) * chunk,
         link_bytes=sum(max((n for _, n in p.links), default=0) for p in loads.phases) * chunk,
         efa_bytes=efa * chunk,
         link_ps=sum(phase["link"] for phase in busy),
@@ -128,8 +129,11 @@ def _busy_ps(phase: PhaseLoad, chunk: int, costs: CollectiveCosts) -> dict[str, 
     copy, reduce = costs.rank_copy_bytes_per_s, costs.rank_reduce_bytes_per_s
     rank = max(
         (
-            max(_ps(c * chunk, copy) + _ps(r * chunk, reduce), _ps(s * chunk, copy))
-            for c, r, s in phase.ranks
+            max(
+                _ps(c * chunk, copy) + _ps(r * chunk, reduce) + _ps(e * chunk, COPY_TOUCHES * copy),
+                _ps(s * chunk, copy),
+            )
+            for c, r, s, e in phase.ranks
         ),
         default=0,
     )

@@ -111,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("--json", action="store_true", help="print JSON on stdout")
     validate.set_defaults(verb=_validate)
     _table_parsers(verbs)
+    _nccom_parser(verbs)
     _neff_parsers(verbs)
     return parser
 
@@ -126,6 +127,44 @@ def _table_parsers(verbs: Any) -> None:
     errors.add_argument("code", nargs="?", default="", help="for example NCC_EVRF035")
     errors.add_argument("--json", action="store_true", help="print JSON on stdout")
     errors.set_defaults(verb=_errors)
+
+
+def _nccom_parser(verbs: Any) -> None:
+    """The arguments of nccom-test, and those of the model."""
+    nccom = verbs.add_parser("nccom", help="time of a collective, in nccom-test's terms")
+    nccom.add_argument("op", help="allr, allg, redsct, alltoall, permute or sendrecv")
+    nccom.add_argument("-r", "--nworkers", type=int, required=True, help="ranks in all")
+    nccom.add_argument("-N", "--nnodes", type=int, default=1, help="instances")
+    nccom.add_argument(
+        "-b", "--minbytes", default="32M", help="smallest size, for example 8 or 1kb"
+    )
+    nccom.add_argument("-e", "--maxbytes", default="", help="largest size; default: the smallest")
+    nccom.add_argument("-i", "--stepbytes", default="", help="from one size to the next")
+    nccom.add_argument("-f", "--stepfactor", default="", help="each size as so many times the last")
+    nccom.add_argument("-d", "--datatype", default="uint8", help="uint8, bf16, fp32, ...")
+    nccom.add_argument(
+        "--custom-replica-groups", default="", metavar="JSON", help="groups of ranks"
+    )
+    nccom.add_argument("--custom-src-target-pairs", default="", metavar="JSON", help="of a permute")
+    nccom.add_argument("--target", default="trn1n.32xlarge", help="instance type or a JSON file")
+    nccom.add_argument("--lnc", type=int, default=0, help="physical cores per rank: 1 or 2")
+    nccom.add_argument("--profile", choices=("conservative", "nominal", "peak"), default="nominal")
+    nccom.add_argument("--runtime", default="current", help="of a release: 2023, 2024 or current")
+    nccom.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="thresholds"
+    )
+    nccom.add_argument("--report-to-json-file", default="", metavar="FILE")
+    nccom.add_argument("--csv", default="", metavar="FILE", help="write the table as CSV")
+    nccom.add_argument("--json", action="store_true", help="print JSON on stdout")
+    nccom.add_argument("--plot", action="store_true", help="draw time over size")
+    nccom.add_argument("--explain", action="store_true", help="why every algorithm was chosen")
+    for flag in _NCCOM_IGNORED:
+        nccom.add_argument(*flag.split(), default=None, help="read, without effect")
+    nccom.add_argument("-c", "--check", nargs="?", const="all_ones", help="read, without effect")
+    nccom.set_defaults(verb=_nccom)
+
+
+_NCCOM_IGNORED = ("-n --iters", "-w --warmup_iters", "-s --hosts", "--seed")
 
 
 def _job_flags(parser: argparse.ArgumentParser) -> None:
@@ -326,6 +365,32 @@ def _errors(args: argparse.Namespace) -> int:
     from orchestrator import errors_command
 
     return errors_command.run(args.code, args.json)
+
+
+def _nccom(args: argparse.Namespace) -> int:
+    from orchestrator import nccom
+
+    request = nccom.Request(
+        op=args.op,
+        target=args.target,
+        lnc=args.lnc,
+        ranks=args.nworkers,
+        instances=args.nnodes,
+        min_bytes=args.minbytes,
+        max_bytes=args.maxbytes or args.minbytes,
+        step_bytes=args.stepbytes,
+        step_factor=args.stepfactor,
+        dtype=args.datatype,
+        profile=args.profile,
+        runtime=args.runtime,
+        settings=args.set,
+        groups=args.custom_replica_groups,
+        pairs=args.custom_src_target_pairs,
+    )
+    flags = {name: name.split()[-1].lstrip("-") for name in (*_NCCOM_IGNORED, "-c --check")}
+    ignored = [flag.split()[-1] for flag, name in flags.items() if getattr(args, name) is not None]
+    outputs = {name: getattr(args, name) for name in ("json", "csv", "plot", "explain")}
+    return nccom.run(request, outputs | {"json_file": args.report_to_json_file, "ignored": ignored})
 
 
 def _neff_info(args: argparse.Namespace) -> int:

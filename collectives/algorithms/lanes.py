@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectives.ops import CollectiveError
-from collectives.schedule import Phase
+from collectives.schedule import Charge, Phase
 from collectives.topology import IntArray
 
 
@@ -56,7 +56,12 @@ def flat_lanes(orders: Sequence[Sequence[int]]) -> Lanes:
 
 
 def phase(
-    name: str, lanes: Lanes, steps: Sequence[tuple[IntArray, IntArray, IntArray]], *, reduce: bool
+    name: str,
+    lanes: Lanes,
+    steps: Sequence[tuple[IntArray, IntArray, IntArray]],
+    *,
+    reduce: bool,
+    charge: Charge = Charge.MOVE,
 ) -> Phase:
     """A phase from steps of member indices (source, target, owner)."""
     placed = [lanes.moves(*step) for step in steps]
@@ -64,4 +69,4 @@ def phase(
     empty = np.zeros(0, dtype=np.int64)
     columns = [np.concatenate([p[i] for p in placed] or [empty]) for i in range(3)]
     starts = np.cumsum([0, *sizes], dtype=np.int64)
-    return Phase(name, columns[0], columns[1], columns[2], starts, reduce)
+    return Phase(name, columns[0], columns[1], columns[2], starts, reduce, charge)

@@ -28,6 +28,20 @@ def mesh(kind: CollectiveKind, order: Sequence[int]) -> Schedule:
     return Schedule(kind, "mesh", lanes.members, 1, tuple(phases))
 
 
+def single_step(order: Sequence[int]) -> Schedule:
+    """all_reduce in one step: everyone sends its whole buffer to all others, who reduce it.
+
+    Source: documented: intra- and inter-node collectives pages (one hop less than the mesh, N / 2
+    times its payload).
+    """
+    lanes = flat_lanes([order])
+    members = lanes.members
+    source, target = (np.repeat(end, members) for end in all_pairs(members))
+    owner = np.tile(np.arange(members), len(source) // members)
+    reduce = phase("exchange", lanes, [(source, target, owner)], reduce=True)
+    return Schedule(CollectiveKind.ALL_REDUCE, "single_step_mesh", members, 1, (reduce,))
+
+
 def all_pairs(members: int) -> tuple[IntArray, IntArray]:
     """Every ordered pair of different members, nearest successors first."""
     i = np.tile(np.arange(members), max(0, members - 1))

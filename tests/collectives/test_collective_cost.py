@@ -17,6 +17,9 @@ from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size
 from collectives.recipe import Choice
 from collectives.select import choose
 from collectives.topology import line, ring, switched, torus, unlinked
+from compiler.target import load_target, logical
+from sim_cluster.collective_costs import collective_costs
+from sim_cluster.network import cluster_topology
 from tests.support.machines import CONSERVATIVE, NOMINAL, PEAK, PROFILES, machine
 
 GATHER, REDUCE, SCATTER = (
@@ -77,25 +80,93 @@ def placed(draw):
     return machine, ReplicaGroups(groups)
 
 
-@settings(deadline=None, max_examples=150)
+# Settings that leave one algorithm, inside and across instances.
+FORCED = {
+    "as chosen": {},
+    "grouped mesh": {"mesh": "grouped", "mesh_max_bytes": 1 << 40},
+    "doubling": {"mesh_max_bytes": 0, "rdh_max_bytes": 1 << 40},
+    "kangaring": {"mesh_max_bytes": 0, "rdh_max_bytes": 0, "kangaring": True},
+    "rings": {
+        "mesh_max_bytes": 0,
+        "rdh_max_bytes": 0,
+        "kangaring": False,
+        "inter_recursive": False,
+        "flat_ring_min_bytes": 0,
+    },
+    "mesh across": {"mesh_max_bytes": 1 << 40, "inter_recursive": False},
+}
+
+
+@settings(deadline=None, max_examples=200)
 @given(
     placed(),
     st.sampled_from(KINDS),
     st.integers(4, 200_000_000),
     st.sampled_from(list(PROFILES.values())),
-    st.sampled_from(["", "flat_ring", "ring"]),
+    st.sampled_from([*FORCED, "flat ring", "single step"]),
 )
 def test_closed_form_equals_the_schedule(where, kind, size, costs, forced):
     machine, groups = where
+    costs = replace(costs, **FORCED.get(forced, {}))
     choice = choose(kind, machine, groups, size, 4, costs)
     layout = choice.layout
-    if forced == "flat_ring" and layout.num_instances > 1 and kind is not KINDS[3]:
+    if forced == "flat ring" and layout.num_instances > 1 and kind is not KINDS[3]:
         choice = Choice(kind, layout, "flat_ring", "forced")
-    if forced == "ring" and choice.across:
-        choice = replace(choice, across="ring", inside="ring")
+    if forced == "single step" and kind is REDUCE and layout.group_size <= 16:
+        choice = Choice(kind, layout, "single_step_mesh", "forced")
     assert closed_time(choice, size, 4, costs) == schedule_time(choice, size, 4, costs)
     for number in range(min(2, len(groups.groups))):
         choice.schedule(number).verify()
+
+
+TRN2 = load_target("trn2.48xlarge")
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("forced", ["grouped mesh", "doubling", "kangaring", "rings"])
+@pytest.mark.parametrize("instances", [1, 2])
+def test_algorithms_of_trn2_deliver_and_cost_what_their_schedules_do(kind, forced, instances):
+    target = logical(TRN2)
+    costs = collective_costs(target, "nominal", **FORCED[forced])
+    topology = cluster_topology(target, instances)
+    assert topology.ranks_per_chip == 4
+    choice = choose(kind, topology, everyone(topology), 4 * MIB, 4, costs)
+    names = {"grouped mesh": "grouped_mesh", "doubling": "rdh", "rings": "ring"}
+    assert (choice.inside or choice.algorithm) == names.get(forced, forced)
+    choice.schedule().verify()
+    assert closed_time(choice, 4 * MIB, 4, costs) == schedule_time(choice, 4 * MIB, 4, costs)
+
+
+def test_kangaring_touches_memory_less_and_hops_half_as_often():
+    target = logical(TRN2)
+    topology, size = cluster_topology(target, 1), 64 * MIB
+    times = {}
+    for name in ("rings", "kangaring"):
+        costs = collective_costs(target, "nominal", **FORCED[name])
+        for kind in (GATHER, SCATTER):
+            choice = choose(kind, topology, everyone(topology), size, 4, costs)
+            times[name, kind] = closed_time(choice, size, 4, costs)
+    for kind, share in ((GATHER, 3 / 4), (SCATTER, 4 / 6)):
+        ring, kanga = times["rings", kind], times["kangaring", kind]
+        touches = kanga.touch_bytes_per_rank / ring.touch_bytes_per_rank
+        assert touches == pytest.approx(share, rel=0.02)
+        assert kanga.latency_ps < 0.6 * ring.latency_ps
+        assert kanga.link_bytes == pytest.approx(ring.link_bytes, rel=0.02)
+
+
+def test_doubling_takes_one_hop_per_direction_of_the_torus():
+    """Four directions between chips, one step inside of them: no hop crosses two links."""
+    target = logical(TRN2)
+    costs = collective_costs(target, "nominal", **FORCED["doubling"])
+    topology = cluster_topology(target, 1)
+    choice = choose(GATHER, topology, everyone(topology), 4 * MIB, 4, costs)
+    time = closed_time(choice, 4 * MIB, 4, costs)
+    wire = target.collectives.wire_ps
+    assert time.latency_ps == 5 * costs.intra_hop_ps + 4 * wire
+    cube = load_target("trn2-ultraserver")
+    large = cluster_topology(logical(cube), 1)
+    choice = choose(GATHER, large, everyone(large), 4 * MIB, 4, costs)
+    assert closed_time(choice, 4 * MIB, 4, costs).latency_ps == 7 * costs.intra_hop_ps + 6 * wire
 
 
 @settings(deadline=None, max_examples=40)
@@ -233,8 +304,27 @@ def test_the_choice_follows_the_thresholds_and_says_why(trn1n):
     assert chosen(two, 64 * MIB).algorithm == "flat_ring"
     assert chosen(many, 64 * MIB).algorithm == "hierarchical"
     assert "flat ring" in chosen(many, 64 * MIB).why
-    assert chosen(trn1n(3), 4096).across == "ring"
-    assert chosen(two, 4096, inter_recursive=False).across == "ring"
+    assert chosen(trn1n(3), 4096).across == "mesh"
+    assert chosen(trn1n(3), 2 * MIB).across == chosen(trn1n(5), 4096).across == "ring"
+    assert chosen(two, 2 * MIB, inter_recursive=False).across == "ring"
+
+
+def test_two_ranks_take_one_step_while_that_is_faster(trn1):
+    pair = ReplicaGroups(((0, 1),))
+    small, large = (choose(REDUCE, trn1(), pair, size, 4, NOMINAL) for size in (1 << 14, 1 << 19))
+    assert (small.algorithm, large.algorithm) == ("single_step_mesh", "mesh")
+    assert "single step mesh" in large.why
+
+
+def test_choices_on_trn2_are_the_documented_ones():
+    target = logical(TRN2)
+    topology, costs = cluster_topology(target, 1), collective_costs(target, "nominal")
+    sizes = {1 << 19: "grouped_mesh", 1 << 23: "rdh", 1 << 27: "kangaring"}
+    for size, name in sizes.items():
+        assert choose(GATHER, topology, everyone(topology), size, 4, costs).algorithm == name
+    lone = ReplicaGroups((tuple(range(0, topology.num_ranks, 4)),))
+    choice = choose(GATHER, topology, lone, 1 << 27, 4, costs)
+    assert choice.algorithm == "ring" and "one rank per chip, rings 4" in choice.why
 
 
 def test_full_instances_use_four_rings_and_parts_of_them_two(trn1n):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import ml_dtypes
@@ -8,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectives.algorithms.hierarchical import hierarchical
 from collectives.algorithms.mesh import mesh
 from collectives.algorithms.pairwise import all_to_all, collective_permute
 from collectives.algorithms.recursive import recursive
 from collectives.algorithms.ring import ring
+from collectives.algorithms.tiers import tiers
 from collectives.execute import ROW_LOOP_BYTES, execute
 from collectives.ops import CollectiveError, CollectiveKind
 from collectives.reference import reference
@@ -44,13 +45,18 @@ def schedules(draw):
 
 
 def _hierarchical(draw, kind):
-    instances, local = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    grid = np.array(draw(st.permutations(range(instances * local)))).reshape(instances, local)
+    outer = [draw(st.sampled_from([1, 2, 3, 4])) for _ in range(draw(st.integers(1, 2)))]
+    inside = draw(st.sampled_from(["ring", "mesh", "kangaring"]))
+    pairs = inside == "kangaring"
+    local = 2 * draw(st.integers(1, 2)) if pairs else draw(st.integers(1, 4))
+    shape = (*outer, local)
+    grid = np.array(draw(st.permutations(range(math.prod(shape))))).reshape(shape)
     rings = [draw(st.permutations(range(local))) for _ in range(draw(st.integers(1, 2)))]
-    power = instances & (instances - 1) == 0
-    across = draw(st.sampled_from(["ring", "recursive"])) if power else "ring"
-    inside = draw(st.sampled_from(["ring", "mesh"]))
-    return hierarchical(kind, grid.tolist(), rings, inside=inside, across=across)
+    patterns = [
+        draw(st.sampled_from(["ring", "mesh", "recursive"] if size != 3 else ["ring", "mesh"]))
+        for size in outer
+    ]
+    return tiers(kind, grid, (*patterns, inside), rings)
 
 
 def small_values(rng, size, dtype):
@@ -291,8 +297,7 @@ def test_steps_and_traffic_are_the_textbook_ones():
         assert (schedule.num_steps, schedule.num_moves) == (steps, n * steps)
     assert recursive(REDUCE, range(16)).num_steps == 8
     assert mesh(REDUCE, range(9)).num_steps == 2
-    grid = np.arange(12).reshape(3, 4).tolist()
-    two = hierarchical(REDUCE, grid, [range(4)], inside="ring", across="ring")
+    two = tiers(REDUCE, np.arange(12).reshape(3, 4), ("ring", "ring"), [range(4)])
     assert two.num_steps == 2 * (3 + 2) and two.num_moves == 2 * 12 * 11
 
 

@@ -1,0 +1,101 @@
+"""One collective on a machine, as `nccom-test` would run it: ranks evenly over instances.
+
+The entry of `shardwright nccom` and of the comparison with published measurements. Ranks are the
+first cores of every instance, as the tool takes them; groups and pairs may be given instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from collectives.cost import CollectiveTime, collective_time
+from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
+from collectives.runtimes import CURRENT, Runtime
+from compiler.diagnostics import UsageError
+from compiler.target import Target
+from sim_cluster.collective_costs import collective_costs
+from sim_cluster.network import cluster_topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Which ranks communicate, and under which assumptions. `settings` replace thresholds and
+    constants of `CollectiveCosts`.
+    """
+
+    target: Target
+    kind: CollectiveKind
+    ranks: int
+    instances: int = 1
+    groups: tuple[tuple[int, ...], ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    runtime: Runtime = CURRENT
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def time(self, size_bytes: int, element_bytes: int, profile: str = "nominal") -> CollectiveTime:
+        """Time of the collective; `size_bytes` is the larger of source and target of a rank.
+
+        Raises UsageError: SW_NETWORK for instances without EFA, SW_USAGE for ranks, groups, pairs,
+        sizes or settings that do not fit.
+        """
+        self._check()
+        try:
+            return self._time(size_bytes, element_bytes, profile)
+        except CollectiveError as error:
+            raise UsageError(
+                "SW_USAGE",
+                str(error),
+                hint=f"{self.target.name} has {self.target.cores} ranks per"
+                " instance; --help lists what may be given",
+            ) from error
+
+    def _time(self, size_bytes: int, element_bytes: int, profile: str) -> CollectiveTime:
+        topology = cluster_topology(self.target, self.instances)
+        groups = self.replica_groups()
+        costs = collective_costs(self.target, profile, **self.settings)
+        pairs = self.pairs or default_pairs(groups.size)
+        time = collective_time(
+            self.kind, topology, groups, size_bytes, element_bytes, costs, pairs=pairs
+        )
+        first = groups.groups[0]
+        added = self.runtime.added_ps(
+            self.kind,
+            chips=len({r // topology.ranks_per_chip for r in first}),
+            instances=len({r // topology.ranks_per_instance for r in first}),
+            ranks=groups.size,
+            elements=size_bytes // element_bytes,
+        )
+        return replace(time, launch_ps=time.launch_ps + added, total_ps=time.total_ps + added)
+
+    def replica_groups(self) -> ReplicaGroups:
+        """The groups given, or one group of the first ranks of every instance."""
+        if self.groups:
+            return ReplicaGroups(self.groups)
+        each = range(self.ranks // self.instances)
+        starts = [i * self.target.cores for i in range(self.instances)]
+        return ReplicaGroups((tuple(start + rank for start in starts for rank in each),))
+
+    def _check(self) -> None:
+        cores, name = self.target.cores, self.target.name
+        if self.instances > 1 and not self.target.efa_devices:
+            raise UsageError(
+                "SW_NETWORK",
+                f"collectives across instances require EFA, got {self.instances} of {name}",
+                hint="use one instance, or a machine with EFA, for example trn1.32xlarge",
+            )
+        each, rest = divmod(self.ranks, self.instances)
+        if rest or not 1 <= each <= cores:
+            raise UsageError(
+                "SW_USAGE",
+                f"ranks require a multiple of the {self.instances} instances and at most {cores} on"
+                f" each {name}, got {self.ranks}",
+                hint=f"use up to {cores * self.instances} ranks, or more instances",
+            )
+
+
+def default_pairs(ranks: int) -> tuple[tuple[int, int], ...]:
+    """Neighbours trade places, 0 with 1, 2 with 3: what the published permute does."""
+    swapped: Sequence[int] = [rank ^ 1 if rank ^ 1 < ranks else rank for rank in range(ranks)]
+    return tuple(enumerate(swapped))
