@@ -50,6 +50,7 @@ class CoreModel:
     semaphore_ps: int
     semaphores: int
     program_start_ps: int
+    hbm_bank_cores: int  # physical cores that share the bandwidth of an HBM bank
     peak_bf16_flops_per_s: float
 
 
@@ -106,6 +107,11 @@ class Target:
     def limit_bytes(self) -> int:
         """HBM a core may use for a step: its share less the runtime's reserve (code, DMA rings)."""
         return self.hbm_bytes_per_core - self.reserve_bytes_per_core
+
+    @property
+    def cores_per_bank(self) -> int:
+        """Cores that share the bandwidth of an HBM bank."""
+        return max(1, self.core.hbm_bank_cores // self.lnc)
 
     @property
     def is_hypothetical(self) -> bool:
@@ -209,6 +215,7 @@ def _core(data: Mapping[str, Any]) -> CoreModel:
         semaphore_ps=round(f["cross_engine_semaphore_ns"] * 1e3),
         semaphores=f["semaphores"],
         program_start_ps=round(f["program_start_us"] * 1e6),
+        hbm_bank_cores=f.get("physical_cores_per_hbm_bank", 1),
         peak_bf16_flops_per_s=f["tensor_bf16_tflops"] * 1e12,
     )
 

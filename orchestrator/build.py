@@ -23,6 +23,7 @@ from compiler.isa.program import Program
 from compiler.target import Target, load_target, logical
 from orchestrator.config import JobConfig
 from orchestrator.executor import WorkUnit
+from orchestrator.faults import faults_of
 from orchestrator.packets import packets_of
 from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
@@ -102,10 +103,11 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None) -> Layout:
 
     Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
     not fill the cores or is not the step's, a placement that does not name its axes, a batch that
-    does not divide, or packet sizes that no runtime takes.
+    does not divide, packet sizes that no runtime takes, or faults of what is not there.
     """
     packets_of(job.strategy)
     target = _machine(job)
+    faults_of(job.faults, cluster_topology(target, job.cluster.instances))
     cores = target.cores * job.cluster.instances
     try:
         mesh = _own_mesh(job, own, cores) if own else parse_mesh(_axes_of(job), cores)

@@ -179,6 +179,13 @@ def _job_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any key of the job"
     )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key of [faults]: slow_cores=5:1.3, dead_cores=17, slow_links=0/3-7:0.5, jitter=0.1",
+    )
     parser.add_argument("--json", action="store_true", help="print report.json on stdout")
     parser.add_argument(
         "--explain",
@@ -251,7 +258,8 @@ def job_config(args: argparse.Namespace) -> config.JobConfig:
     environment = cc_flags.job_tables(os.environ)
     for notice in environment.notices:
         print(notice.render(), file=sys.stderr)
-    job = config.load(args.job, args.set, flags, environment.tables)
+    overrides = [*args.set, *(f"faults.{text}" for text in args.fault)]
+    job = config.load(args.job, overrides, flags, environment.tables)
     return config.with_absolute_output(job)
 
 

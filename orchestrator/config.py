@@ -21,7 +21,7 @@ from typing import Any
 from compiler.diagnostics import UsageError
 from compiler.options import DEFAULTS, CompileOptions, choice
 from sharding import settings as strategy_settings
-from sharding.settings import AUTO, StrategySettings
+from sharding.settings import AUTO, StrategySettings, limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,29 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultsConfig:
+    """What is wrong with the cluster; it changes times, never values."""
+
+    slow_cores: str = ""
+    """Stragglers: `5:1.3, 64-95:1.1`: core 5 takes 1.3 times as long, instance 2 of a trn1n 1.1
+    times."""
+
+    dead_cores: str = ""
+    """Cores that never answer: `17`. The run fails and says which ranks hang, and where."""
+
+    slow_links: str = ""
+    """`0/3-7:0.5, 2/efa1:0`: on instance 0 the link between chips 3 and 7 has half of its
+    bandwidth left, on instance 2 EFA device 1 is dead.
+    """
+
+    jitter: float = limited(0.0, 0.0, 10.0)
+    """Mean random delay of code between collectives, as a part of its time."""
+
+    seed: int = 0
+    """Of the jitter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """The value run."""
 
@@ -136,6 +159,7 @@ class JobConfig:
     strategy: StrategySettings = strategy_settings.DEFAULTS
     mesh: MeshConfig = MeshConfig()
     cluster: ClusterConfig = ClusterConfig()
+    faults: FaultsConfig = FaultsConfig()
     compiler: CompileOptions = DEFAULTS
     run: RunConfig = RunConfig()
     cache: CacheConfig = CacheConfig()

@@ -23,6 +23,7 @@ from orchestrator.bundling import compiler_version, manifest_of
 from orchestrator.cache import Cache, default_directory
 from orchestrator.config import JobConfig
 from orchestrator.executor import Executor, InlineExecutor
+from orchestrator.faults import faults_of
 from orchestrator.host import num_cpus
 from orchestrator.model import compute_type, resolve_task
 from orchestrator.numerics import Reference, worst_leaf, worst_loss_error
@@ -31,8 +32,9 @@ from orchestrator.report import base_report
 from orchestrator.screen import Progress
 from orchestrator.service import UnitService
 from orchestrator.unsharded import unsharded
+from sim_cluster.network import cluster_topology
 from sim_cluster.run_values import ValueRun
-from sim_cluster.step_time import Step, StepTiming, band
+from sim_cluster.step_time import Step, StepTiming, Timings, timed
 from sim_cluster.trace import write_trace
 
 VALUE_THREADS = 2
@@ -73,7 +75,7 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
     report = base_report(built, timings, service, stages, sizes)
     report["numerics"] = numerics_section(job, values, expected)
     report["findings"] += [f.as_dict() for f in values.findings]
-    _write(report, out, timings[job.cluster.profile])
+    _write(report, out, timings.chosen)
     return report
 
 
@@ -179,20 +181,29 @@ def numerics_section(job: JobConfig, values: Values, reference: Reference) -> di
     }
 
 
-def time_programs(built: Built, programs: Mapping[str, Program]) -> dict[str, StepTiming]:
-    """The step under every profile."""
-    step = Step(
+def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
+    """What is timed of a job."""
+    instances = built.job.cluster.instances
+    return Step(
         programs=programs,
         schedules=built.plan.step.schedules,
         transfers=built.plan.step.transfers,
         mesh=built.plan.step.mesh,
         target=built.layout.target,
-        instances=built.job.cluster.instances,
+        instances=instances,
         placement=built.placement,
         packets=packets_of(built.job.strategy),
         whole_axes={name: built.plan.mesh.origin(name) for name in built.plan.mesh.names},
+        faults=faults_of(built.job.faults, cluster_topology(built.layout.target, instances)),
     )
-    return band(step)
+
+
+def time_programs(built: Built, programs: Mapping[str, Program]) -> Timings:
+    """The step under every profile, and without its faults.
+
+    Raises SimulationError (SW_DEAD_CORE) when ranks wait for a dead core.
+    """
+    return timed(step_of(built, programs), built.job.cluster.profile)
 
 
 def _write(report: dict[str, Any], out: Path, timing: StepTiming) -> None:

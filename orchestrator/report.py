@@ -27,7 +27,7 @@ from orchestrator.packets import packets_of
 from orchestrator.service import UnitService
 from sharding.mesh import Mesh
 from sim_cluster.network import cluster_topology
-from sim_cluster.step_time import StepTiming
+from sim_cluster.step_time import StepTiming, Timings
 
 SCHEMA = 1
 # No published run is FSDP and none is surely trn1n (DESIGN.md decision 14).
@@ -37,13 +37,13 @@ USD_TOKENS = 1e6
 
 def base_report(
     built: Built,
-    timings: Mapping[str, StepTiming],
+    timings: Timings,
     service: UnitService,
     stages: Stages,
     neff_bytes: Mapping[str, int],
 ) -> dict[str, Any]:
     """Everything but values: what `plan` returns and `run` extends."""
-    timing = timings[built.job.cluster.profile]
+    timing = timings.chosen
     memory = memory_section(built)
     return {
         "schema": SCHEMA,
@@ -60,7 +60,8 @@ def base_report(
         "units": [dataclasses.asdict(row) for row in service.rows],
         "programs": program_rows(built, neff_bytes),
         "memory": memory,
-        "timing": timing_section(built, timing, timings),
+        "timing": timing_section(built, timing, timings.band),
+        **fault_section(built, timings),
         "collectives": collective_rows(timing, built.plan.mesh),
         "streams": stream_section(built, timing),
         "cost": cost_section(built, timing),
@@ -196,6 +197,21 @@ def timing_section(
             for n, parts in enumerate(timing.stages_ps)
         ],
         "collective_profile": timing.profile,
+    }
+
+
+def fault_section(built: Built, timings: Timings) -> dict[str, Any]:
+    """What the faults of the cluster cost; nothing for a healthy one."""
+    if timings.healthy is None:
+        return {}
+    healthy, step = timings.healthy.step_time_ps, timings.chosen.step_time_ps
+    return {
+        "faults": {
+            **dataclasses.asdict(built.job.faults),
+            "healthy_step_time_ps": healthy,
+            "slowdown": step / healthy,
+            "rank_classes": timings.chosen.classes.count,
+        }
     }
 
 

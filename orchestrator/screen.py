@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from compiler.target import PS_PER_S
 from orchestrator.service import UnitRow
 from sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
@@ -215,6 +216,12 @@ def _timing(console: Console, report: dict[str, Any]) -> None:
         f"[bold]rates[/]    MFU {timing['mfu']:.2%}  HFU {timing['hfu']:.2%}  "
         f"{timing['tokens_per_s']:,.0f} tokens/s"
     )
+    if "faults" in report:
+        faults = report["faults"]
+        console.print(
+            f"[bold]faults[/]   {faults['slowdown']:.3f} times the step of a healthy cluster,"
+            f" {seconds_text(faults['healthy_step_time_ps'] / PS_PER_S)}"
+        )
     if cost["usd_per_hour"] is not None:
         console.print(
             f"[bold]cost[/]     ${cost['usd_per_step']:.6f} per step, "

@@ -19,7 +19,7 @@ MAX_SHIFT = 16
 """Layers a collective may move: its queue is laid out layer by layer (our choice)."""
 
 
-def limited(default: int, low: int, high: int) -> Any:
+def limited(default: float, low: float, high: float) -> Any:
     """A number from `low` to `high`."""
     return field(default=default, metadata={"range": (low, high)})
 

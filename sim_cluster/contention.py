@@ -1,15 +1,18 @@
-"""What collectives in flight and compute leave each other: DMA engines, links, EFA devices.
+"""What collectives in flight and compute leave each other: DMA engines, HBM, links, EFA devices.
 
 A DMA engine serves its rings in turn and changes ring at the end of a packet, so that rings that
 all want more than there is get bandwidth in proportion to their packets (documented: compute and
 communication overlap page); links and EFA devices are shared evenly (our choice, no page says).
-What a ring does not want goes to the others.
+What a ring does not want goes to the others. Cores that share an HBM bank have even parts of it,
+and what others do not want; collectives and compute of a core share its part as they share its DMA
+engines, where their bytes pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 COMPUTE_PACKET_BYTES = 4096  # documented: default of NEURON_RT_DBG_DMA_PACKETIZATION_SIZE
@@ -18,13 +21,14 @@ COLLECTIVE_PACKET_BYTES = 65536  # documented: default and most of NEURON_RT_DBG
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Shares of a core's DMA engines, its busiest link and its EFA device that a collective takes
-    when it runs alone.
+    """Shares of a core's DMA engines, its busiest link, its EFA device and its even part of an HBM
+    bank that a collective takes when it runs alone.
     """
 
     dma: float
     link: float = 0.0
     efa: float = 0.0
+    hbm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +74,40 @@ def shares(demands: Sequence[float], weights: Sequence[float]) -> list[float]:
     return given
 
 
+def bank_shares(wanted: Sequence[float]) -> list[float]:
+    """What each core of an HBM bank gets of it, in even shares; `wanted` likewise. Cores are served
+    evenly (inferred: no page says).
+    """
+    cores = len(wanted)
+    return [cores * got for got in shares([w / cores for w in wanted], [1.0] * cores)]
+
+
+@lru_cache(maxsize=4096)
 def core_rates(
-    jobs: Sequence[tuple[Demand, int]], packets: Packets
-) -> tuple[tuple[float, ...], float]:
-    """Speed of each collective in flight on a core, 1 when undisturbed, and the share of the DMA
-    engines that compute has. `jobs` are demands with streams; compute takes what it can get.
+    jobs: tuple[tuple[Demand, int], ...], packets: Packets, hbm: float = 1.0
+) -> tuple[tuple[float, ...], float, float]:
+    """Speed of each collective in flight on a core, 1 when undisturbed; the share of the DMA
+    engines that compute has, and its HBM bandwidth in even shares. `jobs` are demands with streams;
+    `hbm` is what the core has of its bank; compute takes what it can get.
     """
     weights = [float(packets.of(stream)) for _, stream in jobs]
-    dma = [demand.dma for demand, _ in jobs]
-    *engines, compute = shares([*dma, 1.0], [*weights, float(packets.compute_bytes)])
+    *engines, compute = _beside([demand.dma for demand, _ in jobs], weights, packets)
     even = [1.0] * len(jobs)
     links = shares([demand.link for demand, _ in jobs], even)
     devices = shares([demand.efa for demand, _ in jobs], even)
+    *memory, left = _beside([demand.hbm / hbm for demand, _ in jobs], weights, packets)
     rates = [1.0] * len(jobs)
     for number, (demand, _) in enumerate(jobs):
         pairs = (
             (engines[number], demand.dma),
             (links[number], demand.link),
             (devices[number], demand.efa),
+            (memory[number] * hbm, demand.hbm),
         )
         rates[number] = min((got / wanted for got, wanted in pairs if wanted > 0), default=1.0)
-    return tuple(rates), compute
+    return tuple(rates), compute, left * hbm
+
+
+def _beside(demands: Sequence[float], weights: Sequence[float], packets: Packets) -> list[float]:
+    """Shares of collectives of one resource of a core, and what compute is left with."""
+    return shares([*demands, 1.0], [*weights, float(packets.compute_bytes)])

@@ -19,15 +19,19 @@ from compiler.isa.program import Call, CollectiveCall, Function, Program, Repeat
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat, run_counts
 from compiler.target import Target
 
-HALF_SHARE = (
-    0.5  # second point at which stretches are evaluated; durations between are interpolated
-)
+HALF_SHARE = 0.5
+"""Share of a resource at which stretches are evaluated besides all of it; durations between are
+interpolated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Compute between collective events: duration with all of the DMA engines, and with half of
-    them."""
+    """Compute between collective events, with its duration at a few shares of what it contends for.
+
+    `full_ps`: all DMA engines of the core and its even part of an HBM bank of `bank_cores`.
+    `half_ps`: half of the engines and no limit by HBM; `bank_ps`: the whole bank; `scarce_ps`: half
+    of the even part; 0 where HBM makes no difference.
+    """
 
     full_ps: int
     half_ps: int
@@ -35,12 +39,26 @@ class Stretch:
     segment: Segment
     label: str
     charge: str = ""  # what all of it is charged to; empty: compute, the rest of the time memory
+    bank_ps: int = 0
+    scarce_ps: int = 0
+    bank_cores: int = 1
 
-    def duration_ps(self, dma_share: float) -> float:
-        """Duration at a share of the DMA engines: linear in 1 / share through the two evaluated
-        points."""
-        slope = (self.half_ps - self.full_ps) / (1 / HALF_SHARE - 1)
-        return self.full_ps + slope * (1 / dma_share - 1)
+    def duration_ps(self, dma_share: float, hbm_share: float = 1.0) -> float:
+        """Duration at a share of the DMA engines and of HBM (1: the even part), whichever is
+        scarcer; linear in 1 / share between the evaluated points.
+        """
+        least = self.bank_ps or self.full_ps
+        dma = least + (self.half_ps - least) / (1 / HALF_SHARE - 1) * (1 / dma_share - 1)
+        return max(dma, self._hbm_ps(hbm_share, least))
+
+    def _hbm_ps(self, share: float, least: int) -> float:
+        """Duration at a share of HBM with all DMA engines."""
+        if share <= 1:
+            scarce = (self.scarce_ps or self.full_ps) - self.full_ps
+            return self.full_ps + scarce / (1 / HALF_SHARE - 1) * (1 / share - 1)
+        lowest = 1 / self.bank_cores
+        over = max(0.0, 1 / share - lowest) / (1 - lowest) if self.bank_cores > 1 else 1.0
+        return least + (self.full_ps - least) * over
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,40 +90,75 @@ class Receive:
     call: CollectiveCall
 
 
-MacroOp = Stretch | Start | Wait | Send | Receive
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A run of a program begins; an empty name: it has ended. Takes no time."""
+
+    name: str
+
+
+MacroOp = Stretch | Start | Wait | Send | Receive | Mark
 
 
 def function_macros(function: Function, target: Target) -> tuple[MacroOp, ...]:
     """The macro-operations of one call of `function`."""
-    full = function_segments(function, target)
-    half = function_segments(function, target, dma_share=HALF_SHARE, recorded=False)
     out: list[MacroOp] = []
-    for a, b in zip(full, half, strict=True):
-        if a.kind == "compute":
-            out += _stretches(a, b, function.name)
-        elif a.kind == "start":
-            out.append(Start(function.collectives[a.collective], a.collective))
+    for own, *others in zip(*_evaluated(function, target), strict=True):
+        if own.kind == "compute":
+            out += _stretches(own, others, function.name, target.cores_per_bank)
+        elif own.kind == "start":
+            out.append(Start(function.collectives[own.collective], own.collective))
         else:
-            out.append(Wait(a.collective))
+            out.append(Wait(own.collective))
     return tuple(out)
 
 
-def _stretches(full: Segment, half: Segment, label: str) -> Iterator[Stretch]:
+def _evaluated(function: Function, target: Target) -> list[tuple[Segment, ...]]:
+    """Segments at an even part of HBM; with half of the DMA engines and the whole bank; with the
+    whole bank; with half of the even part.
+    """
+    whole = float(target.cores_per_bank)
+    return [
+        function_segments(function, target),
+        function_segments(function, target, HALF_SHARE, whole, recorded=False),
+        function_segments(function, target, 1.0, whole, recorded=False),
+        function_segments(function, target, 1.0, HALF_SHARE, recorded=False),
+    ]
+
+
+def _stretches(
+    own: Segment, others: Sequence[Segment], label: str, cores: int
+) -> Iterator[Stretch]:
     """A segment as stretches of regions that lose about as much with half of the DMA engines: what
     a collective costs depends on the code it runs beside.
     """
-    groups = groupby(_paired(full, half), key=lambda pair: _sensitivity(*pair))
+    groups = groupby(_paired(own, others), key=_sensitivity)
     for regions in (list(group) for _, group in groups):
-        (own,) = joined([a for a, _ in regions])
-        slower = sum(max(a.duration_ps, b.duration_ps) for a, b in regions)
-        yield Stretch(own.duration_ps, slower, own.compute_ps, own, label)
+        (segment,) = joined([points[0] for points in regions])
+        half, bank, scarce = (
+            sum(points[n].duration_ps for points in regions) for n in range(1, len(others) + 1)
+        )
+        yield Stretch(
+            segment.duration_ps,
+            max(half, bank),
+            segment.compute_ps,
+            segment,
+            label,
+            bank_ps=min(bank, segment.duration_ps),
+            scarce_ps=max(scarce, segment.duration_ps),
+            bank_cores=cores,
+        )
 
 
-def _paired(full: Segment, half: Segment) -> Sequence[tuple[RegionTime, RegionTime]]:
-    """The regions of both; all of them as one when physical cores do not meet at the same ones."""
-    if [r.name for r in full.regions] == [r.name for r in half.regions]:
-        return list(zip(full.regions, half.regions, strict=True))
-    return [(_whole(full), _whole(half))]
+def _paired(own: Segment, others: Sequence[Segment]) -> list[tuple[RegionTime, ...]]:
+    """The regions at every point; all of them as one when physical cores do not meet at the same
+    ones.
+    """
+    points = (own, *others)
+    names = [[r.name for r in point.regions] for point in points]
+    if all(found == names[0] for found in names):
+        return list(zip(*(point.regions for point in points), strict=True))
+    return [tuple(_whole(point) for point in points)]
 
 
 def _whole(segment: Segment) -> RegionTime:
@@ -119,9 +172,9 @@ def _whole(segment: Segment) -> RegionTime:
     )
 
 
-def _sensitivity(full: RegionTime, half: RegionTime) -> int:
+def _sensitivity(points: Sequence[RegionTime]) -> int:
     """How much of its time a region adds with half of the DMA engines, in quarters."""
-    return round(4 * (half.duration_ps / max(full.duration_ps, 1) - 1))
+    return round(4 * (points[1].duration_ps / max(points[0].duration_ps, 1) - 1))
 
 
 def program_macros(program: Program, target: Target) -> tuple[MacroOp, ...]:
@@ -160,10 +213,11 @@ def schedule_macros(
     runs, done = run_counts(schedule), Counter[str]()
     out: list[MacroOp] = []
     for name in flat(schedule):
+        number = done[name]
         done[name] += 1
         own = [t for t in transfers if (t.target, t.reader) == (stage, name)]
         out += [Receive(message_call(t)) for t in own if not t.once or done[name] == 1]
-        out += macros[name]
+        out += [Mark(f"{name} {number}" if runs[name] > 1 else name), *macros[name], Mark("")]
         own = [t for t in transfers if (t.source, t.writer) == (stage, name)]
         out += [Send(message_call(t)) for t in own if not t.once or done[name] == runs[name]]
     return tuple(out)

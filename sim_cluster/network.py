@@ -14,10 +14,11 @@ from collectives.placement import TORUS, place_mesh
 from collectives.topology import Tier, Topology, line, ring, switched, torus, unlinked
 from compiler.isa.program import CollectiveCall
 from compiler.target import PS_PER_S, Target
+from sim_cluster.actors import CollectiveDuration
 from sim_cluster.collective_costs import collective_costs
 from sim_cluster.contention import Demand
+from sim_cluster.degraded import Pattern, degraded
 from sim_cluster.profiles import under_profile
-from sim_cluster.run_timing import CollectiveDuration
 
 
 def cluster_topology(target: Target, instances: int) -> Topology:
@@ -64,13 +65,16 @@ class Network:
             self._groups[axes] = self.placement.groups(self.mesh, axes)
         return self._groups[axes]
 
-    def duration(self, call: CollectiveCall) -> CollectiveDuration:
-        """Time of one collective when all its groups run at once."""
+    def duration(self, call: CollectiveCall, pattern: Pattern = ()) -> CollectiveDuration:
+        """Time of one collective when all its groups run at once, on instances with the faults of
+        `pattern`.
+        """
         groups = self.groups(call.axes)
         size = larger_side_bytes(call, groups.size)
         kind = CollectiveKind(call.kind)
+        topology = degraded(self.topology, pattern)
         time = collective_time(
-            kind, self.topology, groups, size, call.dtype.bytes, self.costs, pairs=call.pairs
+            kind, topology, groups, size, call.dtype.bytes, self.costs, pairs=call.pairs
         )
         return CollectiveDuration(
             time.total_ps, self._demand(time), time.algorithm, time.why, size, groups.size
@@ -81,10 +85,12 @@ class Network:
         core = self.target.core
         wire_ps = max(time.total_ps - time.launch_ps, 1)
         dma = self.target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
+        hbm = self.target.lnc * self.target.hbm_bytes_per_s_per_core
         return Demand(
             dma=min(1.0, time.touch_bytes_per_rank * PS_PER_S / wire_ps / dma),
             link=min(1.0, time.link_ps / wire_ps),
             efa=min(1.0, time.efa_ps / wire_ps),
+            hbm=time.touch_bytes_per_rank * PS_PER_S / wire_ps / hbm,
         )
 
 

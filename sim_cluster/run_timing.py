@@ -2,165 +2,36 @@
 progress.
 
 Compute runs on the core, collectives on its streams beside it; a collective starts when every class
-of its group has arrived and its stream is free. Collectives in flight and compute share DMA engines
-and wires (`contention.py`), so both slow down: the loop advances from event to event at the rates
-that hold between them. Every picosecond of a core is charged once: compute, memory (only DMA busy),
-the axis of the collective or message it waits for, bubble while another stage has not come to that,
-launch, or idle at the end.
+of its group has arrived and its stream is free. Collectives in flight and compute share DMA
+engines, wires, and with the other cores of the chip HBM (`contention.py`), so all slow down: the
+loop advances from event to event at the rates that hold between them. Every picosecond of a core is
+charged once: compute, memory (only DMA busy), the axis of the collective or message it waits for,
+bubble while another stage has not come to that, launch, or idle at the end.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from compiler.diagnostics import SimulationError
 from compiler.isa.program import CollectiveCall
 from compiler.neff.schedule import STAGE_AXIS
+from sim_cluster.actors import (
+    Actor,
+    ClassResult,
+    CollectiveDuration,
+    CollectiveUse,
+    Job,
+    Ran,
+    Span,
+)
 from sim_cluster.classes import RankClasses
-from sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets, core_rates
-from sim_cluster.macro import MacroOp, Receive, Send, Start, Stretch, Wait
+from sim_cluster.contention import DEFAULT_PACKETS, Packets, bank_shares, core_rates
+from sim_cluster.faults import HEALTHY, Health, hanging
+from sim_cluster.macro import MacroOp, Mark, Receive, Send, Start, Stretch, Wait
 
-
-@dataclass(frozen=True, slots=True)
-class CollectiveDuration:
-    """What the network says of one collective alone: time, what it takes of a core, and why."""
-
-    duration_ps: int
-    demand: Demand
-    algorithm: str
-    why: str
-    size_bytes: int
-    group_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """An interval of one class for the trace."""
-
-    lane: str  # core, or stream<k>
-    name: str
-    start_ps: int
-    end_ps: int
-
-
-@dataclass(slots=True)
-class CollectiveUse:
-    """All runs of one collective of the step, on the last-finishing core."""
-
-    call: CollectiveCall
-    cost: CollectiveDuration
-    count: int = 0
-    total_ps: int = 0
-    exposed_ps: int = 0
-
-
-@dataclass(slots=True)
-class ClassResult:
-    """One class: when it finished, how its time was charged, what it did."""
-
-    end_ps: int = 0
-    charged_ps: dict[str, int] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-    uses: dict[CollectiveCall, CollectiveUse] = field(default_factory=dict)
-
-    def charge(self, category: str, ps: int) -> None:
-        """Add to a category."""
-        if ps:
-            self.charged_ps[category] = self.charged_ps.get(category, 0) + ps
-
-    def cover(self, span: Span) -> None:
-        """Add a span, as part of the last one where it goes on."""
-        last = self.spans[-1] if self.spans else None
-        if last and (last.lane, last.name, last.end_ps) == (span.lane, span.name, span.start_ps):
-            self.spans[-1] = Span(span.lane, span.name, last.start_ps, span.end_ps)
-        else:
-            self.spans.append(span)
-
-
-class _Job:
-    """One collective or message in flight: who takes part, who has arrived, when it ends."""
-
-    __slots__ = (
-        "arrived",
-        "call",
-        "cost",
-        "end_ps",
-        "left",
-        "members",
-        "queue",
-        "rate",
-        "since_ps",
-        "start_ps",
-        "version",
-    )
-
-    def __init__(
-        self,
-        call: CollectiveCall,
-        cost: CollectiveDuration,
-        members: frozenset[int],
-        queue: Hashable,
-    ) -> None:
-        self.call = call
-        self.queue = queue  # jobs of one queue of a core follow each other
-        self.cost = cost
-        self.members = members
-        self.arrived: set[int] = set()
-        self.start_ps = -1
-        self.end_ps = -1
-        self.left = 1.0  # of the whole, as of `since_ps`
-        self.rate = 0.0
-        self.since_ps = 0
-        self.version = 0
-
-    def speed(self, rate: float, now: int) -> None:
-        """Go on at another rate; `end_ps` is when it ends at this one."""
-        elapsed = self.rate * (now - self.since_ps)
-        if self.cost.duration_ps:
-            self.left = max(0.0, self.left - elapsed / self.cost.duration_ps)
-        self.rate, self.since_ps = rate, now
-        self.end_ps = now + round(self.left * self.cost.duration_ps / rate)
-        self.version += 1
-
-
-class _Actor:
-    """One class of ranks on its way through its macro-operations."""
-
-    def __init__(self, index: int, macros: Sequence[MacroOp], speed: float) -> None:
-        self.index = index
-        self.macros = macros
-        self.speed = speed
-        self.position = 0
-        self.left = 0.0  # of the current stretch, as a fraction
-        self.since_ps = 0  # when the current rate began
-        self.began_ps = 0  # when the current stretch began
-        self.active: list[_Job] = []
-        self.rates: dict[_Job, float] = {}
-        self.dma_share = 1.0
-        self.slots: dict[int, _Job] = {}
-        self.queues: dict[Hashable, list[_Job]] = {}
-        self.waiting: _Job | None = None
-        self.occurrences: dict[tuple[CollectiveCall, frozenset[int], bool], int] = {}
-        self.version = 0
-        self.result = ClassResult()
-
-    @property
-    def stretch(self) -> Stretch | None:
-        if self.position < len(self.macros):
-            op = self.macros[self.position]
-            return op if isinstance(op, Stretch) else None
-        return None
-
-    def share(self, packets: Packets) -> None:
-        """Share the core between the collectives in flight and compute."""
-        jobs = [(job.cost.demand, job.call.stream) for job in self.active]
-        rates, self.dma_share = core_rates(jobs, packets) if jobs else ((), 1.0)
-        self.rates = dict(zip(self.active, rates, strict=True))
-
-    def duration_ps(self, stretch: Stretch) -> float:
-        return stretch.duration_ps(self.dma_share) * self.speed
+__all__ = ["ClassResult", "ClusterLoop", "CollectiveDuration", "CollectiveUse", "axis_category"]
 
 
 def axis_category(call: CollectiveCall, whole_axes: Mapping[str, str]) -> str:
@@ -168,18 +39,23 @@ def axis_category(call: CollectiveCall, whole_axes: Mapping[str, str]) -> str:
     return "_".join(("collective", *dict.fromkeys(whole_axes.get(a, a) for a in call.axes)))
 
 
+def call_label(call: CollectiveCall) -> str:
+    """What a trace calls a collective or a message."""
+    return call.name or f"{call.kind} {'_'.join(call.axes)}"
+
+
 class ClusterLoop:
-    """Replays all classes; `duration` prices a collective alone, `speeds` slows classes down; ranks
-    of neighbouring stages of a pipeline are `stage_stride` apart. `whole_axes` names, per part of a
-    mesh axis, the axis.
+    """Replays all classes; `duration` prices a collective alone, for the classes of its group;
+    `health` says which classes are slow or dead. Ranks of neighbouring stages of a pipeline are
+    `stage_stride` apart. `whole_axes` names, per part of a mesh axis, the axis.
     """
 
     def __init__(
         self,
         classes: RankClasses,
         macros: Sequence[Sequence[MacroOp]],
-        duration: Callable[[CollectiveCall], CollectiveDuration],
-        speeds: Mapping[int, float] | None = None,
+        duration: Callable[[CollectiveCall, frozenset[int]], CollectiveDuration],
+        health: Health = HEALTHY,
         stage_stride: int = 0,
         packets: Packets = DEFAULT_PACKETS,
         whole_axes: Mapping[str, str] | None = None,
@@ -189,18 +65,19 @@ class ClusterLoop:
         self.classes = classes
         self.packets = packets
         self.duration = duration
-        speeds = speeds or {}
-        self.actors = [_Actor(i, m, speeds.get(i, 1.0)) for i, m in enumerate(macros)]
-        self.events: list[tuple[int, int, int, int, _Job | None]] = []
+        self.actors = [Actor(i, () if i in health.dead else m) for i, m in enumerate(macros)]
+        self.health = health
+        self.delays = health.delays(classes)
+        self.events: list[tuple[int, int, int, int, Job | None]] = []
         self.sequence = 0
-        self.jobs: dict[tuple[CollectiveCall, frozenset[int], int], _Job] = {}
-        self.costs: dict[CollectiveCall, CollectiveDuration] = {}
+        self.jobs: dict[tuple[CollectiveCall, frozenset[int], int], Job] = {}
+        self.costs: dict[tuple[CollectiveCall, frozenset[int]], CollectiveDuration] = {}
 
     def run(self) -> list[ClassResult]:
         """Results per class.
 
-        Raises SimulationError (SW_TIME_DEADLOCK) when a collective is never joined by all, or a
-        message never sent.
+        Raises SimulationError: SW_DEAD_CORE when ranks wait for a dead core, SW_TIME_DEADLOCK when
+        a collective is never joined by all, or a message never sent.
         """
         for actor in self.actors:
             self._proceed(actor, 0)
@@ -212,6 +89,8 @@ class ClusterLoop:
             elif self.actors[index].version == version:
                 self._stretch_done(self.actors[index], now)
         stuck = [a.index for a in self.actors if a.position < len(a.macros)]
+        if self.health.dead:
+            raise hanging(self.classes, self.health, self._stuck(stuck))
         if stuck:
             raise SimulationError(
                 "SW_TIME_DEADLOCK",
@@ -220,30 +99,44 @@ class ClusterLoop:
             )
         return [a.result for a in self.actors]
 
-    def _post(self, when: int, actor: _Actor | None, job: _Job | None) -> None:
+    def _stuck(self, stuck: Sequence[int]) -> dict[int, tuple[str, int]]:
+        """What stuck classes wait for, and since when."""
+        waits = {}
+        for actor in (self.actors[index] for index in stuck):
+            assert actor.waiting is not None
+            call = actor.waiting.call
+            what = f"{call.kind} over {' and '.join(call.axes)} ({call_label(call)})"
+            waits[actor.index] = what, actor.since_ps
+        return waits
+
+    def _post(self, when: int, actor: Actor | None, job: Job | None) -> None:
         self.sequence += 1
         index = actor.index if actor else -1
         version = actor.version if actor else job.version if job else -1
         heapq.heappush(self.events, (when, self.sequence, index, version, job))
 
-    def _proceed(self, actor: _Actor, now: int) -> None:
+    def _proceed(self, actor: Actor, now: int) -> None:
         """Take macro-operations until one needs time."""
         while actor.position < len(actor.macros):
             op = actor.macros[actor.position]
             if isinstance(op, Stretch):
-                actor.left, actor.since_ps, actor.began_ps = 1.0, now, now
-                self._repost(actor, now)
+                actor.begin(self.delays[actor.index].factor(), now)
+                self._settle(actor, now)
+                self._announce(actor)
                 return
             if isinstance(op, Start):
                 self._start(actor, op, now)
             elif isinstance(op, Send):
                 self._send(actor, op, now)
+            elif isinstance(op, Mark):
+                _enter(actor, op, now)
             elif not self._passed(actor, self._awaited(actor, op), now):
                 return
             actor.position += 1
+        self._settle(actor, now)
         actor.result.end_ps = max(actor.result.end_ps, now)
 
-    def _awaited(self, actor: _Actor, op: Wait | Receive) -> _Job:
+    def _awaited(self, actor: Actor, op: Wait | Receive) -> Job:
         """What an actor waits for."""
         if isinstance(op, Wait):
             return actor.slots[op.slot]
@@ -251,15 +144,16 @@ class ClusterLoop:
         sender = self.classes.peer(actor.index, source - target, self.stage_stride)
         return self._message(actor, op.call, (sender, actor.index), False)
 
-    def _passed(self, actor: _Actor, job: _Job, now: int) -> bool:
+    def _passed(self, actor: Actor, job: Job, now: int) -> bool:
         """True when a job has finished; otherwise the actor blocks."""
         if 0 <= job.end_ps <= now:
             return True
         actor.waiting = job
         actor.since_ps = now
+        self._settle(actor, now)
         return False
 
-    def _start(self, actor: _Actor, op: Start, now: int) -> None:
+    def _start(self, actor: Actor, op: Start, now: int) -> None:
         members = self.classes.groups[op.call.axes][actor.index]
         job = self._job(actor, op.call, members, op.call.stream)
         job.arrived.add(actor.index)
@@ -267,7 +161,7 @@ class ClusterLoop:
         actor.queues.setdefault(job.queue, []).append(job)
         self._try_begin(job, now)
 
-    def _send(self, actor: _Actor, op: Send, now: int) -> None:
+    def _send(self, actor: Actor, op: Send, now: int) -> None:
         """Hand a message to the link to its receiver, which takes them one by one; go on."""
         ((source, target),) = op.call.pairs
         receiver = self.classes.peer(actor.index, target - source, self.stage_stride)
@@ -278,30 +172,33 @@ class ClusterLoop:
         self._try_begin(job, now)
 
     def _message(
-        self, actor: _Actor, call: CollectiveCall, ends: tuple[int, int], sends: bool
-    ) -> _Job:
+        self, actor: Actor, call: CollectiveCall, ends: tuple[int, int], sends: bool
+    ) -> Job:
         """The next message of a call between two classes, as its sender or receiver sees it."""
         return self._job(actor, call, frozenset(ends), ends, sends)
 
     def _job(
         self,
-        actor: _Actor,
+        actor: Actor,
         call: CollectiveCall,
         members: frozenset[int],
         queue: Hashable,
         sends: bool = False,
-    ) -> _Job:
+    ) -> Job:
         """The next job of a call that `actor` takes part in; shared with the other members."""
         # Messages are told apart by their buffer's name; a collective is numbered per program.
         met = call.met if STAGE_AXIS in call.axes and not call.pairs else call
         number = actor.occurrences.get((met, members, sends), 0)
         actor.occurrences[met, members, sends] = number + 1
-        if call not in self.costs:
-            self.costs[call] = self.duration(call)
         key = (met, members, number)
-        return self.jobs.setdefault(key, _Job(call, self.costs[call], members, queue))
+        if key not in self.jobs:
+            priced = (call, members)
+            if priced not in self.costs:
+                self.costs[priced] = self.duration(call, members)
+            self.jobs[key] = Job(call, self.costs[priced], members, queue)
+        return self.jobs[key]
 
-    def _try_begin(self, job: _Job, now: int) -> None:
+    def _try_begin(self, job: Job, now: int) -> None:
         """Begin when all classes have arrived and it heads the stream of each."""
         if job.start_ps >= 0 or job.arrived != job.members:
             return
@@ -310,29 +207,60 @@ class ClusterLoop:
             return
         job.start_ps = job.since_ps = now
         for actor in actors:
-            self._rate_change(actor, now)
             actor.active.append(job)
         self._share(actors, now)
-        for actor in actors:
-            self._repost(actor, now)
 
-    def _share(self, actors: Sequence[_Actor], now: int) -> None:
-        """Rates of all that is in flight on these cores: a collective is as fast as its slowest
-        member.
+    def _share(self, actors: Sequence[Actor], now: int) -> None:
+        """Rates of all that is in flight on these cores, and on those whose part of an HBM bank
+        changes with them: a collective is as fast as its slowest member.
         """
-        for actor in actors:
-            actor.share(self.packets)
-        for job in dict.fromkeys(job for actor in actors for job in actor.active):
+        touched = dict.fromkeys(self._with_mates(actors))
+        for actor in touched:
+            jobs = tuple((job.cost.demand, job.call.stream) for job in actor.active)
+            rates, dma, hbm = core_rates(jobs, self.packets, self._part(actor))
+            actor.rates = dict(zip(actor.active, rates, strict=True))
+            if actor.share(dma, hbm, now):
+                self._announce(actor)
+        for job in dict.fromkeys(job for actor in touched for job in actor.active):
             rate = min(self.actors[m].rates[job] for m in job.members)
             if rate != job.rate:
                 job.speed(rate, now)
                 self._post(job.end_ps, None, job)
 
-    def _finished(self, job: _Job, now: int) -> None:
+    def _settle(self, actor: Actor, now: int) -> None:
+        """Share again where an actor that computes, or has stopped, wants another part of HBM."""
+        if self._wanted(actor) != actor.hbm_wanted:
+            self._share([actor], now)
+
+    def _wanted(self, actor: Actor) -> float:
+        """What a core wants of its HBM bank, in even parts: compute takes what it can get."""
+        stretch = actor.stretch
+        wanted = sum((job.cost.demand.hbm for job in actor.active), 0.0)
+        if stretch and stretch.segment.hbm_bytes:
+            wanted += 1 + len(self.classes.mates(actor.index))
+        return wanted
+
+    def _with_mates(self, actors: Sequence[Actor]) -> Iterable[Actor]:
+        """Actors, and those on the HBM banks of which they want more or less than before."""
+        for actor in actors:
+            yield actor
+            wanted = self._wanted(actor)
+            if wanted != actor.hbm_wanted:
+                actor.hbm_wanted = wanted
+                yield from (self.actors[mate] for mate in self.classes.mates(actor.index))
+
+    def _part(self, actor: Actor) -> float:
+        """What compute and collectives of a core may have of its bank, in even parts."""
+        mates = self.classes.mates(actor.index)
+        if not mates:
+            return 1.0
+        others = sorted(self.actors[mate].hbm_wanted for mate in mates)
+        return bank_shares([1.0 + len(mates), *others])[0]
+
+    def _finished(self, job: Job, now: int) -> None:
         actors = [self.actors[m] for m in sorted(job.members)]
         job.version += 1
         for actor in actors:
-            self._rate_change(actor, now)
             actor.active.remove(job)
         self._share(actors, now)
         for actor in actors:
@@ -347,55 +275,50 @@ class ClusterLoop:
             elif actor.waiting in queue:  # it waited for this one to make room
                 self._charge_wait(actor, job, now)
                 actor.since_ps = now
-            else:
-                self._repost(actor, now)
             if queue:
                 self._try_begin(queue[0], now)
 
-    def _charge_wait(self, actor: _Actor, job: _Job, now: int) -> None:
+    def _charge_wait(self, actor: Actor, job: Job, now: int) -> None:
         late = 0
         if STAGE_AXIS in job.call.axes:  # until the other stages come to it
             late = max(0, job.start_ps - actor.since_ps)
-            actor.result.charge("bubble", late)
         exposed = now - actor.since_ps - late
-        actor.result.charge(axis_category(job.call, self.whole_axes), exposed)
+        charged = {"bubble": late, axis_category(job.call, self.whole_axes): exposed}
+        actor.result.spend(f"wait {call_label(job.call)}", actor.since_ps, now, charged)
         actor.result.uses[job.call].exposed_ps += exposed
 
-    def _rate_change(self, actor: _Actor, now: int) -> None:
-        """Bank the progress made at the old rate."""
-        stretch = actor.stretch
-        if stretch is None or actor.waiting is not None:
-            return
-        duration = actor.duration_ps(stretch)
-        if duration > 0:
-            actor.left = max(0.0, actor.left - (now - actor.since_ps) / duration)
-        actor.since_ps = now
-
-    def _repost(self, actor: _Actor, now: int) -> None:
-        """Announce the end of the current stretch at the current rate."""
-        stretch = actor.stretch
-        if stretch is None or actor.waiting is not None:
-            return
+    def _announce(self, actor: Actor) -> None:
+        """Say when the current stretch ends at the current rate."""
         actor.version += 1
-        self._post(now + round(actor.left * actor.duration_ps(stretch)), actor, None)
+        self._post(actor.stretch_end_ps, actor, None)
 
-    def _stretch_done(self, actor: _Actor, now: int) -> None:
+    def _stretch_done(self, actor: Actor, now: int) -> None:
         stretch = actor.stretch
         assert stretch is not None
         elapsed = now - actor.began_ps
-        compute = min(elapsed, round(stretch.compute_ps * actor.speed))
-        actor.result.charge(stretch.charge or "compute", elapsed if stretch.charge else compute)
-        actor.result.charge("memory", 0 if stretch.charge else elapsed - compute)
-        actor.result.cover(Span("core", stretch.label, actor.began_ps, now))
+        charged = {stretch.charge: elapsed}
+        if not stretch.charge:
+            compute = min(elapsed, round(stretch.compute_ps * actor.factor))
+            charged = {"compute": compute, "memory": elapsed - compute}
+        actor.result.spend(stretch.label, actor.began_ps, now, charged)
+        actor.result.ran.append(Ran(stretch, actor.began_ps, now))
         actor.position += 1
         self._proceed(actor, now)
 
 
-def _record(actor: _Actor, job: _Job) -> None:
+def _enter(actor: Actor, mark: Mark, now: int) -> None:
+    """Note the run of a program that begins, or the one that ends."""
+    if not mark.name:
+        name, since = actor.entered
+        actor.result.spans.append(Span("program", name, since, now))
+    actor.entered = (mark.name, now)
+
+
+def _record(actor: Actor, job: Job) -> None:
     use = actor.result.uses.setdefault(job.call, CollectiveUse(job.call, job.cost))
     use.count += 1
     use.total_ps += job.end_ps - job.start_ps
-    name = job.call.name or f"{job.call.kind} {'_'.join(job.call.axes)}"
     lane = f"stream{job.call.stream}" if job.queue == job.call.stream else "messages"
-    actor.result.spans.append(Span(lane, name, job.start_ps, job.end_ps))
+    span = Span(lane, call_label(job.call), job.start_ps, job.end_ps, call=job.call)
+    actor.result.spans.append(span)
     actor.result.end_ps = max(actor.result.end_ps, job.end_ps)

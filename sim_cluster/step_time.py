@@ -4,19 +4,22 @@ profiles."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from collectives.placement import TORUS
-from compiler.isa.program import Program
+from compiler.isa.program import CollectiveCall, Program
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer
 from compiler.target import Target
+from sim_cluster.actors import ClassResult, CollectiveDuration, CollectiveUse
 from sim_cluster.classes import RankClasses, refine
 from sim_cluster.contention import DEFAULT_PACKETS, Packets
+from sim_cluster.degraded import Pattern, pattern_of, together
+from sim_cluster.faults import NO_FAULTS, Faults, Health, check_faults
 from sim_cluster.macro import MacroOp, Start, Stretch, program_macros, schedule_macros
 from sim_cluster.network import Network
 from sim_cluster.profiles import PROFILES, under_profile
-from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveUse, axis_category
+from sim_cluster.run_timing import ClusterLoop, axis_category
 
 CATEGORIES = ("compute", "memory", "bubble", "launch", "idle")
 
@@ -34,6 +37,7 @@ class Step:
     placement: str = TORUS
     packets: Packets = DEFAULT_PACKETS
     whole_axes: Mapping[str, str] = field(default_factory=dict)  # of parts of axes, for names
+    faults: Faults = NO_FAULTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +60,13 @@ class StepTiming:
     classes: RankClasses = field(repr=False)
 
 
-def time_step(step: Step, profile: str = "nominal") -> StepTiming:
-    """Time one step: every function once, then the cluster loop over the classes of ranks."""
+def time_step(step: Step, profile: str = "nominal", folded: bool = True) -> StepTiming:
+    """Time one step: every function once, then the cluster loop over the classes of ranks, or
+    (not `folded`) over every rank.
+
+    Raises SimulationError (SW_DEAD_CORE, SW_TIME_DEADLOCK) when ranks hang, UsageError (SW_FAULT)
+    for faults of cores, instances and links that are not there.
+    """
     target = under_profile(step.target, profile)
     programs = {name: program_macros(p, target) for name, p in step.programs.items()}
     by_stage = [
@@ -65,28 +74,108 @@ def time_step(step: Step, profile: str = "nominal") -> StepTiming:
         for stage, schedule in enumerate(step.schedules)
     ]
     network = Network(step.target, step.instances, step.mesh, profile, step.placement)
-    started = {op.call.axes for macros in by_stage for op in macros if isinstance(op, Start)}
-    if len(by_stage) > 1:
-        started.add((STAGE_AXIS,))  # messages tie the same cores of all stages
-    ranks = math.prod(step.mesh.values())
-    stride = ranks // len(by_stage)
-    classes = refine(step.mesh, sorted(started), [rank // stride for rank in range(ranks)])
-    stages = [classes.representative(c) // stride for c in range(classes.count)]
+    ranks = Ranks(step, network, target.cores_per_bank)
+    classes = ranks.classes(_axes_met(by_stage), folded)
+    stages = [ranks.stage(classes.representative(c)) for c in range(classes.count)]
     macros = [by_stage[stage] for stage in stages]
     loop = ClusterLoop(
         classes,
         macros,
-        network.duration,
-        stage_stride=stride,
+        ranks.priced(classes),
+        ranks.health(classes),
+        stage_stride=ranks.stride,
         packets=step.packets,
         whole_axes=step.whole_axes,
     )
     return _timing(profile, loop.run(), classes, macros, stages, step.whole_axes)
 
 
+def _axes_met(by_stage: Sequence[Sequence[MacroOp]]) -> list[tuple[str, ...]]:
+    """Axes over which ranks meet in the programs of a step."""
+    met = {op.call.axes for macros in by_stage for op in macros if isinstance(op, Start)}
+    if len(by_stage) > 1:
+        met.add((STAGE_AXIS,))  # messages tie the same cores of all stages
+    return sorted(met)
+
+
+class Ranks:
+    """The ranks of a step on their cores: what they run, what is wrong with them, with whom they
+    share HBM.
+    """
+
+    def __init__(self, step: Step, network: Network, cores_per_bank: int) -> None:
+        self.step, self.network = step, network
+        self.count = math.prod(step.mesh.values())
+        self.stride = self.count // len(step.schedules)
+        self.cores: list[int] = network.placement.slots.tolist()
+        self.banks = [core // cores_per_bank for core in self.cores]
+        self.patterns = {i: pattern_of(links) for i, links in step.faults.links.items()}
+        check_faults(step.faults, self.count, step.instances)
+
+    def stage(self, rank: int) -> int:
+        """The pipeline stage of a rank."""
+        return rank // self.stride
+
+    def pattern(self, rank: int) -> Pattern:
+        """What is wrong with the links of the instance a rank is on."""
+        return self.patterns.get(self.cores[rank] // self.network.topology.ranks_per_instance, ())
+
+    def _colour(self, rank: int) -> Hashable:
+        """What distinguishes a rank before it meets others."""
+        core, faults = self.cores[rank], self.step.faults
+        own = faults.slow_cores.get(core, 1.0), core in faults.dead_cores
+        return self.stage(rank), own, self.pattern(rank)
+
+    def classes(self, axes: Sequence[tuple[str, ...]], folded: bool) -> RankClasses:
+        """Ranks that behave alike; each on its own when not `folded`."""
+        colours = [self._colour(rank) if folded else rank for rank in range(self.count)]
+        return refine(self.step.mesh, axes, colours, self.banks)
+
+    def health(self, classes: RankClasses) -> Health:
+        """What is wrong with classes."""
+        faults = self.step.faults
+        cores = [self.cores[classes.representative(c)] for c in range(classes.count)]
+        return Health(
+            slow={c: faults.slow_cores.get(core, 1.0) for c, core in enumerate(cores)},
+            dead=frozenset(c for c, core in enumerate(cores) if core in faults.dead_cores),
+            dead_cores=tuple(sorted(faults.dead_cores)),
+            jitter=faults.jitter,
+            seed=faults.seed,
+        )
+
+    def priced(
+        self, classes: RankClasses
+    ) -> Callable[[CollectiveCall, frozenset[int]], CollectiveDuration]:
+        """Prices of collectives between classes."""
+        patterns = [self.pattern(classes.representative(c)) for c in range(classes.count)]
+
+        def duration(call: CollectiveCall, members: frozenset[int]) -> CollectiveDuration:
+            return self.network.duration(call, together(patterns[m] for m in members))
+
+        return duration
+
+
 def band(step: Step) -> dict[str, StepTiming]:
     """The step under every profile."""
     return {name: time_step(step, name) for name in PROFILES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Answers about one step: under the profile that was asked for, under all of them, and, where
+    it has faults, without them.
+    """
+
+    chosen: StepTiming
+    band: Mapping[str, StepTiming]
+    healthy: StepTiming | None = None
+
+
+def timed(step: Step, profile: str) -> Timings:
+    """All that a report says of the time of a step. Raises what `time_step` raises."""
+    found = band(step)
+    healthy = time_step(replace(step, faults=NO_FAULTS), profile) if step.faults else None
+    return Timings(chosen=found[profile], band=found, healthy=healthy)
 
 
 def _timing(

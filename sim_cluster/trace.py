@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sim_cluster.actors import ClassResult, Span
 from sim_cluster.classes import RankClasses
-from sim_cluster.run_timing import ClassResult, Span
 
 PS_PER_US = 10**6
 
@@ -18,7 +18,7 @@ def trace_events(results: Sequence[ClassResult], classes: RankClasses) -> list[d
     """Complete events in microseconds, with names for processes and tracks."""
     events: list[dict[str, Any]] = []
     for index, result in enumerate(results):
-        ranks = classes.of_rank.count(index)
+        ranks = len(classes.ranks(index))
         name = f"rank {classes.representative(index)} (stands for {ranks} ranks)"
         events.append(_metadata("process_name", index, 0, name))
         lanes = sorted({span.lane for span in result.spans})

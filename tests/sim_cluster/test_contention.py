@@ -34,20 +34,24 @@ def test_shares_are_fair(found: list[tuple[float, float]]) -> None:
 def test_packets_decide_who_gets_the_engines() -> None:
     """Compute that fights one collective for all engines has 1/17 of them with packets of 4 KiB
     against 64 KiB, half with equal packets."""
-    hungry = [(Demand(1.0), 0)]
-    assert core_rates(hungry, DEFAULT_PACKETS) == ((16 / 17,), pytest.approx(1 / 17))
-    rates, compute = core_rates(hungry, Packets(4096, (4096,)))
+    hungry = ((Demand(1.0), 0),)
+    assert core_rates(hungry, DEFAULT_PACKETS) == ((16 / 17,), pytest.approx(1 / 17), 1.0)
+    rates, compute, _ = core_rates(hungry, Packets(4096, (4096,)))
     assert (rates, compute) == ((0.5,), 0.5)
-    both = [(Demand(1.0), 0), (Demand(1.0), 1)]
-    rates, compute = core_rates(both, Packets(4096, (65536, 4096)))
+    both = ((Demand(1.0), 0), (Demand(1.0), 1))
+    rates, compute, _ = core_rates(both, Packets(4096, (65536, 4096)))
     assert rates[0] == pytest.approx(16 * rates[1])
     assert compute == pytest.approx(rates[1])
 
 
 def test_streams_share_a_wire() -> None:
     """Two collectives bound by EFA take twice as long together; one that is not loses nothing."""
-    jobs = [(Demand(0.1, efa=1.0), 0), (Demand(0.1, efa=1.0), 1), (Demand(0.1, link=0.5), 2)]
-    rates, compute = core_rates(jobs, DEFAULT_PACKETS)
+    jobs = (
+        (Demand(0.1, efa=1.0), 0),
+        (Demand(0.1, efa=1.0), 1),
+        (Demand(0.1, link=0.5), 2),
+    )
+    rates, compute, _ = core_rates(jobs, DEFAULT_PACKETS)
     assert rates == (0.5, 0.5, 1.0)
     assert compute == pytest.approx(0.7)
 
@@ -70,7 +74,7 @@ def _end(streams: tuple[int, int], bounds: tuple[str, str]) -> int:
     macros: list[MacroOp] = [Start(calls[0], 0), Start(calls[1], 1)]
     macros += [Stretch(100, 100, 100, Segment("compute", 100), "f"), Wait(0), Wait(1)]
     classes = refine({"dp": 4}, [("dp",)], [0] * 4)
-    (result,) = ClusterLoop(classes, [macros], costs.__getitem__).run()
+    (result,) = ClusterLoop(classes, [macros], lambda call, _: costs[call]).run()
     assert sum(result.charged_ps.values()) == result.end_ps
     return result.end_ps
 

@@ -61,7 +61,7 @@ def simulate(
         macros[f"forward.{part}"] = (stretch(FORWARD_PS * stages // parts, "forward"),)
         macros[f"backward.{part}"] = (stretch(BACKWARD_PS * stages // parts, "backward"),)
 
-    def duration(call: CollectiveCall) -> CollectiveDuration:
+    def duration(call: CollectiveCall, _: frozenset[int]) -> CollectiveDuration:
         return CollectiveDuration(message_ps, Demand(0.0), "direct", "", 8, stages)
 
     mesh = {"pp": stages, "tp": ranks}
@@ -135,7 +135,7 @@ def _with_lost_send(
     ClusterLoop(
         classes,
         programs,
-        lambda call: CollectiveDuration(0, Demand(0.0), "direct", "", 8, 2),
+        lambda call, _: CollectiveDuration(0, Demand(0.0), "direct", "", 8, 2),
         stage_stride=1,
     ).run()
 
@@ -154,7 +154,7 @@ def test_stages_meet_at_a_collective_whatever_their_programs_call_it() -> None:
         (stretch(40, "update"), *reduced("all_reduce.4")),
     ]
     price = CollectiveDuration(5, Demand(0.0), "ring", "", 4, 2)
-    first, second = ClusterLoop(classes, programs, lambda call: price, stage_stride=1).run()
+    first, second = ClusterLoop(classes, programs, lambda call, _: price, stage_stride=1).run()
     assert first.charged_ps == {"compute": 10, "bubble": 30, "collective_pp": 5}
     assert second.charged_ps == {"compute": 40, "collective_pp": 5}
 

@@ -14,6 +14,7 @@ from compiler.evaluate import Segment
 from compiler.isa.program import CollectiveCall
 from sim_cluster.classes import RankClasses, refine
 from sim_cluster.contention import Demand
+from sim_cluster.faults import Health
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait
 from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
@@ -27,7 +28,7 @@ def stretch(ps: int, compute: int = 0, half: int = 0) -> Stretch:
     return Stretch(ps, half or ps, compute, Segment("compute", ps), "f")
 
 
-def duration(call: CollectiveCall) -> CollectiveDuration:
+def duration(call: CollectiveCall, _: frozenset[int]) -> CollectiveDuration:
     return CollectiveDuration(
         500 if call is GATHER else 300, Demand(0.5), "ring", "only one", 128, 4
     )
@@ -45,8 +46,8 @@ def layer() -> list[MacroOp]:
     ]
 
 
-def run(classes: RankClasses, macros: list[MacroOp], speeds: dict[int, float]) -> list[ClassResult]:
-    return ClusterLoop(classes, [macros] * classes.count, duration, speeds).run()
+def run(classes: RankClasses, macros: list[MacroOp], slow: dict[int, float]) -> list[ClassResult]:
+    return ClusterLoop(classes, [macros] * classes.count, duration, Health(slow=slow)).run()
 
 
 def unfolded() -> RankClasses:

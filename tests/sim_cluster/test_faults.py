@@ -1,0 +1,145 @@
+"""Faults: what degraded links cost, what a dead core does, what jitter draws."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from collectives.ops import CollectiveKind, ReplicaGroups
+from collectives.select import choose
+from collectives.timing import closed_time, schedule_time
+from collectives.topology import Topology
+from compiler.diagnostics import SimulationError, UsageError
+from compiler.target import load_target
+from sim_cluster.classes import refine
+from sim_cluster.collective_costs import collective_costs
+from sim_cluster.degraded import Pattern, degraded, pattern_of, together
+from sim_cluster.faults import Delay, Faults, Link, check_faults, ranges
+from sim_cluster.network import cluster_topology
+from tests.sim_cluster.test_cluster_oracle import on_trn1n
+
+PATTERNS: dict[str, dict[Link, float]] = {
+    "slow link": {(0, 1): 0.5},
+    "dead link": {(5, 6): 0.0},
+    "two dead links of a chip": {(0, 1): 0.0, (0, 4): 0.0},
+    "slow device": {("efa", 2): 0.3},
+    "dead device": {("efa", 15): 0.0},
+}
+KINDS = [CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER]
+
+
+NOMINAL = collective_costs(load_target("trn1n.32xlarge"), "nominal")
+
+
+def machines(instances: int = 2) -> Topology:
+    return cluster_topology(load_target("trn1n.32xlarge"), instances)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_closed_forms_equal_schedules_on_degraded_machines(kind: CollectiveKind, name: str) -> None:
+    healthy = machines()
+    topology = degraded(healthy, pattern_of(PATTERNS[name]))
+    groups = ReplicaGroups((tuple(range(topology.num_ranks)),))
+    slower = 0
+    for size in (1 << 14, 1 << 22, 1 << 28):
+        choice = choose(kind, topology, groups, size, 4, NOMINAL)
+        closed = closed_time(choice, size, 4, NOMINAL)
+        assert closed.total_ps == schedule_time(choice, size, 4, NOMINAL).total_ps
+        whole = closed_time(choose(kind, healthy, groups, size, 4, NOMINAL), size, 4, NOMINAL)
+        assert closed.total_ps >= whole.total_ps
+        slower += closed.total_ps > whole.total_ps
+    assert slower or "link" in name  # a rank's own path may be slower than half of a link
+
+
+def test_nothing_crosses_a_dead_link_or_device() -> None:
+    healthy = machines()
+    for name, links in PATTERNS.items():
+        dead = {link for link, left in links.items() if left == 0}
+        topology = degraded(healthy, pattern_of(links))
+        used = set(topology.routes[topology.routes >= 0].tolist())
+        used |= {*topology.efa_out.tolist(), *topology.efa_in.tolist()}
+        ends = {
+            (int(topology.link_source[n]), int(topology.link_target[n]))
+            for n in used
+            if not topology.is_efa[n]
+        }
+        assert not any({(a, b), (b, a)} & ends for a, b in dead if a != "efa"), name
+        if ("efa", 15) in dead:
+            assert len(set(topology.efa_out.tolist())) == 15
+        for a in range(16):
+            for b in range(16):
+                chip = a
+                for n in (n for n in topology.routes[a, b].tolist() if n >= 0):
+                    assert topology.link_source[n] == chip
+                    chip = int(topology.link_target[n])
+                assert chip == b
+
+
+def test_faults_of_several_instances_are_taken_together() -> None:
+    one: Pattern = pattern_of({(0, 1): 0.5, (1, 2): 0.2})
+    two = pattern_of({(0, 1): 0.3})
+    assert dict(together([one, two, ()])) == {(0, 1): 0.3, (1, 2): 0.2}
+    assert together([(), ()]) == ()
+    assert degraded(machines(), ()) is machines()
+
+
+@pytest.mark.parametrize(
+    ("links", "text"),
+    [
+        ({(0, 5): 0.5}, "two chips that a link joins, got 0-5"),
+        ({("efa", 16): 0.5}, "an EFA device below 16, got efa16"),
+        ({(0, c): 0.0 for c in (1, 3, 4, 12)}, "a way between chips 0 and"),
+        ({("efa", d): 0.0 for d in range(16)}, "an EFA device that is left"),
+    ],
+)
+def test_links_that_are_not_there(links: dict[Link, float], text: str) -> None:
+    with pytest.raises(UsageError, match="SW_FAULT") as caught:
+        degraded(machines(), pattern_of(links))
+    assert text in str(caught.value)
+
+
+def test_cores_and_instances_that_are_not_there() -> None:
+    check_faults(Faults(slow_cores={31: 2.0}, links={1: {}}), 32, 2)
+    for faults in (Faults(slow_cores={32: 2.0}), Faults(dead_cores=frozenset({40}))):
+        with pytest.raises(UsageError, match="requires core numbers below 32"):
+            check_faults(faults, 32, 1)
+    with pytest.raises(UsageError, match="requires instance numbers below 2, got 2"):
+        check_faults(Faults(links={2: {}}), 64, 2)
+
+
+def test_a_dead_core_says_who_hangs_and_where() -> None:
+    with pytest.raises(SimulationError) as caught:
+        on_trn1n(Faults(dead_cores=frozenset({77})), folded=True)
+    diagnostic = caught.value.diagnostic
+    assert (diagnostic.code, caught.value.exit_code) == ("SW_DEAD_CORE", 72)
+    assert "got core 77 (rank 77) dead: 511 of 512 ranks hang" in diagnostic.message
+    assert "in all_gather over dp" in diagnostic.message
+    assert "in all_reduce over tp" in diagnostic.message
+    with pytest.raises(SimulationError) as unfolded:
+        on_trn1n(Faults(dead_cores=frozenset({77})), folded=False)
+    assert str(unfolded.value) == str(caught.value)
+
+
+def test_ranks_as_text() -> None:
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+def test_the_latest_of_many_ranks() -> None:
+    """Mean of the largest of n exponential delays: the harmonic number of n, times the jitter."""
+    for ranks in (1, 4, 64):
+        draws = [Delay(1.0, 0.1, ranks, f"{seed}").factor() for seed in range(2000)]
+        harmonic = sum(1 / n for n in range(1, ranks + 1))
+        assert statistics.mean(draws) == pytest.approx(1 + 0.1 * harmonic, rel=0.01)
+
+
+def test_a_class_is_as_late_as_its_latest_rank() -> None:
+    """Where all ranks meet after every stretch, a class of ranks with one draw takes as long on
+    average as ranks that draw for themselves."""
+    apart = refine({"dp": 16}, [("dp",)], list(range(16)))
+    delays = [Delay(1.0, 0.1, 1, f"rank {rank}") for rank in range(apart.count)]
+    latest = [max(d.factor() for d in delays) for _ in range(2000)]
+    folded = Delay(1.0, 0.1, 16, "class")
+    drawn = [folded.factor() for _ in range(2000)]
+    assert statistics.mean(drawn) == pytest.approx(statistics.mean(latest), rel=0.01)
