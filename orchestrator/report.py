@@ -22,6 +22,7 @@ from compiler.target import PS_PER_S, hypothetical_text
 from orchestrator.budgets import budget_findings
 from orchestrator.build import Built, Stages
 from orchestrator.bundling import compiler_version
+from orchestrator.goodput import goodput_section
 from orchestrator.memory_report import memory_section
 from orchestrator.packets import packets_of
 from orchestrator.service import UnitService
@@ -65,6 +66,7 @@ def base_report(
         "collectives": collective_rows(timing, built.plan.mesh),
         "streams": stream_section(built, timing),
         "cost": cost_section(built, timing),
+        "goodput": goodput_section(built, timing),
     }
 
 

@@ -216,6 +216,7 @@ def _timing(console: Console, report: dict[str, Any]) -> None:
         f"[bold]rates[/]    MFU {timing['mfu']:.2%}  HFU {timing['hfu']:.2%}  "
         f"{timing['tokens_per_s']:,.0f} tokens/s"
     )
+    _goodput(console, report["goodput"])
     if "faults" in report:
         faults = report["faults"]
         console.print(
@@ -227,6 +228,14 @@ def _timing(console: Console, report: dict[str, Any]) -> None:
             f"[bold]cost[/]     ${cost['usd_per_step']:.6f} per step, "
             f"${cost['usd_per_1e6_tokens']:.4f} per million tokens, on demand"
         )
+
+
+def _goodput(console: Console, goodput: dict[str, Any]) -> None:
+    saved = seconds_text(goodput["checkpoint_s"])
+    console.print(
+        f"[bold]goodput[/]  {goodput['goodput']:.2%}: {saved} to save every"
+        f" {goodput['interval_steps']} steps, a failure every {goodput['mtbf_s'] / 3600:,.1f} h"
+    )
 
 
 def _stages(console: Console, report: dict[str, Any]) -> None:

@@ -134,7 +134,7 @@ def hanging(
         f" dead: {hung} of {len(classes.of_rank)} ranks hang{': ' if parts else ''}"
         + "; ".join(parts),
         None,
-        "leave the instance out; a real job restarts from its last checkpoint",
+        "leave the instance out; [goodput] says what restarts from checkpoints cost",
     )
 
 
