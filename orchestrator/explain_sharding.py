@@ -27,6 +27,7 @@ def explain(job: JobConfig, tensor: str = "") -> dict[str, Any]:
     from orchestrator.build import Stages, decide, partition_unit, placed_task
     from orchestrator.job import unit_service
     from sharding.explain import explain_sharding
+    from sharding.pipeline.balance import by_stage
 
     stages = Stages()
     layout, task = placed_task(job, stages)
@@ -41,9 +42,11 @@ def explain(job: JobConfig, tensor: str = "") -> dict[str, Any]:
             None,
             "for example params/lm_head, dot_general or model.py:12",
         )
+    parts = prepared.staged.shares if prepared.staged else ()
     return {
         "tensors": [_plain(row) for row in found.tensors],
         "collectives": [_plain(row) for row in found.collectives],
+        "stages": by_stage(parts, prepared.num_stages),
     }
 
 
@@ -79,9 +82,20 @@ def print_sharding(found: dict[str, Any]) -> None:
             row["cause"],
         )
     console.print(moved)
-    left = max(len(rows) - _SHOWN for rows in found.values())
+    if found["stages"]:
+        console.print(_stages(found["stages"]))
+    left = max(len(found[key]) - _SHOWN for key in ("tensors", "collectives"))
     if left > 0:
         console.print(f"and {left} more rows: name a tensor, or use --json")
+
+
+def _stages(rows: list[dict[str, Any]]) -> Table:
+    """What every stage of a pipeline has."""
+    table = _table("pipeline stages", ("stage", "layers", "share of the cost"))
+    for row in rows:
+        layers = " + ".join(map(str, row["layers"]))
+        table.add_row(str(row["stage"]), layers, f"{row['cost_share']:.1%}")
+    return table
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from itertools import chain
 from typing import Any
@@ -27,12 +27,15 @@ from orchestrator.memory_report import memory_section
 from orchestrator.packets import packets_of
 from orchestrator.service import UnitService
 from sharding.mesh import Mesh
+from sharding.pipeline.balance import by_stage
+from sharding.pipeline.schedules import bubble
 from sim_cluster.network import cluster_topology
 from sim_cluster.step_time import StepTiming, Timings
 
 SCHEMA = 1
 # No published run is FSDP and none is surely trn1n (DESIGN.md decision 14).
 CONFIDENCE = "extrapolated"
+FEW_MICROBATCHES = 2  # per stage: below, a note says what more would do
 USD_TOKENS = 1e6
 
 
@@ -56,6 +59,7 @@ def base_report(
         "logical_cores": logical_cores(built, timing),
         "placement": placement_section(built),
         "context": built.plan.reasons.get("context", ""),
+        "pipeline": pipeline_section(built),
         "neffs": len(built.programs),
         "findings": [f.as_dict() for f in findings(built, service)],
         "units": [dataclasses.asdict(row) for row in service.rows],
@@ -67,6 +71,21 @@ def base_report(
         "streams": stream_section(built, timing),
         "cost": cost_section(built, timing),
         "goodput": goodput_section(built, timing),
+    }
+
+
+def pipeline_section(built: Built) -> dict[str, Any]:
+    """How the model is shared out over stages; empty without a pipeline."""
+    parts, stages = built.plan.parts, len(built.plan.step.schedules)
+    if not parts:
+        return {}
+    count = built.layout.num_microbatches
+    return {
+        "schedule": built.job.strategy.schedule,
+        "balance": built.job.strategy.stage_balance,
+        "num_microbatches": count,
+        "bubble_of_equal_stages": bubble(stages, len(parts), count),
+        "stages": by_stage(parts, stages),
     }
 
 
@@ -162,8 +181,29 @@ def findings(built: Built, service: UnitService) -> list[Diagnostic]:
         Diagnostic("SW_HYPOTHETICAL", hypothetical_text(target), severity="warning")
         for _ in range(target.is_hypothetical)
     ]
-    plan = built.plan.findings
+    plan = (*built.plan.findings, *_idle_stages(built))
     return [*machine, *budget_findings(built), *integers, *plan, *service.findings]
+
+
+def _idle_stages(built: Built) -> Iterator[Diagnostic]:
+    """A note when there are too few micro-batches to fill a pipeline, with what more would do."""
+    parts, stages, layout = built.plan.parts, len(built.plan.step.schedules), built.layout
+    count = layout.num_microbatches
+    if not parts or count >= FEW_MICROBATCHES * stages:
+        return
+    more = ", ".join(
+        f"{n * stages * layout.captured_batch} for {bubble(stages, len(parts), n * stages):.0%}"
+        for n in (2, 4, 8)
+    )
+    plural = "micro-batch keeps" if count == 1 else "micro-batches keep"
+    yield Diagnostic(
+        "SW_PIPELINE_BUBBLE",
+        f"{count} {plural} {stages} stages waiting for each other"
+        f" {bubble(stages, len(parts), count):.0%} of the step",
+        None,
+        f"set strategy.global_batch: {more}",
+        "note",
+    )
 
 
 def timing_section(

@@ -239,16 +239,22 @@ def _goodput(console: Console, goodput: dict[str, Any]) -> None:
 
 
 def _stages(console: Console, report: dict[str, Any]) -> None:
-    """Bubble and memory of every pipeline stage, if there are several; equal neighbours once."""
+    """Layers, bubble and memory of every pipeline stage, if there are several; equal neighbours
+    once.
+    """
     timing, memory = report["timing"]["per_stage"], report["memory"]["per_stage"]
+    pipeline = report["pipeline"]
     if len(timing) == 1:
         return
     total = report["timing"]["step_time_ps"] or 1
     texts = [
-        f"bubble {time['breakdown_ps']['bubble'] / total:.1%} {size_text(own['peak_bytes'])}"
-        for time, own in zip(timing, memory, strict=True)
+        f"{'+'.join(map(str, has['layers']))} layers, bubble"
+        f" {time['breakdown_ps']['bubble'] / total:.1%}, {size_text(own['peak_bytes'])}"
+        for time, own, has in zip(timing, memory, pipeline["stages"], strict=True)
     ]
-    console.print(f"[bold]pipeline[/] {len(texts)} stages")
+    count, schedule = pipeline["num_microbatches"], pipeline["schedule"]
+    batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+    console.print(f"[bold]pipeline[/] {len(texts)} stages, {batches}, {schedule}")
     parts, first = [], 0
     for text, same in groupby(texts):
         last = first + len(list(same)) - 1

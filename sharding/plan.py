@@ -24,6 +24,7 @@ from sharding.localize import localize
 from sharding.mesh import SHARD_AXIS, Mesh
 from sharding.overlap import Shifts, hoisted, overlap
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
+from sharding.pipeline.balance import PartShare
 from sharding.pipeline.divide import divide
 from sharding.pipeline.unstack import Staged, stage_layers
 from sharding.precision import rounded_graph, with_reduce_dtype
@@ -77,7 +78,8 @@ class Prepared:
 class Plan:
     """A step for one mesh and strategy.
 
-    `reasons` says per leaf who decided its layout; `findings` is what the user should know.
+    `reasons` says per leaf who decided its layout; `findings` is what the user should know; `parts`
+    what each part of a pipeline has, part k on stage k modulo stages.
     """
 
     step: StepPlan
@@ -87,6 +89,7 @@ class Plan:
     traffic: tuple[Traffic, ...]
     reasons: Mapping[str, str]
     findings: tuple[Diagnostic, ...]
+    parts: tuple[PartShare, ...] = ()
 
 
 def build_plan(
@@ -133,7 +136,7 @@ def prepare(
     stages = 1 if settings.name == MANUAL else mesh.sizes.get(STAGE_AXIS, 1)
     if stages > 1:
         parts = stages * (settings.stage_parts if settings.schedule == "interleaved" else 1)
-        staged = stage_layers(graph, inputs, outputs, parts)
+        staged = stage_layers(graph, inputs, outputs, parts, settings.stage_balance)
         graph, inputs, outputs = staged.graph, staged.inputs, staged.outputs
         mesh = mesh.without(STAGE_AXIS)
     graph, inputs, outputs, notes = padded_step(graph, inputs, outputs, mesh, settings)
@@ -211,6 +214,7 @@ def complete(
         traffic=rows,
         reasons={**_reasons(prepared.recipe, source), **context.reasons},
         findings=(*source.findings, *context.findings, *cut_findings),
+        parts=prepared.staged.shares if prepared.staged else (),
     )
 
 

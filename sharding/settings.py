@@ -58,6 +58,10 @@ class StrategySettings:
     stage_parts: int = 2
     """Parts of the model per stage under the interleaved schedule."""
 
+    stage_balance: str = choice("cost", "cost", "layers")
+    """How layers are shared out over stages: so that the longest stage is shortest by what layers,
+    embedding, head and loss cost, or equally many."""
+
     pad_uneven: bool = True
     """Pad indices that `tp` does not divide (a vocabulary, heads); else such weights are split less
     or stay whole.

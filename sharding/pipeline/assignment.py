@@ -1,9 +1,9 @@
 """Which layers belong to which part of a pipeline.
 
 Layers are counted over the whole model in program order: iterations of the loops that first walk a
-stack of weights, and repeats of unrolled code. Parts get equally many layers; what does not divide
-goes to the first parts, since the last one has the head and the loss. Loops that walk known layers
-again (the backward pass) are cut at the same layers. `unstack.py` and `places.py` read the result.
+stack of weights, and repeats of unrolled code. How many a part gets, `balance.py` decides. Loops
+that walk known layers again (the backward pass) are cut at the same layers. `unstack.py` and
+`places.py` read the result.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sharding.dims import batch_labels, reached
 from sharding.indices import Class, IndexClasses
 from sharding.layers import ScannedLayers, UnrolledLayers, scanned_layers, unrolled_layers
 from sharding.partitioned import Slot
+from sharding.pipeline.balance import PartShare, layer_costs, shares
 from sharding.pipeline.loops import LayerWalk
 
 
@@ -38,13 +39,14 @@ class Assignment:
 
     `trips` are the iterations of every layer loop, part after part in the order they run; `stacks`
     the runs of every index that layers are stacked along; `leaves` the part of a weight that only
-    one unrolled layer uses, by input.
+    one unrolled layer uses, by input; `shares` what each part has of the model.
     """
 
     indices: IndexClasses
     trips: Mapping[Op, tuple[int, ...]]
     stacks: Mapping[Class, tuple[Run, ...]]
     leaves: Mapping[Value, int]
+    shares: tuple[PartShare, ...]
 
     def runs(self, value: Value, dim: int) -> tuple[Run, ...]:
         """The runs of a dim; empty when no layers lie along it."""
@@ -56,8 +58,14 @@ class Assignment:
         return next(((d, runs) for d, runs in found if runs), None)
 
 
-def assign(graph: Graph, inputs: Sequence[Slot], num_parts: int) -> Assignment:
-    """Layers of a step by part.
+def assign(
+    graph: Graph,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    num_parts: int,
+    balance: str = "cost",
+) -> Assignment:
+    """Layers of a step by part, with `balance` by what they cost, or by their number alone.
 
     Raises: ShardingError (SW_PIPELINE_LAYERS) when the step has fewer layers than parts, or no part
     is asked for.
@@ -67,7 +75,7 @@ def assign(graph: Graph, inputs: Sequence[Slot], num_parts: int) -> Assignment:
             "SW_PIPELINE_LAYERS",
             f"strategy.stage_parts requires at least 1 part per stage, got {num_parts} in all",
         )
-    return _Assigner(graph, inputs, num_parts).build()
+    return _Assigner(graph, inputs, outputs, num_parts, balance).build()
 
 
 @dataclass(slots=True)
@@ -76,7 +84,9 @@ class _Assigner:
 
     graph: Graph
     inputs: Sequence[Slot]
+    outputs: Sequence[Slot]
     num_parts: int
+    balance: str
     indices: IndexClasses = field(init=False)
     parts_of: dict[Class, np.ndarray] = field(default_factory=dict)
     trips: dict[Op, tuple[int, ...]] = field(default_factory=dict)
@@ -93,13 +103,20 @@ class _Assigner:
                 f"mesh.pp requires at least {self.num_parts} layers that repeat, found {total}",
                 hint="use fewer stages; layers are found where code repeats, or a scan over them",
             )
-        parts, first = _parts(total, self.num_parts), 0
+        costs = layer_costs(self.graph, self.inputs, self.outputs, layers)
+        sizes = shares(costs if self.balance == "cost" else [1.0] * total, self.num_parts)
+        parts, first = [part for part, size in enumerate(sizes) for _ in range(size)], 0
         for one in layers:
             self._place(one, parts[first : first + _count(one)])
             first += _count(one)
         self._place_returning()
         stacks = {c: tuple(_runs(of_layer)) for c, of_layer in self.parts_of.items()}
-        return Assignment(self.indices, self.trips, stacks, self.leaves)
+        whole = sum(costs) or 1.0
+        told = tuple(
+            PartShare(size, sum(c for c, p in zip(costs, parts, strict=True) if p == part) / whole)
+            for part, size in enumerate(sizes)
+        )
+        return Assignment(self.indices, self.trips, stacks, self.leaves, told)
 
     def _layers(self) -> list[ScannedLayers | UnrolledLayers]:
         """Layers where the model first runs them, in program order."""
@@ -197,12 +214,6 @@ def _count(layers: ScannedLayers | UnrolledLayers) -> int:
     if isinstance(layers, ScannedLayers):
         return int(layers.loop.attrs.trip)
     return len(layers.repeats)
-
-
-def _parts(total: int, num_parts: int) -> list[int]:
-    """The part of every layer: equal shares, the first parts one more where it does not divide."""
-    share, more = divmod(total, num_parts)
-    return [part for part in range(num_parts) for _ in range(share + (part < more))]
 
 
 def _runs(of_layer: np.ndarray) -> Iterator[Run]:

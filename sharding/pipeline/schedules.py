@@ -37,6 +37,15 @@ def stage_schedules(
     return tuple(_folded(list(runs), s) for s, runs in enumerate(stages))
 
 
+def bubble(num_stages: int, num_parts: int, num_microbatches: int) -> float:
+    """The share of the step in which a stage of a pipeline of equal stages waits for the others.
+
+    Source: Narayanan et al. 2021, section 2.2.
+    """
+    work = num_parts // num_stages * num_microbatches
+    return (num_stages - 1) / (work + num_stages - 1)
+
+
 def _refused(message: str) -> UsageError:
     return UsageError("SW_PIPELINE_SCHEDULE", message, None, "change strategy.global_batch")
 

@@ -28,6 +28,7 @@ from sharding.dims import factors
 from sharding.layers import scanned_layers
 from sharding.partitioned import Slot
 from sharding.pipeline.assignment import Assignment, Run, assign
+from sharding.pipeline.balance import PartShare
 from sharding.pipeline.loops import split_loop
 
 COMBINE = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
@@ -54,7 +55,7 @@ class Staged:
     """A step whose leaves belong to parts of a pipeline.
 
     `parts` says of which leaf a buffer is a part; `homes` the part that uses a leaf, where there is
-    only one.
+    only one; `shares` what each part has of the model.
     """
 
     graph: Graph
@@ -62,19 +63,28 @@ class Staged:
     outputs: tuple[Slot, ...]
     parts: Mapping[str, LeafPart]
     homes: Mapping[str, int]
-    num_parts: int
+    shares: tuple[PartShare, ...]
+
+    @property
+    def num_parts(self) -> int:
+        """How many parts."""
+        return len(self.shares)
 
 
 def stage_layers(
-    graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot], num_parts: int
+    graph: Graph,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    num_parts: int,
+    balance: str = "cost",
 ) -> Staged:
     """The step with its layers shared out over `num_parts` parts.
 
     Raises: ShardingError (SW_PIPELINE_LAYERS, SW_PIPELINE_LOOP, SW_PIPELINE_CUT) with the op's line
     for too few layers, loops that are not walked in order, and ops that need a stack whole.
     """
-    assignment = assign(graph, inputs, num_parts)
-    return _Unstack(graph, assignment).staged(inputs, outputs, num_parts)
+    assignment = assign(graph, inputs, outputs, num_parts, balance)
+    return _Unstack(graph, assignment).staged(inputs, outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +107,7 @@ class _Unstack:
     pieces: dict[Value, _Pieces] = field(default_factory=dict)
     made: dict[Value, Op] = field(default_factory=dict)
 
-    def staged(self, inputs: Sequence[Slot], outputs: Sequence[Slot], num_parts: int) -> Staged:
+    def staged(self, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Staged:
         """The whole step."""
         parts: dict[str, LeafPart] = {}
         homes: dict[str, int] = {}
@@ -117,7 +127,7 @@ class _Unstack:
             outputs=tuple(slot for slot, _ in new_outputs),
             parts=parts,
             homes=homes,
-            num_parts=num_parts,
+            shares=self.assignment.shares,
         )
 
     def _inputs(

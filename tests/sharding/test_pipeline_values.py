@@ -18,6 +18,7 @@ from compiler.diagnostics import Diagnostic, Loc, ShardingError, SimulationError
 from compiler.ir.types import Graph
 from compiler.neff.schedule import Transfer
 from compiler.program import StepPlan
+from sharding.pipeline.balance import PartShare
 from sharding.pipeline.divide import divide
 from sharding.pipeline.unstack import Staged
 from sharding.plan import Plan
@@ -77,12 +78,16 @@ def plan(model: str, name: str) -> Plan:
 
 
 def test_layers_lie_on_their_stage_only() -> None:
-    """Five layers on four stages: the first has two."""
-    stages = {b.name: b.stages for b in plan("gqa", "pp 4").step.buffers.values()}
+    """Five layers on four stages, one of which has two."""
+    buffers = plan("gqa", "pp 4").step.buffers
+    stages = {b.name: b.stages for b in buffers.values()}
     layers = {n: s for n, s in stages.items() if "layers/" in n and n.startswith("params/")}
     assert all(stages == (int(name[-1]),) for name, stages in layers.items())
-    buffer = plan("gqa", "pp 4").step.buffers["params/layers/w_up@0"]
-    assert (buffer.local_type.shape[0], buffer.part.leaf) == (2, "params/layers/w_up")
+    own = [buffers[f"params/layers/w_up@{stage}"] for stage in range(4)]
+    sizes = [buffer.local_type.shape[0] for buffer in own]
+    assert sorted(sizes) == [1, 1, 1, 2]
+    assert sizes == [part.layers for part in plan("gqa", "pp 4").parts]
+    assert {buffer.part.leaf for buffer in own if buffer.part} == {"params/layers/w_up"}
     assert stages["params/embed"] == (0,)
     assert stages["params/lm_head"] == (3,)
     assert stages["metrics/loss"] == (3,)
@@ -168,7 +173,14 @@ def test_a_step_without_gradients_has_no_stages() -> None:
         programs=tuple(p for p in step.programs if p.name == "forward.0"),
         metadata={"findings": (Diagnostic("SW_STAGES_CUT", "why", Loc("train.py", 5)),)},
     )
-    staged = Staged(graph=Graph((), (), ()), inputs=(), outputs=(), parts={}, homes={}, num_parts=2)
+    staged = Staged(
+        graph=Graph((), (), ()),
+        inputs=(),
+        outputs=(),
+        parts={},
+        homes={},
+        shares=(PartShare(1, 0.5),) * 2,
+    )
     with pytest.raises(ShardingError, match="SW_PIPELINE_CUT") as caught:
         divide(alone, staged, 2, "1f1b")
     assert caught.value.diagnostic.loc == Loc("train.py", 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -51,5 +52,29 @@ def test_the_screen_shows_the_pipeline(report: dict, capsys: pytest.CaptureFixtu
     at = next(i for i, line in enumerate(lines) if line.startswith("pipeline"))
     assert "4 stages" in lines[at]
     shown = " ".join(lines[at + 1 : at + 3])
-    assert shown.count("bubble") >= 2 and "0: bubble" in shown
+    assert shown.count("bubble") >= 2 and "0: 1 layers, bubble" in shown
     assert len(lines) <= 24
+
+
+def test_the_report_says_who_has_what(report: dict) -> None:
+    pipeline = report["pipeline"]
+    assert pipeline["num_microbatches"] == MICRO_BATCHES and pipeline["balance"] == "cost"
+    assert sum(sum(row["layers"]) for row in pipeline["stages"]) == 4
+    assert sum(row["cost_share"] for row in pipeline["stages"]) == pytest.approx(1.0)
+    assert pipeline["bubble_of_equal_stages"] == pytest.approx(3 / 11)
+    assert "SW_PIPELINE_BUBBLE" not in {f["code"] for f in report["findings"]}
+
+
+def test_few_micro_batches_are_a_note_with_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_job(tmp_path, strategy={"name": "llm-training"})
+    config = SIZES | {"num_hidden_layers": 4, "max_position_embeddings": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = ["plan", str(job), "--mesh", "pp=4,dp_shard=4,tp=2", "--explain", "sharding"]
+    assert main([*line, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (note,) = (f for f in found["findings"] if f["code"] == "SW_PIPELINE_BUBBLE")
+    assert "1 micro-batch" in note["message"] and "75%" in note["message"]
+    assert note["hint"] == "set strategy.global_batch: 32 for 27%, 64 for 16%, 128 for 9%"
+    assert found["sharding"]["stages"] == found["pipeline"]["stages"]
