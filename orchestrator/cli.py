@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = verbs.add_parser("plan", help="does it fit, how fast, where does the time go; no values")
     plan.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
     _job_flags(plan)
+    plan.add_argument("--trace", type=Path, help="write a Perfetto trace of the step here")
     plan.set_defaults(verb=_plan)
     validate = verbs.add_parser("validate", help="predict published training runs")
     validate.add_argument("--training", type=Path, required=True, help="CSV of published runs")
@@ -299,7 +300,7 @@ def _plan(args: argparse.Namespace) -> int:
     from orchestrator import plan_cache, screen
 
     _check_explain(args.explain)
-    report = plan_cache.plan(job_config(args))
+    report = plan_cache.plan(job_config(args), args.trace)
     _explained(args, report)
     _show(report, args.json, screen.plan_screen)
     return plan_cache.exit_code(report)

@@ -212,5 +212,5 @@ def _write(report: dict[str, Any], out: Path, timing: StepTiming) -> None:
         "report": str(out / "report.json"),
         "trace": str(out / "trace.json"),
     }
-    write_trace(out / "trace.json", timing.results, timing.classes)
+    write_trace(out / "trace.json", timing)
     (out / "report.json").write_text(json.dumps(report, indent=1))

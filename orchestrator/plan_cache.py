@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from compiler.target import load_target
@@ -21,18 +22,18 @@ PACKAGES = ("collectives", "compiler", "orchestrator", "sharding", "sim_cluster"
 _NOT_IN_KEY = ("output", "cache", "run", "base")
 
 
-def plan(job: JobConfig) -> dict[str, Any]:
+def plan(job: JobConfig, trace: Path | None = None) -> dict[str, Any]:
     """The report of a job without values, from the plan cache when nothing it depends on has
-    changed."""
+    changed; never when a `trace` is wanted, which the cache does not hold."""
     start = time.perf_counter()
     cache = Cache(default_directory(job.cache.dir))
     key = plan_key(job)
-    stored = cache.get("plan", key)
+    stored = cache.get("plan", key) if trace is None else None
     if stored is not None:
         report: dict[str, Any] = json.loads(stored)
         report["provenance"]["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
         return report
-    report = _fresh(job)
+    report = _fresh(job, trace)
     cache.put("plan", key, json.dumps(report).encode())
     return report
 
@@ -52,14 +53,17 @@ def plan_key(job: JobConfig) -> str:
     return digest([*parts, load_target(job.cluster.target).digest.encode(), *files])
 
 
-def _fresh(job: JobConfig) -> dict[str, Any]:
+def _fresh(job: JobConfig, trace: Path | None) -> dict[str, Any]:
     from orchestrator.build import Stages, build
     from orchestrator.job import time_programs, unit_service
     from orchestrator.report import base_report
+    from sim_cluster.trace import write_trace
 
     stages = Stages()
     with unit_service(job, None) as service:
         built = build(job, service, stages)
     with stages.timed("time"):
         timings = time_programs(built, built.programs)
+    if trace is not None:
+        write_trace(trace, timings.chosen)
     return base_report(built, timings, service, stages, {})

@@ -58,6 +58,8 @@ class StepTiming:
     collectives: tuple[CollectiveUse, ...]
     results: Sequence[ClassResult] = field(repr=False)
     classes: RankClasses = field(repr=False)
+    stage_of: tuple[int, ...] = field(repr=False)  # the pipeline stage of every class
+    lnc: int = 1
 
 
 def time_step(step: Step, profile: str = "nominal", folded: bool = True) -> StepTiming:
@@ -87,7 +89,7 @@ def time_step(step: Step, profile: str = "nominal", folded: bool = True) -> Step
         packets=step.packets,
         whole_axes=step.whole_axes,
     )
-    return _timing(profile, loop.run(), classes, macros, stages, step.whole_axes)
+    return _timing(profile, loop.run(), classes, macros, stages, step.whole_axes, target.lnc)
 
 
 def _axes_met(by_stage: Sequence[Sequence[MacroOp]]) -> list[tuple[str, ...]]:
@@ -185,6 +187,7 @@ def _timing(
     macros: Sequence[Sequence[MacroOp]],
     stages: Sequence[int],
     whole_axes: Mapping[str, str],
+    lnc: int,
 ) -> StepTiming:
     number = max(range(len(results)), key=lambda n: results[n].end_ps)
     last = results[number]
@@ -209,6 +212,8 @@ def _timing(
         collectives=uses,
         results=results,
         classes=classes,
+        stage_of=tuple(stages),
+        lnc=lnc,
     )
 
 
