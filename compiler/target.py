@@ -16,12 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from compiler.custom_target import check_together, read_custom
 from compiler.diagnostics import UsageError
 
 _DIRECTORY = Path(__file__).parent / "targets"
 PS_PER_S = 10**12
 FIRST_TARGET = "trn1n.32xlarge"
 HYPOTHETICAL_LNC = (1, 2)
+UNCOMPILED = "v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,13 @@ class Target:
         return max(1, self.core.hbm_bank_cores // self.lnc)
 
     @property
+    def is_compiled_for(self) -> bool:
+        """Whether programs are compiled for its cores: inf1 is the machine of neuron-cc, of which
+        only the facts and the network are here.
+        """
+        return self.core.generation != UNCOMPILED
+
+    @property
     def is_hypothetical(self) -> bool:
         """Whether no such machine can be configured."""
         return self.lnc not in self.allowed_lnc
@@ -160,19 +169,44 @@ def target_names() -> list[str]:
     return sorted(p.stem for p in _DIRECTORY.glob("*.json") if not p.stem.startswith("neuroncore"))
 
 
-@cache
 def load_target(name: str) -> Target:
-    """The target called `name`.
+    """The target called `name`, or the machine a user's JSON file describes (`custom_target`).
 
-    Raises UsageError (NCC_EARG001) for an unknown one.
+    Raises UsageError: NCC_EARG001 for an unknown name, SW_TARGET for a file that is no machine.
     """
+    return _load(str(Path(name).resolve()) if name.endswith(".json") else name)
+
+
+@cache
+def _load(name: str) -> Target:
+    if name.endswith(".json"):
+        return _custom(Path(name))
     if name not in target_names():
         known = ", ".join(target_names())
-        raise UsageError("NCC_EARG001", f"target requires one of {known}, got {name!r}")
+        raise UsageError(
+            "NCC_EARG001",
+            f"target requires one of {known}, or a JSON file, got {name!r}",
+        )
+    core, facts, digest = _facts(name)
+    return _target(name, core, facts, digest)
+
+
+def _custom(path: Path) -> Target:
+    """A machine with the facts of its base, except for those the file gives."""
+    base, own = read_custom(path, target_names())
+    core, facts, digest = _facts(base)
+    facts = facts | own
+    check_together(path, facts)
+    digest = hashlib.sha256((digest + json.dumps(own, sort_keys=True)).encode()).hexdigest()
+    return _target(str(path), core, facts, digest)
+
+
+def _facts(name: str) -> tuple[Mapping[str, Any], dict[str, Any], str]:
+    """(file of the core, all values, digest) of a known machine."""
     data, digest = _read(name)
     core_data, core_digest = _read(data["neuroncore"])
     digest = hashlib.sha256((digest + core_digest).encode()).hexdigest()
-    return _target(name, _core(core_data), _values(core_data) | _values(data), digest)
+    return core_data, _values(core_data) | _values(data), digest
 
 
 @cache
@@ -180,7 +214,8 @@ def nominal_machine(name: str) -> Target:
     """The machine whose figures weigh tile choices for `name`: the target itself, or the first
     target for names (a generation, a machine without data files) that only have limits.
     """
-    return load_target(name if name in target_names() else FIRST_TARGET)
+    known = name.endswith(".json") or name in target_names()
+    return load_target(name if known else FIRST_TARGET)
 
 
 def _read(name: str) -> tuple[dict[str, Any], str]:
@@ -192,8 +227,7 @@ def _values(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: fact["value"] for key, fact in data["facts"].items()}
 
 
-def _core(data: Mapping[str, Any]) -> CoreModel:
-    f = _values(data)
+def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
     engines = ("tensor", "vector", "scalar", "gpsimd")
     return CoreModel(
         name=data["name"],
@@ -220,16 +254,16 @@ def _core(data: Mapping[str, Any]) -> CoreModel:
     )
 
 
-def _target(name: str, core: CoreModel, f: Mapping[str, Any], digest: str) -> Target:
+def _target(name: str, core: Mapping[str, Any], f: Mapping[str, Any], digest: str) -> Target:
     cores_per_chip = f["physical_cores_per_chip"]
     reserve_mb = f["model_code_overhead_mb_per_physical_core"] + f["dma_ring_reserve_mb_per_core"]
     return Target(
         name=name,
-        core=core,
+        core=_core(core, f),
         chips=f["chips_per_instance"],
         cores_per_chip=cores_per_chip,
         allowed_lnc=tuple(f["allowed_lnc"]),
-        hbm_bytes_per_core=f["hbm_gib_per_chip"] * 2**30 // cores_per_chip,
+        hbm_bytes_per_core=int(f["hbm_gib_per_chip"] * 2**30) // cores_per_chip,
         hbm_bytes_per_s_per_core=f["hbm_gb_per_s_per_chip"] * 1e9 / cores_per_chip,
         reserve_bytes_per_core=reserve_mb * 10**6,
         published_flops_per_s_per_core=f["chip_bf16_tflops_published"] * 1e12 / cores_per_chip,

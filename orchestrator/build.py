@@ -21,6 +21,7 @@ from compiler.diagnostics import ShardingError, UsageError
 from compiler.ir.types import Graph
 from compiler.isa.program import Program
 from compiler.target import Target, load_target, logical
+from orchestrator.collective_settings import job_settings
 from orchestrator.config import JobConfig
 from orchestrator.executor import WorkUnit
 from orchestrator.faults import faults_of
@@ -103,9 +104,11 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None) -> Layout:
 
     Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
     not fill the cores or is not the step's, a placement that does not name its axes, a batch that
-    does not divide, packet sizes that no runtime takes, or faults of what is not there.
+    does not divide, packet sizes that no runtime takes, unknown thresholds of collectives, or
+    faults of what is not there.
     """
     packets_of(job.strategy)
+    job_settings(job.cluster.collectives)
     target = _machine(job)
     faults_of(job.faults, cluster_topology(target, job.cluster.instances))
     cores = target.cores * job.cluster.instances
@@ -139,6 +142,12 @@ def _machine(job: JobConfig) -> Target:
     """The target of a job. Raises UsageError for an lnc or a network that is not there."""
     cluster = job.cluster
     target = logical(load_target(cluster.target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
+    if not target.is_compiled_for:
+        raise UsageError(
+            "NCC_EARG001",
+            f"cluster.target requires a machine with NeuronCore-v2 or newer, got {target.name}",
+            hint="inf1 is the machine of neuron-cc; `shardwright nccom --target` takes it",
+        )
     if cluster.instances > 1 and not target.efa_devices:
         raise UsageError(
             "SW_NETWORK",

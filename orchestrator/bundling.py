@@ -10,6 +10,7 @@ from compiler.neff.manifest import Manifest, NamedBuffer
 from compiler.program import BufferInfo
 from compiler.residency import Residency
 from orchestrator.build import Built
+from orchestrator.collective_settings import job_settings
 from orchestrator.packets import packets_of
 from orchestrator.units import source_digest
 from sharding import footprint
@@ -41,6 +42,7 @@ def manifest_of(built: Built) -> Manifest:
             "hypothetical": built.layout.target.is_hypothetical,
             "placement": built.placement,
             "packets": packets_of(built.job.strategy).as_dict(),
+            "collectives": job_settings(built.job.cluster.collectives),
         },
     )
 

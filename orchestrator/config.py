@@ -91,6 +91,11 @@ class ClusterConfig:
     of number), or the axes from the outermost to the innermost, `tp,dp_shard`.
     """
 
+    collectives: str = ""
+    """Thresholds of the choice of an algorithm, `mesh_max_bytes=2mb,kangaring=false`; those of the
+    machine where nothing is given (docs/network.md).
+    """
+
     profile: str = choice("nominal", "conservative", "nominal", "peak")
 
 

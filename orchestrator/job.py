@@ -21,6 +21,7 @@ from orchestrator.budgets import check_budgets, check_state
 from orchestrator.build import Built, Stages, compile_planned, planned
 from orchestrator.bundling import compiler_version, manifest_of
 from orchestrator.cache import Cache, default_directory
+from orchestrator.collective_settings import job_settings
 from orchestrator.config import JobConfig
 from orchestrator.executor import Executor, InlineExecutor
 from orchestrator.faults import faults_of
@@ -193,6 +194,7 @@ def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
         instances=instances,
         placement=built.placement,
         packets=packets_of(built.job.strategy),
+        collectives=job_settings(built.job.cluster.collectives),
         whole_axes={name: built.plan.mesh.origin(name) for name in built.plan.mesh.names},
         faults=faults_of(built.job.faults, cluster_topology(built.layout.target, instances)),
     )

@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from collectives.cost import CollectiveTime, bus_bytes_per_s
-from collectives.costs import MESHES, THRESHOLDS
 from collectives.ops import CollectiveError, CollectiveKind
 from collectives.runtimes import runtime_named
 from compiler.diagnostics import UsageError
 from compiler.target import PS_PER_S, load_target, logical
+from orchestrator.collective_settings import parse_bytes, settings
 from orchestrator.published_collectives import ELEMENT_BYTES, KINDS
 from sim_cluster.profiles import PROFILES
 from sim_cluster.what_if import WhatIf
 
 GIB = 2**30
-UNITS = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": GIB, "gb": GIB}
 TOOL_NAMES = {
     "hierarchical": "hier",
     "grouped_mesh": "mesh",
@@ -40,7 +39,6 @@ TOOL_NAMES = {
 COLUMNS = (
     "size(B)", "count(elems)", "type", "time:avg(us)", "algbw(GB/s)", "busbw(GB/s)", "algorithm",
 )  # fmt: skip
-SETTINGS = (*THRESHOLDS, "mesh", "kangaring", "inter_recursive", "inter_mesh_max_instances")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +151,7 @@ def _what_if(request: Request, kind: CollectiveKind) -> WhatIf:
         groups=groups,
         pairs=tuple((source, target) for source, target in pairs),
         runtime=runtime,
-        settings=settings(request.settings),
+        settings=settings(request.settings, "--set"),
     )
 
 
@@ -168,19 +166,6 @@ def _dtype(text: str) -> str:
         known = ", ".join(ELEMENT_BYTES)
         raise UsageError("SW_USAGE", f"--datatype requires one of {known}, got {text!r}")
     return text
-
-
-def parse_bytes(text: str, flag: str) -> int:
-    """Bytes of `8`, `64kb`, `1MB`, `2g`; units are powers of 1024, as in the tool.
-
-    Raises UsageError for anything else.
-    """
-    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
-    if not match or match[2] not in UNITS or int(match[1]) < 1:
-        raise UsageError(
-            "SW_USAGE", f"{flag} requires a size such as 8, 64kb, 1mb or 1gb, got {text!r}"
-        )
-    return int(match[1]) * UNITS[match[2]]
 
 
 def sizes(request: Request) -> list[int]:
@@ -209,30 +194,6 @@ def _series(first: int, last: int, request: Request) -> Iterator[int]:
 
 def _is_number(text: str) -> bool:
     return bool(re.fullmatch(r"\d+(\.\d+)?", text))
-
-
-def settings(words: Sequence[str]) -> dict[str, Any]:
-    """`name=value` of the choice of an algorithm. Raises UsageError for unknown ones."""
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or name not in SETTINGS:
-            known = ", ".join(SETTINGS)
-            raise UsageError("SW_USAGE", f"--set requires one of {known} and =value, got {word!r}")
-        found[name] = _setting(name, value)
-    return found
-
-
-def _setting(name: str, value: str) -> Any:
-    if name == "mesh":
-        if value not in MESHES:
-            raise UsageError("SW_USAGE", f"--set mesh requires {' or '.join(MESHES)}, got {value}")
-        return value
-    if name in ("kangaring", "inter_recursive"):
-        if value not in ("true", "false"):
-            raise UsageError("SW_USAGE", f"--set {name} requires true or false, got {value!r}")
-        return value == "true"
-    return 0 if value == "0" else parse_bytes(value, f"--set {name}")
 
 
 def _lists(text: str, flag: str, key: str) -> tuple[tuple[int, ...], ...]:

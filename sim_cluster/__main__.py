@@ -120,6 +120,7 @@ def _print_time(bundle: Bundle) -> None:
         instances=manifest.instances,
         placement=manifest.metadata.get("placement", TORUS),
         packets=Packets.from_dict(manifest.metadata.get("packets", {})),
+        collectives=manifest.metadata.get("collectives", {}),
     )
     rows = [f"{name} {t.step_time_ps / PS_PER_S:.9f} s" for name, t in band(step).items()]
     print(f"simulated step time: {', '.join(rows)}")

@@ -7,6 +7,8 @@ Which cores the ranks of the mesh are is the placement's to say (`collectives/pl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from collectives.cost import CollectiveTime, collective_time
 from collectives.ops import CollectiveKind, ReplicaGroups
@@ -19,6 +21,8 @@ from sim_cluster.collective_costs import collective_costs
 from sim_cluster.contention import Demand
 from sim_cluster.degraded import Pattern, degraded
 from sim_cluster.profiles import under_profile
+
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 def cluster_topology(target: Target, instances: int) -> Topology:
@@ -51,12 +55,13 @@ class Network:
         mesh: Mapping[str, int],
         profile: str,
         placement: str = TORUS,
+        settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> None:
         self.target = under_profile(target, profile)
         self.mesh = mesh
         self.topology = cluster_topology(target, instances)
         self.placement = place_mesh(placement, mesh, self.topology)
-        self.costs = collective_costs(target, profile)
+        self.costs = collective_costs(target, profile, **settings)
         self._groups: dict[tuple[str, ...], ReplicaGroups] = {}
 
     def groups(self, axes: tuple[str, ...]) -> ReplicaGroups:

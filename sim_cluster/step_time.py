@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from collectives.placement import TORUS
 from compiler.isa.program import CollectiveCall, Program
@@ -36,6 +37,7 @@ class Step:
     transfers: tuple[Transfer, ...] = ()
     placement: str = TORUS
     packets: Packets = DEFAULT_PACKETS
+    collectives: Mapping[str, Any] = field(default_factory=dict)  # replace `CollectiveCosts`
     whole_axes: Mapping[str, str] = field(default_factory=dict)  # of parts of axes, for names
     faults: Faults = NO_FAULTS
 
@@ -75,7 +77,9 @@ def time_step(step: Step, profile: str = "nominal", folded: bool = True) -> Step
         schedule_macros(programs, schedule, step.transfers, stage)
         for stage, schedule in enumerate(step.schedules)
     ]
-    network = Network(step.target, step.instances, step.mesh, profile, step.placement)
+    network = Network(
+        step.target, step.instances, step.mesh, profile, step.placement, step.collectives
+    )
     ranks = Ranks(step, network, target.cores_per_bank)
     classes = ranks.classes(_axes_met(by_stage), folded)
     stages = [ranks.stage(classes.representative(c)) for c in range(classes.count)]

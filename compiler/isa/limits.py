@@ -16,6 +16,7 @@ from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.isa.instructions import INSTRUCTIONS
 from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from compiler.target import load_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ def limits_for(name: str | Limits) -> Limits:
         return name
     family = name.split(".")[0].split("-")[0]
     generation = f"NeuronCore-v{_GENERATION_OF[family]}" if family in _GENERATION_OF else name
+    if name.endswith(".json"):
+        generation = load_target(name).core.name
     if generation not in LIMIT_TABLE:
         known = ", ".join((*LIMIT_TABLE, *_GENERATION_OF))
         raise CompileError("NCC_EARG001", f"target requires one of {known}, got {name!r}")

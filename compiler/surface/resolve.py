@@ -234,22 +234,26 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
 
 
 def find_target(text: str) -> Target:
-    """The machine of an instance family (`trn1`) or type (`trn1n.32xlarge`), in any case.
+    """The machine of an instance family (`trn1`) or type (`trn1n.32xlarge`), in any case, or of a
+    JSON file.
 
     Raises UsageError: SW_USAGE when none is given, NCC_EARG001 for an unknown one.
     """
-    name = text.strip().lower()
+    name = text.strip()
     if not name:
         known = ", ".join(TARGETS)
         raise UsageError("SW_USAGE", f"compile requires --target, one of {known}")
-    machine = TARGETS.get(name, name)
-    if machine not in target_names():
-        known = ", ".join((*TARGETS, *sorted(set(target_names()) - set(TARGETS.values()))))
+    if not name.endswith(".json"):
+        name = TARGETS.get(name.lower(), name.lower())
+    known_name = name.endswith(".json") or name in target_names()
+    if not known_name or not load_target(name).is_compiled_for:
+        others = [n for n in target_names() if load_target(n).is_compiled_for]
+        known = ", ".join((*TARGETS, *sorted(set(others) - set(TARGETS.values()))))
         hint = "inf1 (NeuronCore-v1) is compiled for by neuron-cc" if "inf1" in name else ""
         raise UsageError(
             "NCC_EARG001", f"--target requires one of {known}, got {text!r}", hint=hint
         )
-    return load_target(machine)
+    return load_target(name)
 
 
 def _level(text: str) -> int:
