@@ -71,7 +71,7 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
         progress.say("waiting for the unsharded run")
         expected = reference()
     with stages.timed("time"):
-        timings = time_programs(built, bundle.programs)
+        timings = time_programs(built, bundle.programs, traced=True)
     sizes = program_sizes(bundle)
     report = base_report(built, timings, service, stages, sizes)
     report["numerics"] = numerics_section(job, values, expected)
@@ -200,12 +200,12 @@ def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
     )
 
 
-def time_programs(built: Built, programs: Mapping[str, Program]) -> Timings:
-    """The step under every profile, and without its faults.
+def time_programs(built: Built, programs: Mapping[str, Program], traced: bool = False) -> Timings:
+    """The step under every profile, and without its faults; with a whole trace when `traced`.
 
     Raises SimulationError (SW_DEAD_CORE) when ranks wait for a dead core.
     """
-    return timed(step_of(built, programs), built.job.cluster.profile)
+    return timed(step_of(built, programs), built.job.cluster.profile, traced)
 
 
 def _write(report: dict[str, Any], out: Path, timing: StepTiming) -> None:

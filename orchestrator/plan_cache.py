@@ -63,7 +63,7 @@ def _fresh(job: JobConfig, trace: Path | None) -> dict[str, Any]:
     with unit_service(job, None) as service:
         built = build(job, service, stages)
     with stages.timed("time"):
-        timings = time_programs(built, built.programs)
+        timings = time_programs(built, built.programs, trace is not None)
     if trace is not None:
         write_trace(trace, timings.chosen)
     return base_report(built, timings, service, stages, {})

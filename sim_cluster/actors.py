@@ -68,6 +68,8 @@ class ClassResult:
     charged_ps: dict[str, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     uses: dict[CollectiveCall, CollectiveUse] = field(default_factory=dict)
+    busy_ps: dict[str, int] = field(default_factory=dict)  # per engine, over physical cores
+    lone_ps: int = 0  # one physical core of a logical one works, the other has no part in it
     ran: list[Ran] = field(default_factory=list)
     last: Span | None = None  # of the core
 
@@ -82,6 +84,12 @@ class ClassResult:
         elif end_ps > start_ps:
             self.last = Span("core", name, start_ps, end_ps, found)
             self.spans.append(self.last)
+
+    def run(self, stretch: Stretch, start_ps: int, end_ps: int) -> None:
+        """Keep a stretch as it went, and what its engines did."""
+        self.ran.append(Ran(stretch, start_ps, end_ps))
+        self.lone_ps += stretch.segment.lone_ps
+        _add(self.busy_ps, stretch.segment.busy_ps)
 
 
 def _add(total: dict[str, int], more: Mapping[str, int]) -> None:

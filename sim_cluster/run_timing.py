@@ -23,7 +23,6 @@ from sim_cluster.actors import (
     CollectiveDuration,
     CollectiveUse,
     Job,
-    Ran,
     Span,
 )
 from sim_cluster.classes import RankClasses
@@ -301,7 +300,7 @@ class ClusterLoop:
             compute = min(elapsed, round(stretch.compute_ps * actor.factor))
             charged = {"compute": compute, "memory": elapsed - compute}
         actor.result.spend(stretch.label, actor.began_ps, now, charged)
-        actor.result.ran.append(Ran(stretch, actor.began_ps, now))
+        actor.result.run(stretch, actor.began_ps, now)
         actor.position += 1
         self._proceed(actor, now)
 

@@ -17,10 +17,11 @@ from sim_cluster.classes import RankClasses, refine
 from sim_cluster.contention import DEFAULT_PACKETS, Packets
 from sim_cluster.degraded import Pattern, pattern_of, together
 from sim_cluster.faults import NO_FAULTS, Faults, Health, check_faults
-from sim_cluster.macro import MacroOp, Start, Stretch, program_macros, schedule_macros
+from sim_cluster.macro import Start, program_macros, schedule_macros
 from sim_cluster.network import Network
 from sim_cluster.profiles import PROFILES, under_profile
 from sim_cluster.run_timing import ClusterLoop, axis_category
+from sim_cluster.steady import steady_results
 
 CATEGORIES = ("compute", "memory", "bubble", "launch", "idle")
 
@@ -64,44 +65,62 @@ class StepTiming:
     lnc: int = 1
 
 
-def time_step(step: Step, profile: str = "nominal", folded: bool = True) -> StepTiming:
+def time_step(
+    step: Step, profile: str = "nominal", folded: bool = True, traced: bool = False
+) -> StepTiming:
     """Time one step: every function once, then the cluster loop over the classes of ranks, or
-    (not `folded`) over every rank.
+    (not `folded`) over every rank; micro-batches in their steady state once, unless `traced`.
 
     Raises SimulationError (SW_DEAD_CORE, SW_TIME_DEADLOCK) when ranks hang, UsageError (SW_FAULT)
     for faults of cores, instances and links that are not there.
     """
-    target = under_profile(step.target, profile)
-    programs = {name: program_macros(p, target) for name, p in step.programs.items()}
-    by_stage = [
-        schedule_macros(programs, schedule, step.transfers, stage)
-        for stage, schedule in enumerate(step.schedules)
-    ]
-    network = Network(
-        step.target, step.instances, step.mesh, profile, step.placement, step.collectives
-    )
-    ranks = Ranks(step, network, target.cores_per_bank)
-    classes = ranks.classes(_axes_met(by_stage), folded)
-    stages = [ranks.stage(classes.representative(c)) for c in range(classes.count)]
-    macros = [by_stage[stage] for stage in stages]
-    loop = ClusterLoop(
-        classes,
-        macros,
-        ranks.priced(classes),
-        ranks.health(classes),
-        stage_stride=ranks.stride,
-        packets=step.packets,
-        whole_axes=step.whole_axes,
-    )
-    return _timing(profile, loop.run(), classes, macros, stages, step.whole_axes, target.lnc)
+    replay = _Replay(step, profile, folded)
+    if len(step.schedules) > 1 or not folded or traced or step.faults.jitter:
+        results = replay.run(step.schedules)
+    else:
+        results = steady_results(lambda schedule: replay.run((schedule,)), step.schedules[0])
+    return _timing(profile, results, replay)
 
 
-def _axes_met(by_stage: Sequence[Sequence[MacroOp]]) -> list[tuple[str, ...]]:
-    """Axes over which ranks meet in the programs of a step."""
-    met = {op.call.axes for macros in by_stage for op in macros if isinstance(op, Start)}
-    if len(by_stage) > 1:
-        met.add((STAGE_AXIS,))  # messages tie the same cores of all stages
-    return sorted(met)
+class _Replay:
+    """The cluster loop of a step under a profile, for any counts of its programs."""
+
+    def __init__(self, step: Step, profile: str, folded: bool) -> None:
+        target = under_profile(step.target, profile)
+        network = Network(
+            step.target, step.instances, step.mesh, profile, step.placement, step.collectives
+        )
+        self.step, self.lnc = step, target.lnc
+        self.programs = {name: program_macros(p, target) for name, p in step.programs.items()}
+        self.ranks = Ranks(step, network, target.cores_per_bank)
+        self.classes = self.ranks.classes(self._axes_met(), folded)
+        representatives = map(self.classes.representative, range(self.classes.count))
+        self.stages = [self.ranks.stage(rank) for rank in representatives]
+
+    def _axes_met(self) -> list[tuple[str, ...]]:
+        """Axes over which ranks meet in the programs of a step."""
+        starts = (op for p in self.programs.values() for op in p if isinstance(op, Start))
+        met = {op.call.axes for op in starts}
+        if len(self.step.schedules) > 1:
+            met.add((STAGE_AXIS,))  # messages tie the same cores of all stages
+        return sorted(met)
+
+    def run(self, schedules: Sequence[Schedule]) -> list[ClassResult]:
+        """Results per class."""
+        by_stage = [
+            schedule_macros(self.programs, schedule, self.step.transfers, stage)
+            for stage, schedule in enumerate(schedules)
+        ]
+        loop = ClusterLoop(
+            self.classes,
+            [by_stage[stage] for stage in self.stages],
+            self.ranks.priced(self.classes),
+            self.ranks.health(self.classes),
+            stage_stride=self.ranks.stride,
+            packets=self.step.packets,
+            whole_axes=self.step.whole_axes,
+        )
+        return loop.run()
 
 
 class Ranks:
@@ -177,47 +196,35 @@ class Timings:
     healthy: StepTiming | None = None
 
 
-def timed(step: Step, profile: str) -> Timings:
-    """All that a report says of the time of a step. Raises what `time_step` raises."""
-    found = band(step)
+def timed(step: Step, profile: str, traced: bool = False) -> Timings:
+    """All that a report says of the time of a step; the chosen answer holds the whole trace when
+    `traced`. Raises what `time_step` raises.
+    """
+    found = {n: time_step(step, n, traced=traced and n == profile) for n in PROFILES}
     healthy = time_step(replace(step, faults=NO_FAULTS), profile) if step.faults else None
     return Timings(chosen=found[profile], band=found, healthy=healthy)
 
 
-def _timing(
-    profile: str,
-    results: Sequence[ClassResult],
-    classes: RankClasses,
-    macros: Sequence[Sequence[MacroOp]],
-    stages: Sequence[int],
-    whole_axes: Mapping[str, str],
-    lnc: int,
-) -> StepTiming:
-    number = max(range(len(results)), key=lambda n: results[n].end_ps)
-    last = results[number]
-    engines: dict[str, int] = {}
-    segments = [op.segment for op in macros[number] if isinstance(op, Stretch)]
-    for segment in segments:
-        for engine, ps in segment.busy_ps.items():
-            engines[engine] = engines.get(engine, 0) + ps
+def _timing(profile: str, results: Sequence[ClassResult], replay: _Replay) -> StepTiming:
+    last = max(results, key=lambda result: result.end_ps)
     uses = tuple(sorted(last.uses.values(), key=lambda u: -u.total_ps))
     hidden: dict[str, int] = {}
     for use in uses:
-        name = axis_category(use.call, whole_axes)
+        name = axis_category(use.call, replay.step.whole_axes)
         hidden[name] = hidden.get(name, 0) + use.total_ps - use.exposed_ps
     return StepTiming(
         profile=profile,
         step_time_ps=last.end_ps,
         breakdown_ps=_breakdown(last, last.end_ps),
         hidden_ps=hidden,
-        engines_ps=engines,
-        lone_ps=sum(segment.lone_ps for segment in segments),
-        stages_ps=tuple(_of_stages(results, stages, last.end_ps)),
+        engines_ps=last.busy_ps,
+        lone_ps=last.lone_ps,
+        stages_ps=tuple(_of_stages(results, replay.stages, last.end_ps)),
         collectives=uses,
         results=results,
-        classes=classes,
-        stage_of=tuple(stages),
-        lnc=lnc,
+        classes=replay.classes,
+        stage_of=tuple(replay.stages),
+        lnc=replay.lnc,
     )
 
 

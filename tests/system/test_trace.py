@@ -162,3 +162,16 @@ def test_two_physical_cores_have_their_own_tracks(step: Step) -> None:
     events = [e for e in trace_events(halves) if e.get("cat", "").startswith("tensor of")]
     whole = [e for e in trace_events(time_step(step)) if e.get("cat") == "tensor"]
     assert sum(e["args"]["busy_ps"] for e in events) == sum(e["args"]["busy_ps"] for e in whole)
+
+
+def test_many_micro_batches_are_multiplied(step: Step) -> None:
+    """On real programs with a slow core: what is multiplied is what a replay of all gives."""
+    (programs, _), *rest = step.schedules[0]
+    many = replace(step, schedules=(((programs, 12), *rest),))
+    quick, whole = time_step(many), time_step(many, traced=True)
+    assert len(quick.results[0].ran) < len(whole.results[0].ran)
+    assert quick.step_time_ps == whole.step_time_ps
+    assert quick.breakdown_ps == whole.breakdown_ps
+    assert quick.engines_ps == whole.engines_ps
+    assert quick.collectives == whole.collectives
+    assert sum(quick.breakdown_ps.values()) == quick.step_time_ps
