@@ -151,11 +151,14 @@ def region_time(
 ) -> RegionTime:
     """Time of one region from barrier to barrier; `compute_ps` is 0 unless `recorded`.
 
-    The duration is at least the summed time of loads and stores.
+    The duration is at least the summed time of loads and stores. What it is above the time of the
+    busiest engine, neighbours fill as far as the core's `stall_recovery` says.
     """
     rates = _Rates(target.core, target.hbm_bytes_per_s_per_core * hbm_share, dma_share)
     timeline, totals = _evaluated(region, tensors, rates, recorded)
     duration = max(timeline.end_ps, totals.dma_ps)
+    busiest = max(totals.dma_ps, *(totals.busy[e] for e in _COMPUTE))
+    duration -= round(target.core.stall_recovery * (duration - busiest))
     compute = min(duration, timeline.recorded_ps)
     busy = {e.value: t for e, t in totals.busy.items() if t}
     return RegionTime(region.program.name, duration, busy, compute, totals.hbm_bytes)

@@ -54,6 +54,9 @@ class CoreModel:
     program_start_ps: int
     hbm_bank_cores: int  # physical cores that share the bandwidth of an HBM bank
     peak_bf16_flops_per_s: float
+    stall_recovery: float = 0.0
+    """Share of the time in which a region waits, while none of its engines is the bottleneck, that
+    neighbouring regions fill. Of runs only: code is chosen and judged at 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

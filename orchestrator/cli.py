@@ -106,9 +106,16 @@ def _parser() -> argparse.ArgumentParser:
     _job_flags(plan)
     plan.add_argument("--trace", type=Path, help="write a Perfetto trace of the step here")
     plan.set_defaults(verb=_plan)
-    validate = verbs.add_parser("validate", help="predict published training runs")
-    validate.add_argument("--training", type=Path, required=True, help="CSV of published runs")
-    validate.add_argument("--rows", default="", help="comma-separated ids; default: supported rows")
+    validate = verbs.add_parser("validate", help="predict published measurements")
+    validate.add_argument("--training", type=Path, help="CSV of published training runs")
+    validate.add_argument("--kernels", type=Path, help="CSV of published kernel times")
+    validate.add_argument("--collectives", type=Path, help="CSV of published collective times")
+    validate.add_argument(
+        "--rows", default="", help="ids of training runs, or all; default: one of each layout"
+    )
+    validate.add_argument(
+        "--fit", action="store_true", help="refit the constants of sim_cluster/calibration.toml"
+    )
     validate.add_argument("--json", action="store_true", help="print JSON on stdout")
     validate.set_defaults(verb=_validate)
     _table_parsers(verbs)
@@ -359,7 +366,15 @@ def _show(report: dict[str, Any], as_json: bool, screen: Any) -> None:
 def _validate(args: argparse.Namespace) -> int:
     from orchestrator import validate
 
-    return validate.run(args.training, [r for r in args.rows.split(",") if r], args.json)
+    asked = validate.Asked(
+        training=args.training,
+        kernels=args.kernels,
+        collectives=args.collectives,
+        rows=tuple(r for r in args.rows.split(",") if r),
+        fit=args.fit,
+        as_json=args.json,
+    )
+    return validate.run(asked)
 
 
 def _list_operators(args: argparse.Namespace) -> int:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compiler.diagnostics import Loc, UsageError
-from compiler.target import load_target
+from compiler.target import load_target, target_names
+from orchestrator.run_settings import RunSettings, settings_of
 
 COLUMNS = (
     "id",
@@ -41,34 +42,39 @@ COLUMNS = (
     "step_time_s",
 )
 
-FAMILIES = {"bert": "encoder", "gpt": "gpt", "llama": "llama"}
+OPTIONAL = ("primary", "group", "optimizer", "neuron_version", "notes")
+"""Columns that may be missing."""
+
+FAMILIES = {"bert": "encoder", "vit": "vit", "llama": "llama", "gpt": "gpt"}
 """Word in the model's name (any case) -> family of `compiler/frontend/models`."""
 
-NO_RECOMPUTATION = ("AWS reference Megatron-LM",)
-"""Frameworks whose published script asks for no recomputation, whatever the column guesses.
+CLASSES = 1000
+"""Classes of an image model whose table names no vocabulary: those of the published checkpoint
+(google/vit-base-patch16-224); its head is below a percent of the step."""
 
-Source: documented: aws-neuron-reference-for-megatron-lm,
-examples/pretrain_gpt3_6.7B_32layers_bf16.sh.
-"""
+OPTIMIZERS = ("adamw", "adam", "lamb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Element types of a run: stored weights, activations, reduced gradients, gathered weights."""
+    """Element types of a run: stored weights, activations, what norms, softmax and loss compute
+    in, gradients as they are added up and reduced.
+    """
 
     params: str
     activations: str
+    statistics: str
     gradients: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedRun:
-    """One measured run. `micro_batch` is per replica; `target` is the machine it is taken to be."""
+class Workload:
+    """All of a run that decides its predicted time: runs with equal ones have one prediction.
 
-    id: str
-    model: str
+    `micro_batch` is per replica; `target` is the machine it is taken to be.
+    """
+
     family: str
-    primary: bool
     layers: int
     hidden: int
     heads: int
@@ -76,7 +82,6 @@ class PublishedRun:
     ffn: int
     vocab: int
     seq_len: int
-    matmul_params: float
     tp: int
     pp: int
     dp: int
@@ -84,11 +89,13 @@ class PublishedRun:
     micro_batch: int
     num_microbatches: int
     storage: Storage
+    optimizer: str
+    attention: str
     remat: str
+    accumulation: bool  # sums of short types stay fp32 between operations
     sequence_parallel: bool
     nodes: int
     target: str
-    step_time_s: float
 
     @property
     def cores(self) -> int:
@@ -102,6 +109,20 @@ class PublishedRun:
             return "pipeline"
         return "tensor-parallel" if self.tp > 1 else "data-parallel"
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun:
+    """One measured run; `settings` is the profile of its software."""
+
+    id: str
+    group: str
+    model: str
+    primary: bool
+    settings: RunSettings
+    matmul_params: float
+    step_time_s: float
+    workload: Workload
+
     @property
     def model_flops(self) -> float:
         """FLOPs of one optimizer step without recomputation, attention not halved.
@@ -109,22 +130,24 @@ class PublishedRun:
         Source: the definition the published table derives its MFU column with: 6 per matmul
         parameter and token, 12 * layers * hidden * seq_len^2 per sequence.
         """
-        sequences = self.dp * self.micro_batch * self.num_microbatches
-        attention = 12.0 * self.layers * self.hidden * self.seq_len**2
-        return sequences * (6.0 * self.seq_len * self.matmul_params + attention)
+        w = self.workload
+        sequences = w.dp * w.micro_batch * w.num_microbatches
+        attention = 12.0 * w.layers * w.hidden * w.seq_len**2
+        return sequences * (6.0 * w.seq_len * self.matmul_params + attention)
 
     def unsupported(self) -> str:
         """Why the run cannot be predicted; empty when it can."""
-        sizes = (self.layers, self.hidden, self.heads, self.ffn, self.vocab, self.seq_len)
-        if not self.family:
+        w = self.workload
+        sizes = (w.layers, w.hidden, w.heads, w.ffn, w.vocab, w.seq_len, w.tp, w.pp, w.dp)
+        if not w.family:
             return f"model requires one of {', '.join(FAMILIES)} in its name, got {self.model!r}"
-        if min(sizes) < 1 or self.hidden % self.heads:
+        if min(sizes) < 1 or w.hidden % w.heads:
             return f"architecture requires positive sizes and heads dividing hidden, got {sizes}"
-        cores = load_target(self.target).cores * self.nodes
-        if self.cores != cores:
-            return f"tp * pp * dp requires {cores} cores of {self.nodes} nodes, got {self.cores}"
-        if self.layers % self.pp or self.heads % self.tp:
-            return f"tp {self.tp} and pp {self.pp} require to divide heads and layers"
+        if w.target not in target_names():
+            return f"instance requires one of {', '.join(target_names())}, got {w.target!r}"
+        cores = load_target(w.target).cores * w.nodes
+        if w.cores != cores:
+            return f"tp * pp * dp requires {cores} cores of {w.nodes} nodes, got {w.cores}"
         return ""
 
 
@@ -148,39 +171,44 @@ def read_runs(path: Path) -> list[PublishedRun]:
     return [_run(row, Loc(str(path), reader.line_num)) for row in reader]
 
 
+_SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "tp", "pp", "dp", "nodes")
+
+
 def _run(row: Mapping[str, str], loc: Loc) -> PublishedRun:
-    text = {name: (row.get(name) or "").strip() for name in (*COLUMNS, "primary")}
-    sizes = {
-        name: _whole(text, name, loc)
-        for name in (
-            "layers",
-            "hidden",
-            "heads",
-            "ffn",
-            "vocab",
-            "seq_len",
-            "tp",
-            "pp",
-            "dp",
-            "nodes",
-        )
-    }
+    text = {name: (row.get(name) or "").strip() for name in (*COLUMNS, *OPTIONAL)}
+    settings = settings_of(text)
     return PublishedRun(
         id=text["id"],
+        group=text["group"] or text["model"],
         model=text["model"],
-        family=_family(text["model"]),
         primary=text["primary"].lower() == "yes",
-        kv_heads=_whole(text, "kv_heads", loc) or sizes["heads"],
+        settings=settings,
         matmul_params=_number(text, "matmul_params_b", loc) * 1e9,
+        step_time_s=_positive(text, "step_time_s", loc),
+        workload=_workload(text, settings, loc),
+    )
+
+
+def _workload(text: Mapping[str, str], settings: RunSettings, loc: Loc) -> Workload:
+    sizes = {name: _whole(text, name, loc) for name in _SIZES}
+    family = _family(text["model"])
+    if family == "vit":
+        sizes["vocab"] = sizes["vocab"] or CLASSES
+    remat = settings.remat
+    return Workload(
+        family=family,
+        kv_heads=_whole(text, "kv_heads", loc) or sizes["heads"],
         zero1=text["zero1"].lower().startswith("yes"),
         micro_batch=_whole(text, "microbatch", loc),
         num_microbatches=_whole(text, "microbatches_per_step_per_replica", loc),
         storage=_storage(text["precision"]),
-        remat=_remat(text["activation_checkpointing"], text["framework"]),
+        optimizer=_optimizer(text["optimizer"]),
+        attention=settings.attention,
+        remat=_remat(text["activation_checkpointing"]) if remat == "column" else remat,
+        accumulation=settings.accumulation,
         sequence_parallel=text["sequence_parallel"].lower().startswith("yes"),
         # "trn1.32xlarge/trn1n.32xlarge" does not say which was measured: the first is taken.
         target=text["instance"].partition("/")[0],
-        step_time_s=_positive(text, "step_time_s", loc),
         **sizes,
     )
 
@@ -220,22 +248,27 @@ def _family(model: str) -> str:
 def _storage(precision: str) -> Storage:
     """Element types of the precision column.
 
-    Matmuls run in bf16 in every run: fp32 models were cast by the compiler's default.
-    Source: documented: neuronx-cc command line reference of 2022 to 2025 (`--auto-cast`); with an
-    fp32 optimizer, training scripts keep bf16 weights beside fp32 masters and gradients.
+    Matmuls run in bf16 in every run: fp32 models were cast by the compiler's default. "BF16
+    weights" turn every fp32 tensor into bf16, what norms and softmax compute in too.
+    Source: documented: neuronx-cc command line reference of 2022 to 2025 (`--auto-cast`); Neuron
+    application note on XLA_USE_BF16 and XLA_DOWNCAST_BF16; with an fp32 optimizer, training scripts
+    keep bf16 weights beside fp32 masters and gradients, and softmax in fp32.
     """
     name = precision.lower()
     if name.startswith("bf16 compute"):
-        return Storage(params="bf16", activations="bf16", gradients="f32")
+        return Storage(params="bf16", activations="bf16", statistics="f32", gradients="f32")
     if name.startswith("bf16 autocast"):
-        return Storage(params="f32", activations="bf16", gradients="f32")
-    wide = name.startswith("fp32")
-    kind = "f32" if wide else "bf16"
-    return Storage(params=kind, activations=kind, gradients=kind)
+        return Storage(params="f32", activations="bf16", statistics="f32", gradients="f32")
+    kind = "f32" if name.startswith("fp32") else "bf16"
+    return Storage(params=kind, activations=kind, statistics=kind, gradients=kind)
 
 
-def _remat(column: str, framework: str) -> str:
+def _optimizer(column: str) -> str:
+    """The optimizer; AdamW where the table names none of ours, as the training scripts default."""
+    name = column.lower()
+    return name if name in OPTIMIZERS else "adamw"
+
+
+def _remat(column: str) -> str:
     """Recomputation: none, selective or full."""
-    if framework.startswith(NO_RECOMPUTATION):
-        return "none"
     return next((word for word in ("selective", "full") if column.startswith(word)), "none")

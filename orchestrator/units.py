@@ -73,7 +73,7 @@ def source_digest(packages: tuple[str, ...]) -> str:
         path
         for package in packages
         for path in (_ROOT / package).rglob("*")
-        if path.suffix in (".py", ".json")
+        if path.suffix in (".py", ".json", ".toml")
     )
     parts = [p.relative_to(_ROOT).as_posix().encode() + b"\0" + p.read_bytes() for p in files]
     return digest(parts)

@@ -1,99 +1,149 @@
-"""`validate`: published training runs predicted by the real road, beside what was measured.
+"""`validate`: published measurements predicted by the model, beside what was measured.
 
-Data-parallel runs are partitioned, compiled, linked and timed on the whole simulated cluster.
-Tensor- and pipeline-parallel runs are estimates: one rank's program goes the same road,
-`estimate.py` adds what ranks do together. No constant is fitted; the baseline is.
+Training runs go the road of any job on their own mesh (`predict.py`) with the settings their
+scripts had (`run_settings.toml`); kernels are compiled for one core, collectives priced by the
+network. `calibrate.py` says what the fitted constants are worth on runs they were not fitted to.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from compiler.diagnostics import UsageError
-from compiler.target import PS_PER_S, load_target
-from orchestrator import config
-from orchestrator.build import Built, Layout, Stages, build_task
+from compiler.diagnostics import DiagnosticError, UsageError
+from compiler.target import load_target
+from orchestrator import calibrate
+from orchestrator.cache import Cache, default_directory
+from orchestrator.calibrate import Surface, grid_profiles
 from orchestrator.config import JobConfig
-from orchestrator.estimate import RankTime, compose, split_ends
+from orchestrator.predict import Predictor, Timed
 from orchestrator.published import PublishedRun, read_runs
-from orchestrator.screen import Progress, seconds_text
-from orchestrator.service import UnitService
-from sharding.mesh import make_mesh
-from sim_cluster.macro import Stretch, program_macros
-from sim_cluster.network import Network
-from sim_cluster.profiles import PROFILES, under_profile
-from sim_cluster.step_time import Step, time_step
-
-if TYPE_CHECKING:
-    from compiler.frontend.task import TrainTask
+from orchestrator.screen import Progress
+from sim_cluster.calibration import constants
+from sim_cluster.profiles import PROFILES, STALL_RECOVERY, STREAMING
 
 NOMINAL = "nominal"
-SIMULATED, ESTIMATED = "simulated", "estimate"
-REPLICAS = {"dp_replicate": 2}
-"""Mesh of a rank's program. Two replicas, so that a micro-batch of 1 still shows its sample dim."""
 LAYOUTS = ("data-parallel", "tensor-parallel", "pipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command was asked for: files, ids of training runs ("all": every one)."""
+
+    training: Path | None = None
+    kernels: Path | None = None
+    collectives: Path | None = None
+    rows: tuple[str, ...] = ()
+    fit: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
-    """A predicted run: seconds per profile, how it was made, and at nominal rates the shares of the
-    step and how busy each engine is while the core's own programs run."""
+    """One run under every profile; `surface` for runs that constants may be fitted to."""
 
     run: PublishedRun
-    seconds: Mapping[str, float]
-    kind: str
-    shares: Mapping[str, float]
-    busy: Mapping[str, float]
+    times: Mapping[str, Timed]
+    surface: Surface | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The nominal answer."""
+        return self.times[NOMINAL].seconds
 
     @property
     def error(self) -> float:
         """Predicted over published at nominal rates, less 1."""
-        return self.seconds[NOMINAL] / self.run.step_time_s - 1
+        return self.seconds / self.run.step_time_s - 1
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """From the fastest to the slowest profile."""
+        found = [t.seconds for t in self.times.values()]
+        return min(found), max(found)
 
     @property
     def band_covers(self) -> bool:
         """True when the published time lies between the profiles."""
-        return min(self.seconds.values()) <= self.run.step_time_s <= max(self.seconds.values())
+        low, high = self.band
+        return low <= self.run.step_time_s <= high
 
 
-def run(path: Path, rows: Sequence[str], as_json: bool) -> int:
-    """Predict rows of a CSV file and print them; returns the exit code.
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A run that cannot be predicted, and why."""
 
-    `rows` are ids, or "all"; with none, the smallest supported run of each layout.
-    Raises UsageError for a bad file, an unknown id or a row that cannot be predicted.
+    run: PublishedRun
+    reason: str
+
+
+def run(asked: Asked) -> int:
+    """Predict what was asked for and print it; returns the exit code.
+
+    Raises UsageError for a bad file, an unknown id, or when there is nothing to do.
     """
-    runs = select(read_runs(path), rows)
-    progress = Progress(quiet=as_json)
-    with _service(progress) as service:
-        predictions = []
-        for item in runs:
-            progress.say(f"{item.id} {item.model}: {item.layout}, {item.cores} cores")
-            predictions.append(predict(item, service))
-    report = summary(predictions)
-    if as_json:
+    if not (asked.training or asked.kernels or asked.collectives):
+        raise UsageError(
+            "SW_USAGE", "validate requires one of --training, --kernels, --collectives, got none"
+        )
+    report: dict[str, Any] = {"schema": 2, "profile": NOMINAL}
+    if asked.training:
+        report["training"] = training(asked.training, asked.rows, asked.fit, asked.as_json)
+    if asked.kernels:
+        from orchestrator.measured import kernels
+
+        report["kernels"] = kernels(asked.kernels)
+    if asked.collectives:
+        from orchestrator.measured import collectives
+
+        report["collectives"] = collectives(asked.collectives)
+    if asked.as_json:
         print(json.dumps(report, indent=1))
     else:
+        from orchestrator.validate_screen import show
+
         show(report)
     return 0
 
 
+def training(path: Path, rows: Sequence[str], fit: bool, quiet: bool) -> dict[str, Any]:
+    """The report on training runs. With `fit`, constants are fitted to the primary ones, written to
+    `calibration.toml` and used. Raises UsageError as `run`.
+    """
+    from orchestrator.job import unit_service
+
+    runs = select(read_runs(path), ("all",) if fit and not rows else rows)
+    progress = Progress(quiet=quiet)
+    job = JobConfig()
+    with unit_service(job, progress) as service:
+        predictor = Predictor(service, Cache(default_directory(job.cache.dir)))
+        found = [_told(item, predictor, progress) for item in in_order(runs)]
+        if fit:
+            surfaces = [p.surface for p in found if isinstance(p, Prediction) and p.surface]
+            calibrate.write(calibrate.best_fit(surfaces), [s.run for s in surfaces], METHOD)
+            found = [_again(p, predictor) for p in found]
+    place = {item.id: n for n, item in enumerate(runs)}
+    return summary(sorted(found, key=lambda p: place[p.run.id]))
+
+
+METHOD = "least pseudo-Huber loss (0.08) of log step times, both training constants together"
+
+
 def select(runs: Sequence[PublishedRun], rows: Sequence[str]) -> list[PublishedRun]:
-    """The runs to predict. Raises UsageError as `run` does."""
+    """The runs to predict; with no ids the smallest supported one of each layout.
+
+    Raises UsageError for an unknown id, or when no run is of a known family.
+    """
     by_id = {item.id: item for item in runs}
     if list(rows) == ["all"]:
-        return [item for item in runs if not item.unsupported()]
+        return list(runs)
     for row in rows:
         if row not in by_id:
             raise UsageError("SW_ROWS", f"--rows requires ids of the file, got {row}")
-        if reason := by_id[row].unsupported():
-            raise UsageError("SW_ROWS", f"row {row} cannot be predicted: {reason}")
     return [by_id[row] for row in rows] if rows else _smallest(runs)
 
 
@@ -102,280 +152,160 @@ def _smallest(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
     usable = [item for item in runs if not item.unsupported()]
     chosen = []
     for layout in LAYOUTS:
-        found = [item for item in usable if item.layout == layout]
+        found = [item for item in usable if item.workload.layout == layout]
         if found:
             chosen.append(min(found, key=_size))
     if not chosen:
-        raise UsageError("SW_ROWS", "the file requires a run of a BERT, GPT or Llama, got none")
+        raise UsageError("SW_ROWS", "the file requires a run of a known model family, got none")
     return chosen
 
 
 def _size(item: PublishedRun) -> tuple[bool, int, float]:
-    return not item.primary, item.cores, item.matmul_params
+    return not item.primary, item.workload.cores, item.matmul_params
 
 
-def predict(item: PublishedRun, service: UnitService) -> Prediction:
-    """Predict one run under every profile."""
-    if item.layout == "data-parallel":
-        return _simulated(item, service)
-    return _estimated(item, service)
+def in_order(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+    """Runs with equal workloads next to each other, so that each is built once."""
+    first: dict[Any, int] = {}
+    for number, item in enumerate(runs):
+        first.setdefault(item.workload, number)
+    return sorted(runs, key=lambda item: first[item.workload])
 
 
-def _simulated(item: PublishedRun, service: UnitService) -> Prediction:
-    """The whole cluster, every rank a replica.
+def _told(item: PublishedRun, predictor: Predictor, progress: Progress) -> Prediction | Refused:
+    """One run, predicted or refused."""
+    progress.say(f"{item.id} {item.model}: {item.workload.layout}, {item.workload.cores} cores")
+    if reason := item.unsupported():
+        return Refused(item, reason)
+    try:
+        return predict(item, predictor)
+    except DiagnosticError as error:
+        return Refused(item, str(error.diagnostic.message))
 
-    Gradients are reduced in the last micro-batch only, as data-parallel training scripts do; the
-    recipe reduces in every one, so the others are timed without their collectives.
-    Source: dp_bert_large_hf_pretrain_hdf5.py (aws-neuron-samples) reduces after accumulation.
+
+def predict(item: PublishedRun, predictor: Predictor) -> Prediction:
+    """One run under every profile, a primary one on the grid of the fitted constants too.
+
+    Raises the DiagnosticError of the stage that refuses it.
     """
-    built = build_rank(item, service, {"dp_replicate": item.dp}, item.layers)
-    breakdowns = {name: _replica_step(built, item, name) for name in PROFILES}
-    return Prediction(
-        run=item,
-        seconds={name: sum(parts.values()) / PS_PER_S for name, parts in breakdowns.items()},
-        kind=SIMULATED,
-        shares=_shares(breakdowns[NOMINAL]),
-        busy=_busy(built, NOMINAL),
+    times = {name: predictor.time(item.workload, profile) for name, profile in PROFILES.items()}
+    if not item.primary:
+        return Prediction(item, times)
+    seconds = tuple(
+        tuple(predictor.time(item.workload, profile).seconds for profile in row)
+        for row in grid_profiles()
     )
+    return Prediction(item, times, Surface(item, seconds))
 
 
-def _replica_step(built: Built, item: PublishedRun, profile: str) -> Counter[str]:
-    """Breakdown of a data-parallel step, in picoseconds."""
-    (schedule,) = built.plan.step.schedules
-    programs = tuple(name for names, _ in schedule for name in names)
-    step = Step(
-        programs=built.programs,
-        schedules=(((programs, 1),),),
-        mesh=built.plan.step.mesh,
-        target=built.layout.target,
-        instances=item.nodes,
-        whole_axes={name: built.plan.mesh.origin(name) for name in built.plan.mesh.names},
+def _again(p: Prediction | Refused, predictor: Predictor) -> Prediction | Refused:
+    """The prediction with constants as they are now."""
+    if isinstance(p, Refused):
+        return p
+    fitted = constants()
+    nominal = replace(
+        PROFILES[NOMINAL],
+        streaming=fitted[STREAMING].value,
+        stall_recovery=fitted[STALL_RECOVERY].value,
     )
-    parts = Counter(time_step(step, profile).breakdown_ps)
-    for op in _micro_batch(built, profile):
-        for name, ps in _charges(op).items():
-            parts[name] += (item.num_microbatches - 1) * ps
-    return parts
+    timed = predictor.time(p.run.workload, nominal)
+    return replace(p, times={**p.times, NOMINAL: timed})
 
 
-def _charges(op: Stretch) -> dict[str, int]:
-    """A stretch by category, as the cluster loop charges it."""
-    if op.charge:
-        return {op.charge: op.full_ps}
-    return {"compute": op.compute_ps, "memory": op.full_ps - op.compute_ps}
+def summary(found: Sequence[Prediction | Refused]) -> dict[str, Any]:
+    """The report: a row per run, medians of absolute errors over all, and over primary ones."""
+    made = [p for p in found if isinstance(p, Prediction)]
+    surfaces = [p.surface for p in made if p.surface]
+    left = calibrate.left_out(surfaces)
+    peaks = {p.run.id: _peak_flops_per_s(p.run) for p in made}
+    report: dict[str, Any] = {"rows": [], "constants": _constants()}
+    mfu, errors = calibrate.baseline([p.run for p in made], peaks) if made else (0.0, [])
+    of_baseline = dict(zip([p.run.id for p in made], errors, strict=True))
+    for p in found:
+        one = _refused(p) if isinstance(p, Refused) else _row(p, left, of_baseline)
+        report["rows"].append(one)
+    if made:
+        report |= {
+            "baseline_mfu": mfu,
+            "median_error": _median([p.error for p in made]),
+            "max_error": max(abs(p.error) for p in made),
+            "baseline_median_error": _median(errors),
+            "baseline_max_error": max(map(abs, errors)),
+            "band_covers": sum(p.band_covers for p in made) / len(made),
+            "refused": len(found) - len(made),
+        }
+    primary = [p for p in made if p.surface]
+    if primary:
+        report["primary"] = {
+            "rows": [p.run.id for p in primary],
+            "median_error": _median([p.error for p in primary]),
+            "max_error": max(abs(p.error) for p in primary),
+            "leave_one_group_out_median_error": _median(list(left.values())),
+            "leave_one_group_out_max_error": max(map(abs, left.values())),
+            "baseline_median_error": _median([of_baseline[p.run.id] for p in primary]),
+        }
+    return report
 
 
-def _estimated(item: PublishedRun, service: UnitService) -> Prediction:
-    """One rank's program, composed with the communication of all."""
-    layers = item.layers // item.pp
-    once = build_rank(item, service, REPLICAS, layers)
-    twice = build_rank(item, service, REPLICAS, 2 * layers) if item.pp > 1 else None
-    target, mesh = once.layout.target, {"pp": item.pp, "dp_replicate": item.dp, "tp": item.tp}
-    estimates = {}
-    for name in PROFILES:
-        rank = rank_time(once, name)
-        if twice is not None:
-            rank = split_ends(rank, rank_time(twice, name))
-        network = Network(target, item.nodes, mesh, name)
-        estimates[name] = compose(item, rank, network, _parameters(once))
-    return Prediction(
-        run=item,
-        seconds={name: e.step_time_ps / PS_PER_S for name, e in estimates.items()},
-        kind=ESTIMATED,
-        shares=_shares(estimates[NOMINAL].parts_ps),
-        busy=_busy(once, NOMINAL),
-    )
+def _median(errors: Sequence[float]) -> float:
+    return statistics.median(abs(e) for e in errors)
 
 
-def _shares(parts_ps: Mapping[str, int]) -> dict[str, float]:
-    total = sum(parts_ps.values())
-    return {name: ps / total for name, ps in parts_ps.items() if ps}
+def _peak_flops_per_s(item: PublishedRun) -> float:
+    """Published bf16 peak of all cores of a run."""
+    w = item.workload
+    return load_target(w.target).published_flops_per_s_per_core * w.cores
 
 
-def rank_time(built: Built, profile: str) -> RankTime:
-    """One micro-batch and one update of a rank's program, its own collectives left out."""
-    update = _stretches(built, [name for name in built.programs if name == "update"], profile)
-    return RankTime(
-        layers_ps=sum(op.full_ps for op in _micro_batch(built, profile)),
-        ends_ps=0,
-        update_ps=sum(op.full_ps for op in update),
-    )
-
-
-def _busy(built: Built, profile: str) -> dict[str, float]:
-    """Busy share of every engine over one micro-batch."""
-    found = _micro_batch(built, profile)
-    total = sum(op.full_ps for op in found)
-    engines = sorted({engine for op in found for engine in op.segment.busy_ps})
-    return {e: sum(op.segment.busy_ps.get(e, 0) for op in found) / total for e in engines}
-
-
-def _micro_batch(built: Built, profile: str) -> list[Stretch]:
-    """What one micro-batch computes, without collectives."""
-    return _stretches(built, [name for name in built.programs if name != "update"], profile)
-
-
-def _stretches(built: Built, names: Sequence[str], profile: str) -> list[Stretch]:
-    """What programs compute between collectives, timed alone on their core."""
-    target = under_profile(built.layout.target, profile)
-    macros = [op for name in names for op in program_macros(built.programs[name], target)]
-    return [op for op in macros if isinstance(op, Stretch)]
-
-
-def _parameters(built: Built) -> int:
-    """Parameters a rank stores."""
-    buffers = built.plan.step.buffers.values()
-    return sum(b.local_type.num_elements for b in buffers if b.role == "parameter")
-
-
-def build_rank(
-    item: PublishedRun, service: UnitService, mesh: Mapping[str, int], layers: int
-) -> Built:
-    """The linked programs of one rank's share of the model on `mesh`, data-parallel."""
-    sizes = make_mesh(mesh)
-    batch = item.micro_batch * sizes.num_cores
-    layout = Layout(
-        target=load_target(item.target),
-        mesh=sizes,
-        captured_batch=batch,
-        global_batch=batch * item.num_microbatches,
-        num_microbatches=item.num_microbatches,
-    )
-    return build_task(_job(item), layout, rank_task(item, layers), service, Stages())
-
-
-def rank_task(item: PublishedRun, layers: int) -> TrainTask:
-    """The training step of one tensor-parallel rank with `layers` layers.
-
-    With sequence parallelism its norms and residuals hold its part of the sequence. Vocabularies
-    are padded to the ranks. With fewer kv heads than ranks every rank holds one.
-    Source: Megatron-LM pads the vocabulary; neuronx-distributed repeats kv heads.
-    """
-    from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-    from compiler.frontend.models.families import family_task
-
-    sizes = Sizes(
-        layers=layers,
-        hidden=item.hidden,
-        heads=item.heads // item.tp,
-        head_dim=item.hidden // item.heads,
-        ffn=-(-item.ffn // item.tp),
-        vocab=-(-item.vocab // item.tp),
-        positions=item.seq_len,
-    )
-    precision = Precision(
-        params=item.storage.params, activations=item.storage.activations, matmuls="bf16"
-    )
-    options = TaskOptions(
-        seq_len=item.seq_len,
-        sequence_shards=item.tp if item.sequence_parallel else 1,
-        precision=precision,
-        remat=item.remat,
-        name=item.id.lower(),
-    )
-    return family_task(item.family, sizes, options, max(1, item.kv_heads // item.tp))
-
-
-def _job(item: PublishedRun) -> JobConfig:
-    """The settings of a job that the road reads: machine, strategy, compiler."""
-    cluster = config.ClusterConfig(target=item.target, instances=item.nodes)
-    return JobConfig(cluster=cluster)
-
-
-def _service(progress: Progress) -> UnitService:
-    from orchestrator.job import unit_service
-
-    return unit_service(JobConfig(), progress)
-
-
-def baseline(runs: Sequence[PublishedRun]) -> tuple[float, dict[str, float]]:
-    """The constant MFU that fits `runs` best, and its error per run.
-
-    Best in the mean of squared log step times, hence the geometric mean.
-    """
-    peaks = {r.id: load_target(r.target).published_flops_per_s_per_core * r.cores for r in runs}
-    mfu = {r.id: r.model_flops / peaks[r.id] / r.step_time_s for r in runs}
-    fitted = math.exp(statistics.fmean(math.log(value) for value in mfu.values()))
-    return fitted, {name: value / fitted - 1 for name, value in mfu.items()}
-
-
-def summary(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """The report: a row per run, medians of the absolute errors."""
-    fitted, errors = baseline([p.run for p in predictions])
-    return {
-        "schema": 1,
-        "profile": NOMINAL,
-        "rows": [_row(p, errors[p.run.id]) for p in predictions],
-        "median_error": statistics.median(abs(p.error) for p in predictions),
-        "baseline_mfu": fitted,
-        "median_baseline_error": statistics.median(abs(e) for e in errors.values()),
-        "band_covers": sum(p.band_covers for p in predictions),
-    }
-
-
-def _row(p: Prediction, baseline_error: float) -> dict[str, Any]:
-    return {
-        "id": p.run.id,
-        "model": p.run.model,
-        "layout": p.run.layout,
-        "cores": p.run.cores,
-        "kind": p.kind,
-        "predicted_s": p.seconds[NOMINAL],
-        "band_s": [min(p.seconds.values()), max(p.seconds.values())],
-        "published_s": p.run.step_time_s,
+def _row(
+    p: Prediction, left: Mapping[str, float], of_baseline: Mapping[str, float]
+) -> dict[str, Any]:
+    nominal = p.times[NOMINAL]
+    return _named(p.run) | {
+        "predicted_step_time_s": p.seconds,
+        "published_step_time_s": p.run.step_time_s,
         "error": p.error,
-        "baseline_error": baseline_error,
-        "shares": dict(p.shares),
-        "busy": dict(p.busy),
+        "band_s": list(p.band),
+        "band_covers": p.band_covers,
+        "confidence": _confidence(p.run),
+        "left_out_error": left.get(p.run.id),
+        "baseline_error": of_baseline[p.run.id],
+        "shares": dict(nominal.shares),
+        "busy": dict(nominal.busy),
     }
 
 
-def show(report: Mapping[str, Any]) -> None:
-    """Print a report as a table, with where the time goes below it."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("row", "predicted", "band", "published", "error", "const. MFU", "kind"):
-        justify: Any = "left" if name in ("row", "kind") else "right"
-        table.add_column(name, justify=justify, no_wrap=True)
-    for row in report["rows"]:
-        low, high = row["band_s"]
-        table.add_row(
-            row["id"],
-            seconds_text(row["predicted_s"]),
-            f"{low:.4g} .. {high:.4g} s",
-            seconds_text(row["published_s"]),
-            f"{row['error']:+.1%}",
-            f"{row['baseline_error']:+.1%}",
-            row["kind"],
-        )
-    console.print(table)
-    for row in report["rows"]:
-        console.print(f"{row['id']}  {row['model']}, {row['layout']} on {row['cores']} cores")
-        console.print(f"      step: {_percents(row['shares'])}")
-        console.print(f"      core: {_percents(row['busy'])}")
-    _notes(console, report)
+def _named(item: PublishedRun) -> dict[str, Any]:
+    w = item.workload
+    return {
+        "id": item.id,
+        "group": item.group,
+        "model": item.model,
+        "primary": item.primary,
+        "layout": w.layout,
+        "cores": w.cores,
+        "settings": item.settings.name,
+    }
 
 
-def _percents(shares: Mapping[str, float]) -> str:
-    largest = sorted(shares.items(), key=lambda pair: -pair[1])
-    return "  ".join(f"{name} {share:.1%}" for name, share in largest if share >= 0.0005)
+def _refused(p: Refused) -> dict[str, Any]:
+    return _named(p.run) | {
+        "predicted_step_time_s": None,
+        "published_step_time_s": p.run.step_time_s,
+        "error": None,
+        "reason": p.reason,
+    }
 
 
-def _notes(console: Any, report: Mapping[str, Any]) -> None:
-    """The medians, and what the kinds mean."""
-    console.print(
-        f"median error {report['median_error']:.1%}; a constant MFU of {report['baseline_mfu']:.1%}"
-        f" fitted on the same rows {report['median_baseline_error']:.1%};"
-        f" band covers {report['band_covers']} of {len(report['rows'])}"
-    )
-    kinds = {row["kind"] for row in report["rows"]}
-    console.print("".join(text for kind, text in _KIND_NOTES.items() if kind in kinds), end="")
+def _confidence(item: PublishedRun) -> str:
+    """Whether constants were fitted to this very run."""
+    used = constants()[STREAMING].fitted_on
+    return "calibrated" if item.id in used else "extrapolated"
 
 
-_KIND_NOTES = {
-    SIMULATED: "simulated: partitioned, compiled and timed on the whole cluster\n",
-    ESTIMATED: "estimate: one rank's compiled program plus formulas for what ranks do together\n",
-}
+def _constants() -> dict[str, Any]:
+    """The fitted constants of the model, with their provenance."""
+    return {
+        name: {"value": one.value, "band": list(one.band), "fitted_on": one.fitted_on}
+        for name, one in constants().items()
+    }

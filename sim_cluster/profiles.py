@@ -1,70 +1,69 @@
 """Profiles of the run: how much of the documented rates a machine is credited with.
 
-They never change a NEFF byte. Every answer shows the band from `conservative` to `peak`. Nothing
-here is fitted to a model or a row; `validate` prints how far published runs are from each profile.
+They never change a NEFF byte. Every answer shows the band from `conservative` to `peak`. Two
+factors are fitted (`calibration.toml`); `validate` prints how far published runs are from each
+profile.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.target import CoreModel, Target
+from compiler.target import Target
+from sim_cluster.calibration import constants
+
+STREAMING = "streaming"
+STALL_RECOVERY = "stall_recovery"
+PEAK_DMA = 1.6
+"""Documented: theoretical DMA rate, 27.2 GB/s against 17 GB/s sustained per engine (NKI DMA
+pages); the peak profile's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Factors on documented rates.
+    """What a run credits the machine with.
 
-    `tensor` scales the tensor clock, `touch` every engine and queue that moves bytes.
+    `streaming` scales the clocks of Vector, Scalar and GpSimd and the rate of the DMA engines,
+    `dma` that rate again; `stall_recovery` as in `CoreModel`.
     """
 
     name: str
-    tensor: float
-    touch: float
-    dma: float
-    source: str
+    streaming: float
+    stall_recovery: float
+    dma: float = 1.0
 
 
-PROFILES = {
-    p.name: p
-    for p in (
-        Profile(
-            name="conservative",
-            tensor=0.879,
-            touch=0.815,
-            dma=1.0,
-            source="inferred: the two constants an analytic operation list needs on 12 published"
-            " trn1 rows"
-            " (median error 6.7 %)",
-        ),
-        Profile(
-            name="nominal",
-            tensor=1.0,
-            touch=1.0,
-            dma=1.0,
-            source="documented: clocks and sustained DMA rate (17 GB/s per engine on"
-            " NeuronCore-v2)",
-        ),
-        Profile(
-            name="peak",
-            tensor=1.0,
-            touch=1.0,
-            dma=1.6,
-            source="documented: theoretical DMA rate, 27.2 GB/s against 17 GB/s sustained per"
-            " engine",
-        ),
+def fitted_profile(name: str) -> Profile:
+    """The profile `name` with the fitted constants of `calibration.toml`."""
+    fitted = constants()
+    return Profile(
+        name=name,
+        streaming=fitted[STREAMING].under(name),
+        stall_recovery=fitted[STALL_RECOVERY].under(name),
+        dma=PEAK_DMA if name == "peak" else 1.0,
     )
-}
+
+
+PROFILES = {name: fitted_profile(name) for name in ("conservative", "nominal", "peak")}
 
 
 def under_profile(target: Target, name: str) -> Target:
     """`target` as the profile sees it."""
-    profile = PROFILES[name]
+    return credited(target, PROFILES[name])
+
+
+def credited(target: Target, profile: Profile) -> Target:
+    """`target` with what `profile` credits it with."""
     core = target.core
     clocks = {
-        engine: round(hz * (profile.tensor if engine == "tensor" else profile.touch))
+        engine: hz if engine == "tensor" else round(hz * profile.streaming)
         for engine, hz in core.clock_hz.items()
     }
-    rate = core.dma_engine_bytes_per_s * profile.touch * profile.dma
-    scaled: CoreModel = replace(core, clock_hz=clocks, dma_engine_bytes_per_s=rate)
+    rate = core.dma_engine_bytes_per_s * profile.streaming * profile.dma
+    scaled = replace(
+        core,
+        clock_hz=clocks,
+        dma_engine_bytes_per_s=rate,
+        stall_recovery=profile.stall_recovery,
+    )
     return replace(target, core=scaled)

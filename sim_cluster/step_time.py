@@ -19,7 +19,7 @@ from sim_cluster.degraded import Pattern, pattern_of, together
 from sim_cluster.faults import NO_FAULTS, Faults, Health, check_faults
 from sim_cluster.macro import Start, program_macros, schedule_macros
 from sim_cluster.network import Network
-from sim_cluster.profiles import PROFILES, under_profile
+from sim_cluster.profiles import PROFILES, Profile, credited
 from sim_cluster.run_timing import ClusterLoop, axis_category
 from sim_cluster.steady import steady_results
 
@@ -66,15 +66,21 @@ class StepTiming:
 
 
 def time_step(
-    step: Step, profile: str = "nominal", folded: bool = True, traced: bool = False
+    step: Step,
+    profile: str = "nominal",
+    folded: bool = True,
+    traced: bool = False,
+    credit: Profile | None = None,
 ) -> StepTiming:
     """Time one step: every function once, then the cluster loop over the classes of ranks, or
     (not `folded`) over every rank; micro-batches in their steady state once, unless `traced`.
 
+    `credit` is what cores are credited with instead of what the profile says; the network's costs
+    are always the profile's.
     Raises SimulationError (SW_DEAD_CORE, SW_TIME_DEADLOCK) when ranks hang, UsageError (SW_FAULT)
     for faults of cores, instances and links that are not there.
     """
-    replay = _Replay(step, profile, folded)
+    replay = _Replay(step, profile, folded, credit or PROFILES[profile])
     if len(step.schedules) > 1 or not folded or traced or step.faults.jitter:
         results = replay.run(step.schedules)
     else:
@@ -85,8 +91,8 @@ def time_step(
 class _Replay:
     """The cluster loop of a step under a profile, for any counts of its programs."""
 
-    def __init__(self, step: Step, profile: str, folded: bool) -> None:
-        target = under_profile(step.target, profile)
+    def __init__(self, step: Step, profile: str, folded: bool, credit: Profile) -> None:
+        target = credited(step.target, credit)
         network = Network(
             step.target, step.instances, step.mesh, profile, step.placement, step.collectives
         )

@@ -26,10 +26,13 @@ _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferr
 
 
 def nanoseconds(
-    plan: ContractPlan, walks: Sequence[Walk | None], out: Walk | None, plain: bool, room: Room
+    plan: ContractPlan,
+    walks: Sequence[Walk | None],
+    stores: Sequence[tuple[Walk, bool]],
+    room: Room,
 ) -> float:
-    """Estimated time of a plan; `walks` are those of its operands in HBM, `out` of its result,
-    which is the product itself when `plain`.
+    """Estimated time of a plan; `walks` are those of its operands in HBM, `stores` those of every
+    place its result goes to, true where that is the product itself.
     """
     size, tensors, rates = plan.space.sizes, room.tensors, room.rates
     blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
@@ -57,16 +60,19 @@ def nanoseconds(
         run, partitions, columns = _loaded(plan, operand, walk, item)
         turned += elements * columns
         moved += rates.transfer_ns(elements * item, run, partitions)
-    if out is not None:
+    extents = plan.extents if plan.rows is None else {**plan.extents, plan.rows: height}
+    for out, plain in stores:
         item = tensors[out.tensor].dtype.bytes
-        run = contiguous_run(plan.space, out, plan.out_axes, plan.extents) * item
+        run, partitions = (
+            contiguous_run(plan.space, out, plan.out_axes, plan.extents) * item,
+            height,
+        )
         total = row_blocks * rows * panels * width * points * item
-        extents = plan.extents if plan.rows is None else {**plan.extents, plan.rows: height}
         block = turned_block(plan, out, extents, item) if plain else None
         if block is not None:
-            run, height = block.run * item, block.partitions
+            run, partitions = block.run * item, block.partitions
             turned += total / item / block.partitions
-        moved += rates.transfer_ns(total, run, height)
+        moved += rates.transfer_ns(total, run, partitions)
     issued = row_blocks * plan.block * panels * points * max(width, MIN_CYCLES)
     evicted = row_blocks * plan.block * panels * max(width * points, MIN_CYCLES)
     products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + turned) * plan.passes)

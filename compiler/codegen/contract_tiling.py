@@ -115,7 +115,13 @@ class _Planner:
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
         self.walks = [largest_walk(space, n) for n in self.sides]
         largest = max(sinks, key=lambda n: space.elements(space.values[n]))
-        self.out, self.plain = space.values[largest].walk, is_plain(space, largest)
+        self.out = space.values[largest].walk
+        whole = space.elements(space.values[largest])
+        self.stores = tuple(
+            (walk, is_plain(space, n))
+            for n in sinks
+            if (walk := space.values[n].walk) and space.elements(space.values[n]) == whole
+        )
 
     def _best(self, atoms: Iterable[int], walks: Sequence[Walk | None]) -> int:
         """The atom that fills most partitions; of equal ones the one that is innermost in memory,
@@ -226,7 +232,7 @@ class _Planner:
             rates=self.room.rates,
             **tiles,
         )
-        return replace(plan, cost=nanoseconds(plan, self.placed, self.out, self.plain, self.room))
+        return replace(plan, cost=nanoseconds(plan, self.placed, self.stores, self.room))
 
     def _loops(self, atoms: Iterable[int]) -> tuple[int, ...]:
         """Atoms that become loops of single points, major first in the result."""

@@ -1,28 +1,21 @@
-"""Published runs: how rows are read and chosen, how estimates compose, three tiny runs end
-to end.
-"""
+"""Published runs: how rows are read, set and chosen, and four tiny runs end to end."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from collectives.cost import collective_time
-from collectives.ops import CollectiveKind
 from compiler.diagnostics import UsageError
-from compiler.target import load_target
-from orchestrator import cli, validate
-from orchestrator.config import JobConfig
-from orchestrator.estimate import RankTime, compose, split_ends
-from orchestrator.job import unit_service
-from orchestrator.published import COLUMNS, PublishedRun, read_runs
-from sim_cluster.network import Network
+from orchestrator import calibrate, cli, validate
+from orchestrator.predict import Timed, job_of, layout_of, task_of
+from orchestrator.published import COLUMNS, OPTIONAL, PublishedRun, read_runs
+from orchestrator.run_settings import profiles, release
+from orchestrator.validate_screen import show
 
 BERT = {
     "id": "B1",
@@ -74,7 +67,7 @@ LLAMA = GPT | {
 
 
 def write_csv(path: Path, *rows: dict[str, str], drop: str = "") -> Path:
-    names = [n for n in ("primary", *COLUMNS) if n != drop]
+    names = [n for n in (*COLUMNS, *OPTIONAL) if n != drop]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, names, extrasaction="ignore")
         writer.writeheader()
@@ -94,35 +87,73 @@ def refusal(tmp_path: Path, row: dict[str, str], **options: Any) -> UsageError:
 
 def test_columns_become_a_run(tmp_path: Path) -> None:
     run = parsed(tmp_path, LLAMA)
-    assert (run.family, run.layout, run.cores, run.target) == (
-        "llama",
-        "pipeline",
-        32,
-        "trn1.32xlarge",
-    )
-    assert run.zero1 and run.sequence_parallel and run.remat == "selective"
-    assert dataclasses.astuple(run.storage) == ("bf16", "bf16", "f32")
+    work = run.workload
+    assert (work.family, work.layout, work.cores) == ("llama", "pipeline", 32)
+    assert work.target == "trn1.32xlarge"
+    assert work.zero1 and work.sequence_parallel and work.remat == "selective"
+    assert dataclasses.astuple(work.storage) == ("bf16", "bf16", "f32", "f32")
     assert not run.unsupported()
 
 
 @pytest.mark.parametrize(
     ("precision", "expected"),
     [
-        ("FP32", ("f32", "f32", "f32")),
-        ("BF16", ("bf16", "bf16", "bf16")),
-        ("BF16 autocast, FP32 weights", ("f32", "bf16", "f32")),
-        ("BF16 + stochastic rounding", ("bf16", "bf16", "bf16")),
+        ("FP32", ("f32", "f32", "f32", "f32")),
+        ("BF16", ("bf16", "bf16", "bf16", "bf16")),
+        ("BF16 autocast, FP32 weights", ("f32", "bf16", "f32", "f32")),
+        ("BF16 + stochastic rounding", ("bf16", "bf16", "bf16", "bf16")),
     ],
 )
 def test_precision_column(tmp_path: Path, precision: str, expected: tuple[str, ...]) -> None:
     run = parsed(tmp_path, BERT | {"precision": precision})
-    assert dataclasses.astuple(run.storage) == expected
+    assert dataclasses.astuple(run.workload.storage) == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        ({"framework": "NeuronX Nemo-Megatron", "neuron_version": "2.18.0"}, "nemo"),
+        ({"framework": "NeuronX Nemo-Megatron", "neuron_version": "2.15.0"}, "nemo-2023"),
+        ({"framework": "AWS reference Megatron-LM (XLA)", "neuron_version": "2.5-2.6"}, "m-2022"),
+        ({"framework": "AWS reference Megatron-LM (XLA)", "neuron_version": "2.9"}, "megatron"),
+        ({"framework": "NeuronX Distributed", "model": "Llama-3.1-8B"}, "nxd-flash"),
+        ({"framework": "NeuronX Distributed", "model": "Llama2-7B"}, "nxd"),
+        ({"framework": "torch-neuronx dp_bert_hf_pretrain", "neuron_version": "2.26.0"}, "bert"),
+        ({"framework": "torch-neuronx dp_bert_hf_pretrain"}, "bert-2.27"),
+        ({"framework": "something new"}, "other"),
+    ],
+)
+def test_settings_follow_framework_model_and_release(
+    tmp_path: Path, columns: dict[str, str], name: str
+) -> None:
+    found = parsed(tmp_path, GPT | columns)
+    assert found.settings.name == name.replace("m-", "megatron-")
+    assert found.workload.attention == found.settings.attention
+
+
+def test_every_profile_says_where_it_is_from() -> None:
+    assert all(one.source and one.attention in ("unfused", "fused", "flash") for one in profiles())
+    assert not profiles()[-1].match
+    assert [release(t) for t in ("2.5-2.6", "2.4 (Sep 2022)", "")] == [(2, 5), (2, 4), None]
 
 
 def test_a_published_script_overrules_the_recomputation_column(tmp_path: Path) -> None:
-    assert parsed(tmp_path, GPT).remat == "full"
+    assert parsed(tmp_path, GPT).workload.remat == "full"
     script = {"framework": "AWS reference Megatron-LM (XLA)"}
-    assert parsed(tmp_path, GPT | script).remat == "none"
+    assert parsed(tmp_path, GPT | script).workload.remat == "none"
+
+
+def test_a_run_is_a_job_on_its_own_mesh(tmp_path: Path) -> None:
+    work = parsed(tmp_path, LLAMA | {"vocab": "97"}).workload
+    job, layout = job_of(work), layout_of(work)
+    assert layout.mesh.sizes == {"pp": 2, "dp_shard": 4, "tp": 4}
+    assert (layout.captured_batch, layout.global_batch) == (4, 16)
+    assert (job.strategy.name, job.strategy.zero) == ("llm-training", 1)
+    assert job.strategy.accumulate_dtype == "float32"
+    assert task_of(work).tokens_per_sample == 32
+    plain = job_of(parsed(tmp_path, BERT).workload)
+    assert (plain.strategy.name, plain.strategy.accumulate_dtype) == ("generic", "auto")
+    assert plain.compiler.attention == "fused"
 
 
 def test_bad_files_are_refused_with_place_and_value(tmp_path: Path) -> None:
@@ -138,28 +169,27 @@ def test_bad_files_are_refused_with_place_and_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model": "ViT-Base"}, "BERT|bert"),
+        ({"model": "ResNet-50"}, "bert, vit"),
         ({"dp": "16"}, "requires 32 cores"),
         ({"vocab": ""}, "positive sizes"),
         ({"heads": "5"}, "positive sizes"),
+        ({"instance": "p4d.24xlarge"}, "instance requires"),
     ],
 )
 def test_runs_that_cannot_be_predicted_say_why(
     tmp_path: Path, change: dict[str, str], reason: str
 ) -> None:
-    run = parsed(tmp_path, BERT | change)
-    with pytest.raises(UsageError, match=reason):
-        validate.select([run], [run.id])
+    assert reason in parsed(tmp_path, BERT | change).unsupported()
 
 
 def test_default_rows_are_the_smallest_primary_of_each_layout(tmp_path: Path) -> None:
     big = BERT | {"id": "B0", "nodes": "2", "dp": "64"}
     other = BERT | {"id": "B2", "primary": "", "matmul_params_b": "0.00001"}
-    vit = BERT | {"id": "V", "model": "ViT", "matmul_params_b": "0"}
-    runs = read_runs(write_csv(tmp_path / "f.csv", vit, LLAMA, big, other, BERT, GPT))
+    net = BERT | {"id": "V", "model": "ResNet", "matmul_params_b": "0"}
+    runs = read_runs(write_csv(tmp_path / "f.csv", net, LLAMA, big, other, BERT, GPT))
     assert [run.id for run in validate.select(runs, [])] == ["B1", "G1", "L1"]
     assert [run.id for run in validate.select(runs, ["L1", "B0"])] == ["L1", "B0"]
-    assert len(validate.select(runs, ["all"])) == 5
+    assert len(validate.select(runs, ["all"])) == 6
     with pytest.raises(UsageError, match="got X9"):
         validate.select(runs, ["X9"])
 
@@ -167,130 +197,137 @@ def test_default_rows_are_the_smallest_primary_of_each_layout(tmp_path: Path) ->
 def test_baseline_is_one_mfu_for_all_rows(tmp_path: Path) -> None:
     run = parsed(tmp_path, BERT)
     twice = dataclasses.replace(run, id="slow", step_time_s=run.step_time_s * 4)
-    fitted, errors = validate.baseline([run, twice])
-    assert errors["B1"] == pytest.approx(1.0) and errors["slow"] == pytest.approx(-0.5)
-    sequences, peak = 32 * 2 * 4, 95e12 * 32
+    peaks = {"B1": 95e12 * 32, "slow": 95e12 * 32}
+    fitted, errors = calibrate.baseline([run, twice], peaks)
+    assert errors == pytest.approx([1.0, -0.5])
+    sequences = 32 * 2 * 4
     flops = sequences * (6 * 32 * 1e5 + 12 * 2 * 64 * 32**2)
-    assert fitted == pytest.approx(flops / peak / run.step_time_s / 2)
-    assert validate.baseline([run])[1]["B1"] == pytest.approx(0.0)
+    assert fitted == pytest.approx(flops / peaks["B1"] / run.step_time_s / 2)
 
 
-def network(run: PublishedRun) -> Network:
-    mesh = {"pp": run.pp, "dp_replicate": run.dp, "tp": run.tp}
-    return Network(load_target(run.target), run.nodes, mesh, "nominal")
+def surface(run: PublishedRun, streaming: float, recovery: float) -> calibrate.Surface:
+    """A run that would take 1 s at (1, 0), with known powers of the two constants."""
+    seconds = tuple(
+        tuple(a**-streaming * (1 - recovery * b) for b in calibrate.RECOVERY_GRID)
+        for a in calibrate.STREAMING_GRID
+    )
+    return calibrate.Surface(run, seconds)
 
 
-def priced(run: PublishedRun, kind: str, axis: str, size: int, width: int, **options: Any) -> int:
-    net = network(run)
-    groups = net.groups((axis,))
-    return collective_time(
-        CollectiveKind(kind), net.topology, groups, size, width, net.costs, **options
-    ).total_ps
+def test_a_fit_finds_the_constants_rows_were_made_with(tmp_path: Path) -> None:
+    true = calibrate.Fit(0.85, 0.5)
+    made = []
+    for number, (a, b) in enumerate([(0.9, 0.1), (0.3, 0.3), (0.6, 0.02)]):
+        run = dataclasses.replace(parsed(tmp_path, BERT), id=f"R{number}", group=f"g{number}")
+        exact = surface(run, a, b)
+        run = dataclasses.replace(run, step_time_s=exact.at(true))
+        made.append(dataclasses.replace(exact, run=run))
+    assert made[0].at(true) == pytest.approx(0.85**-0.9 * 0.95)
+    found = calibrate.best_fit(made)
+    assert found.streaming == pytest.approx(0.85, abs=0.006)
+    assert found.stall_recovery == pytest.approx(0.5, abs=0.02)
+    left = calibrate.left_out(made)
+    assert left.keys() == {"R0", "R1", "R2"} and max(map(abs, left.values())) < 0.02
+    odd = dataclasses.replace(made[0].run, step_time_s=made[0].run.step_time_s * 2)
+    assert calibrate.left_out([dataclasses.replace(made[0], run=odd), *made[1:]])["R0"] < -0.45
 
 
-RANK = RankTime(layers_ps=7_000_000_000, ends_ps=2_000_000_000, update_ps=8_000_000_000)
-
-
-def test_tensor_parallel_step_by_hand(tmp_path: Path) -> None:
-    run = parsed(tmp_path, GPT | {"activation_checkpointing": "none"})
-    estimate = compose(run, RANK, network(run), 1000)
-    reduce_ps = priced(run, "all_reduce", "tp", 32 * 64 * 2, 2)
-    scores_ps = priced(run, "all_reduce", "tp", 32 * 4, 4)
-    assert estimate.parts_ps["compute"] == 4 * 9_000_000_000
-    assert estimate.parts_ps["tensor"] == 4 * ((2 * 4 + 2) * reduce_ps + 3 * scores_ps)
-    assert estimate.parts_ps["gradients"] == priced(run, "all_reduce", "dp_replicate", 2000, 2)
-    assert estimate.parts_ps["bubble"] == estimate.parts_ps["send"] == 0
-    assert estimate.step_time_ps == sum(estimate.parts_ps.values())
-    full = compose(dataclasses.replace(run, remat="full"), RANK, network(run), 1000)
-    assert full.parts_ps["tensor"] - estimate.parts_ps["tensor"] == 4 * 2 * 2 * reduce_ps
-
-
-def test_pipeline_step_by_hand(tmp_path: Path) -> None:
-    run = parsed(tmp_path, LLAMA)
-    parts = compose(run, RANK, network(run), 1000).parts_ps
-    gather = priced(run, "all_gather", "tp", 32 * 64 * 2, 2)
-    scatter = priced(run, "reduce_scatter", "tp", 32 * 64 * 2, 2)
-    send = 2 * priced(run, "collective_permute", "pp", 32 * 64 * 2 // 4, 2, pairs=[(0, 1)])
-    layers = 2 * (6 * gather + 4 * scatter)
-    assert parts["compute"] == 4 * 9_000_000_000
-    assert parts["send"] == 4 * send > 0
-    # Filling and draining: the one stage that is not the slowest, once.
-    assert parts["bubble"] == 7_000_000_000 + layers + send
-    assert parts["optimizer"] == 8_000_000_000 // 4
-    reduced = priced(run, "reduce_scatter", "dp_replicate", 4000, 4)
-    assert parts["gradients"] == reduced + priced(run, "all_gather", "dp_replicate", 2000, 2)
-
-
-def test_time_of_a_rank_is_linear_in_its_layers(
+def test_a_fit_is_written_with_its_provenance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
-    run = parsed(tmp_path, LLAMA)
-    with unit_service(JobConfig(), None) as service:
-        built = [validate.build_rank(run, service, validate.REPLICAS, n) for n in (2, 4, 6)]
-    times = [validate.rank_time(b, "nominal") for b in built]
-    first, second = (split_ends(a, b) for a, b in pairwise(times))
-    assert first.layers_ps == pytest.approx(second.layers_ps, rel=0.1)  # partial tiles
-    assert 0 < first.ends_ps < times[0].layers_ps
+    from sim_cluster import calibration
 
-
-def test_layers_and_ends_are_told_apart() -> None:
-    once, twice = (RankTime(layers_ps=p, ends_ps=0, update_ps=5) for p in (130, 250))
-    assert split_ends(once, twice) == RankTime(layers_ps=120, ends_ps=10, update_ps=5)
+    copy = tmp_path / "calibration.toml"
+    copy.write_text(calibration.FILE.read_text())
+    monkeypatch.setattr(calibration, "FILE", copy)
+    before = calibration.constants()
+    try:
+        calibrate.write(calibrate.Fit(0.77, 0.33), [parsed(tmp_path, BERT)], "by hand")
+        now = calibration.constants()
+        assert (now["streaming"].value, now["stall_recovery"].value) == (0.77, 0.33)
+        assert now["streaming"].fitted_on.endswith("B1") and now["streaming"].method == "by hand"
+        others = [n for n in now if n not in ("streaming", "stall_recovery")]
+        assert all(now[n] == before[n] for n in others)
+        assert now["streaming"].band == before["streaming"].band
+        assert len(now) <= 3
+    finally:
+        calibration.constants.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("validate")
-    path = write_csv(folder / "runs.csv", BERT, GPT, LLAMA)
+    again = BERT | {"id": "B2", "primary": "", "step_time_s": "0.25"}
+    odd = BERT | {"id": "X1", "model": "ResNet-50"}
+    path = write_csv(folder / "runs.csv", BERT, GPT, LLAMA, again, odd)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NEURON_COMPILE_CACHE_URL", str(folder / "cache"))
-        printed: list[str] = []
-        patch.setattr("builtins.print", lambda *text, **_: printed.append(str(text[0])))
-        code = cli.main(["validate", "--training", str(path), "--json"])
-    assert code == 0, printed
-    result: dict[str, Any] = json.loads(printed[-1])
+        first = printed(patch, "--training", str(path), "--rows", "all")
+        patch.setattr("orchestrator.predict.build_workload", None)  # all of it is stored
+        second = printed(patch, "--training", str(path), "--rows", "all")
+    assert second == first
+    result: dict[str, Any] = first["training"]
     return result
 
 
-def test_three_tiny_runs_end_to_end(report: dict[str, Any]) -> None:
+def printed(patch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
+    """What `validate --json` prints."""
+    lines: list[str] = []
+    patch.setattr("builtins.print", lambda *text, **_: lines.append(str(text[0])))
+    code = cli.main(["validate", *arguments, "--json"])
+    assert code == 0, lines
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
+
+
+def test_tiny_runs_end_to_end(report: dict[str, Any]) -> None:
     rows = {row["id"]: row for row in report["rows"]}
-    assert [r["kind"] for r in rows.values()] == ["simulated", "estimate", "estimate"]
-    for row in rows.values():
+    assert list(rows) == ["B1", "G1", "L1", "B2", "X1"]
+    for name in ("B1", "G1", "L1", "B2"):
+        row = rows[name]
         low, high = row["band_s"]
-        assert 0 < low <= row["predicted_s"] <= high
-        assert row["error"] == pytest.approx(row["predicted_s"] / 0.5 - 1)
+        assert 0 < low <= row["predicted_step_time_s"] <= high
+        error = row["predicted_step_time_s"] / row["published_step_time_s"] - 1
+        assert row["error"] == pytest.approx(error)
         assert sum(row["shares"].values()) == pytest.approx(1)
         assert 0 < row["busy"]["tensor"] < 1
     assert "collective_dp_replicate" in rows["B1"]["shares"]
-    assert rows["L1"]["shares"].keys() >= {"compute", "tensor", "bubble", "send", "gradients"}
-    assert report["median_error"] == sorted(abs(r["error"]) for r in rows.values())[1]
+    assert "collective_tp" in rows["G1"]["shares"]
+    assert "bubble" in rows["L1"]["shares"]
+    assert rows["B2"]["predicted_step_time_s"] == rows["B1"]["predicted_step_time_s"]
+    assert rows["X1"]["error"] is None and "bert, vit" in rows["X1"]["reason"]
 
 
-def test_screen_names_estimates(report: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    validate.show(report)
+def test_medians_are_over_what_was_predicted(report: dict[str, Any]) -> None:
+    errors = sorted(abs(r["error"]) for r in report["rows"] if r["error"] is not None)
+    assert report["median_error"] == pytest.approx((errors[1] + errors[2]) / 2)
+    assert report["max_error"] == errors[-1] and report["refused"] == 1
+    assert set(report["constants"]) >= {"streaming", "stall_recovery"}
+    primary = report["primary"]
+    assert primary["rows"] == ["B1", "G1", "L1"]
+    assert primary["leave_one_group_out_max_error"] > 0
+
+
+def test_screen_shows_rows_and_refusals(
+    report: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show({"training": report})
     text = capsys.readouterr().out
-    assert "estimate: one rank's compiled program" in text and "simulated:" in text
-    assert "fitted on the same rows" in text
-    validate.show(report | {"rows": report["rows"][:1]})
-    assert "estimate:" not in capsys.readouterr().out
+    assert "X1  not predicted: model requires" in text
+    assert "fitted on the same rows" in text and "one group left out" in text
 
 
-def test_a_rank_holds_its_share_of_the_model(tmp_path: Path) -> None:
-    from compiler.frontend.capture import abstract_state
-
-    run = parsed(tmp_path, LLAMA | {"kv_heads": "2"})
-    params = abstract_state(validate.rank_task(run, 2))[0]
-    shapes = {name: leaf.shape for name, leaf in params["layers"].items()}
-    assert shapes["wq"] == (2, 64, 16) and shapes["wk"] == (2, 64, 16)
-    assert shapes["w_up"] == (2, 64, 32) and params["lm_head"].shape == (64, 24)
-    assert str(params["embed"].dtype) == "bfloat16"
+def test_nothing_asked_is_refused() -> None:
+    with pytest.raises(UsageError, match="one of --training"):
+        validate.run(validate.Asked())
 
 
 def test_band_covers_what_lies_between_the_profiles(tmp_path: Path) -> None:
     run = parsed(tmp_path, BERT)
-    options: Any = {"run": run, "kind": "estimate", "shares": {}, "busy": {}}
-    inside = {"conservative": 0.6, "nominal": 0.55, "peak": 0.4}
-    assert validate.Prediction(seconds=inside, **options).band_covers
-    assert not validate.Prediction(seconds=inside | {"peak": 0.51}, **options).band_covers
-    assert validate.Prediction(seconds=inside, **options).error == pytest.approx(0.1)
+
+    def made(**seconds: float) -> validate.Prediction:
+        return validate.Prediction(run, {n: Timed(s, {}, {}) for n, s in seconds.items()})
+
+    assert made(conservative=0.6, nominal=0.55, peak=0.4).band_covers
+    assert not made(conservative=0.6, nominal=0.55, peak=0.51).band_covers
+    assert made(conservative=0.6, nominal=0.55, peak=0.4).error == pytest.approx(0.1)

@@ -2,8 +2,7 @@
 and the training task around a loss.
 
 Written as a JAX user writes them, without any sharding annotation. Layers are stacked on a leading
-dim for `lax.scan`; every width is a free number, so one rank of a tensor-parallel model is the same
-code with fewer heads and a narrower MLP.
+dim for `lax.scan`; every width is a free number.
 
 Einsum letters: b batch, t and s positions, h heads, e head dim, d model width, f MLP width.
 """
@@ -21,7 +20,7 @@ import optax
 from compiler.diagnostics import UsageError
 from compiler.frontend.models import text
 from compiler.frontend.models.llama import make_optimizer
-from compiler.frontend.task import TrainTask
+from compiler.frontend.task import BatchFactory, TrainTask
 
 TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 INIT_STD = 0.02  # `initializer_range` of the published BERT and GPT configurations
@@ -197,19 +196,6 @@ def run_layers(
     return out
 
 
-def gather_sequence(x: jax.Array, shards: int) -> jax.Array:
-    """Stand-in for the all-gather of sequence parallelism: the rank's own part, `shards` times.
-
-    What it writes is what a gather writes; who sends it is not part of one rank's program.
-    """
-    return jnp.concatenate([x] * shards, axis=1) if shards > 1 else x
-
-
-def own_sequence(x: jax.Array, shards: int) -> jax.Array:
-    """Stand-in for the reduce-scatter: the first of `shards` equal parts of the sequence."""
-    return x[:, : x.shape[1] // shards]
-
-
 def cross_entropy(precision: Precision, logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Mean cross entropy over all positions, in nat, in the type of statistics."""
     log_probs = jax.nn.log_softmax(precision.wide(logits), axis=-1)
@@ -220,13 +206,10 @@ def cross_entropy(precision: Precision, logits: jax.Array, targets: jax.Array) -
 class TaskOptions:
     """What a task is besides its model.
 
-    `sequence_shards` above 1 makes one rank of a sequence-parallel decoder: norms and residuals
-    hold its part of the sequence. Its times mean something, its values do not.
-    Raises UsageError for an unknown remat or shards that do not divide the sequence.
+    Raises UsageError for an unknown remat.
     """
 
     seq_len: int
-    sequence_shards: int = 1
     precision: Precision = Precision()
     optimizer: str = "adamw"
     clip: float = 1.0
@@ -235,16 +218,19 @@ class TaskOptions:
     name: str = "step"
 
     def __post_init__(self) -> None:
-        if self.sequence_shards < 1 or self.seq_len % self.sequence_shards:
-            raise UsageError(
-                "SW_SEQ_LEN",
-                f"sequence_shards requires a divisor of seq_len {self.seq_len}, got"
-                f" {self.sequence_shards}",
-            )
         if self.remat not in ("none", "selective", "full"):
             raise UsageError(
                 "SW_REMAT", f"remat requires none, selective or full, got {self.remat}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a model is fed: abstract batches, batches of numbers, tokens of one sample."""
+
+    batch: Callable[[int], Any]
+    batches: BatchFactory
+    tokens: int
 
 
 def language_task(
@@ -259,6 +245,21 @@ def language_task(
     Raises UsageError for a sequence longer than `positions`.
     """
     _check_length(options.seq_len, positions)
+    samples = Samples(
+        lambda n: text.token_structs(n, options.seq_len),
+        text.batch_factory(options.seq_len, vocab),
+        options.seq_len,
+    )
+    return sample_task(init_params, loss, samples, options)
+
+
+def sample_task(
+    init_params: Callable[[jax.Array, Precision], Params],
+    loss: Callable[[Params, dict[str, jax.Array], Precision], jax.Array],
+    samples: Samples,
+    options: TaskOptions,
+) -> TrainTask:
+    """The training step of a model on `samples`."""
     chain = make_optimizer(options.optimizer, options.lr, options.clip)
     exact = Precision()
 
@@ -275,9 +276,9 @@ def language_task(
         return TrainTask(
             step=step,
             init=init,
-            batch=lambda n: text.token_structs(n, options.seq_len),
-            batches=text.batch_factory(options.seq_len, vocab),
-            tokens_per_sample=options.seq_len,
+            batch=samples.batch,
+            batches=samples.batches,
+            tokens_per_sample=samples.tokens,
             full_precision=None if precision == exact else task(exact),
             name=options.name,
         )

@@ -1,7 +1,7 @@
 """The training task of a model family at given sizes, for callers that hold sizes and not a config.
 
-One set of sizes serves all families, so one rank of a tensor- or pipeline-parallel run is a task
-like any other: fewer heads, a narrower MLP and vocabulary, fewer layers, the same width.
+One set of sizes serves all families; what a family does not have (key-value heads, classes) is
+beside it or goes by another name there.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from typing import Any
 import jax
 
 from compiler.diagnostics import UsageError
-from compiler.frontend.models import blocks, encoder, gpt, llama
+from compiler.frontend.models import blocks, encoder, gpt, llama, vit
 from compiler.frontend.models.blocks import Params, Precision, Sizes, TaskOptions
 from compiler.frontend.task import TrainTask
 
 
 def family_task(family: str, sizes: Sizes, options: TaskOptions, kv_heads: int = 0) -> TrainTask:
-    """The task of `family`: encoder, gpt or llama (which alone has `kv_heads`; 0 means `heads`).
+    """The task of `family`: encoder, gpt, vit or llama (which alone has `kv_heads`; 0 means
+    `heads`).
 
     Raises UsageError for an unknown family or sizes that do not fit.
     """
-    makers = {"encoder": encoder.train_task, "gpt": gpt.train_task}
+    makers = {"encoder": encoder.train_task, "gpt": gpt.train_task, "vit": vit.train_task}
     if family in makers:
         return makers[family](sizes, options)
     if family == "llama":
         return _llama_task(sizes, kv_heads or sizes.heads, options)
-    raise UsageError("SW_MODEL", f"model family requires encoder, gpt or llama, got {family}")
+    raise UsageError("SW_MODEL", f"model family requires encoder, gpt, vit or llama, got {family}")
 
 
 def _llama_task(sizes: Sizes, kv_heads: int, options: TaskOptions) -> TrainTask:
@@ -49,32 +50,6 @@ def _llama_task(sizes: Sizes, kv_heads: int, options: TaskOptions) -> TrainTask:
         return stored
 
     def loss(params: Params, batch: dict[str, Any], precision: Precision) -> jax.Array:
-        if options.sequence_shards == 1:
-            return llama.loss(config, params, batch, precision.dtype, options.remat)
-        return _sharded_llama_loss(config, params, batch, precision, options)
+        return llama.loss(config, params, batch, precision.dtype, options.remat)
 
     return blocks.language_task(init, loss, sizes.vocab, sizes.positions, options)
-
-
-def _sharded_llama_loss(
-    config: llama.LlamaConfig,
-    params: Params,
-    batch: dict[str, Any],
-    precision: Precision,
-    options: TaskOptions,
-) -> jax.Array:
-    """`llama.loss` of one sequence-parallel rank (`TaskOptions.sequence_shards`)."""
-    shards, eps = options.sequence_shards, config.rms_norm_eps
-    tables = llama.rope_tables(config, options.seq_len)
-
-    def layer(x: jax.Array, weights: Params) -> jax.Array:
-        normed = blocks.gather_sequence(llama.rms_norm(x, weights["attn_norm"], eps), shards)
-        x = x + blocks.own_sequence(llama.attention(config, weights, normed, tables), shards)
-        normed = blocks.gather_sequence(llama.rms_norm(x, weights["mlp_norm"], eps), shards)
-        return x + blocks.own_sequence(llama.swiglu(weights, normed), shards)
-
-    x = blocks.own_sequence(params["embed"].astype(precision.dtype)[batch["tokens"]], shards)
-    x = blocks.run_layers(layer, x, params["layers"], options.remat)
-    x = blocks.gather_sequence(llama.rms_norm(x, params["final_norm"], eps), shards)
-    given = x @ params["lm_head"].astype(precision.dtype)
-    return blocks.cross_entropy(precision, given, batch["targets"])

@@ -29,31 +29,25 @@ def init_params(sizes: Sizes, key: jax.Array, precision: Precision) -> Params:
     return params | {"layers": blocks.init_layers(c, layer_key, dtype)}
 
 
-def decoder_layer(
-    sizes: Sizes, precision: Precision, shards: int, x: jax.Array, layer: Params
-) -> jax.Array:
+def decoder_layer(sizes: Sizes, precision: Precision, x: jax.Array, layer: Params) -> jax.Array:
     """Attention and MLP, each behind a norm and added to the residual."""
     normed = blocks.layer_norm(precision, x, layer["attn_scale"], layer["attn_shift"], _EPS)
-    normed = blocks.gather_sequence(normed, shards)
-    mixed = blocks.attention(precision, layer, normed, sizes.heads, causal=True)
-    x = x + blocks.own_sequence(mixed, shards)
+    x = x + blocks.attention(precision, layer, normed, sizes.heads, causal=True)
     normed = blocks.layer_norm(precision, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
-    normed = blocks.gather_sequence(normed, shards)
-    return x + blocks.own_sequence(blocks.mlp(precision, layer, normed, exact=False), shards)
+    return x + blocks.mlp(precision, layer, normed, exact=False)
 
 
 def logits(
     sizes: Sizes, params: Params, tokens: jax.Array, precision: Precision, options: TaskOptions
 ) -> jax.Array:
     """Next-token logits [B, T, V]."""
-    p, shards = precision, options.sequence_shards
+    p = precision
     x = params["embed"].astype(p.dtype)[tokens]
     x = x + params["positions"][: tokens.shape[1]].astype(p.dtype)
-    x = blocks.own_sequence(x, shards)
-    layer = partial(decoder_layer, sizes, p, shards)
+    layer = partial(decoder_layer, sizes, p)
     x = blocks.run_layers(layer, x, params["layers"], options.remat)
     x = blocks.layer_norm(p, x, params["final_scale"], params["final_shift"], _EPS)
-    return p.einsum("btd,vd->btv", blocks.gather_sequence(x, shards), params["embed"])
+    return p.einsum("btd,vd->btv", x, params["embed"])
 
 
 def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainTask:

@@ -12,7 +12,7 @@ import pytest
 from compiler.diagnostics import UsageError
 from compiler.dtypes import DType
 from compiler.frontend.capture import abstract_state
-from compiler.frontend.models import blocks, encoder, gpt
+from compiler.frontend.models import blocks, encoder, gpt, vit
 from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from compiler.frontend.models.families import family_task
 from compiler.frontend.reference import run_reference
@@ -133,24 +133,29 @@ def test_recomputation_changes_no_value() -> None:
     assert losses[0][-1] < losses[0][0]
 
 
-@pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_a_sequence_parallel_rank_norms_its_part_and_multiplies_the_whole(family: str) -> None:
-    options = TaskOptions(seq_len=8, sequence_shards=4)
-    graph, _, _ = captured_graph(family_task(family, SIZES, options), 3)
-    roots = [op.result.type.shape for op in walk(graph) if op.name == "rsqrt"]
-    assert (3, 2, 1) in roots and (3, 8, 1) not in roots
-    rows = {op.operands[0].type.shape for op in walk(graph) if op.name == "dot_general"}
-    assert (3, 8, 16) in rows and (3, 2, 16) not in rows
-    task = family_task(family, SIZES, options)
-    plan = fsdp_plan(task, make_mesh({"dp_replicate": 2}), 1, 2)
-    assert [p.name for p in plan.step.programs] == ["forward", "backward", "update"]
+def test_statistics_are_computed_in_their_type() -> None:
+    """Roots of norms, and where GELU has no exponential (GPT) those of softmax and loss."""
+    for statistics in ("f32", "bf16"):
+        precision = Precision(
+            params="bf16", activations="bf16", matmuls="bf16", statistics=statistics
+        )
+        options = TaskOptions(seq_len=8, precision=precision)
+        for family in ("encoder", "gpt"):
+            graph, _, _ = captured_graph(family_task(family, SIZES, options), 2)
+            told = ("rsqrt", "exponential") if family == "gpt" else ("rsqrt",)
+            found = [op for op in walk(graph) if op.name in told]
+            assert {op.result.type.dtype.value for op in found} == {statistics}
 
 
-def test_one_shard_is_the_model_itself() -> None:
-    x = jax.random.normal(jax.random.key(0), (2, 8, 4))
-    assert blocks.gather_sequence(x, 1) is x
-    np.testing.assert_array_equal(blocks.own_sequence(x, 1), x)
-    np.testing.assert_array_equal(blocks.gather_sequence(x, 3)[:, 8:16], x)
+def test_a_vision_transformer_learns_from_its_class_token() -> None:
+    task = family_task("vit", SIZES, TaskOptions(seq_len=SIZES.positions, lr=1e-2))
+    losses = run_reference(task, steps=4, seed=0, global_batch=4).losses
+    assert losses[-1] < losses[0]
+    params = abstract_state(task)[0]
+    assert params["patches"].shape == (vit.PIXELS, SIZES.hidden)
+    assert task.batch(2)["images"].shape == (2, SIZES.positions - 1, vit.PIXELS)
+    with pytest.raises(UsageError, match="requires the 16 positions"):
+        family_task("vit", SIZES, TaskOptions(seq_len=8))
 
 
 def test_bad_options_name_the_field() -> None:
@@ -160,9 +165,7 @@ def test_bad_options_name_the_field() -> None:
         encoder.train_task(SIZES, TaskOptions(seq_len=17))
     with pytest.raises(UsageError, match="remat requires none, selective or full, got some"):
         TaskOptions(seq_len=8, remat="some")
-    with pytest.raises(UsageError, match="divisor of seq_len 8, got 3"):
-        TaskOptions(seq_len=8, sequence_shards=3)
     with pytest.raises(UsageError, match="dtype requires f32, bf16, got fp8"):
         Precision(params="fp8")
-    with pytest.raises(UsageError, match="encoder, gpt or llama, got vit"):
-        family_task("vit", SIZES, OPTIONS)
+    with pytest.raises(UsageError, match="encoder, gpt, vit or llama, got resnet"):
+        family_task("resnet", SIZES, OPTIONS)

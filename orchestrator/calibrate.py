@@ -1,0 +1,127 @@
+"""Fitting the constants of `sim_cluster/calibration.toml` that training runs identify, and what
+such a fit is worth.
+
+Every run is timed on a small grid of the two constants; between the points the logarithm of its
+time is interpolated, so that a fit, and one fit per group left out, need no further runs. The loss
+forgives single rows (pseudo-Huber), since releases of one setup differ by more than the model can.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from orchestrator.published import PublishedRun
+from sim_cluster import calibration
+from sim_cluster.profiles import STALL_RECOVERY, STREAMING, Profile
+
+STREAMING_GRID = (0.7, 0.85, 1.0)
+RECOVERY_GRID = (0.0, 0.5, 1.0)
+_STEPS = 60  # of the search along each constant
+_HUBER = 0.08  # relative error up to which a row counts in full (the spread between releases)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Values of the two constants."""
+
+    streaming: float
+    stall_recovery: float
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """Predicted seconds of one run over the grid: `seconds[streaming][recovery]`."""
+
+    run: PublishedRun
+    seconds: tuple[tuple[float, ...], ...]
+
+    def at(self, fit: Fit) -> float:
+        """Seconds at a point of the grid's range, linear in the logarithm."""
+        i, u = _place(STREAMING_GRID, fit.streaming)
+        j, v = _place(RECOVERY_GRID, fit.stall_recovery)
+        corners = (
+            (i, j, (1 - u) * (1 - v)),
+            (i + 1, j, u * (1 - v)),
+            (i, j + 1, (1 - u) * v),
+            (i + 1, j + 1, u * v),
+        )
+        return math.exp(sum(w * math.log(self.seconds[m][n]) for m, n, w in corners))
+
+    def error(self, fit: Fit) -> float:
+        """Predicted over published, less 1."""
+        return self.at(fit) / self.run.step_time_s - 1
+
+
+def grid_profiles() -> list[list[Profile]]:
+    """The profiles a surface is made of, in its order."""
+    return [
+        [
+            Profile(name="nominal", streaming=streaming, stall_recovery=recovery)
+            for recovery in RECOVERY_GRID
+        ]
+        for streaming in STREAMING_GRID
+    ]
+
+
+def _place(grid: Sequence[float], value: float) -> tuple[int, float]:
+    """(interval, part of it) of `value` in an ascending grid."""
+    last = len(grid) - 2
+    i = next((n for n in range(last) if value <= grid[n + 1]), last)
+    return i, (value - grid[i]) / (grid[i + 1] - grid[i])
+
+
+def best_fit(surfaces: Sequence[Surface]) -> Fit:
+    """The constants with the least loss over `surfaces`; 1 and 0 of nothing."""
+    if not surfaces:
+        return Fit(1.0, 0.0)
+    candidates = [Fit(a, b) for a, b in product(_along(STREAMING_GRID), _along(RECOVERY_GRID))]
+    return min(candidates, key=lambda fit: _loss(surfaces, fit))
+
+
+def _along(grid: Sequence[float]) -> list[float]:
+    low, high = grid[0], grid[-1]
+    return [low + (high - low) * n / _STEPS for n in range(_STEPS + 1)]
+
+
+def _loss(surfaces: Sequence[Surface], fit: Fit) -> float:
+    errors = [math.log(s.at(fit) / s.run.step_time_s) / _HUBER for s in surfaces]
+    return sum(math.sqrt(1 + e * e) - 1 for e in errors)
+
+
+def left_out(surfaces: Sequence[Surface]) -> dict[str, float]:
+    """Error of every run, by id, with constants fitted to the runs of all other groups."""
+    fits = {
+        group: best_fit([s for s in surfaces if s.run.group != group])
+        for group in {s.run.group for s in surfaces}
+    }
+    return {s.run.id: s.error(fits[s.run.group]) for s in surfaces}
+
+
+def baseline(runs: Sequence[PublishedRun], peaks: Mapping[str, float]) -> tuple[float, list[float]]:
+    """The constant MFU that fits `runs` best, and its error per run. `peaks` are FLOP/s of all
+    cores of a run by id.
+
+    Best in the mean of squared log step times, hence the geometric mean.
+    """
+    mfu = [r.model_flops / peaks[r.id] / r.step_time_s for r in runs]
+    fitted = math.exp(statistics.fmean(math.log(value) for value in mfu))
+    return fitted, [value / fitted - 1 for value in mfu]
+
+
+def write(fit: Fit, runs: Sequence[PublishedRun], method: str) -> None:
+    """Put the values and where they come from into `calibration.toml`."""
+    text = calibration.FILE.read_text()
+    rows = f"training.csv, primary rows {', '.join(run.id for run in runs)}"
+    for name, value in ((STREAMING, fit.streaming), (STALL_RECOVERY, fit.stall_recovery)):
+        entries = {"value": f"{value:.3f}", "method": f'"{method}"', "fitted_on": f'"{rows}"'}
+        for key, shown in entries.items():
+            found = re.search(rf"\[{name}\](?:\n(?!\[).*)*?\n{key} = (.*)", text)
+            assert found, (name, key)
+            text = text[: found.start(1)] + shown + text[found.end(1) :]
+    calibration.FILE.write_text(text)
+    calibration.constants.cache_clear()

@@ -1,0 +1,151 @@
+"""Published kernels and collectives, as `validate` predicts them.
+
+A kernel is compiled for one core from the JAX function it computes and timed by the evaluator; a
+collective is priced by the network model on consecutive ranks of every instance. Rows that the
+model has no answer for are reported with the reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collectives.cost import collective_time
+from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
+from compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
+from compiler.target import PS_PER_S, Target, load_target, logical, target_names
+from orchestrator.kernel_times import kernel_of, kernel_seconds
+from sim_cluster.collective_costs import collective_costs
+from sim_cluster.network import cluster_topology
+from sim_cluster.profiles import under_profile
+
+NOMINAL = "nominal"
+LARGE_BYTES, SMALL_BYTES = 1 << 20, 64 << 10
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "uint8": 1}
+
+Row = Mapping[str, str]
+
+
+def kernels(path: Path) -> dict[str, Any]:
+    """The report on the kernels of a CSV file with the columns id, group, kernel, shape, dtype,
+    target, latency_us. Raises UsageError for a file that cannot be read or lacks one.
+    """
+    rows = _rows(path, ("id", "group", "kernel", "shape", "dtype", "target", "latency_us"))
+    out = [_kernel(row) for row in rows]
+    return {"rows": out} | _medians(out)
+
+
+def _kernel(row: Row) -> dict[str, Any]:
+    named = {k: row[k] for k in ("id", "group", "kernel", "shape", "dtype")}
+    try:
+        published = float(row["latency_us"])
+        target = logical(_target(row["target"]), 1)
+        kernel = kernel_of(row["kernel"], row["shape"], row["dtype"])
+        predicted = kernel_seconds(kernel, under_profile(target, NOMINAL)) * 1e6
+    except (ValueError, DiagnosticError) as error:
+        return named | {"predicted_us": None, "error": None, "reason": _reason(error)}
+    return named | {
+        "target": target.name,
+        "predicted_us": predicted,
+        "published_us": published,
+        "error": predicted / published - 1,
+    }
+
+
+def _target(text: str) -> Target:
+    """The machine a row names first: an instance, else the instance with all chips of a family."""
+    found = re.match(r"[a-z0-9]+(?:\.\d*xlarge)?", text.strip().lower())
+    name = found[0] if found else ""
+    families = {"trn1": "trn1.32xlarge", "trn2": "trn2.48xlarge", "inf2": "inf2.48xlarge"}
+    name = name if name in target_names() else families.get(name.partition(".")[0], name)
+    return load_target(name)
+
+
+def collectives(path: Path) -> dict[str, Any]:
+    """The report on the collectives of a CSV file with the columns id, group, op, ranks, nodes,
+    instance, dtype, size_bytes, time_us. Raises UsageError as `kernels`.
+    """
+    columns = ("op", "ranks", "nodes", "instance", "dtype", "size_bytes", "time_us")
+    rows = _rows(path, ("id", "group", *columns))
+    out = [_collective(row) for row in rows]
+    made = [r for r in out if r["error"] is not None]
+    large = [r["error"] for r in made if r["size_bytes"] >= LARGE_BYTES]
+    small = [r["error"] for r in made if r["size_bytes"] < SMALL_BYTES]
+    factors = [max(1 + e, 1 / (1 + e)) for e in small]
+    return {
+        "rows": out,
+        **_medians(out),
+        "large_median_error": _median(large),
+        "small_median_factor": statistics.median(factors) if factors else None,
+    }
+
+
+def _collective(row: Row) -> dict[str, Any]:
+    named: dict[str, Any] = {k: row[k] for k in ("id", "group", "op", "instance")}
+    try:
+        size, published = int(float(row["size_bytes"])), float(row["time_us"])
+        predicted = _priced(row, size) * 1e6
+    except (ValueError, CollectiveError, DiagnosticError) as error:
+        return named | {"predicted_us": None, "error": None, "reason": _reason(error)}
+    return named | {
+        "size_bytes": size,
+        "predicted_us": predicted,
+        "published_us": published,
+        "error": predicted / published - 1,
+    }
+
+
+def _priced(row: Row, size: int) -> float:
+    """Seconds of a row: ranks 0, 1, ... of each instance, evenly."""
+    nodes, ranks = int(row["nodes"]), int(row["ranks"])
+    target = _target(row["instance"])
+    if ranks % nodes:
+        raise ValueError(f"ranks requires a multiple of nodes {nodes}, got {ranks}")
+    topology = cluster_topology(target, nodes)
+    first = range(ranks // nodes)
+    group = tuple(node * topology.ranks_per_instance + r for node in range(nodes) for r in first)
+    width = ELEMENT_BYTES.get(row["dtype"], 4)
+    kind, groups = CollectiveKind(row["op"]), ReplicaGroups((group,))
+    pairs = tuple((rank, (rank + 1) % ranks) for rank in range(ranks))
+    costs = collective_costs(target, NOMINAL)
+    permuted = {"pairs": pairs} if kind is CollectiveKind.COLLECTIVE_PERMUTE else {}
+    time = collective_time(kind, topology, groups, size, width, costs, **permuted)
+    return time.total_ps / PS_PER_S
+
+
+def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("SW_TRAINING_CSV", f"cannot read {path}: {error}") from error
+    reader = csv.DictReader(text.splitlines())
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if missing:
+        raise UsageError(
+            "SW_TRAINING_CSV",
+            f"{path} requires columns {', '.join(missing)},"
+            f" got {', '.join(reader.fieldnames or ()) or 'none'}",
+        )
+    return [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
+
+
+def _reason(error: Exception) -> str:
+    diagnostic = getattr(error, "diagnostic", None)
+    return diagnostic.message if isinstance(diagnostic, Diagnostic) else str(error)
+
+
+def _medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    errors = [r["error"] for r in rows if r["error"] is not None]
+    return {
+        "median_error": _median(errors),
+        "max_error": max(map(abs, errors), default=None),
+        "refused": len(rows) - len(errors),
+    }
+
+
+def _median(errors: Sequence[float]) -> float | None:
+    return statistics.median(map(abs, errors)) if errors else None

@@ -1,0 +1,61 @@
+"""A product stored in two layouts is tiled for both of them; what neighbours fill of a region."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from compiler.driver import compile_unit
+from compiler.evaluate import function_segments
+from compiler.isa.program import Function
+from compiler.lower.function import Signature
+from compiler.outline.unit import Unit
+from compiler.target import load_target
+from tests.support.compiled import graph_of
+
+TARGET = load_target("trn1.32xlarge")
+
+
+def mixed(weights: jax.Array, values: jax.Array) -> jax.Array:
+    """Weighted values of every head, [batch, heads, positions, width]."""
+    return jnp.einsum("bhts,bshe->bhte", weights, values)
+
+
+def compiled(function: Any) -> Function:
+    shapes = ((2, 16, 256, 256), (2, 256, 16, 64))
+    arrays = [jnp.zeros(shape, jnp.bfloat16) for shape in shapes]
+    return compile_unit(Unit("step", graph_of(function, *arrays), Signature()), TARGET.name)
+
+
+def duration_ps(function: Function, recovery: float = 0.0) -> int:
+    target = replace(TARGET, core=replace(TARGET.core, stall_recovery=recovery))
+    return sum(s.duration_ps for s in function_segments(function, target, recorded=False))
+
+
+def test_a_second_layout_costs_what_its_bytes_cost() -> None:
+    def both(weights: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        made = mixed(weights, values)
+        return made, jnp.transpose(made, (0, 2, 1, 3)).reshape(2, 256, 1024)
+
+    def turned(weights: jax.Array, values: jax.Array) -> jax.Array:
+        return both(weights, values)[1]
+
+    one, other, two = (duration_ps(compiled(f)) for f in (mixed, turned, both))
+    assert two <= 1.5 * max(one, other)
+
+
+def test_recovered_stalls_end_at_the_busiest_engine() -> None:
+    function = compiled(mixed)
+    full, half, none = (duration_ps(function, s) for s in (0.0, 0.5, 1.0))
+    busiest = 0
+    for segment in function_segments(function, TARGET, recorded=False):
+        for region in segment.regions:
+            moved = sum(ps for e, ps in region.busy_ps.items() if e.startswith("dma"))
+            others = [ps for e, ps in region.busy_ps.items() if not e.startswith("dma")]
+            busiest += max(moved, *others)
+    assert none == busiest < full
+    assert half == pytest.approx((full + none) / 2, rel=1e-6)

@@ -1,0 +1,108 @@
+"""Published kernels and collectives: what rows say, what is refused, two of each end to end."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from compiler.diagnostics import UsageError
+from orchestrator.kernel_times import MeasuredKernel, kernel_of
+from orchestrator.measured import collectives, kernels
+
+KERNEL = {
+    "id": "K1",
+    "group": "g",
+    "kernel": "NKI GEMM+GELU fused",
+    "shape": "M 256, K 128, N 256",
+    "dtype": "bf16",
+    "target": "trn2.3xlarge (NeuronCore-v3)",
+    "latency_us": "10",
+}
+COLLECTIVE = {
+    "id": "C1",
+    "group": "g",
+    "op": "all_reduce",
+    "ranks": "8",
+    "nodes": "1",
+    "instance": "trn1 (unstated)",
+    "dtype": "fp32",
+    "size_bytes": str(4 << 20),
+    "time_us": "100",
+}
+
+
+def write(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "kernel"),
+    [
+        (
+            ("NKI matmul v5", "M=64 K=32 N=16", "fp32"),
+            MeasuredKernel("product", (64, 32, 16), "f32"),
+        ),
+        (
+            ("GEMM+GELU baseline", "M 64, K 32, N 16", "bf16"),
+            MeasuredKernel("product", (64, 32, 16), "bf16", gelu=True, apart=True),
+        ),
+        (
+            ("NKI attention, three phases through HBM", "seq 512, d_head 128", "bf16"),
+            MeasuredKernel("attention", (512, 128), "bf16", attention="unfused"),
+        ),
+    ],
+)
+def test_words_become_kernels(words: tuple[str, str, str], kernel: MeasuredKernel) -> None:
+    assert kernel_of(*words) == kernel
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("mamba_v1", "seq 512", "fp32"),
+        ("matmul + argmax", "M 1, K 1, N 1", "fp32"),
+        ("matmul", "N 4096", "fp32"),
+        ("matmul", "M 1, K 1, N 1", ""),
+    ],
+)
+def test_other_words_are_refused(words: tuple[str, str, str]) -> None:
+    with pytest.raises(ValueError, match=r"requires|not among"):
+        kernel_of(*words)
+
+
+def test_kernels_are_compiled_and_timed(tmp_path: Path) -> None:
+    apart = KERNEL | {"id": "K2", "kernel": "GEMM+GELU baseline"}
+    mamba = KERNEL | {"id": "K3", "kernel": "mamba"}
+    report = kernels(write(tmp_path / "k.csv", KERNEL, apart, mamba))
+    fused, two, refused = report["rows"]
+    assert fused["target"] == "trn2.48xlarge"
+    assert 0 < fused["predicted_us"] < two["predicted_us"]
+    assert fused["error"] == pytest.approx(fused["predicted_us"] / 10 - 1)
+    assert refused["error"] is None and "mamba" in refused["reason"]
+    assert report["refused"] == 1
+
+
+def test_collectives_are_priced_by_size(tmp_path: Path) -> None:
+    small = COLLECTIVE | {"id": "C2", "size_bytes": "1024", "time_us": "20"}
+    odd = COLLECTIVE | {"id": "C3", "instance": "unstated"}
+    report = collectives(write(tmp_path / "c.csv", COLLECTIVE, small, odd))
+    large, little, refused = report["rows"]
+    assert large["predicted_us"] > little["predicted_us"] > 0
+    assert report["large_median_error"] == abs(large["error"])
+    assert report["small_median_factor"] == pytest.approx(
+        max(1 + little["error"], 1 / (1 + little["error"]))
+    )
+    assert refused["error"] is None and "unstated" in refused["reason"]
+
+
+def test_files_without_columns_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="requires columns op"):
+        collectives(write(tmp_path / "k.csv", KERNEL))
+    with pytest.raises(UsageError, match="cannot read"):
+        kernels(tmp_path / "absent.csv")
