@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from collectives.ops import CollectiveError
 from collectives.placement import place_mesh, with_atoms
 from compiler.diagnostics import ShardingError, UsageError
+from compiler.ir.analysis import flops
 from compiler.ir.types import Graph
 from compiler.isa.program import Program
 from compiler.target import Target, load_target, logical
@@ -29,14 +30,17 @@ from orchestrator.packets import packets_of
 from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, check_product, parse_mesh
-from sharding.partitioned import slots
+from sharding.one_sample import TRACED_SAMPLES, can_cut, is_alone
+from sharding.partitioned import Slot, slots
 from sharding.plan import PartitionUnit, Plan, Prepared, complete, partitioned, prepare
 from sharding.settings import AUTO
+from sharding.stages import STATE_ROLES
 from sharding.strategies.manual import data_ways, user_mesh
 from sharding.strategies.registry import MANUAL, default_axes
 from sim_cluster.network import cluster_topology
 
 if TYPE_CHECKING:
+    from compiler.frontend.shardings import ModuleShardings
     from compiler.frontend.task import TrainTask
 
 
@@ -74,9 +78,15 @@ class Planned:
     job: JobConfig
     layout: Layout
     graph: Graph
+    traced_samples: int  # of the graph: those of a micro-batch, or more (`sharding/one_sample.py`)
     plan: Plan
     tokens_per_sample: int
     name: str
+
+    @property
+    def flops_per_step(self) -> int:
+        """Every operation of the captured step, for all samples."""
+        return flops(self.graph) * self.layout.global_batch // self.traced_samples
 
     @property
     def placement(self) -> str:
@@ -245,32 +255,56 @@ def compile_planned(ready: Planned, service: UnitService, stages: Stages) -> Bui
 
 
 @dataclass(frozen=True, slots=True)
+class Traced:
+    """A captured step after the step passes, and what its module says about its distribution."""
+
+    graph: Graph
+    samples: int
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    user: ModuleShardings
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """A captured step and what its strategy decided."""
 
-    graph: Graph
+    traced: Traced
     prepared: Prepared
-    name: str
 
 
 def decide(job: JobConfig, layout: Layout, task: TrainTask, stages: Stages) -> Decided:
     """The strategy's decisions about a task. Raises the DiagnosticError of the stage that
     refuses.
     """
+    samples = layout.captured_batch
+    traced = _traced(job, task, samples, stages)
+    with stages.timed("recipe"):
+        alone = is_alone(layout.mesh, job.strategy, samples, layout.num_microbatches)
+        has_twin = alone and not can_cut(traced.graph, traced.inputs, traced.outputs, STATE_ROLES)
+    if has_twin:
+        traced = _traced(job, task, TRACED_SAMPLES, stages)
+    with stages.timed("recipe"):
+        step = (traced.graph, traced.inputs, traced.outputs)
+        prepared = prepare(*step, layout.mesh, job.strategy, traced.user, has_twin)
+    return Decided(traced, prepared)
+
+
+def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Traced:
+    """The step of a task for so many samples."""
     with stages.timed("capture"):
         from compiler.frontend.capture import capture
 
-        captured = capture(task, layout.captured_batch)
+        captured = capture(task, samples)
     with stages.timed("import"):
         from compiler.frontend.stablehlo import import_with_shardings
         from compiler.passes.pipeline import run, step_passes
 
         imported, user = import_with_shardings(captured.artifact, base_dir=job.base)
-        graph = run(imported, step_passes(job.compiler, layout.captured_batch))
+        graph = run(imported, step_passes(job.compiler, samples))
     inputs, outputs = slots(captured.inputs), slots(captured.outputs)
-    with stages.timed("recipe"):
-        prepared = prepare(graph, inputs, outputs, layout.mesh, job.strategy, user)
-    return Decided(graph, prepared, captured.name)
+    return Traced(graph, samples, inputs, outputs, user, captured.name)
 
 
 def plan_task(
@@ -285,10 +319,11 @@ def plan_task(
     return Planned(
         job=job,
         layout=layout,
-        graph=decided.graph,
+        graph=decided.traced.graph,
+        traced_samples=decided.traced.samples,
         plan=plan,
         tokens_per_sample=task.tokens_per_sample,
-        name=decided.name,
+        name=decided.traced.name,
     )
 
 

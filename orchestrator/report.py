@@ -108,7 +108,7 @@ def graph_section(built: Built) -> dict[str, Any]:
         "name": built.name,
         "ops": count_ops(built.graph),
         "params": sum(b.global_type.num_elements for b in parameters),
-        "flops_per_step": flops(built.graph) * built.layout.num_microbatches,
+        "flops_per_step": built.flops_per_step,
     }
 
 
@@ -218,7 +218,6 @@ def timing_section(
     layout = built.layout
     peak = layout.target.published_flops_per_s_per_core * layout.mesh.num_cores
     tokens = layout.global_batch * built.tokens_per_sample
-    hardware_flops = flops(built.graph) * layout.num_microbatches
     return {
         "profile": timing.profile,
         "confidence": CONFIDENCE,
@@ -228,7 +227,7 @@ def timing_section(
         "breakdown_ps": dict(timing.breakdown_ps),
         "hidden_ps": dict(timing.hidden_ps),
         "mfu": model_flops(built) / seconds / peak,
-        "hfu": hardware_flops / seconds / peak,
+        "hfu": built.flops_per_step / seconds / peak,
         "tokens_per_s": tokens / seconds,
         "engines": {
             name: {"busy_ps": ps, "share": ps / timing.step_time_ps / layout.target.lnc}

@@ -8,7 +8,7 @@ moves or loses the batch dim. Scalar sums (metrics, norms) are expected from any
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from compiler.diagnostics import Diagnostic
@@ -27,16 +27,23 @@ def collectives(graph: Graph) -> Iterator[Op]:
     return (op for op in graph.walk() if op.name in TRAFFIC)
 
 
-def with_findings(part: PartitionedGraph, recipe: Recipe) -> PartitionedGraph:
-    """`part` with the recipe's findings and those of the comparison added."""
+def with_findings(
+    part: PartitionedGraph, recipe: Recipe, without: Sequence[str] = ()
+) -> PartitionedGraph:
+    """`part` with the recipe's findings and those of the comparison added; axes in `without` will
+    be dropped.
+    """
     predicted = recipe.predicted
-    surprises = [] if predicted is None else unexpected(part.graph, predicted, part.mesh)
+    surprises = [] if predicted is None else unexpected(part.graph, predicted, part.mesh, without)
     return replace(part, findings=(*part.findings, *recipe.findings, *surprises))
 
 
-def unexpected(graph: Graph, predicted: Mapping[Predicted, int], mesh: Mesh) -> list[Diagnostic]:
-    """One finding per surprise."""
-    return [_surprise(op, mesh) for op in surprises(graph, predicted)]
+def unexpected(
+    graph: Graph, predicted: Mapping[Predicted, int], mesh: Mesh, without: Sequence[str] = ()
+) -> list[Diagnostic]:
+    """One finding per surprise that moves data over other axes than those of `without`."""
+    found = [(op, set(op.attrs.axes) - set(without)) for op in surprises(graph, predicted)]
+    return [_surprise(op, mesh.shown(mesh.order([*axes]))) for op, axes in found if axes]
 
 
 def surprises(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Op]:
@@ -58,12 +65,12 @@ def surprises(graph: Graph, predicted: Mapping[Predicted, int]) -> list[Op]:
     return found
 
 
-def _surprise(op: Op, mesh: Mesh) -> Diagnostic:
+def _surprise(op: Op, axes: str) -> Diagnostic:
     """The finding of one collective."""
     mega = op.result.type.num_bytes / 1e6
     return Diagnostic(
         "SW_COLLECTIVE_UNEXPECTED",
-        f"{op.name} over {mesh.shown(op.attrs.axes)} of {op.result.type} ({mega:.3g} MB whole) "
+        f"{op.name} over {axes} of {op.result.type} ({mega:.3g} MB whole) "
         "was not predicted by the strategy",
         op.loc,
         hint="see what this line reduces, moves or merges: the sample dim, or a sharded weight dim",

@@ -59,6 +59,11 @@ class Mesh:
         """The mesh of the ranks that share a coordinate along `axis`; of one rank, a data axis."""
         return Mesh(tuple(pair for pair in self.axes if pair[0] != axis) or (("dp_shard", 1),))
 
+    def with_major(self, axis: str, size: int) -> Mesh:
+        """The mesh with one more axis, major to all others."""
+        origins = (axis, *self.origins) if self.origins else ()
+        return Mesh(((axis, size), *self.axes), origins)
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Index of `rank` along every axis."""
         strides = axis_strides(self.sizes)

@@ -22,6 +22,7 @@ from sharding.fold import Folded, fold
 from sharding.footprint import Footprint, footprint
 from sharding.localize import localize
 from sharding.mesh import SHARD_AXIS, Mesh
+from sharding.one_sample import TWIN_AXIS, with_twin, without_twin
 from sharding.overlap import Shifts, hoisted, overlap
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
 from sharding.pipeline.balance import PartShare
@@ -59,7 +60,8 @@ class Traffic:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A decided strategy, ready for the partition unit; `folded` is None for a graph without
-    repeats, `staged` for a mesh without `pp`.
+    repeats, `staged` for a mesh without `pp`; with `has_twin` the mesh has a rank for a second
+    sample (`one_sample.py`).
 
     `mesh` is that of one stage: stages partition alike.
     """
@@ -72,6 +74,7 @@ class Prepared:
     folded: Folded | None
     num_stages: int = 1
     staged: Staged | None = None
+    has_twin: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +105,17 @@ def build_plan(
     num_microbatches: int = 1,
     partition: PartitionUnit = run_child,
     user: ModuleShardings | None = None,
+    has_twin: bool = False,
 ) -> Plan:
     """Plan a step whose batch inputs hold one micro-batch of the whole mesh.
 
     `partition` runs the partition unit; by default a child process of this one. `user` is what the
-    module of the step says about its distribution.
+    module of the step says about its distribution, `has_twin` that it is traced with two samples
+    where a micro-batch has one.
     Raises: ShardingError for an unknown strategy, a mesh or batch that does not fit, or a step that
     cannot be localized or cut.
     """
-    prepared = prepare(graph, inputs, outputs, mesh, settings, user)
+    prepared = prepare(graph, inputs, outputs, mesh, settings, user, has_twin)
     return complete(
         prepared,
         partitioned(prepared, partition),
@@ -125,6 +130,7 @@ def prepare(
     mesh: Mesh,
     settings: StrategySettings = DEFAULTS,
     user: ModuleShardings | None = None,
+    has_twin: bool = False,
 ) -> Prepared:
     """Share layers out over stages, pad what does not divide, run the recipe and fold what it
     annotated.
@@ -139,6 +145,7 @@ def prepare(
         staged = stage_layers(graph, inputs, outputs, parts, settings.stage_balance)
         graph, inputs, outputs = staged.graph, staged.inputs, staged.outputs
         mesh = mesh.without(STAGE_AXIS)
+    mesh = with_twin(mesh) if has_twin else mesh
     graph, inputs, outputs, notes = padded_step(graph, inputs, outputs, mesh, settings)
     recipe = recipe_of(graph, inputs, outputs, mesh, settings, user)
     recipe = replace(recipe, findings=(*notes, *recipe.findings))
@@ -153,6 +160,7 @@ def prepare(
         folded=fold(recipe.graph, recipe.specs, inputs, outputs) if pinned else None,
         num_stages=stages,
         staged=staged,
+        has_twin=has_twin,
     )
 
 
@@ -184,8 +192,14 @@ def complete(
 ) -> Plan:
     """Everything after partitioning. Raises ShardingError."""
     settings = prepared.settings
-    source = with_reduce_dtype(with_findings(rewrite(answer), prepared.recipe), settings)
+    dropped = (TWIN_AXIS,) if prepared.has_twin else ()
+    found = with_findings(rewrite(answer), prepared.recipe, dropped)
+    source = with_reduce_dtype(found, settings)
     local, context = with_context(localize(source), settings.context)
+    partial = None
+    if prepared.has_twin:
+        alone = without_twin(local)
+        local, partial = alone.local, alone.partial
     last = num_microbatches > 1 and settings.reduces_last
     local = hoisted(local) if last else local
     step = split_step(
@@ -194,11 +208,12 @@ def complete(
         reshard_after_forward=settings.reshard_after_forward,
         reduce_last=last,
         wide=settings.accumulate_dtype == "float32",
+        partial=partial,
     )
-    mesh = source.mesh
+    mesh = local.source.mesh
     if prepared.staged is not None:
         step = divide(step, prepared.staged, prepared.num_stages, settings.schedule)
-        mesh = Mesh(((STAGE_AXIS, prepared.num_stages), *mesh.axes))
+        mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
     shifts = Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
     step = overlap(step, shifts, settings.cc_streams, settings.bucket_mb << 20)
     cut_findings = step.metadata["findings"]

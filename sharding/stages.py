@@ -27,6 +27,7 @@ from sharding.coordinates import coordinate_name, hoist_coordinates
 from sharding.gradients import CutRefusedError, StepView, depends_on, find_cut, with_reduced
 from sharding.linearity import Kind, label_values
 from sharding.localize import Localized
+from sharding.one_sample import TRACED_SAMPLES, check_partial
 from sharding.partitioned import Slot
 from sharding.residuals import choose_residuals
 
@@ -40,11 +41,13 @@ def split_step(
     reshard_after_forward: bool = True,
     reduce_last: bool = False,
     wide: bool = True,
+    partial: frozenset[Value] | None = None,
 ) -> StepPlan:
     """The programs of a step, their buffers and their schedule.
 
     With `reduce_last` accumulators hold gradients in front of their reductions, where they can;
-    without `wide` they have the type of the gradients, else fp32.
+    without `wide` they have the type of the gradients, else fp32. `partial` are values that hold a
+    part of a sum, of a step without its twin (`one_sample.py`).
     Batch buffers describe one micro-batch. A step that cannot be cut is one program named `step`,
     with a finding in `metadata["findings"]`.
     Raises: ShardingError when it cannot be cut and `num_microbatches` is above 1, or when names
@@ -56,7 +59,9 @@ def split_step(
         )
     step = _Step.of(local)
     try:
-        builder = _Builder(step, num_microbatches, reshard_after_forward, reduce_last, wide)
+        builder = _Builder(
+            step, num_microbatches, reshard_after_forward, reduce_last, wide, partial
+        )
         return builder.build()
     except CutRefusedError as refused:
         return _uncut(step, num_microbatches, refused)
@@ -219,8 +224,10 @@ class _Builder:
         reshard_after_forward: bool,
         reduce_last: bool,
         wide: bool,
+        partial: frozenset[Value] | None,
     ) -> None:
         self.step = step
+        self.partial = partial
         self.reduce_last = reduce_last
         self.wide = wide
         self.num_microbatches = num_microbatches
@@ -230,13 +237,27 @@ class _Builder:
         )
         self.findings: list[Diagnostic] = []
 
+    @property
+    def accumulates(self) -> bool:
+        """True when gradients are added up over micro-batches, or are parts of sums."""
+        return self.num_microbatches > 1 or self.partial is not None
+
+    @property
+    def addends(self) -> float:
+        """How many sums over samples an accumulator has at the end of a step."""
+        parts = 1 if self.partial is None else TRACED_SAMPLES
+        return self.num_microbatches / parts
+
     def build(self) -> StepPlan:
         """The plan. Raises CutRefusedError when the dataflow does not allow the cut."""
         graph, view = self.step.graph, self.step.view
         state = [(s, v) for s, v in self.step.outputs if s.role in STATE_ROLES]
-        accumulated = self.num_microbatches > 1
+        accumulated = self.accumulates
         cut = find_cut(view, [v for _, v in state], accumulated, self.reduce_last)
         early, late = self._place_metrics(cut)
+        if self.partial is not None:
+            ends = [*cut, *(value for _, value in early)]
+            check_partial(view, self.partial, _ancestors(graph, ends))
         forward_ops = _ancestors(graph, [v for _, v in early])
         computed = {v for op in forward_ops for v in op.results}
         missing = [v for v in cut if v not in computed]
@@ -269,7 +290,7 @@ class _Builder:
 
     def _check_metric(self, slot: Slot, value: Value) -> None:
         """With several micro-batches a metric must be something that can be averaged."""
-        if self.num_microbatches == 1:
+        if not self.accumulates:
             return
         op = self.step.view.producers.get(value)
         label = self.step.view.labels.get(value)
@@ -309,7 +330,7 @@ class _Builder:
     def _hand_over_metrics(self, metrics: Sequence[tuple[Slot, Value]]) -> None:
         """Report metrics as they are, or their mean over the micro-batches."""
         for slot, value in metrics:
-            if self.num_microbatches == 1:
+            if not self.accumulates:
                 self.forward.outputs.append((slot.name, value))
                 continue
             mean = Value(value.type)
@@ -318,7 +339,7 @@ class _Builder:
 
     def _hand_over(self, part: _Part, name: str, role: str, value: Value, mean: Value) -> None:
         """Tie `value` of `part` to `mean` of `update`."""
-        if self.num_microbatches == 1:
+        if not self.accumulates:
             _add(self.step.buffers, self._gradient_buffer(name, role, value.type, "computed"))
             part.outputs.append((name, value))
             self.update.extra_inputs[mean] = name
@@ -326,7 +347,7 @@ class _Builder:
         wide = _wide(value.type) if self.wide or role == "metric" else value.type
         _add(self.step.buffers, self._gradient_buffer(name, role, wide, "zeros"))
         _accumulate(part, name, value, wide)
-        _take_mean(self.update, name, mean, wide, self.num_microbatches)
+        _take_mean(self.update, name, mean, wide, self.addends)
 
     def _gradient_buffer(self, name: str, role: str, type: TensorType, initial: str) -> BufferInfo:
         """The buffer of a gradient, laid out like its parameter when it has one."""
@@ -458,7 +479,7 @@ def _accumulate(part: _Part, name: str, value: Value, wide: TensorType) -> None:
     part.outputs.append((name, added[-1].result))
 
 
-def _take_mean(part: _Part, name: str, mean: Value, wide: TensorType, count: int) -> None:
+def _take_mean(part: _Part, name: str, mean: Value, wide: TensorType, count: float) -> None:
     """`mean = accumulator / count` in the value's type, and zeros back into the accumulator."""
     total = Value(wide)
     part.extra_inputs[total] = name

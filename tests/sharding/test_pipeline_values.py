@@ -10,11 +10,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from compiler.diagnostics import Diagnostic, Loc, ShardingError, SimulationError
+from compiler.frontend.task import TrainTask
 from compiler.ir.types import Graph
 from compiler.neff.schedule import Transfer
 from compiler.program import StepPlan
@@ -24,14 +28,16 @@ from sharding.pipeline.unstack import Staged
 from sharding.plan import Plan
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import worst
-from tests.support.staged_runs import captured, plan_of, step_errors
+from tests.support.staged_runs import Make, captured, plan_of, step_errors
 from tests.support.strategy_cells import (
     PIPELINE_DISTRIBUTIONS,
     PIPELINE_MODELS,
     Distribution,
     distribution,
+    dropless,
     moe,
     random_inputs,
+    tied_gpt,
 )
 
 BOUND = 1e-5
@@ -188,16 +194,59 @@ def test_a_step_without_gradients_has_no_stages() -> None:
         divide(dataclasses.replace(alone, metadata={"findings": ()}), staged, 2, "1f1b")
 
 
-def test_one_sample_in_all() -> None:
-    """No data axis and one sample per micro-batch, the usual case of a pipeline: scanned layers
-    keep their sums over it; where tracing leaves none, the refusal says what helps.
+@pytest.mark.parametrize(
+    ("make", "axes"),
+    [
+        (PIPELINE_MODELS["gqa"], {"pp": 4}),
+        (PIPELINE_MODELS["flax"], {"pp": 4}),
+        (PIPELINE_MODELS["bert"], {"pp": 2, "tp": 2}),
+        (tied_gpt, {"tp": 2}),
+        (dropless, {"pp": 2}),
+    ],
+)
+def test_one_sample_in_all(make: Make, axes: dict[str, int]) -> None:
+    """No data axis and one sample per micro-batch, the usual case of a pipeline. Scanned layers
+    keep their sums over it; where tracing leaves none, two samples are traced. Three micro-batches
+    are one and a half pairs.
     """
-    how = distribution("llm-training", pp=4)
-    leaf, error = worst(step_errors(PIPELINE_MODELS["gqa"], how, MICRO_BATCHES, 1))
+    how = distribution("llm-training", **axes)
+    leaf, error = worst(step_errors(make, how, 3, 1))
     assert error <= BOUND, f"{leaf}: {error:.1e}"
-    with pytest.raises(ShardingError, match=r"SW_STAGES_CUT") as caught:
-        plan_of(PIPELINE_MODELS["flax"], how, MICRO_BATCHES, 1)
-    assert "strategy.micro_batch = 2" in caught.value.diagnostic.hint
+
+
+def test_one_sample_in_all_and_one_micro_batch() -> None:
+    errors = step_errors(PIPELINE_MODELS["flax"], distribution("llm-training", pp=2), 1, 1)
+    assert worst(errors)[1] <= BOUND
+
+
+def test_samples_that_mix_are_not_told_apart() -> None:
+    """A batch norm needs the statistics of the whole micro-batch."""
+    with pytest.raises(ShardingError, match="SW_ONE_SAMPLE") as caught:
+        plan_of(mixing, distribution("llm-training", tp=2), 2, 1)
+    assert caught.value.loc is not None and caught.value.loc.file.endswith(Path(__file__).name)
+
+
+def mixing() -> TrainTask:
+    """Two products with a norm over the batch between them; a shift per sample, which tracing of
+    one sample adds without a sum.
+    """
+
+    def loss(params: dict, batch: dict) -> jax.Array:
+        hidden = batch["x"] @ params["w"] + params["b"]
+        hidden = hidden - jnp.mean(hidden, axis=0, keepdims=True)
+        return jnp.mean((jnp.tanh(hidden) @ params["v"]) ** 2)
+
+    def step(params: dict, opt_state: dict, batch: dict) -> tuple[dict, dict, dict]:
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), opt_state, {"loss": value}
+
+    shapes = {"w": (8, 16), "b": (1, 16), "v": (16, 8)}
+    state = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    return TrainTask(
+        step=step,
+        state=(state, {}),
+        batch=lambda samples: {"x": jax.ShapeDtypeStruct((samples, 8), jnp.float32)},
+    )
 
 
 def test_stages_agree_on_every_number() -> None:

@@ -16,9 +16,11 @@ from compiler.options import DEFAULTS
 from compiler.passes.pipeline import run, step_passes
 from compiler.program import StepPlan
 from sharding.mesh import DATA_AXES
+from sharding.one_sample import TRACED_SAMPLES, can_cut, is_alone
 from sharding.partitioned import Slot
 from sharding.plan import Plan, build_plan
 from sharding.shardy import answer_request
+from sharding.stages import STATE_ROLES
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, leaf_error
 from tests.support.strategy_cells import Distribution, random_inputs
@@ -36,7 +38,11 @@ def captured(make: Make, samples: int) -> tuple[Graph, tuple[Slot, ...], tuple[S
 @functools.cache
 def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int = 2) -> Plan:
     """The plan of a step; `samples` per data-parallel rank and micro-batch."""
-    graph, inputs, outputs = captured(make, samples * how.mesh.size(DATA_AXES))
+    micro = samples * how.mesh.size(DATA_AXES)
+    step = captured(make, micro)
+    alone = is_alone(how.mesh, how.settings, micro, num_microbatches)
+    has_twin = alone and not can_cut(*step, STATE_ROLES)
+    graph, inputs, outputs = captured(make, TRACED_SAMPLES) if has_twin else step
     return build_plan(
         graph,
         inputs,
@@ -45,6 +51,7 @@ def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int =
         settings=how.settings,
         num_microbatches=num_microbatches,
         partition=answer_request,
+        has_twin=has_twin,
     )
 
 
