@@ -10,14 +10,21 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from collectives.cost import closed_time, schedule_time
+from collectives.layout import place
+from collectives.ops import CollectiveKind, ReplicaGroups
+from collectives.recipe import Choice
+from collectives.topology import torus
 from compiler.target import Target, load_target, logical, target_names
 from orchestrator.published_collectives import CollectivePrediction, predict_file
 from sim_cluster.calibration import constants
 from sim_cluster.collective_costs import COPY_TOUCHES, REDUCE_TOUCHES, collective_costs
+from sim_cluster.network import cluster_topology
 from sim_cluster.profiles import PROFILES
 from sim_cluster.what_if import WhatIf
 
@@ -185,6 +192,51 @@ def fit(found: Sequence[CollectivePrediction]) -> Iterator[str]:
         yield f"{name}: {middle:.3f} ({min(shares):.3f} to {max(shares):.3f}, {len(shares)} rows)"
 
 
+def host_times() -> Iterator[str]:
+    """How long the model itself takes: a choice timed in closed form, a schedule link by link."""
+    many = cluster_topology(load_target("trn1n.32xlarge"), 128)
+    tiers = torus(
+        4,
+        4,
+        ranks_per_chip=16,
+        link_bytes_per_s=128 * 10**9,
+        instances=16,
+        efa_bytes_per_s=400 * 10**9,
+        efa_devices=16,
+    )
+    costs = collective_costs(load_target("trn1n.32xlarge"), "nominal")
+    cases = (
+        ("4096 ranks, flat ring of 128 trn1n", many, ("flat_ring",), closed_time),
+        (
+            "4096 ranks, 16 x 16 x 16 tiers",
+            tiers,
+            ("hierarchical", "rdh", "recursive"),
+            closed_time,
+        ),
+        ("256 ranks, flat ring, link by link", None, ("flat_ring",), schedule_time),
+        (
+            "256 ranks, two rings, link by link",
+            None,
+            ("hierarchical", "ring", "ring"),
+            schedule_time,
+        ),
+    )
+    rows = []
+    for name, given, (algorithm, *levels), timer in cases:
+        topology = given or cluster_topology(load_target("trn1n.32xlarge"), 8)
+        groups = ReplicaGroups((tuple(range(topology.num_ranks)),))
+        began = time.process_time()
+        layout = place(topology, groups)
+        choice = Choice(CollectiveKind.ALL_REDUCE, layout, algorithm, "", *levels)
+        found = timer(choice, 1 << 20, 4, costs)
+        seconds = time.process_time() - began
+        equal = found == closed_time(choice, 1 << 20, 4, costs)
+        predicted = f"{found.total_ps / 1e6:.1f}"
+        rows.append((name, f"{seconds:.3f}", predicted, "yes" if equal else "NO"))
+    head = ("1 MiB all-reduce", "host seconds, one CPU", "predicted us", "equals the closed form")
+    yield from table(head, rows)
+
+
 def main() -> None:
     """Rewrite the tables of the page, or print the fit."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -200,6 +252,7 @@ def main() -> None:
         ("Constants and thresholds", settings()),
         ("Against published measurements", summary(found)),
         ("Row by row", row_errors(found)),
+        ("Host time", host_times()),
     )
     text = "\n".join(f"\n## {title}\n\n" + "\n".join(lines) for title, lines in parts)
     PAGE.write_text(f"{PAGE.read_text().partition(MARK)[0]}{MARK}\n{text}\n")

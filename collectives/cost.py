@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from collectives.costs import CollectiveCosts
 from collectives.ops import CollectiveKind, ReplicaGroups
 from collectives.select import choose
-from collectives.timing import PS_PER_S, CollectiveTime, closed_time, schedule_time
+from collectives.timing import (
+    PS_PER_S,
+    CollectiveTime,
+    closed_time,
+    schedule_time,
+    schedule_wires_ps,
+    wires_ps,
+)
 from collectives.topology import Topology
 
 __all__ = [
@@ -22,6 +29,8 @@ __all__ = [
     "closed_time",
     "collective_time",
     "schedule_time",
+    "schedule_wires_ps",
+    "wires_ps",
 ]
 
 

@@ -24,16 +24,18 @@ from collectives.topology import IntArray, Topology
 # Chunks received to copy, received to reduce, sent, and touched once as one operand or target more.
 RankLoad = tuple[int, int, int, int]
 RateLoad = tuple[int, int]  # bytes per second, chunks on the busiest link of that rate
+WireLoad = tuple[int, int]  # link or device of an instance, chunks on it where it is busiest
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseLoad:
     """One phase: distinct rank loads that no other one exceeds, busiest link and EFA device per
-    rate."""
+    rate, and all of them one by one."""
 
     ranks: tuple[RankLoad, ...]
     links: tuple[RateLoad, ...]
     efa: tuple[RateLoad, ...]
+    wires: tuple[WireLoad, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,8 @@ def _count(layout: Layout, stretch: Sequence[Sequence[Phase]]) -> PhaseLoad:
         target = np.concatenate([ranks[p.target] for ranks, p in pairs])
         _charge(table, phases[0], source, target)
         edges.append((source, target, 1))
-    links, efa = _link_loads(layout.topology, edges)
-    return PhaseLoad(_largest(table), links, efa)
+    most = _crossed(layout.topology, edges).max(axis=0)
+    return PhaseLoad(_largest(table), *_wire_loads(layout.topology, most))
 
 
 def _charge(table: IntArray, phase: Phase, source: IntArray, target: IntArray) -> None:
@@ -159,13 +161,12 @@ def closed_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
     phases: list[PhaseLoad] = []
     lanes = [_gather_lanes(choice, g, costs) for g in choice.layout.representatives]
     for same in zip(*lanes, strict=True):
-        edges = [(lane.source, lane.target, lane.moves) for lane in same]
-        links, efa = _link_loads(choice.layout.topology, edges)
+        wires = _wire_loads(choice.layout.topology, _crossed_by_lanes(choice.layout, same))
         count, extra = same[0].received, same[0].extra
         if kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
-            phases.insert(0, PhaseLoad(((0, count, count, extra[1]),), links, efa))
+            phases.insert(0, PhaseLoad(((0, count, count, extra[1]),), *wires))
         if kind is not CollectiveKind.REDUCE_SCATTER and not _is_single(choice):
-            phases.append(PhaseLoad(((count, 0, count, extra[0]),), links, efa))
+            phases.append(PhaseLoad(((count, 0, count, extra[0]),), *wires))
     twice = kind is CollectiveKind.ALL_REDUCE and not _is_single(choice)
     chains = [sum(x.twice_ps if twice else x.latency_ps for x in lane) for lane in lanes]
     return Loads(_chunks_per_buffer(choice.recipe()), max(chains), tuple(phases))
@@ -325,21 +326,46 @@ def hop_ps(
     return total
 
 
-def _link_loads(
-    topology: Topology, edges: Sequence[tuple[IntArray, IntArray, int]]
-) -> tuple[tuple[RateLoad, ...], tuple[RateLoad, ...]]:
-    """Chunks on the busiest link per rate, for NeuronLink and for EFA. Edges are (sources, targets,
-    chunks each)."""
+def _crossed(topology: Topology, edges: Sequence[tuple[IntArray, IntArray, int]]) -> IntArray:
+    """Chunks on every link and device [instances, links]; edges are (sources, targets, chunks
+    each).
+    """
     loads = np.zeros(topology.num_instances * topology.num_links, dtype=np.int64)
     for source, target, moves in edges:
         links = topology.route(source, target)
         loads += moves * np.bincount(links[links >= 0], minlength=len(loads))
-    used = np.flatnonzero(loads)
-    local = used % topology.num_links
+    return loads.reshape(topology.num_instances, topology.num_links)
+
+
+def _crossed_by_lanes(layout: Layout, lanes: Sequence[_Lane]) -> IntArray:
+    """Chunks on every link and device where it is busiest [links], from the lanes of the
+    representatives.
+
+    Lanes of a regular group start on its first instance, which sends over each device what every
+    instance sends and, over all targets, what every instance receives.
+    """
+    by_set: dict[int, list[tuple[IntArray, IntArray, int]]] = {}
+    for group, lane in zip(layout.representatives, lanes, strict=True):
+        first = -1 if layout.grid is None else int(layout.ranks[group, layout.grid[group, 0, 0]])
+        key = first if first < 0 else first // layout.topology.ranks_per_instance
+        by_set.setdefault(key, []).append((lane.source, lane.target, lane.moves))
+    most = np.zeros(layout.topology.num_links, dtype=np.int64)
+    for key, edges in by_set.items():
+        crossed = _crossed(layout.topology, edges)
+        most = np.maximum(most, crossed.max(axis=0) if key < 0 else crossed.sum(axis=0))
+    return most
+
+
+def _wire_loads(
+    topology: Topology, most: IntArray
+) -> tuple[tuple[RateLoad, ...], tuple[RateLoad, ...], tuple[WireLoad, ...]]:
+    """The busiest link per rate, for NeuronLink and for EFA, and all of them."""
+    used = np.flatnonzero(most)
     found: tuple[dict[int, int], dict[int, int]] = ({}, {})
-    for rate in np.unique(topology.bytes_per_s[local]).tolist():
+    for rate in np.unique(topology.bytes_per_s[used]).tolist():
         for efa in (False, True):
-            here = (topology.bytes_per_s[local] == rate) & (topology.is_efa[local] == efa)
+            here = (topology.bytes_per_s[used] == rate) & (topology.is_efa[used] == efa)
             if here.any():
-                found[efa][rate] = int(loads[used[here]].max())
-    return tuple(found[0].items()), tuple(found[1].items())
+                found[efa][rate] = int(most[used[here]].max())
+    wires = tuple(zip(used.tolist(), most[used].tolist(), strict=True))
+    return tuple(found[0].items()), tuple(found[1].items()), wires

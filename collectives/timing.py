@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from collectives.costs import CollectiveCosts
 from collectives.loads import Loads, PhaseLoad, closed_loads, schedule_loads
 from collectives.ops import CollectiveError
@@ -27,8 +29,7 @@ class CollectiveTime:
     Units: `total_ps = launch_ps + latency_ps + transfer_ps`. `bytes_per_rank` is the payload the
     busiest rank receives, `touch_bytes_per_rank` what its DMA reads and writes for it; `link_bytes`
     crosses the busiest directed NeuronLink, `efa_bytes` the busiest EFA device in one direction.
-    `link_ps` and `efa_ps` are how long those are busy. `bound` names what limits the longest phase:
-    rank, link or efa.
+    `bound` names what limits the longest phase: rank, link or efa.
     """
 
     total_ps: int
@@ -42,8 +43,6 @@ class CollectiveTime:
     touch_bytes_per_rank: int
     link_bytes: int
     efa_bytes: int
-    link_ps: int
-    efa_ps: int
     uses_efa: bool
 
 
@@ -57,9 +56,7 @@ def closed_time(
     _check_size(size_bytes, element_bytes)
     if choice.layout.group_size == 1:
         return _nothing()
-    direct = choice.algorithm == "direct"
-    loads = (_schedule_loads if direct else _closed_loads)(choice, costs)
-    return _time(choice, loads, size_bytes, element_bytes, costs)
+    return _time(choice, _loads_of(choice, costs), size_bytes, element_bytes, costs)
 
 
 def schedule_time(
@@ -74,6 +71,50 @@ def schedule_time(
         return _nothing()
     loads = _schedule_loads(choice, costs)
     return _time(choice, loads, size_bytes, element_bytes, costs)
+
+
+def wires_ps(
+    choice: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts
+) -> tuple[tuple[int, int], ...]:
+    """How long the collective keeps every link and EFA device of an instance busy, as (number,
+    picoseconds), where it is busiest; what other collectives on the same wires have to share.
+    """
+    if choice.layout.group_size == 1:
+        return ()
+    return _wires(choice, _loads_of(choice, costs), size_bytes, element_bytes, costs)
+
+
+def schedule_wires_ps(
+    choice: Choice, size_bytes: int, element_bytes: int, costs: CollectiveCosts
+) -> tuple[tuple[int, int], ...]:
+    """The same, counted along the schedules; the oracle of `wires_ps`."""
+    if choice.layout.group_size == 1:
+        return ()
+    return _wires(choice, _schedule_loads(choice, costs), size_bytes, element_bytes, costs)
+
+
+def _wires(
+    choice: Choice, loads: Loads, size_bytes: int, element_bytes: int, costs: CollectiveCosts
+) -> tuple[tuple[int, int], ...]:
+    topology = choice.layout.topology
+    chunk = _chunk_bytes(loads, size_bytes, element_bytes)
+    share = np.where(topology.is_efa, costs.efa_efficiency, 1.0)
+    rates = (topology.bytes_per_s * share).astype(np.int64).tolist()
+    busy: dict[int, int] = {}
+    for number, chunks in (wire for phase in loads.phases for wire in phase.wires):
+        busy[number] = busy.get(number, 0) + _ps(chunks * chunk, rates[number])
+    return tuple(sorted(busy.items()))
+
+
+def _loads_of(choice: Choice, costs: CollectiveCosts) -> Loads:
+    """Counts in closed form; permutes, which have none, link by link."""
+    direct = choice.algorithm == "direct"
+    return (_schedule_loads if direct else _closed_loads)(choice, costs)
+
+
+def _chunk_bytes(loads: Loads, size_bytes: int, element_bytes: int) -> int:
+    elements = -(-size_bytes // element_bytes)
+    return -(-elements // loads.chunks_per_buffer) * element_bytes
 
 
 @lru_cache(maxsize=1024)
@@ -97,8 +138,7 @@ def _time(
     choice: Choice, loads: Loads, size_bytes: int, element_bytes: int, costs: CollectiveCosts
 ) -> CollectiveTime:
     """Loads times chunk bytes, phase after phase."""
-    elements = -(-size_bytes // element_bytes)
-    chunk = -(-elements // loads.chunks_per_buffer) * element_bytes
+    chunk = _chunk_bytes(loads, size_bytes, element_bytes)
     busy = [_busy_ps(phase, chunk, costs) for phase in loads.phases]
     slowest = [max((ps, name) for name, ps in phase.items()) for phase in busy]
     transfer = sum(ps for ps, _ in slowest)
@@ -118,8 +158,6 @@ def _time(
         touch_bytes_per_rank=(COPY_TOUCHES * copied + REDUCE_TOUCHES * reduced + extra) * chunk,
         link_bytes=sum(max((n for _, n in p.links), default=0) for p in loads.phases) * chunk,
         efa_bytes=efa * chunk,
-        link_ps=sum(phase["link"] for phase in busy),
-        efa_ps=sum(phase["efa"] for phase in busy),
         uses_efa=efa > 0,
     )
 
@@ -163,7 +201,5 @@ def _nothing() -> CollectiveTime:
         touch_bytes_per_rank=0,
         link_bytes=0,
         efa_bytes=0,
-        link_ps=0,
-        efa_ps=0,
         uses_efa=False,
     )

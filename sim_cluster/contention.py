@@ -21,13 +21,13 @@ COLLECTIVE_PACKET_BYTES = 65536  # documented: default and most of NEURON_RT_DBG
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Shares of a core's DMA engines, its busiest link, its EFA device and its even part of an HBM
-    bank that a collective takes when it runs alone.
+    """Shares of a core's DMA engines, of the links and EFA devices of an instance (by number, where
+    it takes most) and of the core's even part of an HBM bank that a collective takes when it runs
+    alone.
     """
 
     dma: float
-    link: float = 0.0
-    efa: float = 0.0
+    wires: tuple[tuple[int, float], ...] = ()
     hbm: float = 0.0
 
 
@@ -92,20 +92,32 @@ def core_rates(
     """
     weights = [float(packets.of(stream)) for _, stream in jobs]
     *engines, compute = _beside([demand.dma for demand, _ in jobs], weights, packets)
-    even = [1.0] * len(jobs)
-    links = shares([demand.link for demand, _ in jobs], even)
-    devices = shares([demand.efa for demand, _ in jobs], even)
+    wires = _wire_rates([demand for demand, _ in jobs])
     *memory, left = _beside([demand.hbm / hbm for demand, _ in jobs], weights, packets)
     rates = [1.0] * len(jobs)
     for number, (demand, _) in enumerate(jobs):
         pairs = (
             (engines[number], demand.dma),
-            (links[number], demand.link),
-            (devices[number], demand.efa),
+            (wires[number], 1.0),
             (memory[number] * hbm, demand.hbm),
         )
         rates[number] = min((got / wanted for got, wanted in pairs if wanted > 0), default=1.0)
     return tuple(rates), compute, left * hbm
+
+
+def _wire_rates(demands: Sequence[Demand]) -> list[float]:
+    """Speed of each collective when those that meet on a link or device share it evenly."""
+    rates = [1.0] * len(demands)
+    met: dict[int, list[tuple[int, float]]] = {}
+    for job, demand in enumerate(demands):
+        for wire, wanted in demand.wires:
+            met.setdefault(wire, []).append((job, wanted))
+    for wants in met.values():
+        if sum(wanted for _, wanted in wants) > 1.0:
+            given = shares([wanted for _, wanted in wants], [1.0] * len(wants))
+            for (job, wanted), got in zip(wants, given, strict=True):
+                rates[job] = min(rates[job], got / wanted)
+    return rates
 
 
 def _beside(demands: Sequence[float], weights: Sequence[float], packets: Packets) -> list[float]:

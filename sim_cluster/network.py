@@ -6,13 +6,14 @@ Which cores the ranks of the mesh are is the placement's to say (`collectives/pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from collectives.cost import CollectiveTime, collective_time
+from collectives.cost import CollectiveTime, closed_time, wires_ps
 from collectives.ops import CollectiveKind, ReplicaGroups
 from collectives.placement import TORUS, place_mesh
+from collectives.select import choose
 from collectives.topology import Tier, Topology, line, ring, switched, torus, unlinked
 from compiler.isa.program import CollectiveCall
 from compiler.target import PS_PER_S, Target
@@ -78,14 +79,15 @@ class Network:
         size = larger_side_bytes(call, groups.size)
         kind = CollectiveKind(call.kind)
         topology = degraded(self.topology, pattern)
-        time = collective_time(
-            kind, topology, groups, size, call.dtype.bytes, self.costs, pairs=call.pairs
-        )
+        element = call.dtype.bytes
+        choice = choose(kind, topology, groups, size, element, self.costs, pairs=call.pairs)
+        time = closed_time(choice, size, element, self.costs)
+        demand = self._demand(time, wires_ps(choice, size, element, self.costs))
         return CollectiveDuration(
-            time.total_ps, self._demand(time), time.algorithm, time.why, size, groups.size
+            time.total_ps, demand, time.algorithm, time.why, size, groups.size
         )
 
-    def _demand(self, time: CollectiveTime) -> Demand:
+    def _demand(self, time: CollectiveTime, wires: Sequence[tuple[int, int]]) -> Demand:
         """What a collective takes of each resource while its data moves."""
         core = self.target.core
         wire_ps = max(time.total_ps - time.launch_ps, 1)
@@ -93,8 +95,7 @@ class Network:
         hbm = self.target.lnc * self.target.hbm_bytes_per_s_per_core
         return Demand(
             dma=min(1.0, time.touch_bytes_per_rank * PS_PER_S / wire_ps / dma),
-            link=min(1.0, time.link_ps / wire_ps),
-            efa=min(1.0, time.efa_ps / wire_ps),
+            wires=tuple((number, min(1.0, busy / wire_ps)) for number, busy in wires),
             hbm=time.touch_bytes_per_rank * PS_PER_S / wire_ps / hbm,
         )
 

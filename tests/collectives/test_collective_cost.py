@@ -11,6 +11,8 @@ from collectives.cost import (
     closed_time,
     collective_time,
     schedule_time,
+    schedule_wires_ps,
+    wires_ps,
 )
 from collectives.layout import place
 from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
@@ -115,6 +117,7 @@ def test_closed_form_equals_the_schedule(where, kind, size, costs, forced):
     if forced == "single step" and kind is REDUCE and layout.group_size <= 16:
         choice = Choice(kind, layout, "single_step_mesh", "forced")
     assert closed_time(choice, size, 4, costs) == schedule_time(choice, size, 4, costs)
+    assert wires_ps(choice, size, 4, costs) == schedule_wires_ps(choice, size, 4, costs)
     for number in range(min(2, len(groups.groups))):
         choice.schedule(number).verify()
 
@@ -218,6 +221,34 @@ def test_slow_links_bound_a_ring_and_both_directions_share_it():
     time = collective_time(GATHER, topology, everyone(topology), 8 * MIB, 4, costs)
     assert time.bound == "link" and time.link_bytes == 7 * MIB // 2
     assert time.transfer_ps == 7 * MIB // 2 * 1000
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("names", [("flat_ring",), ("hierarchical", "ring", "ring")])
+def test_256_ranks_agree_whatever_the_algorithm(trn1n, names):
+    topology = trn1n(8)
+    choice = Choice(REDUCE, place(topology, everyone(topology)), names[0], "", *names[1:])
+    assert closed_time(choice, MIB, 4, NOMINAL) == schedule_time(choice, MIB, 4, NOMINAL)
+
+
+def test_4096_ranks_in_three_tiers_of_16():
+    """Chips of 16 ranks, instances of 16 chips, 16 instances: one step each way in a chip, four
+    between chips and four between instances."""
+    machine = torus(
+        4,
+        4,
+        ranks_per_chip=16,
+        link_bytes_per_s=128 * 10**9,
+        instances=16,
+        efa_bytes_per_s=400 * 10**9,
+        efa_devices=16,
+    )
+    layout = place(machine, everyone(machine))
+    choice = Choice(REDUCE, layout, "hierarchical", "", "rdh", "recursive")
+    assert choice.recipe().sides == (16, 16, 16)
+    time = closed_time(choice, MIB, 4, NOMINAL)
+    steps = 2 * (1 + 4) * NOMINAL.intra_hop_ps + 2 * 4 * NOMINAL.inter_hop_ps
+    assert time.latency_ps == steps and time.algorithm == "hierarchical"
 
 
 def test_256_ranks_over_8_instances_agree(trn1n):

@@ -119,7 +119,9 @@ def test_random_programs(
     none."""
     costs = {
         GATHER: CollectiveDuration(7 * _US, Demand(wants[0], hbm=wants[1]), "", "", 128, 4),
-        REDUCE: CollectiveDuration(5 * _US, Demand(wants[2], 1.0, hbm=wants[3]), "", "", 128, 4),
+        REDUCE: CollectiveDuration(
+            5 * _US, Demand(wants[2], ((0, 1.0),), hbm=wants[3]), "", "", 128, 4
+        ),
     }
     found, expected = both_ways(_program(parts), costs, {"dp": 4}, slow)
     events = 40 * len(parts)

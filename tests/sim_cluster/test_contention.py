@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from compiler.dtypes import DType
 from compiler.evaluate import Segment
 from compiler.isa.program import CollectiveCall
+from compiler.target import load_target
 from sim_cluster.classes import refine
 from sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets, core_rates, shares
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from sim_cluster.network import Network
 from sim_cluster.run_timing import ClusterLoop, CollectiveDuration
 
 rows = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.1, 100.0)), min_size=1, max_size=6)
@@ -45,11 +47,12 @@ def test_packets_decide_who_gets_the_engines() -> None:
 
 
 def test_streams_share_a_wire() -> None:
-    """Two collectives bound by EFA take twice as long together; one that is not loses nothing."""
+    """Two collectives bound by one wire take twice as long together; one on others loses
+    nothing."""
     jobs = (
-        (Demand(0.1, efa=1.0), 0),
-        (Demand(0.1, efa=1.0), 1),
-        (Demand(0.1, link=0.5), 2),
+        (Demand(0.1, wires=((0, 0.2), (64, 1.0))), 0),
+        (Demand(0.1, wires=((1, 0.2), (64, 1.0))), 1),
+        (Demand(0.1, wires=((0, 0.5), (2, 1.0))), 2),
     )
     rates, compute, _ = core_rates(jobs, DEFAULT_PACKETS)
     assert rates == (0.5, 0.5, 1.0)
@@ -58,7 +61,7 @@ def test_streams_share_a_wire() -> None:
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
 REDUCE = CollectiveCall("all_reduce", ("dp",), DType.F32, (1, 1, 64), "add")
-DEMANDS = {"efa": Demand(0.0, efa=1.0), "link": Demand(0.0, link=1.0)}
+DEMANDS = {"efa": Demand(0.0, wires=((64, 1.0),)), "link": Demand(0.0, wires=((0, 1.0),))}
 
 
 def _end(streams: tuple[int, int], bounds: tuple[str, str]) -> int:
@@ -84,3 +87,23 @@ def test_streams_help_when_they_use_other_wires() -> None:
     assert _end((0, 0), ("efa", "link")) == 700
     assert _end((0, 1), ("efa", "link")) == 400
     assert _end((0, 1), ("efa", "efa")) == 700
+
+
+def test_collectives_of_rows_and_of_columns_use_other_links() -> None:
+    """On the torus, groups along one side leave the links of the other alone; twice the same side
+    takes twice as long where links are what limits."""
+    mesh = {"column": 4, "row": 4, "core": 2}
+    network = Network(load_target("trn1.32xlarge"), 1, mesh, "peak", "linear")
+
+    def demand(axis: str, stream: int) -> tuple[Demand, int]:
+        shape = (1, 1 << 24, 1)
+        call = CollectiveCall("all_gather", (axis,), DType.BF16, shape, stream=stream)
+        return network.duration(call).demand, stream
+
+    row, column = demand("row", 0), demand("column", 1)
+    assert not {w for w, _ in row[0].wires} & {w for w, _ in column[0].wires}
+    assert max(share for _, share in row[0].wires) > 0.9
+    apart, *_ = core_rates((row, column), DEFAULT_PACKETS)
+    same, *_ = core_rates((row, demand("row", 1)), DEFAULT_PACKETS)
+    assert min(apart) > 1.5 * max(same)
+    assert same == pytest.approx((0.5, 0.5), abs=0.05)

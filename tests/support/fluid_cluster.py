@@ -167,15 +167,18 @@ class FluidCluster:
         weights.append(Fraction(self.packets.compute_bytes))
         dma = fill([*(Fraction(f.cost.demand.dma) for f in own), Fraction(1)], weights, Fraction(1))
         even = [Fraction(1)] * len(own)
-        link = fill([Fraction(f.cost.demand.link) for f in own], even, Fraction(1))
-        efa = fill([Fraction(f.cost.demand.efa) for f in own], even, Fraction(1))
+        wires = {wire for f in own for wire, _ in f.cost.demand.wires}
+        crossed = []
+        for wire in sorted(wires):
+            wants = [Fraction(dict(f.cost.demand.wires).get(wire, 0.0)) for f in own]
+            crossed.append((fill(wants, even, Fraction(1)), wants))
         part = self._part(number, flights)
         hbm = fill([*(Fraction(f.cost.demand.hbm) for f in own), part], weights, part)
         rates = []
         for n, flight in enumerate(own):
             wanted = flight.cost.demand
-            pairs = [(dma[n], wanted.dma), (link[n], wanted.link), (efa[n], wanted.efa)]
-            pairs.append((hbm[n], wanted.hbm))
+            pairs = [(dma[n], wanted.dma), (hbm[n], wanted.hbm)]
+            pairs += [(got[n], float(wants[n])) for got, wants in crossed]
             rates.append(min((got / Fraction(w) for got, w in pairs if w), default=Fraction(1)))
         return dma[-1], hbm[-1], rates
 
