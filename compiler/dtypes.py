@@ -150,3 +150,14 @@ _NUMPY: dict[DType, Any] = {
 _OF_NAME = {np.dtype(v).name: k for k, v in _NUMPY.items()} | {
     name: dtype for dtype, name in _ML_DTYPES.items()
 }
+
+_FP32_MAX = float(np.finfo(np.float32).max)
+LARGEST = {
+    DType.F32: _FP32_MAX,
+    DType.TF32: (2 - 2.0**-10) * 2.0**127,
+    DType.BF16: (2 - 2.0**-7) * 2.0**127,
+    DType.F16: float(np.finfo(np.float16).max),
+    DType.F8E4M3: 240.0,
+    DType.F8E5M2: 57344.0,
+}
+"""The largest finite number of each type with infinities. Source: hardware notes, data types."""

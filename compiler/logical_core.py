@@ -38,12 +38,13 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Coded:
     """Code of a region: one region per physical core, one after the other, the scratch tensors they
-    need, and the first register number left free.
+    need, the first register number left free, and what is special about the tilings.
     """
 
     pairs: tuple[tuple[Region, ...], ...]
     scratch: tuple[Tensor, ...]
     next_register: int
+    notes: tuple[str, ...] = ()
 
 
 class LogicalCore:
@@ -67,12 +68,13 @@ class LogicalCore:
         """Code for a region. Raises CompileError, CapacityError."""
         way = self.way(program, tensors)
         known, last = [*tensors, *way.scratch], first_register
-        pairs = []
+        pairs, notes = [], list[str]()
         for pair in way.pairs:
             made = [self._trial.generate(part, known, first_register) for part in pair]
             pairs.append(tuple(code.region for code in made))
+            notes += [note for code in made for note in code.notes]
             last = max(last, *(code.next_register for code in made))
-        return Coded(tuple(pairs), way.scratch, last)
+        return Coded(tuple(pairs), way.scratch, last, tuple(dict.fromkeys(notes)))
 
     def way(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Way:
         """What each physical core computes of a region."""

@@ -73,7 +73,7 @@ class Trial:
         renamed = dict(zip(numbers, _tensors(program), strict=True))
         region = relocated(made.region, program, renamed, _FIRST_REGISTER, first_register)
         last = made.next_register - _FIRST_REGISTER + first_register
-        return Generated(region, last, made.recipe)
+        return replace(made, region=region, next_register=last)
 
     def _searched(
         self,

@@ -8,15 +8,23 @@ none.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from orchestrator.config import JobConfig
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from compiler.isa.region import RegionProgram, Tensor
+    from compiler.logical_core import LogicalCore
+    from compiler.lower.explain import Describe
+
 _SHOWN = 0.01  # of a function's bytes; smaller regions are only counted
 _MIB = 2**20
+_FIRST_REGISTER = 1 << 20  # above every register of a function
 _NUMBERS = ("ops", "MiB moved", "avoided")
 
 
@@ -39,10 +47,20 @@ def explain(job: JobConfig) -> list[dict[str, Any]]:
     passes, judge = unit_passes(options, target.core.generation), LogicalCore(target, options)
     found = []
     for unit in outline(built.plan.step).functions:
-        stories = explain_fusion(run(unit.graph, passes), unit.signature, options, judge)
+        graph = run(unit.graph, passes)
+        stories = explain_fusion(graph, unit.signature, options, judge, notes_of(judge))
         rows = [_entry(story) for story in sorted(stories, key=lambda s: -s.moved_bytes)]
         found.append({"function": unit.name, "regions": rows})
     return found
+
+
+def notes_of(core: LogicalCore) -> Describe:
+    """Notes on the code that `core` has for a region."""
+
+    def describe(program: RegionProgram, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+        return core.generate(program, tensors, _FIRST_REGISTER).notes
+
+    return describe
 
 
 def _entry(story: Any) -> dict[str, Any]:
@@ -52,6 +70,7 @@ def _entry(story: Any) -> dict[str, Any]:
         "operators": story.operators,
         "moved_bytes": story.moved_bytes,
         "avoided_bytes": story.avoided_bytes,
+        "notes": list(story.notes),
         "refused": [
             {
                 "reader": merge.reader,
@@ -88,7 +107,7 @@ def _table(function: dict[str, Any]) -> Table:
         table.add_column(name, justify="right" if name in _NUMBERS else "left")
     for row in shown:
         table.add_row(
-            row["region"],
+            "\n".join([row["region"], *row["notes"]]),
             row["location"].rpartition("/")[2],
             str(row["operators"]),
             f"{row['moved_bytes'] / _MIB:,.1f}",

@@ -53,11 +53,14 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A region with code, the first register number it left free, and how it was chosen."""
+    """A region with code, the first register number it left free, how it was chosen, and what is
+    special about the tilings.
+    """
 
     region: Region
     next_register: int
     recipe: Recipe | None = None
+    notes: tuple[str, ...] = ()
 
 
 def generate(
@@ -154,7 +157,8 @@ class _Codes:
             overlap(region, self.tensors, ways, cost)
         allocate(region, self.limits)
         order_engines(region, self.tensors, self.limits)
-        return Generated(region, builder.next_register)
+        notes = tuple(c.note for c in chosen if c.note)
+        return Generated(region, builder.next_register, notes=notes)
 
     def _time(self, made: Generated) -> int:
         return region_duration_ps(made.region, self.tensors, self.machine)

@@ -38,12 +38,14 @@ class Room:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One way to tile a nest: estimated nanoseconds, and what appends its code. A `variant` is
-    estimated as another candidate is; it is tried beside those, not instead.
+    estimated as another candidate is; it is tried beside those, not instead. A `note` tells the
+    user what is special about it.
     """
 
     cost: float
     emit: Callable[[Builder], None]
     variant: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
+from compiler.dtypes import LARGEST, DType
 from compiler.ir.analysis import known_elements
 from compiler.ir.ops import (
     AllToAllAttrs,
@@ -34,7 +34,6 @@ from compiler.lower.level import IndexedLevel
 from compiler.lower.sorting import sort
 from compiler.lower.task import unsupported
 from compiler.passes.dce import dce
-from compiler.passes.saturate import LARGEST
 
 MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
 

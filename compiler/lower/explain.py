@@ -6,17 +6,19 @@ the thousands of merges it tried.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from compiler.diagnostics import Loc
 from compiler.ir.types import Graph
+from compiler.isa.region import RegionProgram, Tensor
 from compiler.lower.accept import Judge
 from compiler.lower.function import Settled, Signature, settle
 from compiler.lower.group import Groups, Part
+from compiler.lower.row_rule import RowRule
 from compiler.lower.rule import Refusal, traffic
 from compiler.lower.task import COLLECTIVE, Task
-from compiler.lower.write_out import title
+from compiler.lower.write_out import region_program, title
 from compiler.options import DEFAULTS, CompileOptions
 
 
@@ -34,7 +36,7 @@ class RefusedMerge:
 @dataclass(slots=True)
 class RegionStory:
     """A compute region: name, the user's line, HBM bytes moved (every input read once, every output
-    written once) and avoided against an operator at a time.
+    written once) and avoided against an operator at a time; `notes` on its code.
     """
 
     name: str
@@ -43,6 +45,11 @@ class RegionStory:
     moved_bytes: int
     avoided_bytes: int
     refused: list[RefusedMerge] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+
+
+Describe = Callable[[RegionProgram, Sequence[Tensor]], tuple[str, ...]]
+"""Notes on the code of a region."""
 
 
 def explain_fusion(
@@ -50,8 +57,11 @@ def explain_fusion(
     signature: Signature,
     options: CompileOptions = DEFAULTS,
     judge: Judge | None = None,
+    describe: Describe | None = None,
 ) -> list[RegionStory]:
-    """The regions of a function in program order. Raises what `lower_function` raises."""
+    """The regions of a function in program order; row regions with what `describe` says of them.
+    Raises what `lower_function` raises.
+    """
     settled = settle(graph, signature, options, judge)
     groups = settled.groups
     stories = {
@@ -59,6 +69,11 @@ def explain_fusion(
         for region, part in sorted(groups.parts.items(), key=lambda item: min(item[1].members))
         if groups.body.tasks[region].kind != COLLECTIVE
     }
+    for region, part in groups.parts.items() if describe else ():
+        if part.phase == RowRule.phase and describe:
+            storage = settled.trials.storage
+            program = region_program(groups, storage, part.members)
+            stories[region].notes = describe(program, storage.tensors)
     for producer, consumer, num_bytes in _borders(groups):
         if producer in stories and consumer in stories:
             refusal = _first_refusal(settled, producer, consumer)

@@ -11,22 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.dtypes import DType
+from compiler.dtypes import LARGEST
 from compiler.ir.build import constant_attrs
 from compiler.ir.opdef import make_op
 from compiler.ir.types import Graph, Op, Value
 
 _AFFECTED = frozenset(("dot_general", "convolution", "transpose"))
-_FP32_MAX = float(np.finfo(np.float32).max)
-LARGEST = {
-    DType.F32: _FP32_MAX,
-    DType.TF32: (2 - 2.0**-10) * 2.0**127,
-    DType.BF16: (2 - 2.0**-7) * 2.0**127,
-    DType.F16: float(np.finfo(np.float16).max),
-    DType.F8E4M3: 240.0,
-    DType.F8E5M2: 57344.0,
-}
-"""The largest finite number of each type with infinities. Source: hardware notes, data types."""
 
 
 def saturate_infinity(graph: Graph) -> Graph:

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from compiler.ir.build import Builder
+from compiler.isa.limits import LIMIT_TABLE, Limit
+from compiler.logical_core import LogicalCore
+from compiler.lower.explain import explain_fusion
+from compiler.lower.function import Signature
+from compiler.options import CompileOptions
+from compiler.target import load_target
 from orchestrator.cli import main
+from orchestrator.explain import notes_of
 from tests.support.small_job import SIZES
 
 
@@ -64,3 +72,19 @@ def test_sharding_on_the_screen(job, capsys) -> None:
 def test_what_is_not_there_is_refused(job, words: tuple[str, ...], code: str, capsys) -> None:
     assert main([*job, "--explain", *words, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["code"] == code
+
+
+def test_streamed_rows_are_noted(monkeypatch) -> None:
+    """What a region's code says of itself reaches the story of the region, and the screen."""
+    b = Builder()
+    q, k, v = b.input((256, 64)), b.input((16384, 64)), b.input((16384, 64))
+    x = b.dot(q, k, ((1,), (1,)))
+    wide = (256, 16384)
+    e = b.op("exponential", b.op("subtract", x, b.broadcast(b.reduce(x, "max", (1,)), wide, (0,))))
+    p = b.op("divide", e, b.broadcast(b.reduce(e, "add", (1,)), wide, (0,)))
+    graph = b.finish(b.dot(p, v, ((1,), (0,))))
+    table = {**LIMIT_TABLE["NeuronCore-v2"], "sbuf_bytes": Limit(100_000, "our choice", "a test")}
+    monkeypatch.setitem(LIMIT_TABLE, "NeuronCore-v2", table)
+    core = LogicalCore(load_target("trn1n.32xlarge"), CompileOptions())
+    notes = [s.notes for s in explain_fusion(graph, Signature(), describe=notes_of(core))]
+    assert any("online, one pass" in note for one in notes for note in one), notes

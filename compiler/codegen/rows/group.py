@@ -8,7 +8,7 @@ or are skewed (`skew.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,8 +17,10 @@ from compiler.codegen.fusion import SCALED, is_product
 from compiler.codegen.reductions import accumulate, accumulator_type
 from compiler.codegen.rows.columns import Run
 from compiler.codegen.rows.levels import Stage
+from compiler.codegen.rows.online import Running
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.rows.products import Products, Shared, placed
+from compiler.codegen.rows.rescale import copied, rescale, start_of
 from compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases
 from compiler.codegen.space import SINKS, SPLATS, Value
 from compiler.dtypes import DType
@@ -66,6 +68,7 @@ class Group(Products):
         height: int,
         rows: tuple[int, int],
         band: Band | None = None,
+        running: tuple[Running, ...] = (),
     ) -> None:
         super().__init__(plan, scope, shared, rows)
         self.height = height
@@ -75,7 +78,7 @@ class Group(Products):
         self.reducer: Engine | None = None
         self.stage_of = {n: number for number, s in enumerate(plan.stages) for n in s.values}
         self.left = self._last_readers()
-        self.band = band
+        self.band, self.running = band, running
         for n, kept in (band.kept if band else {}).items():
             self._take(n, kept)
 
@@ -119,10 +122,15 @@ class Group(Products):
             self._begin(n, self.space.values[n])
         for part in self.parts:
             place = self._enter(part)
+            moving = [r for r in self.running if r.column in stage.values]
+            before = [copied(self, r, self._running(r, place), place) for r in moving]
             if stage.inner is None:
                 self._block(stage, place)
             else:
                 self._sweep(stage, place, stage.inner)
+            for r, held in zip(moving, before, strict=True):
+                moved = (held, self._running(r, place))
+                rescale(self, r, moved, [self._carried(n, place) for n in r.folds], place)
         carried = self.band.kept if self.band else {}
         for n in (n for n in self.left.get(stage, ()) if n not in carried):
             for kept in (self.held, self.turned, self.partial):
@@ -140,6 +148,26 @@ class Group(Products):
         if self.band:
             scope.boxes[BAND_TILE] = Box(self.scope.boxes[BAND_TILE].origin + tile, 1)
         return scope
+
+    def _running(self, running: Running, place: Scope) -> Held:
+        return placed(self.held[running.column], place)
+
+    def _carried(self, number: int, place: Scope) -> tuple[Held, int]:
+        """Where a row tile adds up a fold, and its columns."""
+        atom = self.plan.inner(number)
+        held = self.partial.get(number, self.held[number])
+        return placed(held, place), 1 if atom is None else self.space.sizes[atom]
+
+    def open(self, folds: Iterable[int]) -> None:
+        """What running passes begin with: `folds` of all row tiles of the band."""
+        for n in folds:
+            value = self.space.values[n]
+            self._begin(n, value)
+            for held in (self.held.get(n), self.partial.get(n)):
+                if held is not None:
+                    tile, place = self.builder.tiles[held.tile], Held(held.tile, {})
+                    out = self.scope.on_chip(place, tile.partitions, ((1, tile.elements),))
+                    self.scope.add("memset", Engine.VECTOR, out, (), value=start_of(value))
 
     def _begin(self, number: int, value: Value) -> None:
         """Tiles for a value its stage makes: of the group, or of the band that has them already."""

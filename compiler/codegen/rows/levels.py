@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from compiler.codegen.rows.online import Running, merged
 from compiler.codegen.rows.roles import Roles, inner_of
 from compiler.codegen.space import SINKS, SPLATS, Space
 
@@ -26,10 +27,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Stages that run together: `streamed` ones once for every segment of the streamed atom."""
+    """Stages that run together: `streamed` ones once for every segment of the streamed atom, with
+    `running` columns where what they follow from is not complete.
+    """
 
     streamed: bool
     stages: tuple[Stage, ...]
+    running: tuple[Running, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class Sweeping:
     sweep of their own, `vectors` are made in sweeps although they do not span the rows, `again` are
     made where they are read. With `early`, loads for another sweep come before the first one, so
     that what is made from them and that sweep's values need not be kept. Of the `streamed` atom
-    (-1: none) only a segment is on chip at a time.
+    (-1: none) only a segment is on chip at a time; passes over it are `online` where they can be.
     """
 
     whole: frozenset[int]
@@ -49,6 +53,7 @@ class Sweeping:
     again: frozenset[int] = frozenset()
     early: bool = False
     streamed: int = -1
+    online: bool = False
 
 
 class Levels:
@@ -64,6 +69,9 @@ class Levels:
             self.run[n] = max([first, *(self._earliest(n, i) for i in read)])
         self._delay()
         self.passes = self._in_passes()
+        self.running: tuple[Running, ...] = ()
+        if sweeping.online:
+            self.passes, self.running = merged(self, self.passes)
 
     def _needed(self) -> list[int]:
         """Rows and sums, without what only operands that are loaded whole need."""
@@ -159,7 +167,11 @@ class Levels:
     def in_passes(self) -> tuple[Pass, ...]:
         """The stages of every pass in order."""
         found = (
-            Pass(at % 2 == 1, self._stages([n for n in self.run if self.passes[n] == at]))
+            Pass(
+                at % 2 == 1,
+                self._stages([n for n in self.run if self.passes[n] == at]),
+                tuple(r for r in self.running if self.passes[r.column] == at),
+            )
             for at in sorted(set(self.passes.values()))
         )
         return tuple(one for one in found if one.stages)

@@ -27,10 +27,6 @@ from compiler.isa.region import Affine
 # Plans that are generated to be timed, and up to how many values: larger ones take long (our
 # choice).
 _TRIES, _TRIED_VALUES = 2, 20
-# Bands of rows with columns of their own: each repeats the code (our choice).
-_BANDS = 8
-# Values of all bands together: ordering straight code takes long (our choice).
-_VALUES = 200
 
 
 def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate]:
@@ -45,7 +41,16 @@ def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate
     plans = plan_rows(space, sinks, room)
     plans = plans[: _TRIES if len(plans[0].run) <= _TRIED_VALUES else 1]
     # No estimate tells them apart, so every effort that times at all times all of them.
-    return [Candidate(1.0, partial(emit, plan)) for plan in plans]
+    return [Candidate(1.0, partial(emit, plan), note=_note(plan)) for plan in plans]
+
+
+def _note(plan: RowPlan) -> str:
+    """What a user may want to know of a plan."""
+    if not plan.streamed:
+        return ""
+    count = sum(one.streamed for one in plan.passes)
+    passes = "online, one pass" if plan.online and count == 1 else f"{count} passes"
+    return f"rows streamed, {plan.streamed.length} columns at a time, {passes}"
 
 
 class Nest:
@@ -138,7 +143,7 @@ class Nest:
         """
         size, step = self.space.sizes[self.plan.roles.row], self.height * self.plan.ways
         groups = size // step
-        most = max(1, min(_BANDS, _VALUES // len(self.plan.run))) if self.columns.masked else 1
+        most = self.plan.most_bands if self.columns.masked else 1
         each = max(1, -(-groups // most))
         beside = SIDE_BY_SIDE if self.plan.ways > 1 else 1  # a single tile is straight code
         found = []

@@ -34,7 +34,7 @@ class _Form(NamedTuple):
     """Row tiles in flight, whether transposes get a sweep of their own, which group comes first,
     whether panels and sums are held once, whether values are made again instead of kept, and
     whether a group ends before the next one begins. A streamed form has segments of `length`
-    columns, on chip for `tiles` row tiles each.
+    columns, on chip for `tiles` row tiles each, and if `online` fewer passes over them.
     """
 
     ways: int
@@ -42,6 +42,7 @@ class _Form(NamedTuple):
     apart: bool
     lean: bool = False
     again: bool = False
+    online: bool = False
     alone: bool = False
     length: int = 0
     tiles: int = 0
@@ -69,16 +70,22 @@ _FORMS_OF_SUMS = (
 )
 
 
-# More row tiles load segments less often, longer segments begin and end fewer sweeps (our choice,
-# by time of attention at 32768 positions).
+# More row tiles load segments less often, two in flight keep engines busy, an online pass saves one
+# (our choice, by time of attention at 16384 and 32768 positions).
 _STREAMED_FORMS = (
-    _Form(2, True, False, lean=True, length=4096, tiles=16),
+    _Form(2, False, False, lean=True, online=True, length=2048, tiles=16),
+    _Form(2, False, False, lean=True, online=True, length=1024, tiles=8),
     _Form(2, True, False, lean=True, length=2048, tiles=16),
-    _Form(1, True, False, lean=True, length=1024, tiles=8),
+    _Form(2, False, False, lean=True, length=512, tiles=8),
+    _Form(1, True, False, lean=True, online=True, alone=True, length=512, tiles=4),
     _Form(1, True, False, lean=True, alone=True, length=512, tiles=4),
 )
 
 
+# Bands of rows with columns of their own: each repeats the code (our choice).
+_BANDS = 8
+# Values of all bands together: ordering straight code takes long (our choice).
+_VALUES = 200
 # Bytes per partition of an operand that is loaded for all rows (our choice).
 _WHOLE_BYTES = 16384
 
@@ -133,6 +140,16 @@ class RowPlan:
     def stages(self) -> tuple[Stage, ...]:
         """The stages of all passes."""
         return tuple(s for one in self.passes for s in one.stages)
+
+    @property
+    def most_bands(self) -> int:
+        """Bands of rows that may have code of their own."""
+        return max(1, min(_BANDS, _VALUES // len(self.run)))
+
+    @property
+    def online(self) -> bool:
+        """Whether a pass works with what is not complete yet."""
+        return any(one.running for one in self.passes)
 
     def points(self, atom: int) -> int:
         """Points of an atom that are on chip at a time."""
@@ -190,22 +207,22 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
 
 
 def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
-    """Plans that fit for one row atom, streamed ones where no other does.
-
-    Raises CapacityError when none does.
+    """Plans that fit for one row atom; streamed ones too where no other has two row tiles in
+    flight, those first that take fewer passes. Raises CapacityError when none does.
     """
     made, values = _fused(space, last, roles, room)
     roles = roles_for(made, _sinks_of(made, values), roles.row)
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
     plans = _planned(made, roles, forms, room)
     fitting = _fitting(plans, room)
-    if not fitting:
-        atom = max(roles.inner, key=lambda a: (made.sizes[a], a))
-        plans += _planned(*_wide(made, roles, atom), _STREAMED_FORMS, room, atom)
-        fitting = _fitting(plans, room)
-    if not fitting:
-        raise _overflow(plans, room)
-    return fitting
+    if any(p.ways > 1 for p in fitting):
+        return fitting
+    atom = max(roles.inner, key=lambda a: (made.sizes[a], a))
+    streamed = _planned(*_wide(made, roles, atom), _STREAMED_FORMS, room, atom)
+    found = sorted([*fitting, *_fitting(streamed, room)], key=lambda p: not p.online)
+    if not found:
+        raise _overflow([*plans, *streamed], room)
+    return found
 
 
 def _fitting(plans: Iterable[RowPlan], room: Room) -> list[RowPlan]:
@@ -227,13 +244,21 @@ def _planned(
     space: Space, roles: Roles, forms: Sequence[_Form], room: Room, streamed: int = -1
 ) -> list[RowPlan]:
     """A plan for every form."""
-    keys = {form[2:5] for form in forms}
+    keys = {form[2:6] for form in forms}
     made = {key: _swept(space, roles, *key, streamed, room) for key in keys}
-    return [_formed(made[form[2:5]], form, streamed, room.limits) for form in forms]
+    plans = [_formed(made[form[2:6]], form, streamed, room.limits) for form in forms]
+    return [p for p, form in zip(plans, forms, strict=True) if p.online is form.online]
 
 
 def _swept(
-    space: Space, roles: Roles, apart: bool, lean: bool, again: bool, streamed: int, room: Room
+    space: Space,
+    roles: Roles,
+    apart: bool,
+    lean: bool,
+    again: bool,
+    online: bool,
+    streamed: int,
+    room: Room,
 ) -> RowPlan:
     """The plan of a form for one row tile."""
     space = replace(space, values=list(space.values))
@@ -242,6 +267,7 @@ def _swept(
         vectors=_free_vectors(space, roles) if lean else frozenset(),
         early=again or streamed >= 0,
         streamed=streamed,
+        online=online,
     )
     if apart:
         sweeping = replace(sweeping, apart=frozenset(_turned(space, roles, sweeping.whole)))

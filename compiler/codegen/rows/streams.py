@@ -28,9 +28,6 @@ from compiler.codegen.space import SPLATS
 from compiler.codegen.values import Frame
 from compiler.isa.region import Affine
 
-# Bands of rows with segments of their own: each repeats the code (our choice).
-_BANDS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Streams:
@@ -56,7 +53,7 @@ class Streams:
         size = self.plan.space.sizes[self.plan.roles.row]
         step = min(size, self.streamed.tiles * self.height)
         count, masked = size // step, bool(self.shared.columns.masked)
-        each = max(1, -(-count // _BANDS)) if masked else count
+        each = -(-count // (self.plan.most_bands if masked else 1))
         found = [
             Piece(first * step, step, min(each, count - first)) for first in range(0, count, each)
         ]
@@ -72,9 +69,20 @@ class Streams:
             if not one.streamed:
                 self._tiles(one, scope, band, rows, self.shared)
                 continue
+            if one.running:
+                self._open(one, scope, band, rows)
             for at, segment in enumerate(segments):
-                place = scope.within(atom, segment.piece, at == 0)
+                place = scope.within(atom, segment.piece, at == 0 and not one.running)
                 self._tiles(one, place, band, rows, self._loaded(one, segment, place))
+
+    def _open(self, one: Pass, scope: Scope, band: Band, rows: tuple[int, int]) -> None:
+        """What a pass with running columns begins with."""
+        place = scope.straight({BAND_TILE: Box(Affine(), 1)})
+        first = Group(self.plan, place, self.shared, self.height, rows, band)
+        first.open(n for s in one.stages for n in s.values if self.plan.carries(n))
+        columns = tuple(s for s in one.stages if s.inner is None)
+        if columns:
+            self._tiles(replace(one, stages=columns, running=()), scope, band, rows, self.shared)
 
     def _loaded(self, one: Pass, segment: Segment, scope: Scope) -> Shared:
         """Panels and vectors of a segment."""
@@ -122,5 +130,6 @@ class Streams:
                 box = Box(scope.boxes[row].origin + first, min(step, piece.extent - start))
                 tile = Box(divided(first, self.height), 1)
                 place = inner.straight({row: box, BAND_TILE: tile})
-                groups.append(Group(self.plan, place, shared, self.height, rows, band))
+                group = Group(self.plan, place, shared, self.height, rows, band, one.running)
+                groups.append(group)
             in_stages(groups, one.stages, self.plan)

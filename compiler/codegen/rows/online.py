@@ -1,0 +1,221 @@
+"""Which passes over a streamed row can be one: sums that follow from a running maximum.
+
+A maximum over the streamed atom is complete after its pass. Where all that a later pass adds up is
+a product with exp(c), c a column that follows from the maximum, the two passes are one: every
+segment works with the columns of the maximum so far, and what was added up before is multiplied by
+exp(c - c before). Online softmax is one case of it. Nothing here depends on how a softmax is
+spelled: a value has a form (`_Form`) that follows from the forms of what it reads. Next:
+`rescale.py` emits the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compiler.codegen.fusion import SCALED
+from compiler.codegen.rows.facts import Fact, facts
+from compiler.codegen.rows.roles import inner_of
+from compiler.codegen.space import SINKS, Value
+
+if TYPE_CHECKING:
+    from compiler.codegen.rows.levels import Levels
+
+EXTREMES = ("max", "min")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """`folds` of a pass are multiplied by exp(sign * (column - column before)) when `column`
+    changes.
+    """
+
+    column: int
+    sign: float
+    folds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A value as its dependence on a running column c: x + sign * c, or where it is a `factor`,
+    x * exp(sign * c); x does not depend on c.
+    """
+
+    column: int
+    sign: float
+    factor: bool = False
+
+
+class _RefusedError(Exception):
+    """A value depends on a running column in another way."""
+
+
+def merged(levels: Levels, passes: Mapping[int, int]) -> tuple[dict[int, int], tuple[Running, ...]]:
+    """(pass of every value with pairs of passes made one where that is possible, what is rescaled
+    there).
+    """
+    found, running, first = dict(passes), list[Running](), 1
+    while first + 2 <= max(found.values(), default=0):
+        try:
+            here = _Pair(levels, found, first).running()
+        except _RefusedError:
+            first += 2
+            continue
+        running += here
+        found = _joined(levels, found, first)
+    return found, tuple(running)
+
+
+def _joined(levels: Levels, passes: Mapping[int, int], first: int) -> dict[int, int]:
+    """Pass `first` + 2 in pass `first`, with the columns it reads; all else moves up by a pair."""
+    second = [n for n, at in passes.items() if at == first + 2]
+    wanted = set(levels.space.slice(second))
+    found = {n: at - 2 if at > first + 1 else at for n, at in passes.items()}
+    return found | {n: first for n, at in passes.items() if at == first + 1 and n in wanted}
+
+
+class _Pair:
+    """Two neighbouring passes over the streamed atom, and what stands between them."""
+
+    def __init__(self, levels: Levels, passes: Mapping[int, int], first: int) -> None:
+        self.levels, self.space, self.roles = levels, levels.space, levels.roles
+        self.second = [n for n in sorted(passes) if passes[n] == first + 2]
+        begun = [n for n in sorted(passes) if passes[n] == first]
+        self.extremes = {n for n in begun if levels.is_carried(n)}
+        needed = set(self.space.slice(self.second))
+        between = [n for n in sorted(passes) if passes[n] == first + 1]
+        self.columns = {n for n in between if n in needed}
+        self.known = facts(self.space, range(len(self.space.values)), {})
+
+    def running(self) -> list[Running]:
+        """What is rescaled when both are one pass. Raises _RefusedError when they cannot be."""
+        _require(bool(self.second) and all(map(self._is_extreme, self.extremes)))
+        _require(all(map(self._is_column, self.columns)))
+        forms: dict[int, _Form] = {}
+        for n in self.second:
+            form = self._form(n, self.space.values[n], forms)
+            if form is not None:
+                forms[n] = form
+        found: dict[tuple[int, float], list[int]] = {}
+        for n in self.second:
+            if n in forms and self.levels.is_carried(n):
+                found.setdefault((forms[n].column, forms[n].sign), []).append(n)
+        return [Running(c, sign, tuple(folds)) for (c, sign), folds in found.items()]
+
+    def _is_extreme(self, number: int) -> bool:
+        value = self.space.values[number]
+        plain = value.op == "reduce" and value.attrs["kind"] in EXTREMES
+        return plain and value.dtype.is_float
+
+    def _is_column(self, number: int) -> bool:
+        value = self.space.values[number]
+        alone = inner_of(self.roles, value) is None
+        return alone and value.op not in SINKS and value.dtype.is_float
+
+    def _form(self, number: int, value: Value, forms: Mapping[int, _Form]) -> _Form | None:
+        """How `value` depends on a running column; None when it does not."""
+        if not any(i in forms or self._runs(i) for i in value.inputs):
+            plain = self._is_summed(value) or self._is_extreme(number)
+            _require(not self.levels.is_carried(number) or plain)
+            return None
+        given = [forms.get(i) or self._column_form(i) for i in value.inputs]
+        if self.levels.is_carried(number):
+            form = _product("multiply", [*given, None][:2])
+            _require(self._is_summed(value) and form is not None)
+            return form
+        _require(number not in self.roles.sums and value.op not in SINKS)
+        found = _follow(value, given, [self.known.get(i) for i in value.inputs])
+        _require(found is not None)
+        return found
+
+    def _runs(self, number: int) -> bool:
+        return number in self.columns or number in self.extremes
+
+    def _column_form(self, number: int) -> _Form | None:
+        return _Form(number, 1.0) if self._runs(number) else None
+
+    def _is_summed(self, value: Value) -> bool:
+        added = value.op == "reduce" and value.attrs["kind"] == "add"
+        return value.dtype.is_float and (added or value.op == "contract")
+
+
+def _follow(value: Value, given: list[_Form | None], known: list[object]) -> _Form | None:
+    """The form of an elementwise value; None where it has none."""
+    if value.op in ("convert", "negate"):
+        return _scaled_form(
+            given[0], 1.0 if value.op == "convert" or _is_factor(given[0]) else -1.0
+        )
+    if value.op in ("add", "subtract"):
+        return _sum(given, -1.0 if value.op == "subtract" else 1.0)
+    if value.op in ("multiply", "divide"):
+        return _product(value.op, given)
+    if value.op == "exponential":
+        return _exponential(given[0])
+    if value.op == "select":
+        return _select(given, known)
+    return _affine(value, given) if value.op == SCALED else None
+
+
+def _is_factor(form: _Form | None) -> bool:
+    return form is not None and form.factor
+
+
+def _scaled_form(form: _Form | None, scale: float) -> _Form | None:
+    """A form times a number; a factor stays one."""
+    if form is None or form.factor:
+        return form
+    return _Form(form.column, form.sign * scale)
+
+
+def _sum(given: list[_Form | None], sign: float) -> _Form | None:
+    """a + sign * b, one of which depends on the column."""
+    a, b = given
+    if _is_factor(a) or _is_factor(b) or (a is not None and b is not None):
+        return None
+    return a if b is None else _scaled_form(b, sign)
+
+
+def _product(op: str, given: list[_Form | None]) -> _Form | None:
+    """Products of a factor with what does not depend on the column."""
+    a, b = given
+    if a is not None and b is not None:
+        return None
+    form = a if a is not None or op == "divide" else b
+    return form if _is_factor(form) else None
+
+
+def _exponential(form: _Form | None) -> _Form | None:
+    return None if form is None or form.factor else _Form(form.column, form.sign, factor=True)
+
+
+def _select(given: list[_Form | None], known: list[object]) -> _Form | None:
+    """A choice between a form and a constant that is 0, or whose exponential is."""
+    pred, a, b = given
+    form, other = (a, known[2]) if b is None else (b, known[1])
+    if pred is not None or form is None or (a is not None and b is not None and a != b):
+        return None
+    if a is not None and b is not None:
+        return form
+    return form if other is (Fact.ZERO if form.factor else Fact.LOW) else None
+
+
+def _affine(value: Value, given: list[_Form | None]) -> _Form | None:
+    """func(x * scale + bias), where terms that are None are columns."""
+    func, scale, bias = (value.attrs[k] for k in ("func", "scale", "bias"))
+    columns = iter(given[1:])
+    by = next(columns) if scale is None else None
+    add = next(columns) if bias is None else None
+    if by is not None or func not in ("identity", "exponential"):
+        return None
+    if _is_factor(given[0]):
+        return given[0] if func == "identity" and bias == 0.0 else None
+    if given[0] is not None and (scale is None or add is not None):
+        return None
+    form = add if given[0] is None else _scaled_form(given[0], float(scale))
+    return _exponential(form) if func == "exponential" else form
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise _RefusedError

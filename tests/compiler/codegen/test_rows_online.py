@@ -1,0 +1,150 @@
+"""Running maxima: one pass over a streamed row where what it adds up can be rescaled, in any
+spelling, and two where it cannot; generated code in L0 equals L1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from compiler.isa.program import Region
+from compiler.isa.region import Affine
+from tests.compiler.codegen.region_harness import BF16, F32, I32, PRED, Maker, check
+from tests.compiler.codegen.row_cases import causal, forward
+from tests.compiler.codegen.test_rows_streamed import BOUND, LONG, plan_of, streamed_limits
+
+T, S, D, E = range(4)
+SIZES = (300, 4500, 48, 40)
+NEVER = float("-inf")
+
+
+def passes(m: Maker) -> tuple[bool, int]:
+    """Whether a pass is online, and how many go over the streamed atom."""
+    plan = plan_of(m, streamed_limits(m))
+    return plan.online, sum(one.streamed for one in plan.passes)
+
+
+def check_online(m: Maker, dtype=F32, inputs: dict[int, np.ndarray] | None = None) -> Region:
+    """The values of a region that goes over its columns once."""
+    assert passes(m) == (True, 1)
+    return check(m, BOUND[dtype], inputs, target=streamed_limits(m))
+
+
+@pytest.mark.parametrize("mask", ["", "causal", "padding", "window"])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_forward(dtype, mask: str) -> None:
+    """Output and row statistics from one product with the keys."""
+    check_online(forward(LONG, dtype, mask, statistics=True), dtype)
+
+
+def test_grouped_queries() -> None:
+    check_online(forward((2, 200, 2500, 32, 32, 4), F32, "causal"))
+
+
+Scores = Callable[[Maker, int], int]
+
+
+def weighted(weigh: Callable[[Maker, int, int], int], scores: Scores = lambda m, x: x) -> Maker:
+    """sum over s of weigh(x, max of x) * v, and the sum of the weights."""
+    m = Maker(SIZES, "weighted")
+    q, k, v = m.load((T, D)), m.load((S, D)), m.load((S, E))
+    x = scores(m, m.contract(q, k, (D,)))
+    p = weigh(m, x, m.reduce(x, (S,), "max"))
+    m.store(m.contract(p, v, (S,)), (T, E))
+    m.store(m.reduce(p, (S,)), (T,))
+    return m
+
+
+def power(m: Maker, x: int, top: int) -> int:
+    return m.node("exponential", m.node("subtract", x, top))
+
+
+def at_least_zero(m: Maker, x: int, top: int) -> int:
+    """A reference that follows from the maximum in steps."""
+    return power(m, x, m.node("maximum", top, m.const(0.0)))
+
+
+def tempered(m: Maker, x: int, top: int) -> int:
+    """exp(t (x - max)) with a number t, and a product with what only the row knows."""
+    shifted = m.node("multiply", m.node("subtract", x, top), m.const(0.25))
+    return m.node("multiply", m.node("exponential", shifted), m.load((T,)))
+
+
+def negated(m: Maker, x: int, top: int) -> int:
+    """1 / exp(max - x) by another route: exp(-(max - x))."""
+    return m.node("exponential", m.node("negate", m.node("subtract", top, x)))
+
+
+def masked_late(m: Maker, x: int, top: int) -> int:
+    """Weights that a mask sets to 0 after the exponential (dropout, a second mask)."""
+    return m.node("select", m.load((S,), PRED), power(m, x, top), m.const(0.0), dtype=F32)
+
+
+@pytest.mark.parametrize("weigh", [power, at_least_zero, tempered, negated, masked_late])
+def test_spellings_go_over_the_columns_once(weigh) -> None:
+    check_online(weighted(weigh))
+
+
+def squashed(m: Maker, x: int, top: int) -> int:
+    return m.node("tanh", m.node("subtract", x, top))
+
+
+def divided(m: Maker, x: int, top: int) -> int:
+    return m.node("divide", x, m.node("add", m.node("abs", top), m.const(1.0)))
+
+
+def added(m: Maker, x: int, top: int) -> int:
+    return m.node("add", power(m, x, top), m.const(1.0))
+
+
+@pytest.mark.parametrize("weigh", [squashed, divided, added])
+def test_what_cannot_be_rescaled_takes_two_passes(weigh) -> None:
+    m = weighted(weigh)
+    assert passes(m) == (False, 2)
+    check(m, BOUND[F32], target=streamed_limits(m))
+
+
+def test_weights_that_are_stored_take_another_pass() -> None:
+    m = Maker(SIZES, "stored")
+    x = m.contract(m.load((T, D)), m.load((S, D)), (D,))
+    p = power(m, x, m.reduce(x, (S,), "max"))
+    m.store(m.node("divide", p, m.reduce(p, (S,))), (T, S))
+    assert passes(m) == (True, 2)
+    check(m, BOUND[F32], target=streamed_limits(m))
+
+
+def test_loss_over_a_large_vocabulary() -> None:
+    """Log of the sum of exponentials of logits, without a product behind it."""
+    m = Maker(SIZES, "loss")
+    x = m.contract(m.load((T, D)), m.load((S, D)), (D,))
+    top = m.reduce(x, (S,), "max")
+    m.store(m.node("add", top, m.node("log", m.reduce(power(m, x, top), (S,)))), (T,))
+    check_online(m)
+
+
+@pytest.mark.parametrize("low", [NEVER, -3.4028234663852886e38, -1e30])
+def test_segments_without_a_key(low: float) -> None:
+    """Rows whose first segments are masked as a whole, with any number that stands for never."""
+
+    def behind(m: Maker, x: int) -> int:
+        """Columns of the last third only."""
+        first = m.node("iota", atoms=(S,), dtype=I32, atom=S, start=Affine(-3000), step=1)
+        keep = m.node("compare", first, m.load((T,), I32), dtype=PRED, direction="GE")
+        return m.node("select", keep, x, m.const(low), dtype=F32)
+
+    m = weighted(power, behind)
+    bounds = np.linspace(-200, 1400, SIZES[T]).astype(np.int32)
+    check_online(m, inputs={3: bounds})
+
+
+def test_rows_without_any_key() -> None:
+    """Finite masks give equal weights, -inf gives no number, as in one pass over all columns."""
+    for low in (NEVER, -1e30):
+        m = Maker((1, *SIZES[:2], 32, 32), "no_key")
+        q, k, v = m.load((0, 1, 3)), m.load((0, 2, 3)), m.load((0, 2, 4))
+        x = causal(m, m.contract(q, k, (3,)), low, offset=-40)
+        p = power(m, x, m.reduce(x, (2,), "max"))
+        m.store(m.contract(m.node("divide", p, m.reduce(p, (2,))), v, (2,)), (0, 1, 4))
+        check_online(m)

@@ -1,0 +1,105 @@
+"""Attention whose rows are streamed, from JAX to instructions: values forward and backward at both
+levels, masks of every kind, and no score in HBM.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compiler.codegen.rows import nest
+from compiler.isa.limits import LIMIT_TABLE, Limit
+from compiler.lower import accept
+from compiler.options import CompileOptions
+from tests.support.model_run import compile_function, worst_distance
+
+T, S, D = 256, 4096, 32
+GENERATION = "NeuronCore-v2"
+NEVER = float(np.finfo(np.float32).min)
+
+
+def attention(low: float, first: int):
+    """Softmax attention; query i sees the keys up to first + 16 i."""
+
+    def fn(q, k, v):
+        scores = jnp.einsum("htd,hsd->hts", q, k).astype(jnp.float32) / np.sqrt(D)
+        mask = first + 16 * jnp.arange(T)[:, None] >= jnp.arange(S)[None, :]
+        weights = jax.nn.softmax(jnp.where(mask, scores, low), axis=-1).astype(q.dtype)
+        return jnp.einsum("hts,hsd->htd", weights, v)
+
+    return fn
+
+
+def gradients(fn):
+    return lambda q, k, v, g: jax.vjp(fn, q, k, v)[1](g)
+
+
+def arrays(dtype) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    lengths = (T, S, S, T)
+    return [jnp.asarray(rng.standard_normal((1, n, D)), dtype) for n in lengths]
+
+
+@pytest.fixture
+def streamed(monkeypatch):
+    """A machine with little SBUF, and the plans of the row regions that were generated for it."""
+    plans = []
+
+    def shrink(sbuf_bytes: int):
+        table = {**LIMIT_TABLE[GENERATION], "sbuf_bytes": Limit(sbuf_bytes, "our choice", "test")}
+        monkeypatch.setitem(LIMIT_TABLE, GENERATION, table)
+        monkeypatch.setattr(accept, "ROW_BYTES", sbuf_bytes)
+        return plans
+
+    emit = nest.Nest.emit
+    monkeypatch.setattr(nest.Nest, "emit", lambda self: (plans.append(self.plan), emit(self))[1])
+    return shrink
+
+
+def compiled(fn, given):
+    made = compile_function(fn, given, CompileOptions(optlevel=1))
+    stored = [t for f in made.program.functions for t in f.tensors]
+    assert all(np.prod(t.shape) < T * S for t in stored), "a score tensor in HBM"
+    return made
+
+
+MASKS = {"causal": (-1e30, 40), "-inf": (-np.inf, 0), "lowest": (NEVER, 0), "empty": (NEVER, -160)}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_forward_is_online(mask: str, streamed) -> None:
+    """Rows without a key (of the last mask) have equal weights, as in JAX."""
+    plans = streamed(30_000)
+    made = compiled(attention(*MASKS[mask]), arrays(jnp.float32)[:3])
+    assert plans and all(plan.online for plan in plans)
+    for level in ("L0", "L1"):
+        assert worst_distance(made.run(level), made.expected()) <= 1e-5
+
+
+@pytest.mark.parametrize("mask", ["causal", "-inf", "empty"])
+def test_backward_is_streamed(mask: str, streamed) -> None:
+    plans = streamed(60_000)
+    made = compiled(gradients(attention(*MASKS[mask])), arrays(jnp.float32))
+    assert any(plan.streamed for plan in plans)
+    for level in ("L0", "L1"):
+        assert worst_distance(made.run(level), made.expected()) <= 1e-5
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_short_floats(backward: bool, streamed) -> None:
+    """bf16 against fp32 JAX; as near as bf16 JAX (docs/numerics.md)."""
+    plans = streamed(50_000 if backward else 26_000)
+    forward = attention(-1e30, 40)
+    fn, given = (
+        (gradients(forward), arrays(jnp.bfloat16))
+        if backward
+        else (forward, arrays(jnp.bfloat16)[:3])
+    )
+    made = compiled(fn, given)
+    assert any(plan.streamed for plan in plans)
+    wanted = [np.asarray(x) for x in jax.tree.leaves(fn(*(x.astype(jnp.float32) for x in given)))]
+    bound = max(1e-2, worst_distance(made.expected(), wanted))
+    for level in ("L0", "L1"):
+        assert worst_distance(made.run(level), wanted) <= bound
