@@ -1,8 +1,8 @@
 """Published kernels and collectives, as `validate` predicts them.
 
 A kernel is compiled for one core from the JAX function it computes and timed by the evaluator; a
-collective is priced by the network model on consecutive ranks of every instance. Rows that the
-model has no answer for are reported with the reason.
+collective is priced by the network model (`published_collectives.py`). Rows that the model has no
+answer for are reported with the reason.
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collectives.cost import collective_time
-from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
 from compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
-from compiler.target import PS_PER_S, Target, load_target, logical, target_names
+from compiler.target import Target, load_target, logical, target_names
 from orchestrator.kernel_times import kernel_of, kernel_seconds
-from sim_cluster.collective_costs import collective_costs
-from sim_cluster.network import cluster_topology
+from orchestrator.published_collectives import predict_row
 from sim_cluster.profiles import under_profile
 
 NOMINAL = "nominal"
 LARGE_BYTES, SMALL_BYTES = 1 << 20, 64 << 10
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "uint8": 1}
 
 Row = Mapping[str, str]
 
@@ -86,35 +82,20 @@ def collectives(path: Path) -> dict[str, Any]:
 
 def _collective(row: Row) -> dict[str, Any]:
     named: dict[str, Any] = {k: row[k] for k in ("id", "group", "op", "instance")}
-    try:
-        size, published = int(float(row["size_bytes"])), float(row["time_us"])
-        predicted = _priced(row, size) * 1e6
-    except (ValueError, CollectiveError, DiagnosticError) as error:
-        return named | {"predicted_us": None, "error": None, "reason": _reason(error)}
+    made = predict_row(row, NOMINAL)
+    if made.found is None or made.time is None:
+        return named | {"predicted_us": None, "error": None, "reason": made.reason}
     return named | {
-        "size_bytes": size,
-        "predicted_us": predicted,
-        "published_us": published,
-        "error": predicted / published - 1,
+        "target": made.found.target,
+        "assumed": made.found.assumed,
+        "runtime": made.found.runtime.name,
+        "size_bytes": made.found.size_bytes,
+        "predicted_us": made.predicted_us,
+        "published_us": made.found.time_us,
+        "error": made.error,
+        "algorithm": made.time.algorithm,
+        "why": made.time.why,
     }
-
-
-def _priced(row: Row, size: int) -> float:
-    """Seconds of a row: ranks 0, 1, ... of each instance, evenly."""
-    nodes, ranks = int(row["nodes"]), int(row["ranks"])
-    target = _target(row["instance"])
-    if ranks % nodes:
-        raise ValueError(f"ranks requires a multiple of nodes {nodes}, got {ranks}")
-    topology = cluster_topology(target, nodes)
-    first = range(ranks // nodes)
-    group = tuple(node * topology.ranks_per_instance + r for node in range(nodes) for r in first)
-    width = ELEMENT_BYTES.get(row["dtype"], 4)
-    kind, groups = CollectiveKind(row["op"]), ReplicaGroups((group,))
-    pairs = tuple((rank, (rank + 1) % ranks) for rank in range(ranks))
-    costs = collective_costs(target, NOMINAL)
-    permuted = {"pairs": pairs} if kind is CollectiveKind.COLLECTIVE_PERMUTE else {}
-    time = collective_time(kind, topology, groups, size, width, costs, **permuted)
-    return time.total_ps / PS_PER_S
 
 
 def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:

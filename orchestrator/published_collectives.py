@@ -121,7 +121,7 @@ def read_row(row: Mapping[str, str]) -> CollectiveRow:
         target=target,
         assumed=assumed,
         element_bytes=ELEMENT_BYTES.get(dtype, 4),
-        size_bytes=int(row["size_bytes"]),
+        size_bytes=int(float(row["size_bytes"])),
         time_us=float(row["time_us"]),
         runtime=runtime_of_date(row.get("era", "")),
     )

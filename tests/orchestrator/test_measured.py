@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import statistics
 from pathlib import Path
 
 import pytest
@@ -90,15 +91,23 @@ def test_kernels_are_compiled_and_timed(tmp_path: Path) -> None:
 
 def test_collectives_are_priced_by_size(tmp_path: Path) -> None:
     small = COLLECTIVE | {"id": "C2", "size_bytes": "1024", "time_us": "20"}
-    odd = COLLECTIVE | {"id": "C3", "instance": "unstated"}
-    report = collectives(write(tmp_path / "c.csv", COLLECTIVE, small, odd))
-    large, little, refused = report["rows"]
+    unnamed = COLLECTIVE | {"id": "C3", "instance": "unstated"}
+    old = COLLECTIVE | {"id": "C4", "era": "2023-04 (first published)"}
+    odd = COLLECTIVE | {"id": "C5", "ranks": "33"}
+    rows = [row | {"era": row.get("era", "")} for row in (COLLECTIVE, small, unnamed, old, odd)]
+    report = collectives(write(tmp_path / "c.csv", *rows))
+    large, little, assumed, floored, refused = report["rows"]
     assert large["predicted_us"] > little["predicted_us"] > 0
-    assert report["large_median_error"] == abs(large["error"])
+    errors = [abs(row["error"]) for row in (large, assumed, floored)]
+    assert report["large_median_error"] == statistics.median(errors)
+    assert (assumed["assumed"], large["assumed"]) == (True, False)
+    assert assumed["predicted_us"] == large["predicted_us"]
+    assert floored["runtime"] == "2023"
+    assert floored["predicted_us"] - large["predicted_us"] == pytest.approx(150)
     assert report["small_median_factor"] == pytest.approx(
         max(1 + little["error"], 1 / (1 + little["error"]))
     )
-    assert refused["error"] is None and "unstated" in refused["reason"]
+    assert refused["error"] is None and "got 33" in refused["reason"]
 
 
 def test_files_without_columns_are_refused(tmp_path: Path) -> None:
