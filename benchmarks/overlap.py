@@ -24,8 +24,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "overlap.md"
 MARK = "<!-- below: benchmarks/overlap.py -->"
 PS, GIB = 10**12, 2**30
 EARLY, LATE = "early_all_gather_shift", "late_reduce_scatter_shift"
+BUCKET, TOKENS, STREAMS = "bucket_mb", "dependency_tokens", "cc_streams"
 SHIFTS = [{}, {EARLY: 1}, {EARLY: 1, LATE: 1}]
-STREAMS = {EARLY: 1, LATE: 1, "cc_streams": 2}
+BOTH = {EARLY: 1, LATE: 1}
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,21 @@ CASES = (
     Case(
         "fsdp over 512 cores, 1024 positions",
         ("strategy.name=fsdp", "mesh.dp_shard=512", "model.seq_len=1024"),
-        SHIFTS,
+        [*SHIFTS, {BUCKET: 256}, {EARLY: 1, BUCKET: 256}],
     ),
     Case(
         "fsdp over 64 times tensor parallel 8, 4096 positions",
         ("strategy.name=fsdp", "mesh.dp_shard=64", "mesh.tp=8"),
-        [{}, {EARLY: 1, LATE: 1}, STREAMS, {**STREAMS, "collective_packet_bytes": "65536,4096"}],
+        [
+            {},
+            {TOKENS: "true"},
+            BOTH,
+            {**BOTH, TOKENS: "true"},
+            {**BOTH, TOKENS: "true", BUCKET: 64},
+            {**BOTH, STREAMS: 2},
+            {**BOTH, STREAMS: 2, TOKENS: "true"},
+            {**BOTH, STREAMS: 2, "collective_packet_bytes": "65536,4096"},
+        ],
     ),
 )
 

@@ -215,7 +215,8 @@ def complete(
         step = divide(step, prepared.staged, prepared.num_stages, settings.schedule)
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
     shifts = Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
-    step = overlap(step, shifts, settings.cc_streams, settings.bucket_mb << 20)
+    bucket_bytes, tokens = settings.bucket_mb << 20, settings.dependency_tokens
+    step = overlap(step, shifts, settings.cc_streams, bucket_bytes, tokens)
     cut_findings = step.metadata["findings"]
     assert isinstance(cut_findings, tuple)
     rows = traffic(step)

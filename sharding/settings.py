@@ -109,6 +109,11 @@ class StrategySettings:
     frameworks do that add to the gradient in place; half the bytes for bf16, and its rounding.
     """
 
+    dependency_tokens: bool = False
+    """Gathers of weights and reductions of gradients start behind collectives that a layer waits
+    for itself, not in front of them (NEURON_FSDP). Needs such, for example of `mesh.tp`.
+    """
+
     cc_streams: int = limited(1, 1, 4)
     """Streams that run collectives beside each other (NEURON_FSDP_CC_MULTISTREAM is 2): what layers
     wait for on stream 0; gathers of weights, reductions of gradients, sums over copies behind it.

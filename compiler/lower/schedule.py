@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from compiler.lower.body import Body
 from compiler.lower.order import Order
 from compiler.lower.task import COLLECTIVE, CONTRACT, Task
+from compiler.lower.tokens import Threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,22 @@ def _sorted(
                 (needed[x] for x in after[region] if x in urgent), default=needed[region]
             )
             place[region] = needed[region]
-    return _listed(before, after, {r: (r not in urgent, r in idle, place[r]) for r in before})
+    rank = {r: (r not in urgent, r in idle, place[r]) for r in before}
+    order = _listed(before, after, rank)
+    return _with_tokens(Threads(body, order, before, idle, members), after, rank)
+
+
+def _with_tokens(
+    threads: Threads, after: Mapping[int, list[int]], rank: Mapping[int, tuple[bool, bool, int]]
+) -> list[int]:
+    """The order with collectives that give way behind the tokens they wait for."""
+    before = {r: set(earlier) for r, earlier in threads.before.items()}
+    found = threads.tokens()
+    for region, first in found.items():
+        if first not in before[region]:
+            before[region].add(first)
+            after[first].append(region)
+    return _listed(before, after, rank) if found else list(threads.order)
 
 
 def _listed(

@@ -2,9 +2,10 @@
 
 `overlap` rewrites the programs of a step after the cut, so that strategies and partitioning know
 nothing of it: `buckets.py` makes one collective of several, `assign.py` decides which ops of a
-layer loop run early or late, `pipelined.py` makes a software pipeline of the loop, `streams.py`
-says what runs beside what. Values stay the same bit by bit. `deferred.py` comes before the cut: it
-frees reductions of gradients from loops, so that they can wait for the last micro-batch.
+layer loop run early or late, `pipelined.py` makes a software pipeline of the loop, `threads.py`
+lets what a layer waits for go first, `streams.py` says what runs beside what. Values stay the same
+bit by bit. `deferred.py` comes before the cut: it frees reductions of gradients from loops, so that
+they can wait for the last micro-batch.
 """
 
 from __future__ import annotations
@@ -22,29 +23,49 @@ from sharding.overlap.deferred import hoisted
 from sharding.overlap.idle import idle_shifts, idle_streams, note
 from sharding.overlap.pipelined import pipelined
 from sharding.overlap.streams import streams_of
+from sharding.overlap.threads import threaded
 
 __all__ = ["Shifts", "hoisted", "overlap"]
 
 
-def overlap(step: StepPlan, shifts: Shifts, streams: int = 1, bucket_bytes: int = 0) -> StepPlan:
-    """`step` with collectives in buckets, those of its layer loops moved by `shifts`, on so many
-    streams; `metadata["findings"]` says which of that finds nothing to change.
+def overlap(
+    step: StepPlan,
+    shifts: Shifts,
+    streams: int = 1,
+    bucket_bytes: int = 0,
+    tokens: bool = False,
+) -> StepPlan:
+    """`step` with collectives in buckets, those of its layer loops moved by `shifts`, behind tokens
+    of a layer's own, on so many streams; `metadata["findings"]` says which of that finds nothing to
+    change.
     """
     notes: list[Diagnostic] = []
     if bucket_bytes:
         whole = step
         step = _with_graphs(step, lambda graph: bucketed(graph, bucket_bytes))
-        if all(a.graph is b.graph for a, b in zip(step.programs, whole.programs, strict=True)):
+        if not _differ(step, whole):
             why = "no two collectives over data axes are ready together and fit"
             notes.append(note("bucket_mb", bucket_bytes >> 20, why))
     if shifts != Shifts():
         notes += idle_shifts(step, shifts)
         step = _with_graphs(step, lambda graph: _shifted(graph, shifts))
+    if tokens:
+        whole = step
+        step = _with_graphs(step, threaded)
+        if not _differ(step, whole):
+            why = "no layer has collectives of its own beside those of weights and gradients"
+            notes.append(note("dependency_tokens", "true", why))
     found = streams_of(step, streams)
     notes += idle_streams(found, streams)
     findings = step.metadata.get("findings", ())
     assert isinstance(findings, tuple)
     return replace(step, streams=found, metadata={**step.metadata, "findings": (*findings, *notes)})
+
+
+def _differ(step: StepPlan, other: StepPlan) -> bool:
+    """True when a program has another graph."""
+    pairs = zip(step.programs, other.programs, strict=True)
+    return any(a.graph is not b.graph for a, b in pairs)
 
 
 def _with_graphs(step: StepPlan, change: Callable[[Graph], Graph]) -> StepPlan:

@@ -18,8 +18,7 @@ from compiler.ir.ops import ConcatenateAttrs, ReshapeAttrs, SliceAttrs
 from compiler.ir.types import Graph, Op, Value
 from compiler.joins import consecutive, joins_stages
 from compiler.passes.rewrite import with_regions
-from sharding.overlap.assign import GATHER, REDUCTIONS
-from sharding.overlap.streams import COPIES, SHARDS
+from sharding.overlap.streams import moves_state
 
 Key = tuple[object, ...]
 
@@ -58,10 +57,9 @@ def _buckets(ops: Sequence[Op], most_bytes: int) -> list[list[Op]]:
 
 def _can_share(op: Op, most_bytes: int) -> bool:
     """True for gathers of weights and reductions of gradients that leave room for another."""
-    if op.name != GATHER and op.name not in REDUCTIONS:
+    if not moves_state(op) or joins_stages(op) or op.attrs.parts:
         return False
-    moves = op.attrs.group_size > 1 and not op.attrs.parts and not joins_stages(op)
-    return moves and bool({SHARDS, COPIES} & {*op.attrs.axes}) and _bytes(op) < most_bytes
+    return bool(op.attrs.group_size > 1 and _bytes(op) < most_bytes)
 
 
 def _kind(op: Op) -> Key:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from compiler.ir.types import Graph
+from compiler.ir.types import Graph, Op
 from compiler.program import StepPlan
-from sharding.overlap.assign import COLLECTIVES, GATHER
+from sharding.overlap.assign import COLLECTIVES, GATHER, REDUCTIONS
 
 MAX_STREAMS = 4  # documented: up to 4 streams per core (collectives page)
 COPIES, SHARDS = "dp_replicate", "dp_shard"
@@ -36,6 +36,18 @@ def _wanted(kind: str, axes: tuple[str, ...]) -> int:
     if SHARDS in axes:
         return 1 if kind == GATHER else 2
     return 3 if COPIES in axes else 0
+
+
+def moves_state(op: Op) -> bool:
+    """True for gathers of weights and reductions of gradients: collectives over data axes."""
+    named = op.name == GATHER or op.name in REDUCTIONS
+    return named and bool({SHARDS, COPIES} & {*op.attrs.axes})
+
+
+def moves_values(op: Op) -> bool:
+    """True for collectives of a layer's own values: those over other axes."""
+    named = op.name in COLLECTIVES or op.name == "collective_permute"
+    return named and not {SHARDS, COPIES} & {*op.attrs.axes}
 
 
 def _routes(graph: Graph) -> Iterator[Route]:

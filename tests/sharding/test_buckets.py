@@ -156,6 +156,21 @@ def test_shifts_and_streams_without_collectives_are_said(knob: str) -> None:
     assert (knob in said) == (knob == "early_all_gather_shift")  # gradients are reduced in the loop
 
 
+def test_only_state_gives_way_and_only_to_layers() -> None:
+    """Tokens mark collectives of weights and gradients where a layer has its own beside them."""
+    threaded = overlap(_step("gqa", "fsdp tp 8"), Shifts(), tokens=True)
+    for program in threaded.programs:
+        for op in program.graph.walk():
+            if getattr(op.attrs, "yields", False):
+                assert "dp_shard" in op.attrs.axes
+    body = next(op for op in threaded.programs[0].graph.ops if op.name == "loop").regions[0]
+    yields = [op.attrs.yields for op in body.ops if op.name == "all_gather"]
+    assert any(yields)
+    assert not all(yields)
+    alone = overlap(_step("gqa", "fsdp 4"), Shifts(), tokens=True)
+    assert "dependency_tokens" in alone.metadata["findings"][0].message
+
+
 @pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "reduce_scatter"])
 def test_a_bucket_moves_its_parts_as_they_would_alone(kind: str) -> None:
     random = np.random.default_rng(0)

@@ -31,12 +31,16 @@ each of (outer, dim, inner) elements; so does the result. Every one moves along 
 
 @dataclass(frozen=True, slots=True)
 class AllGatherAttrs:
-    """Concatenate the group's shards along `dim`, in group order."""
+    """Concatenate the group's shards along `dim`, in group order.
+
+    A collective that `yields` gives way to those that do not (`lower/tokens.py`).
+    """
 
     dim: int
     axes: tuple[str, ...]
     group_size: int = 1
     parts: Parts = ()
+    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class ReduceScatterAttrs:
     reduction: str = "add"
     group_size: int = 1
     parts: Parts = ()
+    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class AllReduceAttrs:
     reduction: str = "add"
     group_size: int = 1
     parts: Parts = ()
+    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,112 @@
+"""Dependency tokens: collectives that give way start behind those a layer waits for itself.
+
+A stream serves its collectives in the order in which they start. What partitioning marks as
+yielding (gathers of weights, reductions of gradients) is often ready early and would stand in front
+of the layer's own collectives. Here each gets a token from one of those: it starts right behind it,
+and runs beside the code up to the next one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Op
+from compiler.lower.body import Body
+from compiler.lower.task import COLLECTIVE, CONTRACT
+
+
+@dataclass(slots=True)
+class Threads:
+    """The order of regions without tokens, by the layer's own collectives in it: window `w` is the
+    code behind `w` of them.
+
+    `before` are the regions every region waits for, `idle` those no contraction waits for,
+    `members` the tasks of a region.
+    """
+
+    body: Body
+    order: Sequence[int]
+    before: Mapping[int, Collection[int]]
+    idle: Collection[int]
+    members: Mapping[int, Sequence[int]]
+    place: dict[int, int] = field(init=False)
+    giving: list[int] = field(init=False)
+    own: list[int] = field(init=False)
+    starts: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.place = {region: at for at, region in enumerate(self.order)}
+        flying = [r for r in self.order if self.body.tasks[r].kind == COLLECTIVE]
+        self.giving = [r for r in flying if _yields(self.body.tasks[r].op)]
+        behind = self._following([r for r in self.giving if r in self.idle])
+        self.own = [r for r in flying if not _yields(self.body.tasks[r].op) and r not in behind]
+        self.starts = [self.place[r] for r in self.own]
+
+    def tokens(self) -> dict[int, int]:
+        """Region of a collective that gives way -> region it starts behind.
+
+        Those that need nothing of this function are shared out over the windows by the work there:
+        first what is needed here, which waits for the first of the layer's collectives at most, so
+        that the stream is not idle; then the idle ones. Idle ones that are made here (gradients)
+        start in the next window. No idle one leads to a collective of the layer, so that nothing
+        waits for itself.
+        """
+        if not self.own:
+            return {}
+        computed = self._following([r for r in self.order if self._computes(r)])
+        early = [r for r in self.giving if r not in computed]
+        early.sort(key=lambda r: r in self.idle)
+        window = dict(zip(early, self._shared(early), strict=True))
+        for region in self.giving:
+            if region in self.idle and region in computed:
+                made = max(self.place[r] for r in self.before[region])
+                window[region] = bisect_right(self.starts, made) + 1
+            elif region in window and region not in self.idle:
+                window[region] = min(window[region], self._needed(region) - 1, 1)
+        last = len(self.own)
+        return {r: self.own[min(w, last) - 1] for r, w in window.items() if w > 0}
+
+    def _needed(self, region: int) -> int:
+        """The window in which a result is read first."""
+        readers = (self.place[r] for r, earlier in self.before.items() if region in earlier)
+        return bisect_right(self.starts, min(readers))
+
+    def _shared(self, early: Sequence[int]) -> list[int]:
+        """Windows for collectives that could start at once: bytes follow work."""
+        work = [0] * (len(self.own) + 1)
+        for at, region in enumerate(self.order):
+            work[bisect_right(self.starts, at)] += self._flops(region)
+        reached = list(accumulate(work if any(work) else [1] * len(work)))
+        sizes = [_bytes(self.body.tasks[r].op) for r in early]
+        ends = accumulate(sizes)
+        middles = [(end - size / 2) / sum(sizes) for end, size in zip(ends, sizes, strict=True)]
+        return [bisect_left(reached, middle * reached[-1]) for middle in middles]
+
+    def _computes(self, region: int) -> bool:
+        """True for contractions and the layer's own collectives."""
+        return self.body.tasks[region].kind == CONTRACT or region in self.own
+
+    def _flops(self, region: int) -> int:
+        tasks = (self.body.tasks[n] for n in self.members[region])
+        return sum(OPS[t.op.name].flops(t.op) for t in tasks if t.kind == CONTRACT)
+
+    def _following(self, regions: Collection[int]) -> set[int]:
+        """`regions` and all that must run after one of them."""
+        found = set(regions)
+        for region in self.order:
+            if not found.isdisjoint(self.before[region]):
+                found.add(region)
+        return found
+
+
+def _yields(op: Op) -> bool:
+    return bool(getattr(op.attrs, "yields", False))
+
+
+def _bytes(op: Op) -> int:
+    """Bytes of the larger side."""
+    return max(op.operands[0].type.num_bytes, op.result.type.num_bytes)

@@ -1,0 +1,103 @@
+"""Dependency tokens through compiled programs: in one stream what a layer waits for goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from compiler.frontend.models import llama
+from compiler.frontend.task import TrainTask
+from compiler.isa.program import Program
+from compiler.neff.bundle import Bundle
+from sharding.settings import StrategySettings
+from sim_cluster.step_time import Step, StepTiming, time_step
+from tests.support.small_job import SIZES, Steps, build_on, bundle_of, run_steps
+
+MESH = {"dp_shard": 2, "tp": 2}
+SHIFTED = {"early_all_gather_shift": 1, "late_reduce_scatter_shift": 1}
+KNOBS: dict[str, dict[str, Any]] = {
+    "no tokens": SHIFTED,
+    "tokens": SHIFTED | {"dependency_tokens": True},
+    "tokens and buckets": SHIFTED | {"dependency_tokens": True, "bucket_mb": 1},
+}
+L0_BOUND = 1e-5
+
+
+def _task() -> TrainTask:
+    return llama.train_task({**SIZES, "num_hidden_layers": 3}, seq_len=8, dtype="f32")
+
+
+@pytest.fixture(scope="module")
+def ready(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], tuple[Bundle, Steps, StepTiming]]:
+    """Bundle, a step and its time, by knobs, each built once."""
+    path = tmp_path_factory.mktemp("tokens")
+
+    @cache
+    def build(name: str) -> tuple[Bundle, Steps, StepTiming]:
+        road = build_on(_task(), MESH, path / "cache", settings=StrategySettings(**KNOBS[name]))
+        bundle = bundle_of(road, path / name)
+        plan, layout = road.built.plan.step, road.built.layout
+        step = Step(
+            programs=bundle.programs,
+            schedules=plan.schedules,
+            mesh=plan.mesh,
+            target=layout.target,
+            instances=1,
+        )
+        return bundle, run_steps(bundle, _task(), layout.global_batch), time_step(step)
+
+    return build
+
+
+@pytest.mark.parametrize("name", [n for n in KNOBS if n != "no tokens"])
+def test_tokens_change_code_and_no_bit(name: str, ready: Callable[[str], Any]) -> None:
+    (plain, steps, _), (bundle, given, _) = ready("no tokens"), ready(name)
+    assert given.losses == steps.losses
+    for leaf, array in steps.after_one.items():
+        assert given.after_one[leaf].tobytes() == array.tobytes(), leaf
+    assert max(check.distance for check in given.run.result.l0.values()) <= L0_BOUND
+    for program in ("forward", "backward"):
+        assert bundle.manifest.programs[program] != plain.manifest.programs[program]
+
+
+def _started(program: Program) -> Iterator[list[str]]:
+    """Per function with both kinds of collectives, the innermost axes in the order of starts."""
+    for function in program.functions:
+        axes = [
+            function.collectives[region.program.attrs["collective"]].axes[-1]
+            for region in function.regions
+            if region.program.kind == "collective_start"
+        ]
+        if {"tp", "dp_shard"} <= set(axes) and function.name.startswith(f"{program.name}.loop"):
+            yield axes
+
+
+def _ahead(starts: list[str]) -> int:
+    """Over all collectives of the layer, how many of weights and gradients start before."""
+    places = [at for at, axis in enumerate(starts) if axis == "tp"]
+    return sum(starts[:at].count("dp_shard") for at in places)
+
+
+@pytest.mark.parametrize("program", ["forward", "backward"])
+def test_less_stands_in_front_of_what_the_layer_waits_for(
+    program: str, ready: Callable[[str], Any]
+) -> None:
+    plain, given = (list(_started(ready(n)[0].programs[program])) for n in ("no tokens", "tokens"))
+    assert plain
+    for without, with_tokens in zip(plain, given, strict=True):
+        assert sorted(without) == sorted(with_tokens)
+        assert _ahead(with_tokens) <= _ahead(without) * 3 / 4
+
+
+def test_tokens_hide_what_waited_behind_prefetches(ready: Callable[[str], Any]) -> None:
+    plain, given = (ready(n)[2] for n in ("no tokens", "tokens"))
+    exposed = [sum(u.exposed_ps for u in t.collectives) for t in (plain, given)]
+    assert exposed[1] < exposed[0]
+    assert given.step_time_ps < plain.step_time_ps
+    moved = [sum(u.count * u.cost.size_bytes for u in t.collectives) for t in (plain, given)]
+    assert moved[0] == moved[1]
