@@ -26,13 +26,15 @@ from orchestrator.service import UnitService
 from orchestrator.units import digest, source_digest
 from sharding.mesh import make_mesh
 from sharding.settings import StrategySettings
-from sim_cluster.profiles import Profile
+from sim_cluster.calibration import constants
+from sim_cluster.profiles import STALL_RECOVERY, STREAMING, Profile
 from sim_cluster.step_time import Step, time_step
 
 if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
 
 KIND = "prediction"
+IN_PROFILE = (STREAMING, STALL_RECOVERY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,12 @@ class Predictor:
 
 
 def _key(workload: Workload, profile: Profile) -> str:
-    """Digest of what a prediction depends on."""
-    parts = [dataclasses.asdict(workload), dataclasses.asdict(profile)]
-    sources = source_digest(PACKAGES).encode()
+    """Digest of what a prediction depends on: of the fitted constants those that are not in
+    `profile`, so that another fit leaves what was predicted for it.
+    """
+    others = {n: dataclasses.asdict(c) for n, c in constants().items() if n not in IN_PROFILE}
+    parts = [dataclasses.asdict(workload), dataclasses.asdict(profile), others]
+    sources = source_digest(PACKAGES, (".py", ".json")).encode()
     return digest(
         [json.dumps(parts).encode(), sources, load_target(workload.target).digest.encode()]
     )

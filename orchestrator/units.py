@@ -67,13 +67,15 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 @cache
-def source_digest(packages: tuple[str, ...]) -> str:
+def source_digest(
+    packages: tuple[str, ...], suffixes: tuple[str, ...] = (".py", ".json", ".toml")
+) -> str:
     """Digest of the Python and data files of our packages, by relative path."""
     files = sorted(
         path
         for package in packages
         for path in (_ROOT / package).rglob("*")
-        if path.suffix in (".py", ".json", ".toml")
+        if path.suffix in suffixes
     )
     parts = [p.relative_to(_ROOT).as_posix().encode() + b"\0" + p.read_bytes() for p in files]
     return digest(parts)

@@ -7,10 +7,11 @@ network. `calibrate.py` says what the fitted constants are worth on runs they we
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from orchestrator.predict import Predictor, Timed
 from orchestrator.published import PublishedRun, read_runs
 from orchestrator.screen import Progress
 from sim_cluster.calibration import constants
-from sim_cluster.profiles import PROFILES, STALL_RECOVERY, STREAMING
+from sim_cluster.profiles import NAMES, STREAMING, fitted_profile
 
 NOMINAL = "nominal"
 LAYOUTS = ("data-parallel", "tensor-parallel", "pipeline")
@@ -121,16 +122,24 @@ def training(path: Path, rows: Sequence[str], fit: bool, quiet: bool) -> dict[st
     job = JobConfig()
     with unit_service(job, progress) as service:
         predictor = Predictor(service, Cache(default_directory(job.cache.dir)))
-        found = [_told(item, predictor, progress) for item in in_order(runs)]
         if fit:
-            surfaces = [p.surface for p in found if isinstance(p, Prediction) and p.surface]
-            calibrate.write(calibrate.best_fit(surfaces), [s.run for s in surfaces], METHOD)
-            found = [_again(p, predictor) for p in found]
+            _fit([item for item in runs if item.primary], predictor, progress)
+        found = [_told(item, predictor, progress) for item in in_order(runs)]
     place = {item.id: n for n, item in enumerate(runs)}
     return summary(sorted(found, key=lambda p: place[p.run.id]))
 
 
 METHOD = "least pseudo-Huber loss (0.08) of log step times, both training constants together"
+
+
+def _fit(runs: Sequence[PublishedRun], predictor: Predictor, progress: Progress) -> None:
+    """Fit the constants to `runs`, those that can be predicted, and write them down."""
+    surfaces = []
+    for item in runs:
+        progress.say(f"{item.id} {item.model}: grid of the fitted constants")
+        with contextlib.suppress(DiagnosticError):
+            surfaces += [] if item.unsupported() else [surface(item, predictor)]
+    calibrate.write(calibrate.best_fit(surfaces), [s.run for s in surfaces], METHOD)
 
 
 def select(runs: Sequence[PublishedRun], rows: Sequence[str]) -> list[PublishedRun]:
@@ -188,28 +197,17 @@ def predict(item: PublishedRun, predictor: Predictor) -> Prediction:
 
     Raises the DiagnosticError of the stage that refuses it.
     """
-    times = {name: predictor.time(item.workload, profile) for name, profile in PROFILES.items()}
-    if not item.primary:
-        return Prediction(item, times)
+    times = {name: predictor.time(item.workload, fitted_profile(name)) for name in NAMES}
+    return Prediction(item, times, surface(item, predictor) if item.primary else None)
+
+
+def surface(item: PublishedRun, predictor: Predictor) -> Surface:
+    """One run on the grid of the fitted constants."""
     seconds = tuple(
         tuple(predictor.time(item.workload, profile).seconds for profile in row)
         for row in grid_profiles()
     )
-    return Prediction(item, times, Surface(item, seconds))
-
-
-def _again(p: Prediction | Refused, predictor: Predictor) -> Prediction | Refused:
-    """The prediction with constants as they are now."""
-    if isinstance(p, Refused):
-        return p
-    fitted = constants()
-    nominal = replace(
-        PROFILES[NOMINAL],
-        streaming=fitted[STREAMING].value,
-        stall_recovery=fitted[STALL_RECOVERY].value,
-    )
-    timed = predictor.time(p.run.workload, nominal)
-    return replace(p, times={**p.times, NOMINAL: timed})
+    return Surface(item, seconds)
 
 
 def summary(found: Sequence[Prediction | Refused]) -> dict[str, Any]:

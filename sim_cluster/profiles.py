@@ -44,7 +44,8 @@ def fitted_profile(name: str) -> Profile:
     )
 
 
-PROFILES = {name: fitted_profile(name) for name in ("conservative", "nominal", "peak")}
+NAMES = ("conservative", "nominal", "peak")
+PROFILES = {name: fitted_profile(name) for name in NAMES}
 
 
 def under_profile(target: Target, name: str) -> Target:

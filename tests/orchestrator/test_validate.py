@@ -16,6 +16,7 @@ from orchestrator.predict import Timed, job_of, layout_of, task_of
 from orchestrator.published import COLUMNS, OPTIONAL, PublishedRun, read_runs
 from orchestrator.run_settings import profiles, release
 from orchestrator.validate_screen import show
+from sim_cluster import calibration
 
 BERT = {
     "id": "B1",
@@ -222,7 +223,8 @@ def test_a_fit_finds_the_constants_rows_were_made_with(tmp_path: Path) -> None:
         exact = surface(run, a, b)
         run = dataclasses.replace(run, step_time_s=exact.at(true))
         made.append(dataclasses.replace(exact, run=run))
-    assert made[0].at(true) == pytest.approx(0.85**-0.9 * 0.95)
+    assert made[0].at(true) == pytest.approx(0.85**-0.9 * 0.95, rel=0.02)
+    assert made[1].at(calibrate.Fit(0.75, 1.0)) == pytest.approx(0.75**-0.3 * 0.7)
     found = calibrate.best_fit(made)
     assert found.streaming == pytest.approx(0.85, abs=0.006)
     assert found.stall_recovery == pytest.approx(0.5, abs=0.02)
@@ -235,8 +237,6 @@ def test_a_fit_finds_the_constants_rows_were_made_with(tmp_path: Path) -> None:
 def test_a_fit_is_written_with_its_provenance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sim_cluster import calibration
-
     copy = tmp_path / "calibration.toml"
     copy.write_text(calibration.FILE.read_text())
     monkeypatch.setattr(calibration, "FILE", copy)
@@ -263,9 +263,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NEURON_COMPILE_CACHE_URL", str(folder / "cache"))
         first = printed(patch, "--training", str(path), "--rows", "all")
-        patch.setattr("orchestrator.predict.build_workload", None)  # all of it is stored
-        second = printed(patch, "--training", str(path), "--rows", "all")
+        with pytest.MonkeyPatch.context() as stored:
+            stored.setattr("orchestrator.predict.build_workload", None)  # none is needed
+            second = printed(patch, "--training", str(path), "--rows", "all")
+        copy = folder / "calibration.toml"
+        copy.write_text(calibration.FILE.read_text())
+        patch.setattr(calibration, "FILE", copy)
+        fitted = printed(patch, "--training", str(path), "--rows", "B1", "--fit")
+    calibration.constants.cache_clear()
     assert second == first
+    assert "primary rows B1" in fitted["training"]["constants"]["streaming"]["fitted_on"]
     result: dict[str, Any] = first["training"]
     return result
 
