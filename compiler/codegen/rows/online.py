@@ -18,11 +18,17 @@ from compiler.codegen.fusion import SCALED
 from compiler.codegen.rows.facts import Fact, facts
 from compiler.codegen.rows.roles import inner_of
 from compiler.codegen.space import SINKS, Value
+from compiler.dtypes import DType
 
 if TYPE_CHECKING:
     from compiler.codegen.rows.levels import Levels
 
 EXTREMES = ("max", "min")
+# What columns may be made of: nothing that takes a finite number to an infinity, as the lowest
+# number that a maximum begins with would then be none.
+_STEADY = frozenset(
+    ("negate", "abs", "maximum", "minimum", "select", "is_finite", "compare", "and", "or", "not")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +116,8 @@ class _Pair:
 
     def _is_column(self, number: int) -> bool:
         value = self.space.values[number]
-        alone = inner_of(self.roles, value) is None
-        return alone and value.op not in SINKS and value.dtype.is_float
+        widens = value.op == "convert" and value.dtype is DType.F32
+        return inner_of(self.roles, value) is None and (widens or value.op in _STEADY)
 
     def _form(self, number: int, value: Value, forms: Mapping[int, _Form]) -> _Form | None:
         """How `value` depends on a running column; None when it does not."""

@@ -48,9 +48,12 @@ def rescale(
     frame.apply(scope, "tensor_tensor", Engine.VECTOR, factor, (now, before), op="subtract")
     power = {"func": "exponential", "scale": running.sign, "bias": 0.0}
     frame.apply(scope, "activation", Engine.SCALAR, factor, (factor,), **power)
+    # What is carried at first is 0, and so it stays where the factor is beyond all numbers.
+    most = {"op0": "minimum", "scalar0": LARGEST[DType.F32], "reverse0": False}
+    none = {"op1": None, "scalar1": None, "reverse1": False}
+    frame.apply(scope, "tensor_scalar", Engine.VECTOR, factor, (factor,), **most, **none)
     by = scope.on_chip(factor, rows, ((1, 1),))
-    product = {"op0": "multiply", "scalar0": None, "reverse0": False}
-    product |= {"op1": None, "scalar1": None, "reverse1": False}
+    product = {"op0": "multiply", "scalar0": None, "reverse0": False, **none}
     for held, width in carried:
         out = scope.on_chip(held, rows, ((1, width),))
         scope.add("tensor_scalar", Engine.VECTOR, out, (out, by), **product)

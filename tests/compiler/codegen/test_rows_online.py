@@ -82,7 +82,22 @@ def masked_late(m: Maker, x: int, top: int) -> int:
     return m.node("select", m.load((S,), PRED), power(m, x, top), m.const(0.0), dtype=F32)
 
 
-@pytest.mark.parametrize("weigh", [power, at_least_zero, tempered, negated, masked_late])
+def finite(m: Maker, x: int, top: int) -> int:
+    """The reference of a log-sum-exp that minds rows of -inf."""
+    known = m.node("is_finite", top, dtype=PRED)
+    return power(m, x, m.node("select", known, top, m.const(0.0), dtype=F32))
+
+
+def rising(m: Maker, x: int, top: int) -> int:
+    """Weights that grow when the maximum does."""
+    apart = m.node("multiply", m.node("subtract", top, x), m.const(0.05))
+    return m.node("exponential", apart)
+
+
+SPELLINGS = [power, at_least_zero, tempered, negated, masked_late, finite, rising]
+
+
+@pytest.mark.parametrize("weigh", SPELLINGS)
 def test_spellings_go_over_the_columns_once(weigh) -> None:
     check_online(weighted(weigh))
 
@@ -99,7 +114,13 @@ def added(m: Maker, x: int, top: int) -> int:
     return m.node("add", power(m, x, top), m.const(1.0))
 
 
-@pytest.mark.parametrize("weigh", [squashed, divided, added])
+def doubled(m: Maker, x: int, top: int) -> int:
+    """Twice the lowest number is an infinity."""
+    twice = m.node("multiply", top, m.const(2.0))
+    return m.node("exponential", m.node("subtract", m.node("add", x, x), twice))
+
+
+@pytest.mark.parametrize("weigh", [squashed, divided, added, doubled])
 def test_what_cannot_be_rescaled_takes_two_passes(weigh) -> None:
     m = weighted(weigh)
     assert passes(m) == (False, 2)
