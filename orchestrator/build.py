@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from collectives.ops import CollectiveError
 from collectives.placement import place_mesh, with_atoms
@@ -30,11 +30,10 @@ from orchestrator.packets import packets_of
 from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, check_product, parse_mesh
-from sharding.one_sample import TRACED_SAMPLES, can_cut, is_alone
+from sharding.one_sample import MIXED_SAMPLES, TRACED_SAMPLES, is_alone
 from sharding.partitioned import Slot, slots
 from sharding.plan import PartitionUnit, Plan, Prepared, complete, partitioned, prepare
 from sharding.settings import AUTO
-from sharding.stages import STATE_ROLES
 from sharding.strategies.manual import data_ways, user_mesh
 from sharding.strategies.registry import MANUAL, default_axes
 from sim_cluster.network import cluster_topology
@@ -42,6 +41,9 @@ from sim_cluster.network import cluster_topology
 if TYPE_CHECKING:
     from compiler.frontend.shardings import ModuleShardings
     from compiler.frontend.task import TrainTask
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -274,19 +276,34 @@ class Decided:
     prepared: Prepared
 
 
-def decide(job: JobConfig, layout: Layout, task: TrainTask, stages: Stages) -> Decided:
-    """The strategy's decisions about a task. Raises the DiagnosticError of the stage that
-    refuses.
+def decide(
+    job: JobConfig, layout: Layout, task: TrainTask, stages: Stages, use: Callable[[Decided], T]
+) -> T:
+    """What `use` makes of the strategy's decisions about a task. A step of one sample is tried with
+    a twin first (`sharding/one_sample.py`), and as it is where its samples mix.
+
+    Raises the DiagnosticError of the stage that refuses.
     """
     samples = layout.captured_batch
-    traced = _traced(job, task, samples, stages)
-    with stages.timed("recipe"):
-        alone = is_alone(layout.mesh, job.strategy, samples, layout.num_microbatches)
-        has_twin = alone and not can_cut(traced.graph, traced.inputs, traced.outputs, STATE_ROLES)
-    if has_twin:
-        traced = _traced(job, task, TRACED_SAMPLES, stages)
+    if not is_alone(layout.mesh, job.strategy, samples, layout.num_microbatches):
+        return use(_decided(job, layout, _traced(job, task, samples, stages), stages))
+    twins = _traced(job, task, TRACED_SAMPLES, stages)
+    try:
+        return use(_decided(job, layout, twins, stages))
+    except ShardingError as refused:
+        if refused.code != MIXED_SAMPLES:
+            raise
+        try:
+            return use(_decided(job, layout, _traced(job, task, samples, stages), stages))
+        except ShardingError:
+            raise refused from None
+
+
+def _decided(job: JobConfig, layout: Layout, traced: Traced, stages: Stages) -> Decided:
+    """The decisions about a traced step; more samples than a micro-batch has are those of twins."""
     with stages.timed("recipe"):
         step = (traced.graph, traced.inputs, traced.outputs)
+        has_twin = traced.samples > layout.captured_batch
         prepared = prepare(*step, layout.mesh, job.strategy, traced.user, has_twin)
     return Decided(traced, prepared)
 
@@ -311,20 +328,24 @@ def plan_task(
     job: JobConfig, layout: Layout, task: TrainTask, service: UnitService, stages: Stages
 ) -> Planned:
     """The plan of a task on a layout, whatever `[model]` and `[mesh]` of the job say."""
-    decided = decide(job, layout, task, stages)
-    with stages.timed("partition"):
-        answer = partitioned(decided.prepared, partition_unit(job, layout, service))
-    with stages.timed("localize"):
-        plan = complete(decided.prepared, answer, num_microbatches=layout.num_microbatches)
-    return Planned(
-        job=job,
-        layout=layout,
-        graph=decided.traced.graph,
-        traced_samples=decided.traced.samples,
-        plan=plan,
-        tokens_per_sample=task.tokens_per_sample,
-        name=decided.traced.name,
-    )
+    unit = partition_unit(job, layout, service)
+
+    def planned(decided: Decided) -> Planned:
+        with stages.timed("partition"):
+            answer = partitioned(decided.prepared, unit)
+        with stages.timed("localize"):
+            plan = complete(decided.prepared, answer, num_microbatches=layout.num_microbatches)
+        return Planned(
+            job=job,
+            layout=layout,
+            graph=decided.traced.graph,
+            traced_samples=decided.traced.samples,
+            plan=plan,
+            tokens_per_sample=task.tokens_per_sample,
+            name=decided.traced.name,
+        )
+
+    return decide(job, layout, task, stages, planned)
 
 
 def partition_unit(job: JobConfig, layout: Layout, service: UnitService) -> PartitionUnit:

@@ -7,13 +7,18 @@ here, op by op.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from compiler.diagnostics import Loc, UsageError
 from orchestrator.config import JobConfig
+
+if TYPE_CHECKING:
+    from orchestrator.build import Decided
+    from sharding.explain import Explanation
+    from sharding.plan import Prepared
 
 _NUMBERS = ("KiB", "times")
 _SHOWN = 60  # rows of a table on the terminal; `--json` has all
@@ -31,9 +36,13 @@ def explain(job: JobConfig, tensor: str = "") -> dict[str, Any]:
 
     stages = Stages()
     layout, task = placed_task(job, stages)
-    prepared = decide(job, layout, task, stages).prepared
     with unit_service(job, None) as service:
-        told = explain_sharding(prepared, partition_unit(job, layout, service))
+        unit = partition_unit(job, layout, service)
+
+        def tell(decided: Decided) -> tuple[Prepared, Explanation]:
+            return decided.prepared, explain_sharding(decided.prepared, unit)
+
+        prepared, told = decide(job, layout, task, stages, tell)
     found = told.about(tensor) if tensor else told.leaves()
     if not found.tensors and not found.collectives:
         raise UsageError(

@@ -16,6 +16,7 @@ from sharding.findings import TRAFFIC, surprises
 from sharding.inner import contracted
 from sharding.localize import localize
 from sharding.mesh import Mesh
+from sharding.one_sample import without_twin
 from sharding.partitioned import PartitionedGraph, decode_partitioned
 from sharding.plan import PartitionUnit, Prepared
 from sharding.rewrite import rewrite
@@ -103,6 +104,9 @@ def explain_sharding(prepared: Prepared, partition: PartitionUnit) -> Explanatio
     unasked: set[Loc] = set()
     if predicted is not None:
         unasked = {op.loc for op in surprises(part.graph, predicted)}
+    if prepared.has_twin:
+        local = without_twin(local).local
+        part = local.source
     slots, values = (*part.inputs, *part.outputs), (*local.graph.inputs, *local.graph.outputs)
     leaves = {value: slot.name for slot, value in zip(slots, values, strict=True)}
     moved = _Collectives(part, origins, unasked).of(local.graph, leaves, 1)

@@ -1,16 +1,17 @@
 """Micro-batches of one sample on one data rank: the step is traced with two samples, on two ranks
 of which one exists.
 
-Traced with one sample, sums over samples may be no operations any more, and there is nothing to cut
-the step at. So a twin of the only data rank has the second sample until the step is localized; then
-its axis is dropped. What was reduced over it stays a part of the sum: accumulators add parts of
-micro-batches up as they would add their sums, and the mean is taken over pairs of micro-batches. A
-value that mixes samples before that is refused.
+Traced with one sample, sums over samples may be no operations any more, so that there is nothing to
+cut the step at, and the sample dim is lost in reshapes that a split sequence has to cross. So a
+twin of the only data rank has the second sample until the step is localized; then its axis is
+dropped. What was reduced over it stays a part of the sum: accumulators add parts of micro-batches
+up as they would add their sums, and the mean is taken over pairs of micro-batches. A value that
+mixes samples before that is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,8 +20,7 @@ from compiler.diagnostics import ShardingError
 from compiler.ir.ops import AxisIndexAttrs, ConstantAttrs
 from compiler.ir.types import Graph, Op, Value
 from compiler.neff.schedule import STAGE_AXIS
-from sharding.gradients import CutRefusedError, StepView, depends_on, find_cut
-from sharding.linearity import label_values
+from sharding.gradients import StepView
 from sharding.localize import Localized
 from sharding.mesh import DATA_AXES, Mesh, make_mesh
 from sharding.overlap import hoisted
@@ -30,6 +30,7 @@ from sharding.spec import ShardingSpec
 
 TWIN_AXIS = "dp_replicate"  # no state is spread over it, and one data rank leaves it free
 TRACED_SAMPLES = 2
+MIXED_SAMPLES = "SW_ONE_SAMPLE"
 
 
 def is_alone(mesh: Mesh, settings: StrategySettings, samples: int, num_microbatches: int) -> bool:
@@ -38,24 +39,6 @@ def is_alone(mesh: Mesh, settings: StrategySettings, samples: int, num_microbatc
     """
     needs_cut = num_microbatches > 1 or mesh.sizes.get(STAGE_AXIS, 1) > 1
     return samples == 1 and mesh.size(DATA_AXES) == 1 and needs_cut and settings.name != "manual"
-
-
-def can_cut(
-    graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot], state: frozenset[str]
-) -> bool:
-    """Whether the new state depends on the batch through sums over samples alone; `state` are the
-    roles of state.
-    """
-    pairs = zip(inputs, graph.inputs, strict=True)
-    batch = {value: slot.batch_dim or 0 for slot, value in pairs if slot.role == "batch"}
-    labels = label_values(graph, batch)
-    view = StepView(graph, graph.producers(), labels, depends_on(graph, batch))
-    rows = zip(outputs, graph.outputs, strict=True)
-    try:
-        find_cut(view, [value for slot, value in rows if slot.role in state])
-    except CutRefusedError:
-        return False
-    return True
 
 
 def with_twin(mesh: Mesh) -> Mesh:
@@ -140,7 +123,7 @@ def _index(op: Op) -> Op:
 
 def _mixing(op: Op) -> ShardingError:
     return ShardingError(
-        "SW_ONE_SAMPLE",
+        MIXED_SAMPLES,
         f"micro-batches of one sample require a step that only adds samples up, got {op.name} over"
         " samples",
         op.loc,

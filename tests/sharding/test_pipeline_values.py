@@ -22,10 +22,12 @@ from compiler.frontend.task import TrainTask
 from compiler.ir.types import Graph
 from compiler.neff.schedule import Transfer
 from compiler.program import StepPlan
+from sharding.one_sample import TRACED_SAMPLES
 from sharding.pipeline.balance import PartShare
 from sharding.pipeline.divide import divide
 from sharding.pipeline.unstack import Staged
-from sharding.plan import Plan
+from sharding.plan import Plan, build_plan
+from sharding.shardy import answer_request
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import worst
 from tests.support.staged_runs import Make, captured, plan_of, step_errors
@@ -202,12 +204,12 @@ def test_a_step_without_gradients_has_no_stages() -> None:
         (PIPELINE_MODELS["bert"], {"pp": 2, "tp": 2}),
         (tied_gpt, {"tp": 2}),
         (dropless, {"pp": 2}),
+        (moe, {"pp": 2, "tp": 2}),
     ],
 )
 def test_one_sample_in_all(make: Make, axes: dict[str, int]) -> None:
-    """No data axis and one sample per micro-batch, the usual case of a pipeline. Scanned layers
-    keep their sums over it; where tracing leaves none, two samples are traced. Three micro-batches
-    are one and a half pairs.
+    """No data axis and one sample per micro-batch, the usual case of a pipeline: two samples are
+    traced. Three micro-batches are one and a half pairs.
     """
     how = distribution("llm-training", **axes)
     leaf, error = worst(step_errors(make, how, 3, 1))
@@ -220,10 +222,34 @@ def test_one_sample_in_all_and_one_micro_batch() -> None:
 
 
 def test_samples_that_mix_are_not_told_apart() -> None:
-    """A batch norm needs the statistics of the whole micro-batch."""
+    """A batch norm needs the statistics of the whole micro-batch, with a twin and without."""
+    graph, inputs, outputs = captured(mixing, TRACED_SAMPLES)
+    mesh = distribution("llm-training", tp=2).mesh
     with pytest.raises(ShardingError, match="SW_ONE_SAMPLE") as caught:
-        plan_of(mixing, distribution("llm-training", tp=2), 2, 1)
+        build_plan(
+            graph,
+            inputs,
+            outputs,
+            mesh,
+            num_microbatches=2,
+            partition=answer_request,
+            has_twin=True,
+        )
     assert caught.value.loc is not None and caught.value.loc.file.endswith(Path(__file__).name)
+    with pytest.raises(ShardingError, match="SW_STAGES_CUT"):
+        plan_of(mixing, distribution("llm-training", tp=2), 2, 1)
+
+
+def test_a_sequence_is_not_gathered_more_often_for_one_sample() -> None:
+    """Collectives of a micro-batch do not depend on how many samples it has."""
+    how = distribution("llm-training", pp=2, tp=2)
+    one, two = (_traffic(plan_of(PIPELINE_MODELS["gqa"], how, 2, samples)) for samples in (1, 2))
+    assert one == two
+
+
+def _traffic(plan: Plan) -> Counter:
+    rows = (row for row in plan.traffic if row.program.startswith(("forward", "backward")))
+    return Counter({(row.program, row.kind, row.axes): row.count for row in rows})
 
 
 def mixing() -> TrainTask:

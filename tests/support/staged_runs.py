@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from compiler.diagnostics import ShardingError
 from compiler.frontend.task import TrainTask
 from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph
@@ -16,11 +17,10 @@ from compiler.options import DEFAULTS
 from compiler.passes.pipeline import run, step_passes
 from compiler.program import StepPlan
 from sharding.mesh import DATA_AXES
-from sharding.one_sample import TRACED_SAMPLES, can_cut, is_alone
+from sharding.one_sample import MIXED_SAMPLES, TRACED_SAMPLES, is_alone
 from sharding.partitioned import Slot
 from sharding.plan import Plan, build_plan
 from sharding.shardy import answer_request
-from sharding.stages import STATE_ROLES
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import captured_graph, leaf_error
 from tests.support.strategy_cells import Distribution, random_inputs
@@ -37,12 +37,21 @@ def captured(make: Make, samples: int) -> tuple[Graph, tuple[Slot, ...], tuple[S
 
 @functools.cache
 def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int = 2) -> Plan:
-    """The plan of a step; `samples` per data-parallel rank and micro-batch."""
+    """The plan of a step as jobs make it; `samples` per data-parallel rank and micro-batch."""
     micro = samples * how.mesh.size(DATA_AXES)
-    step = captured(make, micro)
-    alone = is_alone(how.mesh, how.settings, micro, num_microbatches)
-    has_twin = alone and not can_cut(*step, STATE_ROLES)
-    graph, inputs, outputs = captured(make, TRACED_SAMPLES) if has_twin else step
+    if not is_alone(how.mesh, how.settings, micro, num_microbatches):
+        return _plan(make, how, num_microbatches, micro)
+    try:
+        return _plan(make, how, num_microbatches, TRACED_SAMPLES, has_twin=True)
+    except ShardingError as refused:
+        assert refused.code == MIXED_SAMPLES
+        return _plan(make, how, num_microbatches, micro)
+
+
+def _plan(
+    make: Make, how: Distribution, num_microbatches: int, samples: int, has_twin: bool = False
+) -> Plan:
+    graph, inputs, outputs = captured(make, samples)
     return build_plan(
         graph,
         inputs,
