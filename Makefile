@@ -3,7 +3,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 # A file of tests stays in one process: its fixtures and caches are built once, Ray starts once.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Files start in the order of tests/conftest.py, the long ones first.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 
 .PHONY: help setup run test matrix check bench docs count format

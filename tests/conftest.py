@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # Simulated ranks run on threads of ours and tests in several processes, so BLAS must not add its
@@ -15,3 +16,33 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
+
+LONGEST_FIRST = (
+    "system/test_whole_road.py",
+    "sharding/test_uneven.py",
+    "system/test_models.py",
+    "sharding/test_reference_ranks.py",
+    "compiler/index_ops/test_ordering.py",
+    "compiler/frontend/test_frontend_steps.py",
+    "compiler/frontend/test_model_families.py",
+    "sharding/test_strategy_matrix.py",
+    "sharding/test_pipeline_values.py",
+    "compiler/ir/test_training_step.py",
+    "system/test_overlap_road.py",
+    "ops/test_reference_vs_jax.py",
+    "compiler/index_ops/test_index_models.py",
+    "sharding/test_shardy.py",
+    "sharding/test_layer_shifts.py",
+    "orchestrator/test_validate.py",
+    "sharding/test_xla_partitioner.py",
+    "test_tiny.py",
+)
+"""Files of about 20 seconds of processor time or more. A file stays in one process, so a long one
+that starts late would leave the other processes idle at the end.
+"""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long files first, everything else as it was found."""
+    place = {config.rootpath / "tests" / name: at for at, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))

@@ -41,10 +41,12 @@ def scanned(dtype: str = "f32") -> TrainTask:
     return llama.train_task(SIZES, seq_len=8, dtype=dtype)
 
 
+@cache
 def tied() -> TrainTask:
     return llama.train_task(SIZES | {"tie_word_embeddings": True}, seq_len=8, remat="none")
 
 
+@cache
 def flax() -> TrainTask:
     return flax_decoder.train_task(width=32, num_layers=2, seq_len=8)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,9 @@ SIZES = {
 }
 
 
+@cache
 def small_llama(dtype: str = "f32", seq_len: int = 8) -> TrainTask:
-    """Two scanned layers, AdamW, clipping."""
+    """Two scanned layers, AdamW, clipping. One object, so that JAX traces and compiles it once."""
     return llama.train_task(SIZES, seq_len=seq_len, dtype=dtype)
 
 

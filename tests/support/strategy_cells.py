@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ def gqa() -> TrainTask:
     return llama.train_task(config, seq_len=16, dtype="f32", remat="full")
 
 
+@cache
 def odd_llama(heads: int = 6, kv_heads: int = 6, vocab: int = 258, inner: int = 90) -> TrainTask:
     """A scanned decoder whose heads, vocabulary and columns four cores do not divide."""
     config = llama.LlamaConfig(

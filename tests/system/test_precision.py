@@ -20,6 +20,8 @@ from compiler.passes.formats import check_formats
 from compiler.passes.integers import check_integers
 from compiler.program import StepProgram
 from sim_cluster import rounding
+from sim_cluster.memory import CoreMemory
+from sim_cluster.programs import ProgramCode
 from sim_cluster.result import distance
 from sim_cluster.run_single import run_single
 
@@ -163,19 +165,17 @@ def test_stochastic_rounding_moves_a_long_sum_of_halves(level: str) -> None:
     b = Builder()
     x, half = b.input((1, 128), DType.F16), b.input((1, 128), DType.F16)
     graph = b.finish(b.op("add", x, half))
-    program = compiled(graph)
-    start, step = np.full((1, 128), 1024, np.float16), np.full((1, 128), 0.5, np.float16)
-
-    def total() -> np.ndarray:
-        value = start
-        for _ in range(2048):
-            value = run_single(program, {"arg0": value, "arg1": step}, level)["out0"]
-        return value
-
-    unmoved = run_single(program, {"arg0": start, "arg1": step}, level)["out0"]
-    assert (unmoved == start).all(), "to nearest even, so no number of additions changes it"
+    code = ProgramCode(compiled(graph), level)
+    memory = CoreMemory((name, 128 * 2) for name in ("arg0", "arg1", "out0"))
+    value, step, total = (memory.array(name, DType.F16) for name in ("arg0", "arg1", "out0"))
+    value[:], step[:] = 1024, 0.5
+    assert not list(code.run(memory))
+    assert (total == 1024).all(), "to nearest even, so no number of additions changes it"
     with rounding.stochastic(seed=0):
-        sums = total().astype(np.float64)
+        for _ in range(2048):
+            assert not list(code.run(memory))
+            value[:] = total
+    sums = total.astype(np.float64)
     # 2048 draws of 0 or 1 with probability 1/2: mean 1024, deviation 22.6 per lane.
     assert abs(sums.mean() - 2048) < 10 and sums.std() < 40
 
