@@ -2,8 +2,9 @@
 
     python benchmarks/overlap.py [--cache DIR]
 
-Llama-2-70B on 16 trn1n.32xlarge (512 cores), one micro-batch of one sample per data-parallel rank:
-each row is a whole plan (compiled programs, simulated step), with one knob changed after another.
+Llama-2-70B, and 7B for small weights, on 16 trn1n.32xlarge (512 cores), one micro-batch of one
+sample per data-parallel rank: each row is a whole plan (compiled programs, simulated step), with
+one knob changed after another.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ CASES = (
     Case(
         "fsdp over 512 cores, 1024 positions",
         ("strategy.name=fsdp", "mesh.dp_shard=512", "model.seq_len=1024"),
-        [*SHIFTS, {BUCKET: 256}, {EARLY: 1, BUCKET: 256}],
+        [*SHIFTS, {BUCKET: 256}, {EARLY: 1, BUCKET: 32}, {EARLY: 1, BUCKET: 256}],
     ),
     Case(
         "fsdp over 64 times tensor parallel 8, 4096 positions",
@@ -62,6 +63,17 @@ CASES = (
             {**BOTH, STREAMS: 2, TOKENS: "true"},
             {**BOTH, STREAMS: 2, "collective_packet_bytes": "65536,4096"},
         ],
+    ),
+    Case(
+        "llama2-7b, fsdp over 64 times tensor parallel 8, 512 positions",
+        (
+            "model.preset=llama2-7b",
+            "strategy.name=fsdp",
+            "mesh.dp_shard=64",
+            "mesh.tp=8",
+            "model.seq_len=512",
+        ),
+        [{}, {BUCKET: 50}, {**BOTH, STREAMS: 2}, {**BOTH, STREAMS: 2, BUCKET: 50}],
     ),
 )
 

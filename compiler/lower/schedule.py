@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from compiler.lower.body import Body
 from compiler.lower.order import Order
-from compiler.lower.task import COLLECTIVE, CONTRACT, Task
+from compiler.lower.task import COLLECTIVE, CONTRACT, WRITE, Task
 from compiler.lower.tokens import Threads
 
 
@@ -148,11 +148,24 @@ def _behind(region: int, after: Mapping[int, Sequence[int]]) -> set[int]:
 def _urgent(
     body: Body, after: Mapping[int, Sequence[int]], members: Mapping[int, Sequence[int]]
 ) -> set[int]:
-    """Collectives, and single light ops that only bring a source into place for them."""
+    """Collectives, and single light ops that only bring a source into place for them; where a
+    source is put together, all writes of its parts.
+    """
     found = {r for r in members if body.tasks[r].kind == COLLECTIVE}
-    sources = {
-        r
-        for r, numbers in members.items()
-        if len(numbers) == 1 and body.tasks[r].kind != CONTRACT and after[r]
-    }
-    return found | {r for r in sources if set(after[r]) <= found}
+    light = {r for r, numbers in members.items() if after[r] and _is_light(body, numbers)}
+    sources = {r for r in light if found.issuperset(after[r])}
+    while sources:
+        found |= sources
+        parts = (r for r in light - found if _writes(body, members[r]))
+        sources = {r for r in parts if found.issuperset(after[r])}
+    return found
+
+
+def _is_light(body: Body, numbers: Sequence[int]) -> bool:
+    """True for a single op that does not contract, and where it writes."""
+    tasks = [body.tasks[n] for n in numbers]
+    return sum(t.op.name != WRITE for t in tasks) <= 1 and all(t.kind != CONTRACT for t in tasks)
+
+
+def _writes(body: Body, numbers: Sequence[int]) -> bool:
+    return any(body.tasks[n].op.name == WRITE for n in numbers)

@@ -1,0 +1,39 @@
+"""The order in which collectives of a function start: that of the code which needs them."""
+
+from __future__ import annotations
+
+from compiler.dtypes import DType
+from compiler.ir.build import Builder
+from compiler.ir.ops import ConvertAttrs
+from compiler.ir.types import Graph, Value
+from compiler.lower.function import lower_function
+from sharding.overlap.buckets import bucketed
+
+DP = ("dp_shard",)
+SMALL_BYTES = 4096
+
+
+def _gathered(b: Builder, rows: int, columns: int) -> Value:
+    """A weight whose shard is rounded and gathered."""
+    short = b.op("convert", b.input((rows, columns)), attrs=ConvertAttrs(DType.BF16))
+    return b.all_gather(short, 0, DP, group_size=2)
+
+
+def _layer() -> Graph:
+    """Two small weights are needed before a large one."""
+    b = Builder()
+    value = b.input((4, 16), DType.BF16)
+    for rows, columns in ((8, 16), (8, 16), (8, 512)):
+        value = b.dot(value, _gathered(b, rows, columns), ((1,), (0,)))
+    return b.finish(value)
+
+
+def test_a_bucket_that_is_needed_first_starts_first() -> None:
+    """It is put together before the larger collective behind it goes out."""
+    lowered = lower_function(bucketed(_layer(), SMALL_BYTES))
+    assert [len(call.parts) for call in lowered.collectives] == [2, 0]
+    kinds = [region.kind for region in lowered.regions]
+    starts = [at for at, kind in enumerate(kinds) if kind == "collective_start"]
+    filling = [at for at, region in enumerate(lowered.regions) if "write" in region.name]
+    assert max(filling) < starts[0]
+    assert kinds.index("collective_wait") > starts[1]
