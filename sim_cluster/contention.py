@@ -91,18 +91,19 @@ def core_rates(
     `hbm` is what the core has of its bank; compute takes what it can get.
     """
     weights = [float(packets.of(stream)) for _, stream in jobs]
-    *engines, compute = _beside([demand.dma for demand, _ in jobs], weights, packets)
+    dma = [demand.dma for demand, _ in jobs]
+    memory = [demand.hbm / hbm for demand, _ in jobs]
+    shared = [(_beside(wanted, weights, packets), wanted) for wanted in (dma, memory)]
     wires = _wire_rates([demand for demand, _ in jobs])
-    *memory, left = _beside([demand.hbm / hbm for demand, _ in jobs], weights, packets)
-    rates = [1.0] * len(jobs)
-    for number, (demand, _) in enumerate(jobs):
-        pairs = (
-            (engines[number], demand.dma),
-            (wires[number], 1.0),
-            (memory[number] * hbm, demand.hbm),
-        )
-        rates[number] = min((got / wanted for got, wanted in pairs if wanted > 0), default=1.0)
-    return tuple(rates), compute, left * hbm
+    rates = tuple(
+        min((got[n] / wanted[n] for got, wanted in shared if wanted[n] > 0), default=1.0)
+        for n in range(len(jobs))
+    )
+    rates = tuple(map(min, rates, wires))
+    # What is slow for want of one resource takes less of the others.
+    used = [[w * r for w, r in zip(wanted, rates, strict=True)] for wanted in (dma, memory)]
+    compute, left = (_beside(taken, weights, packets)[-1] for taken in used)
+    return rates, compute, left * hbm
 
 
 def _wire_rates(demands: Sequence[Demand]) -> list[float]:

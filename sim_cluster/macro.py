@@ -45,20 +45,24 @@ class Stretch:
 
     def duration_ps(self, dma_share: float, hbm_share: float = 1.0) -> float:
         """Duration at a share of the DMA engines and of HBM (1: the even part), whichever is
-        scarcer; linear in 1 / share between the evaluated points.
+        scarcer.
+
+        Between the evaluated points speed is linear in the share: a collective costs code the time
+        of the engines and of HBM that it takes, as far as code waits for them, however fast it
+        moves its bytes.
         """
         least = self.bank_ps or self.full_ps
-        dma = least + (self.half_ps - least) / (1 / HALF_SHARE - 1) * (1 / dma_share - 1)
-        return max(dma, self._hbm_ps(hbm_share, least))
+        dma = _scarcer(dma_share, least, self.half_ps)
+        if hbm_share <= 1:
+            return max(dma, _scarcer(hbm_share, self.full_ps, self.scarce_ps))
+        over = (hbm_share - 1) / (self.bank_cores - 1) if hbm_share < self.bank_cores else 1.0
+        return max(dma, self.full_ps * least / (least + over * (self.full_ps - least) or 1))
 
-    def _hbm_ps(self, share: float, least: int) -> float:
-        """Duration at a share of HBM with all DMA engines."""
-        if share <= 1:
-            scarce = (self.scarce_ps or self.full_ps) - self.full_ps
-            return self.full_ps + scarce / (1 / HALF_SHARE - 1) * (1 / share - 1)
-        lowest = 1 / self.bank_cores
-        over = max(0.0, 1 / share - lowest) / (1 - lowest) if self.bank_cores > 1 else 1.0
-        return least + (self.full_ps - least) * over
+
+def _scarcer(share: float, whole_ps: int, half_ps: int) -> float:
+    """Duration at a share up to 1 of a resource, of which half makes it `half_ps`."""
+    lost = (1 - whole_ps / max(half_ps, whole_ps, 1)) / (1 - HALF_SHARE) * (1 - share)
+    return whole_ps / max(1 - lost, share)
 
 
 @dataclass(frozen=True, slots=True)

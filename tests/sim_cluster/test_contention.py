@@ -56,7 +56,7 @@ def test_streams_share_a_wire() -> None:
     )
     rates, compute, _ = core_rates(jobs, DEFAULT_PACKETS)
     assert rates == (0.5, 0.5, 1.0)
-    assert compute == pytest.approx(0.7)
+    assert compute == pytest.approx(0.8)  # two at half speed take half of what they would
 
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
@@ -107,3 +107,21 @@ def test_collectives_of_rows_and_of_columns_use_other_links() -> None:
     same, *_ = core_rates((row, demand("row", 1)), DEFAULT_PACKETS)
     assert min(apart) > 1.5 * max(same)
     assert same == pytest.approx((0.5, 0.5), abs=0.05)
+
+
+@pytest.mark.parametrize("half", [1000, 1300, 2000])
+def test_bytes_cost_code_the_same_however_fast_they_move(half: int) -> None:
+    """A collective that takes a part of the DMA engines for longer takes as much from the code."""
+
+    def end(share: float, duration_ps: int) -> int:
+        cost = CollectiveDuration(duration_ps, Demand(share), "ring", "", 128, 4)
+        code = Stretch(1000, half, 500, Segment("compute", 1000), "f")
+        macros: list[MacroOp] = [Start(GATHER, 0), code, Wait(0)]
+        classes = refine({"dp": 4}, [("dp",)], [0] * 4)
+        (result,) = ClusterLoop(classes, [macros], lambda call, _: cost).run()
+        return result.end_ps
+
+    lost = {end(share, round(160 / share)) - 1000 for share in (0.2, 0.32, 0.5, 0.8)}
+    assert max(lost) - min(lost) <= 1
+    assert lost == {0} or half > 1000
+    assert (max(lost) in (159, 160, 161)) == (half == 2000)

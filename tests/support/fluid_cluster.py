@@ -180,7 +180,9 @@ class FluidCluster:
             pairs = [(dma[n], wanted.dma), (hbm[n], wanted.hbm)]
             pairs += [(got[n], float(wants[n])) for got, wants in crossed]
             rates.append(min((got / Fraction(w) for got, w in pairs if w), default=Fraction(1)))
-        return dma[-1], hbm[-1], rates
+        dma_used = [Fraction(f.cost.demand.dma) * r for f, r in zip(own, rates, strict=True)]
+        hbm_used = [Fraction(f.cost.demand.hbm) * r for f, r in zip(own, rates, strict=True)]
+        return 1 - sum(dma_used), part - sum(hbm_used), rates
 
     def _part(self, number: int, flights: Sequence[Sequence[Flight]]) -> Fraction:
         """What a core may have of its HBM bank, in even parts, if it asks for all of it."""
