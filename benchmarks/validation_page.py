@@ -120,9 +120,10 @@ def _training(training: Mapping[str, Any]) -> Iterator[str]:
     yield from (_run(row) for row in training["rows"] if row["primary"])
     primary = training["primary"]
     yield (
-        f"\nMedian error {primary['median_error']:.1%} (constants as fitted), one group left out"
+        f"\nMedian error {primary['median_error']:.1%}, one group left out"
         f" {primary['leave_one_group_out_median_error']:.1%}, constant MFU"
-        f" {primary['baseline_median_error']:.1%}."
+        f" {primary['baseline_median_error']:.1%}. Over all {len(training['rows'])} rows"
+        f" {training['median_error']:.1%}, constant MFU {training['baseline_median_error']:.1%}."
     )
 
 

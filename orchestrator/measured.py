@@ -38,7 +38,7 @@ def kernels(path: Path) -> dict[str, Any]:
 def _kernel(row: Row) -> dict[str, Any]:
     named = {k: row[k] for k in ("id", "group", "kernel", "shape", "dtype")}
     try:
-        published = float(row["latency_us"])
+        published = _number(row, "latency_us")
         target = logical(_target(row["target"]), 1)
         kernel = kernel_of(row["kernel"], row["shape"], row["dtype"])
         predicted = kernel_seconds(kernel, under_profile(target, NOMINAL)) * 1e6
@@ -112,6 +112,13 @@ def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
             f" got {', '.join(reader.fieldnames or ()) or 'none'}",
         )
     return [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
+
+
+def _number(row: Row, name: str) -> float:
+    try:
+        return float(row[name])
+    except ValueError:
+        raise ValueError(f"{name} requires a number, got {row[name] or 'none'}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -139,7 +139,7 @@ def _fit(runs: Sequence[PublishedRun], predictor: Predictor, progress: Progress)
         progress.say(f"{item.id} {item.model}: grid of the fitted constants")
         with contextlib.suppress(DiagnosticError):
             surfaces += [] if item.unsupported() else [surface(item, predictor)]
-    calibrate.write(calibrate.best_fit(surfaces), [s.run for s in surfaces], METHOD)
+    calibrate.write(calibrate.chosen(surfaces), [s.run for s in surfaces], METHOD)
 
 
 def select(runs: Sequence[PublishedRun], rows: Sequence[str]) -> list[PublishedRun]:
@@ -296,8 +296,10 @@ def _refused(p: Refused) -> dict[str, Any]:
 
 
 def _confidence(item: PublishedRun) -> str:
-    """Whether constants were fitted to this very run."""
+    """Whether cores run at documented rates, or constants were fitted to this very run."""
     used = constants()[STREAMING].fitted_on
+    if not used:
+        return "documented"
     return "calibrated" if item.id in used else "extrapolated"
 
 

@@ -226,12 +226,24 @@ def test_a_fit_finds_the_constants_rows_were_made_with(tmp_path: Path) -> None:
     assert made[0].at(true) == pytest.approx(0.85**-0.9 * 0.95, rel=0.02)
     assert made[1].at(calibrate.Fit(0.75, 1.0)) == pytest.approx(0.75**-0.3 * 0.7)
     found = calibrate.best_fit(made)
-    assert found.streaming == pytest.approx(0.85, abs=0.006)
-    assert found.stall_recovery == pytest.approx(0.5, abs=0.02)
+    assert found.streaming == pytest.approx(0.85, abs=0.0125)
+    assert found.stall_recovery == pytest.approx(0.5, abs=0.05)
+    assert calibrate.chosen(made) == found
     left = calibrate.left_out(made)
-    assert left.keys() == {"R0", "R1", "R2"} and max(map(abs, left.values())) < 0.02
+    assert left.keys() == {"R0", "R1", "R2"} and max(map(abs, left.values())) < 0.03
     odd = dataclasses.replace(made[0].run, step_time_s=made[0].run.step_time_s * 2)
-    assert calibrate.left_out([dataclasses.replace(made[0], run=odd), *made[1:]])["R0"] < -0.45
+    assert calibrate.left_out([dataclasses.replace(made[0], run=odd), *made[1:]])["R0"] < -0.4
+
+
+def test_documented_rates_stay_where_a_fit_does_not_carry_over(tmp_path: Path) -> None:
+    """Two groups that pull in opposite directions: what fits one is worse for the other."""
+    made = []
+    for number, factor in enumerate((0.8, 1.25)):
+        run = dataclasses.replace(parsed(tmp_path, BERT), id=f"R{number}", group=f"g{number}")
+        exact = surface(run, 0.8, 0.4)
+        made.append(dataclasses.replace(exact, run=dataclasses.replace(run, step_time_s=factor)))
+    assert calibrate.chosen(made) == calibrate.DOCUMENTED
+    assert calibrate.chosen(made[:1]) == calibrate.DOCUMENTED
 
 
 def test_a_fit_is_written_with_its_provenance(
@@ -248,6 +260,8 @@ def test_a_fit_is_written_with_its_provenance(
         assert now["streaming"].fitted_on.endswith("B1") and now["streaming"].method == "by hand"
         others = [n for n in now if n not in ("streaming", "stall_recovery")]
         assert all(now[n] == before[n] for n in others)
+        calibrate.write(calibrate.DOCUMENTED, [parsed(tmp_path, BERT)], "by hand")
+        assert "documented rates" in calibration.constants()["streaming"].method
         assert now["streaming"].band == before["streaming"].band
         assert len(now) <= 3
     finally:
@@ -272,7 +286,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         fitted = printed(patch, "--training", str(path), "--rows", "B1", "--fit")
     calibration.constants.cache_clear()
     assert second == first
-    assert "primary rows B1" in fitted["training"]["constants"]["streaming"]["fitted_on"]
+    assert fitted["training"]["constants"]["streaming"]["fitted_on"] == ""  # one group: no fit
     result: dict[str, Any] = first["training"]
     return result
 
