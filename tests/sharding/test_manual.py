@@ -7,9 +7,10 @@ from __future__ import annotations
 import functools
 from collections import Counter
 
+import jax
 import pytest
 
-from compiler.diagnostics import ShardingError
+from compiler.diagnostics import ImportRuleError, ShardingError
 from compiler.dtypes import DType
 from compiler.frontend.capture import capture
 from compiler.frontend.shardings import ModuleShardings
@@ -208,3 +209,14 @@ def test_other_strategies_say_that_they_do_not_read_them() -> None:
 
 def test_a_module_keeps_its_graph() -> None:
     assert len(import_module(TEXT).ops) == len(import_with_shardings(TEXT)[0].ops)
+
+
+def test_a_shard_map_is_refused_at_its_line() -> None:
+    mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    over = jax.sharding.PartitionSpec("data")
+    own = jax.shard_map(lambda x: 2 * x, mesh=mesh, in_specs=over, out_specs=over)
+    text = jax.jit(own).lower(jax.ShapeDtypeStruct((8, 8), jax.numpy.float32))
+    with pytest.raises(ImportRuleError, match="shard_map") as caught:
+        import_with_shardings(text.as_text(debug_info=True))
+    assert caught.value.code == "NCC_EVRF001"
+    assert caught.value.loc is not None and caught.value.loc.file.endswith("test_manual.py")
