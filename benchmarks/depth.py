@@ -38,6 +38,7 @@ from sharding.localize import localize
 from sharding.mesh import make_mesh
 from sharding.partitioned import slots
 from sharding.plan import complete, partitioned, prepare
+from sharding.reroll import reroll
 from sharding.rewrite import rewrite
 from sharding.shardy import run_child
 from tests.models import flax_decoder
@@ -92,9 +93,11 @@ def planning_row(name: str, task: TrainTask) -> str:
     """CPU seconds of the stages between import and outline; `bar` is what the bars speak of."""
     stages, layout = CpuStages(), layout_on(LARGE_CORES)
     captured = capture(task, layout.captured_batch)
-    graph = run(import_module(captured.artifact), step_passes())
+    imported = import_module(captured.artifact)
+    rolled = reroll(imported, slots(captured.inputs), slots(captured.outputs))
+    graph = run(rolled.graph, step_passes())
     with stages.timed("recipe"):
-        ready = prepare(graph, slots(captured.inputs), slots(captured.outputs), layout.mesh)
+        ready = prepare(graph, rolled.inputs, rolled.outputs, layout.mesh)
     with stages.timed("partition"):
         answer = partitioned(ready, run_child)
     with stages.timed("rewrite"):

@@ -79,4 +79,6 @@ class StepPlan:
     transfers: tuple[Transfer, ...] = ()
     streams: Mapping[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
     """Stream of a core by (kind of collective, mesh axes); 0 for the others."""
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The leaves of the user that a leaf of the plan stacks along dim 0, where it does."""
     metadata: Mapping[str, object] = field(default_factory=dict)

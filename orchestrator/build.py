@@ -31,8 +31,9 @@ from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, check_product, parse_mesh
 from sharding.one_sample import MIXED_SAMPLES, TRACED_SAMPLES, is_alone
-from sharding.partitioned import Slot, slots
+from sharding.partitioned import slots
 from sharding.plan import PartitionUnit, Plan, Prepared, complete, partitioned, prepare
+from sharding.reroll import Rerolled, reroll
 from sharding.settings import AUTO
 from sharding.strategies.manual import data_ways, user_mesh
 from sharding.strategies.registry import MANUAL, default_axes
@@ -84,6 +85,7 @@ class Planned:
     plan: Plan
     tokens_per_sample: int
     name: str
+    repeats: tuple[str, ...] = ()  # what became of repeated layers, line by line
 
     @property
     def flops_per_step(self) -> int:
@@ -258,12 +260,12 @@ def compile_planned(ready: Planned, service: UnitService, stages: Stages) -> Bui
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A captured step after the step passes, and what its module says about its distribution."""
+    """A captured step, re-rolled, after the step passes, and what its module says about its
+    distribution.
+    """
 
-    graph: Graph
+    step: Rerolled
     samples: int
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
     user: ModuleShardings
     name: str
 
@@ -302,7 +304,7 @@ def decide(
 def _decided(job: JobConfig, layout: Layout, traced: Traced, stages: Stages) -> Decided:
     """The decisions about a traced step; more samples than a micro-batch has are those of twins."""
     with stages.timed("recipe"):
-        step = (traced.graph, traced.inputs, traced.outputs)
+        step = traced.step.parts
         has_twin = traced.samples > layout.captured_batch
         prepared = prepare(*step, layout.mesh, job.strategy, traced.user, has_twin)
     return Decided(traced, prepared)
@@ -319,9 +321,15 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
         from compiler.passes.pipeline import run, step_passes
 
         imported, user = import_with_shardings(captured.artifact, base_dir=job.base)
-        graph = run(imported, step_passes(job.compiler, samples))
-    inputs, outputs = slots(captured.inputs), slots(captured.outputs)
-    return Traced(graph, samples, inputs, outputs, user, captured.name)
+        rolled = Rerolled(
+            graph=imported, inputs=slots(captured.inputs), outputs=slots(captured.outputs)
+        )
+        if job.strategy.name != MANUAL:  # whose shardings are the user's, leaf by leaf
+            rolled = reroll(rolled.graph, rolled.inputs, rolled.outputs)
+        rolled = dataclasses.replace(
+            rolled, graph=run(rolled.graph, step_passes(job.compiler, samples))
+        )
+    return Traced(rolled, samples, user, captured.name)
 
 
 def plan_task(
@@ -338,11 +346,12 @@ def plan_task(
         return Planned(
             job=job,
             layout=layout,
-            graph=decided.traced.graph,
+            graph=decided.traced.step.graph,
             traced_samples=decided.traced.samples,
             plan=plan,
             tokens_per_sample=task.tokens_per_sample,
             name=decided.traced.name,
+            repeats=decided.traced.step.notes,
         )
 
     return decide(job, layout, task, stages, planned)

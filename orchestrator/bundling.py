@@ -33,6 +33,7 @@ def manifest_of(built: Built) -> Manifest:
         programs={},
         schedules=step.schedules,
         transfers=step.transfers,
+        stacks=step.stacks,
         num_microbatches=step.num_microbatches,
         named_bytes=named_bytes,
         arena_bytes=max(arena_bytes(p) for p in built.programs.values()),

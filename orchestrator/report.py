@@ -107,6 +107,7 @@ def graph_section(built: Built) -> dict[str, Any]:
     return {
         "name": built.name,
         "ops": count_ops(built.graph),
+        "repeats": list(built.repeats),
         "params": sum(b.global_type.num_elements for b in parameters),
         "flops_per_step": built.flops_per_step,
     }

@@ -8,7 +8,7 @@ per-core graph, with what they move, how often, and the op that needs it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.ir.types import Graph, Op, Value
@@ -67,10 +67,13 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Every tensor with dims, leaves first, and every collective in program order."""
+    """Every tensor with dims, leaves first, and every collective in program order; `stacks` names
+    the user's leaves in stacks of layers.
+    """
 
     tensors: tuple[Placed, ...]
     collectives: tuple[Moved, ...]
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def leaves(self) -> Explanation:
         """The leaves alone, and every collective."""
@@ -78,11 +81,17 @@ class Explanation:
 
     def about(self, text: str) -> Explanation:
         """What `text` names: part of a leaf's name, an op, a place (`model.py:12`) or a scope."""
-        tensors = (t for t in self.tensors if text in t.name or _at(t.loc, text))
+        tensors = (t for t in self.tensors if self._names(text, t.name) or _at(t.loc, text))
         moved = (
-            m for m in self.collectives if text in m.leaf or text == m.kind or _at(m.loc, text)
+            m
+            for m in self.collectives
+            if self._names(text, m.leaf) or text == m.kind or _at(m.loc, text)
         )
-        return Explanation(tuple(tensors), tuple(moved))
+        return Explanation(tuple(tensors), tuple(moved), self.stacks)
+
+    def _names(self, text: str, leaf: str) -> bool:
+        """True when `text` is part of the leaf's name, or of one that is stacked in it."""
+        return any(text in name for name in (leaf, *self.stacks.get(leaf, ())))
 
 
 def _at(loc: Loc, text: str) -> bool:
@@ -110,7 +119,7 @@ def explain_sharding(prepared: Prepared, partition: PartitionUnit) -> Explanatio
     slots, values = (*part.inputs, *part.outputs), (*local.graph.inputs, *local.graph.outputs)
     leaves = {value: slot.name for slot, value in zip(slots, values, strict=True)}
     moved = _Collectives(part, origins, unasked).of(local.graph, leaves, 1)
-    return Explanation(tuple(_tensors(prepared, part, origins)), tuple(moved))
+    return Explanation(tuple(_tensors(prepared, part, origins)), tuple(moved), prepared.stacks)
 
 
 def _numbered(graph: Graph, numbers: Iterator[int]) -> Graph:

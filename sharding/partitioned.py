@@ -26,17 +26,19 @@ class Slot:
     """Name (the path of the leaf) and role of one graph input or output.
 
     role: parameter, optimizer, batch, rng, metric. `batch_dim` is the sample dim of a batch input.
-    `shape` is the user's, where the step's is padded.
+    `shape` is the user's, where the step's is padded. A stack of layers (`sharding/reroll`) lists
+    the user's `leaves` that its dim 0 counts.
     """
 
     name: str
     role: str
     batch_dim: int | None = None
     shape: tuple[int, ...] | None = None
+    leaves: tuple[str, ...] = ()
 
     def row(self) -> tuple[object, ...]:
         """Its fields, as bytes hold them."""
-        return (self.name, self.role, self.batch_dim, self.shape)
+        return (self.name, self.role, self.batch_dim, self.shape, self.leaves)
 
 
 class SlotLike(Protocol):

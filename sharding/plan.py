@@ -60,8 +60,8 @@ class Traffic:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A decided strategy, ready for the partition unit; `folded` is None for a graph without
-    repeats, `staged` for a mesh without `pp`; with `has_twin` the mesh has a rank for a second
-    sample (`one_sample.py`).
+    repeats, `staged` for a mesh without `pp`; `stacks` are the user's leaves in stacks of layers;
+    with `has_twin` the mesh has a rank for a second sample (`one_sample.py`).
 
     `mesh` is that of one stage: stages partition alike.
     """
@@ -72,6 +72,7 @@ class Prepared:
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     folded: Folded | None
+    stacks: Mapping[str, tuple[str, ...]]
     num_stages: int = 1
     staged: Staged | None = None
     has_twin: bool = False
@@ -138,6 +139,7 @@ def prepare(
     Raises ShardingError.
     """
     graph = rounded_graph(graph, inputs, settings)
+    stacks = {slot.name: slot.leaves for slot in inputs if slot.leaves}
     staged = None
     stages = 1 if settings.name == MANUAL else mesh.sizes.get(STAGE_AXIS, 1)
     if stages > 1:
@@ -158,6 +160,7 @@ def prepare(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         folded=fold(recipe.graph, recipe.specs, inputs, outputs) if pinned else None,
+        stacks=stacks,
         num_stages=stages,
         staged=staged,
         has_twin=has_twin,
@@ -217,6 +220,7 @@ def complete(
     shifts = Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
     bucket_bytes, tokens = settings.bucket_mb << 20, settings.dependency_tokens
     step = overlap(step, shifts, settings.cc_streams, bucket_bytes, tokens)
+    step = replace(step, stacks=prepared.stacks)
     cut_findings = step.metadata["findings"]
     assert isinstance(cut_findings, tuple)
     rows = traffic(step)

@@ -71,8 +71,9 @@ def run_steps(bundle: Bundle, inputs: Arrays, steps: int = 0) -> dict[str, np.nd
     as it is; otherwise batch arrays have a first axis of that length.
     Raises UsageError for a missing buffer or another number of batches.
     """
-    wanted = {b.name: b for b in bundle.manifest.buffers.values() if b.initial == "given"}
-    wanted = {name: b for name, b in wanted.items() if b.role != "coordinate"}
+    given = [b for b in bundle.manifest.buffers.values() if b.initial == "given"]
+    given = [b for b in given if b.role != "coordinate"]
+    wanted = {name: b for b in given for name in bundle.manifest.user_leaves(b)}
     if missing := sorted(wanted.keys() - inputs.keys()):
         raise UsageError("SW_INPUTS", f"inputs require an array {missing[0]}, one of {missing}")
     batch = {name: inputs[name] for name, b in wanted.items() if b.role == "batch"}

@@ -31,6 +31,31 @@ def sharded_shape(buffer: NamedBuffer, mesh: Mesh) -> tuple[int, ...]:
     )
 
 
+def stacked(
+    state: Mapping[str, np.ndarray], stacks: Mapping[str, Sequence[str]]
+) -> dict[str, np.ndarray]:
+    """`state` with the leaves of each stack as one array. Raises SimulationError when leaves of one
+    stack have several shapes or are given in part.
+    """
+    rest = dict(state)
+    for name, leaves in stacks.items():
+        given = [np.asarray(rest.pop(leaf)) for leaf in leaves if leaf in rest]
+        if not given:
+            continue
+        if len(given) < len(leaves):
+            missing = next(leaf for leaf in leaves if leaf not in state)
+            raise SimulationError(
+                "SW_SIM_BINDING", f"{name} requires every one of its leaves, {missing} is not given"
+            )
+        if len({array.shape for array in given}) > 1:
+            shapes = sorted({array.shape for array in given})
+            raise SimulationError(
+                "SW_SIM_SHAPE", f"{name} requires leaves of one shape, got {shapes}"
+            )
+        rest[name] = np.stack(given)
+    return rest
+
+
 def part_of(buffer: NamedBuffer, array: np.ndarray) -> np.ndarray:
     """The part of a leaf that a buffer holds: its layers of a stack, or all of it."""
     if buffer.part is None:

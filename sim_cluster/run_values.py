@@ -66,6 +66,8 @@ class ValueRun:
         self._leaves: dict[str, list[NamedBuffer]] = {}
         for buffer in manifest.buffers.values():
             self._leaves.setdefault(buffer.leaf, []).append(buffer)
+        stacks = manifest.stacks.items()
+        self._rows = {leaf: (name, i) for name, row in stacks for i, leaf in enumerate(row)}
         self._fill_initial()
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
@@ -74,7 +76,7 @@ class ValueRun:
 
         Raises SimulationError for an unknown name or a wrong shape.
         """
-        for name, array in state.items():
+        for name, array in layout.stacked(state, self.manifest.stacks).items():
             parts = self._leaf(name)
             whole = layout.check_leaf(parts, np.asarray(array))
             for buffer in parts:
@@ -99,9 +101,13 @@ class ValueRun:
 
     def gather(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Global arrays of leaves. Raises SimulationError when copies that must be equal differ."""
+        wanted = {name: self._rows.get(name, (name, None)) for name in sorted(names)}
+        whole = {
+            stack: layout.join_parts([(b, self._gathered(b)) for b in self._leaf(stack)])
+            for stack in {stack for stack, _ in wanted.values()}
+        }
         return {
-            name: layout.join_parts([(b, self._gathered(b)) for b in self._leaf(name)])
-            for name in sorted(names)
+            n: whole[stack] if i is None else whole[stack][i] for n, (stack, i) in wanted.items()
         }
 
     def _gathered(self, buffer: NamedBuffer) -> np.ndarray:

@@ -76,12 +76,17 @@ class Manifest:
     arena_bytes: int  # largest arena plus scratch of any program
     compiler_version: str
     transfers: tuple[Transfer, ...] = ()
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # leaves along dim 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_cores(self) -> int:
         """Cores of the mesh."""
         return math.prod(self.mesh.values())
+
+    def user_leaves(self, buffer: NamedBuffer) -> tuple[str, ...]:
+        """The leaves of the user that a buffer holds, or holds a part of."""
+        return self.stacks.get(buffer.leaf, (buffer.leaf,))
 
     @property
     def stage_mesh(self) -> Mapping[str, int]:
@@ -121,6 +126,7 @@ class Manifest:
             "arena_bytes": self.arena_bytes,
             "compiler_version": self.compiler_version,
             "metadata": dict(self.metadata),
+            "stacks": [[name, list(leaves)] for name, leaves in self.stacks.items()],
         }
 
     @classmethod
@@ -139,6 +145,7 @@ class Manifest:
                     tuple((tuple(names), count) for names, count in s) for s in meta["schedules"]
                 ),
                 transfers=tuple(_read_transfer(row) for row in meta["transfers"]),
+                stacks={name: tuple(leaves) for name, leaves in meta.get("stacks", ())},
                 **fields,
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -23,6 +23,7 @@ from compiler.ir.reference import steps
 from compiler.ir.types import Op
 from compiler.neff.schedule import Transfer
 from compiler.program import BufferInfo, StepPlan, StepProgram
+from sim_cluster.layout import stacked
 from sim_cluster.stage_order import StageOrder
 
 Buffers = dict[str, np.ndarray]
@@ -39,6 +40,7 @@ class ReferenceRanks:
         self.collectives = 0
         self.programs = {p.name: p for p in plan.programs}
         self.micro_batches: Sequence[Mapping[str, np.ndarray]] = ()
+        state = stacked(state, plan.stacks)
         for info in plan.buffers.values():
             self._initialise(info, state)
 
@@ -80,7 +82,10 @@ class ReferenceRanks:
         return tuple(size * math.prod(self.mesh[a] for a in axes) for size, axes in pairs)
 
     def gather(self, name: str) -> np.ndarray:
-        """The whole array of a leaf, joined where it lies in parts."""
+        """The whole array of a leaf, joined where it lies in parts, taken out of its stack."""
+        for stack, leaves in self.plan.stacks.items():
+            if name in leaves:
+                return self.gather(stack)[leaves.index(name)]
         if name in self.plan.buffers:
             return self._gather(self.plan.buffers[name])
         infos = (i for i in self.plan.buffers.values() if i.part and i.part.leaf == name)

@@ -84,7 +84,8 @@ def run_and_compare(
         expected = reference_step(task, expected, whole)
         ranks.run_step(split_batch(batch_leaves(whole), samples))
     kept = (info for info in plan.buffers.values() if info.role != "batch")
-    leaves = {info.part.leaf if info.part else info.name for info in kept}
+    held = {info.part.leaf if info.part else info.name for info in kept}
+    leaves = {leaf for name in held for leaf in plan.stacks.get(name, (name,))}
     errors = {
         name: leaf_error(ranks.gather(name), expected[name])
         for name in sorted(leaves & set(expected))

@@ -43,7 +43,7 @@ L0_BOUND = {"fp32": 1e-5, "bf16": 1e-2}
 
 @cache
 def flax() -> TrainTask:
-    return flax_decoder.train_task(width=32, num_layers=2, seq_len=8)
+    return flax_decoder.train_task(width=32, num_layers=3, seq_len=8)
 
 
 @cache
@@ -52,7 +52,7 @@ def prime() -> TrainTask:
 
 
 def deep() -> TrainTask:
-    """Unrolled blocks enough for the graph to be partitioned in its folded form."""
+    """Unrolled blocks that become loops over stacks."""
     return prime_model.train_task(num_blocks=9, seq_len=7)
 
 

@@ -1,0 +1,107 @@
+"""One op on the values of all layers at once: dim 0 of the operands counts layers.
+
+Ops that work on each layer alone (updates of weights, casts, norms of leaves) become the op that a
+model with stacked weights has. Operands that all layers share are repeated where the op needs
+equal shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from compiler.ir.build import Builder
+from compiler.ir.opdef import OPS, make_op
+from compiler.ir.ops import (
+    BroadcastInDimAttrs,
+    ConcatenateAttrs,
+    DotGeneralAttrs,
+    PadAttrs,
+    ReduceAttrs,
+    ReshapeAttrs,
+    ReverseAttrs,
+    SliceAttrs,
+    TransposeAttrs,
+)
+from compiler.ir.types import Op, TensorType, Value, tensor_type
+
+
+def can_batch(op: Op) -> bool:
+    """True for ops with a rule here."""
+    return len(op.results) == 1 and (OPS[op.name].elementwise or op.name in _ATTRS)
+
+
+def fits(op: Op, stacked: Sequence[bool]) -> bool:
+    """True when the rule of `op` takes these operands: layers pad with one value, and a contraction
+    repeats nothing.
+    """
+    if op.name == "pad":
+        return not stacked[1]
+    return op.name != "dot_general" or all(stacked)
+
+
+def stacked_type(type: TensorType, count: int) -> TensorType:
+    """`count` values of `type` along a new first dim."""
+    return tensor_type((count, *type.shape), type.dtype)
+
+
+def batched(
+    level: Builder, op: Op, operands: Sequence[Value], stacked: Sequence[bool], count: int
+) -> Value:
+    """The results of `op` for `count` layers; `stacked` says which operands have a dim for them."""
+    if op.name in _ATTRS:
+        given = [
+            v if is_stacked or _is_padding(op, i) else _repeated(level, v, count)
+            for i, (v, is_stacked) in enumerate(zip(operands, stacked, strict=True))
+        ]
+        (result,) = level.append(
+            make_op(op.name, given, _ATTRS[op.name](op.attrs, count), loc=op.loc)
+        )
+        return result
+    shape = op.result.type.shape
+    given = []
+    for old, value, is_stacked in zip(op.operands, operands, stacked, strict=True):
+        if not is_stacked:
+            free = op.name == "select" and old.type.rank == 0 and bool(shape)
+            given.append(value if free else _repeated(level, value, count))
+        elif old.type.shape != shape:  # a scalar predicate of each layer
+            given.append(level.broadcast(value, (count, *shape), (0,)))
+        else:
+            given.append(value)
+    (result,) = level.append(make_op(op.name, given, op.attrs, loc=op.loc))
+    return result
+
+
+def _is_padding(op: Op, operand: int) -> bool:
+    return op.name == "pad" and operand == 1
+
+
+def _repeated(level: Builder, value: Value, count: int) -> Value:
+    shape = value.type.shape
+    return level.broadcast(value, (count, *shape), range(1, len(shape) + 1))
+
+
+def _later(dims: Sequence[int]) -> tuple[int, ...]:
+    return (0, *(d + 1 for d in dims))
+
+
+def _shape(a: Any, n: int) -> ReshapeAttrs:
+    return ReshapeAttrs((n, *a.shape))
+
+
+def _dot(a: Any, n: int) -> DotGeneralAttrs:
+    contract = _later(a.lhs_contract)[1:], _later(a.rhs_contract)[1:]
+    return DotGeneralAttrs(_later(a.lhs_batch), _later(a.rhs_batch), *contract, a.dtype)
+
+
+_ATTRS: Mapping[str, Callable[[Any, int], Any]] = {
+    "broadcast_in_dim": lambda a, n: BroadcastInDimAttrs(_later(a.dims), (n, *a.shape)),
+    "concatenate": lambda a, n: ConcatenateAttrs(a.dim + 1),
+    "dot_general": _dot,
+    "pad": lambda a, n: PadAttrs((0, *a.low), (0, *a.high), (0, *a.interior)),
+    "reduce": lambda a, n: ReduceAttrs(a.kind, _later(a.dims)[1:]),
+    "reshape": _shape,
+    "reverse": lambda a, n: ReverseAttrs(_later(a.dims)[1:]),
+    "slice": lambda a, n: SliceAttrs((0, *a.start), (n, *a.limit), (1, *a.stride)),
+    "transpose": lambda a, n: TransposeAttrs(_later(a.permutation)),
+}

@@ -1,0 +1,116 @@
+"""Sums (and other reductions) over leaves that a step writes as chains of two-operand ops.
+
+A global norm adds one number per leaf. Terms that correspond between layers become one reduction
+over the pack. This adds in another order than the chain did: floating-point sums differ by rounding
+alone, and no order is the right one (`docs/numerics.md` bounds both).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from compiler.ir.ops.reduce import ELEMENTWISE_OF, REDUCTIONS
+from compiler.ir.types import Op, Value
+from sharding.reroll.batched import can_batch
+from sharding.reroll.packs import Pack, Packer, RefusedError
+
+KINDS = {ELEMENTWISE_OF.get(kind, kind): kind for kind in REDUCTIONS}
+"""Kind of a reduction by the op that joins two terms."""
+
+Mark = tuple[Hashable, int]  # how a value is computed from packs, and of which layer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sum:
+    """The value of `op`, which ends a chain, as a reduction of `terms`; packs count all members."""
+
+    op: Op
+    terms: tuple[Pack | Value, ...]
+
+    @property
+    def kind(self) -> str:
+        """The kind of the reduction."""
+        return KINDS[self.op.name]
+
+
+@dataclass(slots=True)
+class SumFinder:
+    """Finds chains among the ops `outside` of sections."""
+
+    packer: Packer
+    outside: Sequence[Op]
+    readers: dict[Value, int]
+    _marks: dict[Value, Mark | None] = field(default_factory=dict)
+
+    def sums(self) -> Iterator[Sum]:
+        """The chains that have terms of all layers, in program order of their ends."""
+        inner: set[Op] = set()
+        for op in reversed(self.outside):
+            if op.name not in KINDS or op in inner:
+                continue
+            terms = self._terms(op, inner)
+            packed = self._packed(terms) if len(terms) > 2 else terms
+            if len(packed) < len(terms):
+                yield Sum(op, tuple(packed))
+
+    def _terms(self, end: Op, inner: set[Op]) -> list[Value]:
+        """What a chain joins, in program order; its ops are entered into `inner`."""
+        terms: list[Value] = []
+        todo = [*end.operands]
+        while todo:
+            value = todo.pop()
+            op = self.packer.made.get(value)
+            joins = op is not None and op.name == end.name and op not in self.packer.inside
+            if op is not None and joins and self.readers.get(value, 0) == 1:
+                inner.add(op)
+                todo += op.operands
+            else:
+                terms.append(value)
+        return terms[::-1]
+
+    def _packed(self, terms: Sequence[Value]) -> list[Pack | Value]:
+        """`terms`, those that correspond between layers as one pack in the place of the first."""
+        groups: dict[Hashable, dict[int, Value]] = defaultdict(dict)
+        seen: dict[Mark, int] = defaultdict(int)
+        for value in terms:
+            mark = self._mark(value)
+            if mark is not None:
+                groups[mark[0], seen[mark]][mark[1]] = value
+                seen[mark] += 1
+        packs = {v: pack for group in groups.values() for v, pack in self._pack(group)}
+        return list(dict.fromkeys(packs.get(v, v) for v in terms)) if packs else list(terms)
+
+    def _pack(self, group: dict[int, Value]) -> Iterator[tuple[Value, Pack]]:
+        values = tuple([group[i] for i in sorted(group)])
+        try:
+            pack = self.packer.pack(values, copies=False) if len(values) > 2 else None
+        except RefusedError:
+            return
+        if pack is not None:
+            yield from ((v, pack) for v in values)
+
+    def _mark(self, value: Value) -> Mark | None:
+        """How `value` follows from members of packs, all of one layer."""
+        if value not in self._marks:
+            self._marks[value] = None
+            self._marks[value] = self._new_mark(value)
+        return self._marks[value]
+
+    def _new_mark(self, value: Value) -> Mark | None:
+        member = self.packer.member.get(value)
+        if member is not None:
+            return id(member[0]), member[1]
+        op = self.packer.made.get(value)
+        if op is None or op in self.packer.inside or not can_batch(op):
+            return None
+        read = [self._mark(v) for v in op.operands]
+        layers = {mark[1] for mark in read if mark is not None}
+        if len(layers) != 1:
+            return None
+        shared = self.packer.shared
+        parts = [
+            mark[0] if mark else shared.get(v, v) for mark, v in zip(read, op.operands, strict=True)
+        ]
+        return (op.name, op.attrs, *parts), layers.pop()

@@ -1,0 +1,282 @@
+"""Re-rolling: unrolled layers become loops over stacks, and every value stays what it was."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.frontend.task import TrainTask
+from compiler.ir.build import Builder
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph, Value
+from compiler.ir.verify import verify
+from compiler.passes.pipeline import run, step_passes
+from sharding.partitioned import Slot
+from sharding.plan import build_plan
+from sharding.reroll import Rerolled, reroll
+from sharding.reroll.names import stack_name
+from sharding.shardy import answer_request
+from sim_cluster.layout import stacked
+from sim_cluster.result import distance
+from tests.models import flax_decoder, unrolled_layers
+from tests.support.reference_ranks import ReferenceRanks
+from tests.support.road import captured_graph, worst
+from tests.support.strategy_cells import distribution, random_inputs
+
+Slots = Sequence[Slot]
+
+
+def stacks_of(slots: Slots) -> dict[str, tuple[str, ...]]:
+    return {slot.name: slot.leaves for slot in slots if slot.leaves}
+
+
+def check_values(graph: Graph, inputs: Slots, outputs: Slots, rolled: Rerolled) -> None:
+    """The rolled step gives every leaf what the step gives it."""
+    verify(rolled.graph)
+    values = random_inputs(graph, tuple(inputs))
+    given = dict(zip((s.name for s in inputs), values, strict=True))
+    wanted = dict(zip((s.name for s in outputs), evaluate(graph, values), strict=True))
+    given = stacked(given, stacks_of(rolled.inputs))
+    wanted = stacked(wanted, stacks_of(rolled.outputs))
+    found = evaluate(rolled.graph, [given[slot.name] for slot in rolled.inputs])
+    assert {slot.name for slot in rolled.outputs} == wanted.keys()
+    for slot, value in zip(rolled.outputs, found, strict=True):
+        assert distance(value, wanted[slot.name]) <= 1e-6, slot.name
+
+
+def rolled_task(task: TrainTask, samples: int = 2) -> Rerolled:
+    """A task's step, rolled, its values checked."""
+    graph, inputs, outputs = captured_graph(task, samples)
+    rolled = reroll(graph, inputs, outputs)
+    check_values(graph, inputs, outputs, rolled)
+    return rolled
+
+
+def trips(graph: Graph) -> list[int]:
+    """Trips of the loops that contract something."""
+    loops = (op for op in graph.ops if op.name == "loop")
+    return [
+        op.attrs.trip for op in loops if any(o.name == "dot_general" for o in op.regions[0].walk())
+    ]
+
+
+layers = unrolled_layers.train_task
+MODELS: dict[str, tuple[Callable[[], TrainTask], list[int]]] = {
+    "norm last": (lambda: layers(["post"] * 3), [3, 3]),
+    "dropout": (lambda: layers(["dropout"] * 3), [3, 3]),
+    "every second has experts": (lambda: layers(["pre", "experts"] * 3), [3, 3]),
+    "lamb": (lambda: layers(["pre"] * 3, optax.lamb(1e-3)), [3, 3]),
+    "a rate for each layer": (lambda: layers(["pre"] * 3, unrolled_layers.by_layer()), [3, 3]),
+}
+LONG_MODELS: dict[str, tuple[Callable[[], TrainTask], list[int]]] = {
+    "recomputed": (lambda: layers(["pre"] * 3, remat=True), [3, 3]),
+    "adafactor": (lambda: layers(["pre"] * 3, optax.adafactor(1e-3)), [3, 3]),
+    "lion": (lambda: layers(["pre"] * 3, optax.lion(1e-3)), [3, 3]),
+    "muon": (lambda: layers(["pre"] * 3, optax.contrib.muon(1e-3)), [3, 3, 5]),
+    "one differs": (lambda: layers(["pre"] * 7, inners=(24,) * 3 + (40,) + (24,) * 3), [3] * 4),
+    "leaves in another order": (
+        lambda: flax_decoder.train_task(num_layers=12, width=8, num_heads=2, seq_len=4),
+        [12, 12],
+    ),
+}
+
+
+def check_model(make: Callable[[], TrainTask], wanted: list[int]) -> None:
+    rolled = rolled_task(make())
+    assert trips(rolled.graph) == wanted, rolled.notes
+    for stack, leaves in stacks_of(rolled.inputs).items():
+        assert len({leaf.rpartition("/")[2] for leaf in leaves}) == 1, (stack, leaves)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_of_a_model_become_loops(name: str) -> None:
+    check_model(*MODELS[name])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", LONG_MODELS)
+def test_layers_of_more_models_become_loops(name: str) -> None:
+    check_model(*LONG_MODELS[name])
+
+
+def test_two_layers_stay_as_they_are() -> None:
+    graph, inputs, outputs = captured_graph(layers(["pre"] * 2), 2)
+    rolled = reroll(graph, inputs, outputs)
+    assert rolled.graph is graph
+    assert rolled.inputs == inputs
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (("p/b_0/k", "p/b_1/k", "p/b_2/k"), "p/b_{0..2}/k"),
+        (("p/0/k", "p/2/k", "p/4/k"), "p/{0,2..4}/k"),
+        (("p/b_9/k", "p/b_8/k", "p/b_7/k"), "p/b_{9,8..7}/k"),
+        (("p/x/k", "p/y/k", "p/z/k"), "p/{x,y,z}/k"),
+        (("p/1a2/k", "p/1b2/k", "p/2"), "{p/1a2/k,p/1b2/k,p/2}"),
+    ],
+)
+def test_stacks_are_named_by_what_differs(names: tuple[str, ...], wanted: str) -> None:
+    assert stack_name(names) == wanted
+
+
+SIZE = 4
+STEPS = ("dot", "scale", "shift", "tanh", "mask", "own constant", "first")
+"""What a layer may do to its input; `first` reads the input of the model again."""
+
+
+def chain(bodies: Sequence[Sequence[str]], order: Sequence[int]) -> tuple[Graph, Slots, Slots]:
+    """A step whose layer `i` does `bodies[i]`, a walk back over what layers saved, and an update.
+
+    Leaves are inputs in the given order of layers.
+    """
+    b = Builder()
+    weights: dict[int, dict[str, Value]] = {i: {} for i in order}
+    inputs = []
+    for i in order:
+        for name in ("dot", "scale", "shift"):
+            shape = (SIZE, SIZE) if name == "dot" else (SIZE,)
+            weights[i][name] = b.input(shape)
+            inputs.append(Slot(f"params/{i}/{name}", "parameter"))
+    x = first = b.input((2, SIZE))
+    inputs.append(Slot("batch/x", "batch", 0))
+    mask = b.multiply(first, first)
+    saved = []
+    for i, body in enumerate(bodies):
+        saved.append(x)
+        for step in body:
+            x = _stepped(b, step, x, weights[i], (first, mask, 0.1 * i))
+    loss, grads, dx = b.reduce(x, "add", (0, 1)), {}, x
+    for i in reversed(range(len(bodies))):
+        grads[i] = b.dot(saved[i], dx, contract=((0,), (0,)))
+        dx = b.add(b.dot(dx, weights[i]["dot"]), saved[i])
+        dx = b.op("tanh", dx) if "tanh" in bodies[i] else dx
+    results, outputs = [], []
+    for i in order:
+        for name, weight in weights[i].items():
+            step = grads[i] if name == "dot" else b.multiply(weight, weight)
+            results.append(b.add(weight, step))
+            outputs.append(Slot(f"params/{i}/{name}", "parameter"))
+    outputs.append(Slot("metrics/loss", "metric"))
+    return b.finish(*results, loss), inputs, outputs
+
+
+def _stepped(
+    b: Builder, step: str, x: Value, weights: dict[str, Value], given: tuple[Value, Value, float]
+) -> Value:
+    match step:
+        case "dot":
+            return b.dot(x, weights["dot"])
+        case "scale":
+            return b.multiply(x, b.broadcast(weights["scale"], (2, SIZE), (1,)))
+        case "shift":
+            return b.add(x, b.broadcast(weights["shift"], (2, SIZE), (1,)))
+        case "tanh":
+            return b.op("tanh", x)
+        case "mask":
+            return b.add(x, given[1])
+        case "own constant":
+            return b.add(x, b.constant(np.full((2, SIZE), given[2])))
+    return b.add(x, given[0])
+
+
+bodies = st.lists(st.sampled_from(STEPS), min_size=1, max_size=6)
+
+
+def test_depth_does_not_change_the_size_of_the_graph() -> None:
+    few, many = (reroll(*chain([["dot", "scale", "shift"]] * n, range(n))) for n in (3, 40))
+    assert len(few.graph.ops) == len(many.graph.ops)
+    names = [slot.name.replace("{0..2}", "{0..39}") for slot in few.inputs]
+    assert names == [slot.name for slot in many.inputs]
+
+
+def test_a_layer_in_the_middle_that_differs_parts_the_loops() -> None:
+    bodies = [["dot", "tanh", "scale"]] * 8
+    bodies[4] = ["dot", "shift"]
+    graph, inputs, outputs = chain(bodies, range(8))
+    rolled = reroll(graph, inputs, outputs)
+    check_values(graph, inputs, outputs, rolled)
+    assert trips(rolled.graph) == [4, 3, 3, 4]
+    assert "params/{0..3}/scale" in stacks_of(rolled.inputs)
+
+
+def test_layers_whose_updates_differ_stay_and_say_why() -> None:
+    graph, inputs, outputs = chain([["dot", "tanh"]] * 4, range(4))
+    results = [*graph.outputs]
+    results[3] = graph.ops[0].operands[1]  # the second layer's weight comes back as the first's
+    graph = Graph(graph.inputs, graph.ops, tuple(results), graph.name)
+    rolled = reroll(graph, inputs, outputs)
+    assert rolled.graph is graph
+    assert rolled.notes[-1].startswith("and all stays as it was: ")
+
+
+@settings(deadline=None, max_examples=40)
+@given(bodies, st.integers(3, 6), st.data())
+def test_chains_of_equal_layers_are_rolled(
+    body: list[str], count: int, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(count)))
+    graph, inputs, outputs = chain([["dot", *body]] * count, order)
+    rolled = reroll(graph, inputs, outputs)
+    check_values(graph, inputs, outputs, rolled)
+    assert trips(rolled.graph) == [count, count], rolled.notes
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(bodies, min_size=1, max_size=2), st.integers(3, 6), bodies, st.data())
+def test_a_foreign_layer_never_changes_a_value(
+    kinds: list[list[str]], count: int, foreign: list[str], data: st.DataObject
+) -> None:
+    layers = [["dot", *kind] for _ in range(count) for kind in kinds]
+    layers[data.draw(st.integers(0, len(layers) - 1))] = foreign
+    graph, inputs, outputs = chain(layers, range(len(layers)))
+    check_values(graph, inputs, outputs, reroll(graph, inputs, outputs))
+
+
+SHIFTS = {"early_all_gather_shift": 1, "late_reduce_scatter_shift": 1}
+DISTRIBUTIONS = {
+    "fsdp kept": ("fsdp", {"reshard_after_forward": False, "dp_shard": 2}),
+    "tp zero-1": ("llm-training", {"dp_shard": 2, "tp": 2}),
+    "shifts": (
+        "fsdp",
+        {"early_all_gather_shift": 1, "late_reduce_scatter_shift": 1, "dp_shard": 2},
+    ),
+    "stages": ("llm-training", {"pp": 2}),
+}
+
+
+@functools.cache
+def decoder() -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+    task = flax_decoder.train_task(num_layers=4, width=16, num_heads=4, seq_len=8, vocab=32)
+    return captured_graph(task, 2)
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_rolled_step_on_ranks_equals_the_step(name: str) -> None:
+    strategy, keys = DISTRIBUTIONS[name]
+    how = distribution(strategy, **keys)
+    graph, inputs, outputs = decoder()
+    rolled = reroll(graph, inputs, outputs)
+    plan = build_plan(
+        run(rolled.graph, step_passes()),
+        rolled.inputs,
+        rolled.outputs,
+        how.mesh,
+        settings=how.settings,
+        partition=answer_request,
+    )
+    assert len(plan.step.stacks) == 36
+    assert not [f for f in plan.findings if f.code == "SW_COLLECTIVE_UNEXPECTED"]
+    values = random_inputs(graph, inputs)
+    given = dict(zip((s.name for s in inputs), values, strict=True))
+    wanted = dict(zip((s.name for s in outputs), evaluate(graph, values), strict=True))
+    ranks = ReferenceRanks(plan.step, given)
+    ranks.run_step([{s.name: given[s.name] for s in inputs if s.role == "batch"}])
+    errors = {leaf: distance(ranks.gather(leaf), value) for leaf, value in wanted.items()}
+    assert worst(errors)[1] <= 1e-5, worst(errors)
