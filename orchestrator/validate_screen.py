@@ -26,15 +26,13 @@ def show(report: Mapping[str, Any]) -> None:
 def _table(*names: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
-        left: Any = "left" if name in ("row", "settings", "group") else "right"
+        left: Any = "left" if name in ("row", "group") else "right"
         table.add_column(name, justify=left, no_wrap=True)
     return table
 
 
 def _training(console: Console, report: Mapping[str, Any]) -> None:
-    table = _table(
-        "row", "predicted", "band", "published", "error", "left out", "const. MFU", "settings"
-    )
+    table = _table("row", "predicted", "band", "published", "error", "left out", "const. MFU")
     made = [row for row in report["rows"] if row["error"] is not None]
     for row in made:
         low, high = row["band_s"]
@@ -46,12 +44,14 @@ def _training(console: Console, report: Mapping[str, Any]) -> None:
             seconds_text(row["published_step_time_s"]),
             f"{row['error']:+.1%}",
             "" if left is None else f"{left:+.1%}",
-            f"{row['baseline_error']:+.1%}",
-            row["settings"],
+            f"{row['baseline_error']:+.0%}",
         )
     console.print(table)
     for row in made if len(made) <= _WORST_SHOWN else ():
-        console.print(f"{row['id']}  {row['model']}, {row['layout']} on {row['cores']} cores")
+        console.print(
+            f"{row['id']}  {row['model']}, {row['layout']} on {row['cores']} cores,"
+            f" settings {row['settings']}"
+        )
         console.print(f"      step: {_percents(row['shares'])}")
         console.print(f"      core: {_percents(row['busy'])}")
     _refused(console, report["rows"])
