@@ -86,8 +86,8 @@ def test_unets_keep_norms_on_chip() -> None:
     generic, special = (
         simulated(residual, UNET, model_type=name) for name in ("generic", "unet-inference")
     )
-    assert special.hbm_bytes < 0.9 * generic.hbm_bytes
-    assert special.duration_ps < generic.duration_ps
+    assert special.hbm_bytes < 0.75 * generic.hbm_bytes
+    assert special.duration_ps < 0.99 * generic.duration_ps
 
 
 @pytest.mark.parametrize("name", MODEL_TYPES)
