@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from collectives import costs
 from compiler.neff.bundle import Bundle, load_bundle
 from compiler.target import load_target
 from orchestrator.cli import main
 from sim_cluster import network, profiles, step_time
+from sim_cluster.collective_costs import collective_costs
 from sim_cluster.step_time import Step, time_step
 from tests.support.small_job import (
     TARGET,
@@ -94,11 +94,13 @@ def test_constants_of_the_run_profile_change_times_and_no_byte(
 ) -> None:
     before = nominal_ps(small_bundle)
     machine = {name: other_machine(p) for name, p in profiles.PROFILES.items()}
-    wires = {name: other_machine(c) for name, c in costs.PROFILES.items()}
+
+    def wires(*given: Any, **settings: Any) -> Any:
+        return other_machine(collective_costs(*given, **settings))
+
     monkeypatch.setattr(profiles, "PROFILES", machine)
     monkeypatch.setattr(step_time, "PROFILES", machine)
-    monkeypatch.setattr(costs, "PROFILES", wires)
-    monkeypatch.setattr(network, "COLLECTIVE_PROFILES", wires)
+    monkeypatch.setattr(network, "collective_costs", wires)
     road = build_on(small_llama(), {"dp_shard": 4}, tmp_path / "cache")
     again = bundle_of(road, tmp_path / "bundle")
     assert [row.key for row in road.rows] == [row.key for row in small_road.rows]
