@@ -5,7 +5,7 @@ docs/scaling.md and its plots.
 
 Every point is a whole plan: captured, partitioned, compiled, linked and timed under all profiles on
 trn1n.32xlarge; the same programs are then timed on trn1.32xlarge, whose cores are the same.
-Finished points are kept in `--rows`, so that an interrupted run goes on.
+Finished points are kept in `--rows`, so that an interrupted run goes on. Wants the extra `plot`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.line_chart import Series, chart
 from compiler.target import PS_PER_S, load_target
 from orchestrator.build import Stages, build
 from orchestrator.config import load
@@ -168,23 +167,31 @@ def _cells(row: Row, each: float) -> list[str]:
     ]
 
 
-def plot(mode: str, curves: Mapping[str, Sequence[Row]]) -> str:
-    """Tokens per second of both models on both machines, with the band of trn1n."""
-    series = []
-    for number, (model, rows) in enumerate(curves.items()):
+def plot(mode: str, curves: Mapping[str, Sequence[Row]], path: Path) -> None:
+    """Tokens per second of both models on both machines, with the band of trn1n, as SVG."""
+    import matplotlib.pyplot as plt
+
+    # The same rows give the same file: no date, and ids from a fixed salt.
+    plt.rcParams["svg.hashsalt"] = "shardwright"
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    for model, rows in curves.items():
         xs = [row.point.instances for row in rows]
-        pairs = list(zip(xs, rows, strict=True))
-        points = [(x, r.tokens_per_s()) for x, r in pairs]
-        band = [(x, *(r.tokens_per_s(r.steps[end]) for end in ENDS)) for x, r in pairs]
-        trn1 = [(x, r.tokens_per_s(r.other["nominal"])) for x, r in pairs]
-        linear = [(x, points[0][1] * x / xs[0]) for x in xs]
-        series += [
-            Series(f"{model}, trn1n", points, band, colour=3 * number),
-            Series(f"{model}, trn1", trn1, colour=3 * number + 1),
-            Series(f"{model}, linear", linear, dashed=True, colour=3 * number + 2),
-        ]
-    title = f"FSDP, {mode} scaling (band: conservative to peak)"
-    return chart(title, "instances of 32 cores", "tokens per second", series)
+        (line,) = axes.plot(xs, [r.tokens_per_s() for r in rows], "o-", label=f"{model}, trn1n")
+        low, high = ([r.tokens_per_s(r.steps[end]) for r in rows] for end in ENDS)
+        axes.fill_between(xs, low, high, color=line.get_color(), alpha=0.15)
+        trn1 = [r.tokens_per_s(r.other["nominal"]) for r in rows]
+        axes.plot(xs, trn1, "x", color="black", label=f"{model}, trn1")
+        linear = [rows[0].tokens_per_s() * x / xs[0] for x in xs]
+        axes.plot(xs, linear, "--", color=line.get_color(), label=f"{model}, linear")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.grid(alpha=0.3)
+    axes.set(xlabel="instances of 32 cores", ylabel="tokens per second")
+    axes.set_title(f"FSDP, {mode} scaling (band: conservative to peak)")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
 
 
 def verdict(rows: Sequence[Row]) -> str:
@@ -220,7 +227,7 @@ def write_page(rows: Mapping[Point, Row]) -> None:
         curves = {model: found for model, found in curves.items() if found}
         if not curves:
             continue
-        (DOCS / f"scaling-{mode}.svg").write_text(plot(mode, curves))
+        plot(mode, curves, DOCS / f"scaling-{mode}.svg")
         parts.append(f"\n## {mode.capitalize()} scaling\n![{mode} scaling](scaling-{mode}.svg)\n")
         for model, found in curves.items():
             parts += [f"\n### {model}\n" + "\n".join(table(found)) + "\n"]
