@@ -437,6 +437,13 @@ def _pairs(p: _Printer, op: Op) -> str:
 
 def _print_collective(p: _Printer, op: Op) -> None:
     attrs = op.attrs
+    if getattr(attrs, "parts", ()):
+        raise CompileError(
+            "SW_EXPORT",
+            f"printing {op.name} requires one tensor, got a bucket of {len(attrs.parts)}",
+            op.loc,
+            "print the graph without bucket_mb",
+        )
     entries = [(_pairs if op.name == "collective_permute" else _groups)(p, op)]
     regions: list[Callable[[], None]] = []
     match op.name:

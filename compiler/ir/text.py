@@ -60,7 +60,8 @@ def _attributes(attrs: Any) -> str:
     if isinstance(attrs, ConstantAttrs):
         return _constant(attrs)
     given = {f.name: getattr(attrs, f.name) for f in fields(attrs)}
-    shown = [f"{name}={_value(value)}" for name, value in given.items() if value is not False]
+    said = {name: value for name, value in given.items() if value is not False and value != ()}
+    shown = [f"{name}={_value(value)}" for name, value in said.items()]
     return f"{{{', '.join(shown)}}}"
 
 

@@ -132,14 +132,18 @@ def test_a_killed_worker_loses_nothing(
 
 
 class Doomed(ProcessExecutor):
-    """Ends every worker as soon as it has the unit `name`."""
+    """Ends every worker that is given the unit `name`; it stands still meanwhile, or it might be
+    done with a small unit before.
+    """
 
     doomed = ""
 
     def _give(self, worker, unit):
+        if unit.name != self.doomed:
+            return super()._give(worker, unit)
+        os.kill(worker.process.pid, signal.SIGSTOP)
         ticket = super()._give(worker, unit)
-        if unit.name == self.doomed:
-            worker.process.kill()
+        worker.process.kill()
         return ticket
 
 

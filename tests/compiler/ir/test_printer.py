@@ -13,11 +13,12 @@ import pytest
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
-from compiler.ir.ops import ShardingConstraintAttrs
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import AllGatherAttrs, ShardingConstraintAttrs
 from compiler.ir.printer import to_stablehlo
 from compiler.ir.reference import evaluate
 from compiler.ir.text import to_text
-from compiler.ir.types import Graph, Value
+from compiler.ir.types import Graph, Value, tensor_type
 from tests.support import xla
 from tests.support.graphs import layer_stack, stack_inputs
 
@@ -142,6 +143,16 @@ def test_global_collectives_are_refused() -> None:
     graph = b.finish(b.all_gather(b.input((4, 6)), 0, ("dp",)))
     with pytest.raises(CompileError, match="requires local types over a mesh with a group of 1"):
         to_stablehlo(graph, mesh={"dp": 4})
+
+
+def test_buckets_are_refused() -> None:
+    """StableHLO has no collective of several parts; as one flat tensor it would mean another."""
+    flat = Value(tensor_type((6,), DType.F32))
+    bucket = AllGatherAttrs(0, ("dp",), 2, parts=((1, 2, 1), (2, 2, 1)))
+    op = make_op("all_gather", (flat,), bucket)
+    with pytest.raises(CompileError, match="requires one tensor, got a bucket of 2") as caught:
+        to_stablehlo(Graph((flat,), (op,), op.results), mesh={"dp": 2})
+    assert caught.value.code == "SW_EXPORT"
 
 
 def test_short_text() -> None:
