@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -81,14 +81,19 @@ def check_faults(faults: Faults, cores: int, instances: int) -> None:
         "slow_links": (faults.links, instances, "instance"),
     }
     for key, (numbers, count, what) in named.items():
-        beyond = [n for n in sorted(numbers) if not 0 <= n < count]
-        if beyond:
-            raise UsageError(
-                "SW_FAULT",
-                f"faults.{key} requires {what} numbers below {count}, got {beyond[0]}",
-                None,
-                f"{what} numbers of the cluster start at 0",
-            )
+        check_numbers(key, numbers, count, what)
+
+
+def check_numbers(key: str, numbers: Iterable[int], count: int, what: str) -> None:
+    """Raise UsageError (SW_FAULT) for numbers of `faults.key` that are not below `count`."""
+    beyond = [n for n in sorted(numbers) if not 0 <= n < count]
+    if beyond:
+        raise UsageError(
+            "SW_FAULT",
+            f"faults.{key} requires {what} numbers below {count}, got {beyond[0]}",
+            None,
+            f"{what} numbers of the cluster start at 0",
+        )
 
 
 class Delay:

@@ -44,6 +44,13 @@ def test_every_key() -> None:
         ("slow_cores", "5:0.5"),
         ("slow_cores", "x:2"),
         ("slow_cores", "96:2"),
+        ("slow_cores", "9-5:2.0"),
+        ("slow_cores", "3:1.5, 3:1.1"),
+        ("slow_cores", "0-7:1.5, 7:1.5"),
+        ("slow_cores", "0-99999999999:2"),
+        ("dead_cores", "63-32"),
+        ("dead_cores", "0-99999999999"),
+        ("dead_cores", "9" * 5000),
         ("dead_cores", "3:1"),
         ("dead_cores", "96"),
         ("slow_links", "3-7:0.5"),
@@ -52,6 +59,8 @@ def test_every_key() -> None:
         ("slow_links", "0/0-5:0.5"),
         ("slow_links", "3/0-1:0.5"),
         ("slow_links", "0/efa16:0.5"),
+        ("slow_links", "0/3-7:0.5, 0/7-3:0.25"),
+        ("slow_links", "2/efa1:0, 2/efa1:0.5"),
     ],
 )
 def test_what_is_refused(key: str, text: str) -> None:

@@ -50,7 +50,7 @@ def test_closed_forms_equal_schedules_on_degraded_machines(kind: CollectiveKind,
         whole = closed_time(choose(kind, healthy, groups, size, 4, NOMINAL), size, 4, NOMINAL)
         assert closed.total_ps >= whole.total_ps
         slower += closed.total_ps > whole.total_ps
-    assert slower or "link" in name  # a rank's own path may be slower than half of a link
+    assert slower  # at some size: a large one may have a rank's own path for its bottleneck
 
 
 def test_nothing_crosses_a_dead_link_or_device() -> None:
