@@ -67,20 +67,33 @@ def refine(
     banks: Sequence[int] = (),
 ) -> RankClasses:
     """Stable classes of the ranks of `mesh` under the groups over each entry of `axes` and, where
-    given, under the bank of every rank; all banks have as many ranks.
+    given, under the bank of every rank; banks may have different numbers of ranks.
     """
     groups = {a: np.array(ReplicaGroups.from_axes(mesh, a).groups) for a in axes}
-    shared = np.argsort(banks, kind="stable").reshape(len(set(banks)), -1) if len(banks) else None
-    tables = [*groups.values(), *([shared] if shared is not None else [])]
+    shared = _bank_tables(banks)
+    tables = [*groups.values(), *shared]
     current = _numbered(colours)
     while True:
         refined = _numbered_rows([current, *(_seen(current, table) for table in tables)])
         if refined.max() == current.max():
             break
         current = refined
-    met = {a: tuple(map(frozenset, _met(current, g))) for a, g in groups.items()}
-    together = tuple(_others(_met(current, shared))) if shared is not None else ()
+    met = {a: tuple(map(frozenset, _met(current, [g]))) for a, g in groups.items()}
+    together = tuple(_others(_met(current, shared))) if shared else ()
     return RankClasses(tuple(current.tolist()), met, together)
+
+
+def _bank_tables(banks: Sequence[int]) -> list[IntArray]:
+    """The ranks of every bank as rows, one table per number of ranks on a bank: a mesh that does
+    not fill its last chip leaves a bank with fewer.
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, bank in enumerate(banks):
+        ranks.setdefault(bank, []).append(rank)
+    by_size: dict[int, list[list[int]]] = {}
+    for members in ranks.values():
+        by_size.setdefault(len(members), []).append(members)
+    return [np.array(by_size[size]) for size in sorted(by_size)]
 
 
 def _numbered(colours: Sequence[Hashable]) -> IntArray:
@@ -95,19 +108,22 @@ def _numbered_rows(columns: Sequence[IntArray]) -> IntArray:
 
 
 def _seen(current: IntArray, table: IntArray) -> IntArray:
-    """For every rank, a number for the multiset of colours of its group."""
+    """For every rank, a number for the multiset of colours of its group; -1 where it has none."""
     _, number = np.unique(np.sort(current[table], axis=1), axis=0, return_inverse=True)
-    found = np.empty(len(current), dtype=np.int64)
+    found = np.full(len(current), -1, dtype=np.int64)
     found[table] = number.reshape(-1, 1)
     return found
 
 
-def _met(classes: IntArray, table: IntArray) -> list[list[int]]:
-    """For every class, the classes of a group it is in: its own first, one entry per rank."""
+def _met(classes: IntArray, tables: Sequence[IntArray]) -> list[list[int]]:
+    """For every class, the classes of a group it is in, ascending, one entry per rank; every rank
+    is in one of the tables.
+    """
     met: dict[int, list[int]] = {}
-    for members in np.unique(np.sort(classes[table], axis=1), axis=0).tolist():
-        for index in set(members):
-            met[index] = members
+    for table in tables:
+        for members in np.unique(np.sort(classes[table], axis=1), axis=0).tolist():
+            for index in set(members):
+                met[index] = members
     return [met[c] for c in range(len(met))]
 
 

@@ -81,6 +81,41 @@ def test_a_core_alone_has_the_whole_bank() -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("banks", "mates"),
+    [
+        ([0, 0, 1], [1, 1, 0]),
+        ([0, 1, 1, 1], [0, 2, 2, 2]),  # as many as two full banks of two
+        ([2, 0, 2, 0, 1], [1, 1, 1, 1, 0]),
+        ([0, 0, 1, 1], [1, 1, 1, 1]),
+    ],
+)
+def test_banks_that_a_mesh_does_not_fill(banks: list[int], mates: list[int]) -> None:
+    """A rank has the mates that are on its bank, and ranks of one class as many."""
+    count = len(banks)
+    folded = refine({"dp": count}, [("dp",)], [0] * count, banks)
+    assert [len(folded.mates(c)) for c in folded.of_rank] == mates
+    assert folded.count == len(set(mates))
+    alone = refine({"dp": count}, [("dp",)], range(count), banks)
+    for rank in range(count):
+        found = {r for r in range(count) if alone.of_rank[r] in alone.mates(alone.of_rank[rank])}
+        assert found == {r for r in range(count) if banks[r] == banks[rank]} - {rank}
+
+
+def test_three_ranks_on_chips_of_two() -> None:
+    """The core without a neighbour meets the others in the collective, and nobody on its bank."""
+    target = load_target("trn1.32xlarge")
+    mesh = {"dp": 3}
+    step = Step(programs={}, schedules=((),), mesh=mesh, target=target, instances=1)
+    ranks = Ranks(step, Network(target, 1, mesh, "nominal"), target.cores_per_bank)
+    classes = ranks.classes([("dp",)], True)
+    assert [classes.ranks(c) for c in range(classes.count)] == [(0, 1), (2,)]
+    macros: list[MacroOp] = [stretch(1000, 1000, 600, 1800), Start(GATHER, 0), Wait(0)]
+    loop = ClusterLoop(classes, [macros] * 2, ranks.priced(classes))
+    first, last = loop.run()
+    assert first.end_ps == last.end_ps > 1000
+
+
 _US = 10**6
 
 
