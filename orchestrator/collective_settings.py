@@ -47,6 +47,10 @@ def _setting(name: str, value: str, key: str) -> Any:
         if value not in ("true", "false"):
             raise UsageError("SW_USAGE", f"{key} requires true or false, got {value!r}")
         return value == "true"
+    if name == "inter_mesh_max_instances":
+        if not re.fullmatch(r"[0-9]{1,9}", value):
+            raise UsageError("SW_USAGE", f"{key} requires a whole number, got {value!r}")
+        return int(value)
     return 0 if value == "0" else parse_bytes(value, key)
 
 

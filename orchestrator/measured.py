@@ -8,16 +8,16 @@ answer for are reported with the reason.
 from __future__ import annotations
 
 import csv
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
-from compiler.target import Target, load_target, logical, target_names
+from compiler.target import load_target, logical
 from orchestrator.kernel_times import kernel_of, kernel_seconds
 from orchestrator.published_collectives import predict_row
+from orchestrator.published_columns import machines_named, positive
 from sim_cluster.profiles import under_profile
 
 NOMINAL = "nominal"
@@ -38,8 +38,11 @@ def kernels(path: Path) -> dict[str, Any]:
 def _kernel(row: Row) -> dict[str, Any]:
     named = {k: row[k] for k in ("id", "group", "kernel", "shape", "dtype")}
     try:
-        published = _number(row, "latency_us")
-        target = logical(_target(row["target"]), 1)
+        published = positive(row["latency_us"], "latency_us")
+        named_targets = machines_named(row["target"])
+        if not named_targets:
+            raise ValueError(f"target requires a known machine, got {row['target']!r}")
+        target = logical(load_target(named_targets[0]), 1)  # of several, the first
         kernel = kernel_of(row["kernel"], row["shape"], row["dtype"])
         predicted = kernel_seconds(kernel, under_profile(target, NOMINAL)) * 1e6
     except (ValueError, DiagnosticError) as error:
@@ -50,15 +53,6 @@ def _kernel(row: Row) -> dict[str, Any]:
         "published_us": published,
         "error": predicted / published - 1,
     }
-
-
-def _target(text: str) -> Target:
-    """The machine a row names first: an instance, else the instance with all chips of a family."""
-    found = re.match(r"[a-z0-9]+(?:\.\d*xlarge)?", text.strip().lower())
-    name = found[0] if found else ""
-    families = {"trn1": "trn1.32xlarge", "trn2": "trn2.48xlarge", "inf2": "inf2.48xlarge"}
-    name = name if name in target_names() else families.get(name.partition(".")[0], name)
-    return load_target(name)
 
 
 def collectives(path: Path) -> dict[str, Any]:
@@ -112,13 +106,6 @@ def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
             f" got {', '.join(reader.fieldnames or ()) or 'none'}",
         )
     return [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
-
-
-def _number(row: Row, name: str) -> float:
-    try:
-        return float(row[name])
-    except ValueError:
-        raise ValueError(f"{name} requires a number, got {row[name] or 'none'}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -13,6 +13,7 @@ import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -246,11 +247,22 @@ def report(request: Request, found: Sequence[Point]) -> dict[str, Any]:
 
 def write_csv(path: Path, found: Sequence[Point]) -> None:
     """The columns as CSV, with the reason and the band."""
-    with path.open("w", newline="") as handle:
+    with _writable("--csv"), path.open("w", newline="") as handle:
         writer = csv.writer(handle)
         writer.writerow([*COLUMNS, "schedule", "band_low_us", "band_high_us", "why"])
         for p in found:
             writer.writerow([*p.cells(), p.time.algorithm, *p.band_us, p.time.why])
+
+
+@contextmanager
+def _writable(flag: str) -> Iterator[None]:
+    """Turns what the file system refuses into UsageError (SW_USAGE)."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            "SW_USAGE", f"{flag} requires a writable file, got {error.filename}: {error.strerror}"
+        ) from error
 
 
 def plot(found: Sequence[Point], width: int = 100, height: int = 24) -> str:
@@ -279,7 +291,8 @@ def run(request: Request, outputs: Mapping[str, Any]) -> int:
     found = points(request)
     data = report(request, found)
     if outputs["json_file"]:
-        Path(outputs["json_file"]).write_text(json.dumps(data, indent=1) + "\n")
+        with _writable("--report-to-json-file"):
+            Path(outputs["json_file"]).write_text(json.dumps(data, indent=1) + "\n")
     if outputs["csv"]:
         write_csv(Path(outputs["csv"]), found)
     if outputs["json"]:

@@ -8,13 +8,18 @@ that hold for every row, each with its source; nothing is fitted.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from compiler.diagnostics import Loc, UsageError
 from compiler.target import load_target, target_names
+from orchestrator.published_columns import finite, machines_named, positive, whole
 from orchestrator.run_settings import RunSettings, settings_of
+
+_T = TypeVar("_T")
 
 COLUMNS = (
     "id",
@@ -139,10 +144,13 @@ class PublishedRun:
         """Why the run cannot be predicted; empty when it can."""
         w = self.workload
         sizes = (w.layers, w.hidden, w.heads, w.ffn, w.vocab, w.seq_len, w.tp, w.pp, w.dp)
+        batches = (w.micro_batch, w.num_microbatches)
         if not w.family:
             return f"model requires one of {', '.join(FAMILIES)} in its name, got {self.model!r}"
         if min(sizes) < 1 or w.hidden % w.heads:
             return f"architecture requires positive sizes and heads dividing hidden, got {sizes}"
+        if min(batches) < 1:
+            return f"batches require positive sizes, got {batches}"
         if w.target not in target_names():
             return f"instance requires one of {', '.join(target_names())}, got {w.target!r}"
         cores = load_target(w.target).cores * w.nodes
@@ -183,60 +191,45 @@ def _run(row: Mapping[str, str], loc: Loc) -> PublishedRun:
         model=text["model"],
         primary=text["primary"].lower() == "yes",
         settings=settings,
-        matmul_params=_number(text, "matmul_params_b", loc) * 1e9,
-        step_time_s=_positive(text, "step_time_s", loc),
+        matmul_params=_read(finite, text, "matmul_params_b", loc) * 1e9,
+        step_time_s=_read(positive, text, "step_time_s", loc),
         workload=_workload(text, settings, loc),
     )
 
 
 def _workload(text: Mapping[str, str], settings: RunSettings, loc: Loc) -> Workload:
-    sizes = {name: _whole(text, name, loc) for name in _SIZES}
+    sizes = {name: _read(whole, text, name, loc) for name in _SIZES}
     family = _family(text["model"])
     if family == "vit":
         sizes["vocab"] = sizes["vocab"] or CLASSES
     remat = settings.remat
+    if remat == "column":
+        remat = _read(_remat, text, "activation_checkpointing", loc)
+    machines = machines_named(text["instance"])
     return Workload(
         family=family,
-        kv_heads=_whole(text, "kv_heads", loc) or sizes["heads"],
+        kv_heads=_read(whole, text, "kv_heads", loc) or sizes["heads"],
         zero1=text["zero1"].lower().startswith("yes"),
-        micro_batch=_whole(text, "microbatch", loc),
-        num_microbatches=_whole(text, "microbatches_per_step_per_replica", loc),
+        micro_batch=_read(whole, text, "microbatch", loc),
+        num_microbatches=_read(whole, text, "microbatches_per_step_per_replica", loc),
         storage=_storage(text["precision"]),
         optimizer=_optimizer(text["optimizer"]),
         attention=settings.attention,
-        remat=_remat(text["activation_checkpointing"]) if remat == "column" else remat,
+        remat=remat,
         accumulation=settings.accumulation,
         sequence_parallel=text["sequence_parallel"].lower().startswith("yes"),
         # "trn1.32xlarge/trn1n.32xlarge" does not say which was measured: the first is taken.
-        target=text["instance"].partition("/")[0],
+        target=machines[0] if machines else text["instance"],
         **sizes,
     )
 
 
-def _number(text: Mapping[str, str], name: str, loc: Loc) -> float:
-    """A number; an empty cell is 0."""
+def _read(reader: Callable[[str, str], _T], text: Mapping[str, str], name: str, loc: Loc) -> _T:
+    """The cell `name` as `reader` takes it. Raises UsageError for a cell it refuses."""
     try:
-        return float(text[name] or 0)
-    except ValueError:
-        raise UsageError(
-            "SW_TRAINING_CSV", f"{name} requires a number, got {text[name]!r}", loc
-        ) from None
-
-
-def _whole(text: Mapping[str, str], name: str, loc: Loc) -> int:
-    number = _number(text, name, loc)
-    if number != int(number) or number < 0:
-        raise UsageError(
-            "SW_TRAINING_CSV", f"{name} requires a whole number, got {text[name]!r}", loc
-        )
-    return int(number)
-
-
-def _positive(text: Mapping[str, str], name: str, loc: Loc) -> float:
-    number = _number(text, name, loc)
-    if number <= 0:
-        raise UsageError("SW_TRAINING_CSV", f"{name} requires more than 0, got {text[name]!r}", loc)
-    return number
+        return reader(text[name], name)
+    except ValueError as error:
+        raise UsageError("SW_TRAINING_CSV", str(error), loc) from None
 
 
 def _family(model: str) -> str:
@@ -269,6 +262,20 @@ def _optimizer(column: str) -> str:
     return name if name in OPTIMIZERS else "adamw"
 
 
-def _remat(column: str) -> str:
-    """Recomputation: none, selective or full."""
-    return next((word for word in ("selective", "full") if column.startswith(word)), "none")
+REMAT = {"selective": "selective", "full": "full"} | dict.fromkeys(
+    ("none", "no", "n/a", "unstated", ""), "none"
+)
+"""First word of the recomputation column -> recomputation."""
+
+
+def _remat(column: str, name: str) -> str:
+    """Recomputation: none, selective or full; what follows the first word is a remark.
+
+    Raises ValueError for other words.
+    """
+    words = re.findall(r"[^\s,;:(]+", column.lower())
+    word = words[0] if words else ""
+    if word not in REMAT:
+        known = ", ".join(key for key in REMAT if key)
+        raise ValueError(f"{name} requires one of {known}, got {column!r}")
+    return REMAT[word]

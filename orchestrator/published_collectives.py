@@ -8,7 +8,6 @@ cannot be simulated is reported with its reason, never dropped.
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ from collectives.cost import CollectiveTime
 from collectives.ops import CollectiveKind
 from collectives.runtimes import Runtime, runtime_of_date
 from compiler.diagnostics import DiagnosticError
-from compiler.surface.flags import TARGETS
-from compiler.target import load_target, logical, target_names
+from compiler.target import load_target, logical
+from orchestrator.published_columns import machines_named, positive, positive_whole
 from sim_cluster.what_if import WhatIf
 
 # nccom-test's names beside those of StableHLO; a send and receive is a permute of pairs.
@@ -35,6 +34,7 @@ ELEMENT_BYTES = {
     "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "fp16": 2, "bf16": 2,
     "uint32": 4, "int32": 4, "fp32": 4,
 }  # fmt: skip
+_UNSTATED_BYTES = 4  # of an element of a row that names no dtype: fp32, as the tool's pages show
 ASSUMED = "trn1.32xlarge"  # for rows that name no machine, or several
 
 
@@ -116,24 +116,26 @@ def read_row(row: Mapping[str, str]) -> CollectiveRow:
         id=row.get("id", ""),
         group=row.get("group", ""),
         kind=KINDS[op],
-        ranks=int(row["ranks"]),
-        instances=int(row.get("nodes") or 1),
+        ranks=positive_whole(row["ranks"], "ranks"),
+        instances=positive_whole(row.get("nodes") or "1", "nodes"),
         target=target,
         assumed=assumed,
-        element_bytes=ELEMENT_BYTES.get(dtype, 4),
-        size_bytes=int(float(row["size_bytes"])),
-        time_us=float(row["time_us"]),
+        element_bytes=_element_bytes(dtype),
+        size_bytes=positive_whole(row["size_bytes"], "size_bytes"),
+        time_us=positive(row["time_us"], "time_us"),
         runtime=runtime_of_date(row.get("era", "")),
     )
 
 
+def _element_bytes(dtype: str) -> int:
+    if dtype in ("", "unstated"):
+        return _UNSTATED_BYTES
+    if dtype not in ELEMENT_BYTES:
+        raise ValueError(f"dtype requires one of {', '.join(ELEMENT_BYTES)}, got {dtype!r}")
+    return ELEMENT_BYTES[dtype]
+
+
 def machine_of(text: str) -> tuple[str, bool]:
     """(target, whether that is assumed) of an instance column."""
-    lower = text.lower().partition("(")[0]  # what follows in brackets is a remark
-    named = [name for name in target_names() if name in lower]
-    if named:
-        return max(named, key=len), False
-    families = set(re.findall(r"\b(trn\d+n?|inf\d+)\b", lower)) & set(TARGETS)
-    if len(families) == 1:
-        return TARGETS[families.pop()], False
-    return ASSUMED, True
+    named = machines_named(text)
+    return (named[0], False) if len(named) == 1 else (ASSUMED, True)

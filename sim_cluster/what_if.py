@@ -34,13 +34,33 @@ class WhatIf:
     runtime: Runtime = CURRENT
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raises UsageError: SW_NETWORK for instances without EFA, SW_USAGE for ranks that are not
+        on them.
+        """
+        cores, name = self.target.cores, self.target.name
+        if self.instances < 1:
+            raise UsageError("SW_USAGE", f"instances require at least 1, got {self.instances}")
+        if self.instances > 1 and not self.target.efa_devices:
+            raise UsageError(
+                "SW_NETWORK",
+                f"collectives across instances require EFA, got {self.instances} of {name}",
+                hint="use one instance, or a machine with EFA, for example trn1.32xlarge",
+            )
+        each, rest = divmod(self.ranks, self.instances)
+        if rest or not 1 <= each <= cores:
+            raise UsageError(
+                "SW_USAGE",
+                f"ranks require a multiple of the {self.instances} instances and at most {cores} on"
+                f" each {name}, got {self.ranks}",
+                hint=f"use up to {cores * self.instances} ranks, or more instances",
+            )
+
     def time(self, size_bytes: int, element_bytes: int, profile: str = "nominal") -> CollectiveTime:
         """Time of the collective; `size_bytes` is the larger of source and target of a rank.
 
-        Raises UsageError: SW_NETWORK for instances without EFA, SW_USAGE for ranks, groups, pairs,
-        sizes or settings that do not fit.
+        Raises UsageError (SW_USAGE) for groups, pairs, sizes or settings that do not fit.
         """
-        self._check()
         try:
             return self._time(size_bytes, element_bytes, profile)
         except CollectiveError as error:
@@ -76,23 +96,6 @@ class WhatIf:
         each = range(self.ranks // self.instances)
         starts = [i * self.target.cores for i in range(self.instances)]
         return ReplicaGroups((tuple(start + rank for start in starts for rank in each),))
-
-    def _check(self) -> None:
-        cores, name = self.target.cores, self.target.name
-        if self.instances > 1 and not self.target.efa_devices:
-            raise UsageError(
-                "SW_NETWORK",
-                f"collectives across instances require EFA, got {self.instances} of {name}",
-                hint="use one instance, or a machine with EFA, for example trn1.32xlarge",
-            )
-        each, rest = divmod(self.ranks, self.instances)
-        if rest or not 1 <= each <= cores:
-            raise UsageError(
-                "SW_USAGE",
-                f"ranks require a multiple of the {self.instances} instances and at most {cores} on"
-                f" each {name}, got {self.ranks}",
-                hint=f"use up to {cores * self.instances} ranks, or more instances",
-            )
 
 
 def default_pairs(ranks: int) -> tuple[tuple[int, int], ...]:

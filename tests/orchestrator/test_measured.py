@@ -11,6 +11,7 @@ import pytest
 from compiler.diagnostics import UsageError
 from orchestrator.kernel_times import MeasuredKernel, kernel_of
 from orchestrator.measured import collectives, kernels
+from orchestrator.published_columns import machines_named
 
 KERNEL = {
     "id": "K1",
@@ -108,6 +109,58 @@ def test_collectives_are_priced_by_size(tmp_path: Path) -> None:
         max(1 + little["error"], 1 / (1 + little["error"]))
     )
     assert refused["error"] is None and "got 33" in refused["reason"]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "", "fast"])
+def test_times_that_are_none_are_refused_row_by_row(value: str, tmp_path: Path) -> None:
+    report = kernels(write(tmp_path / "k.csv", KERNEL | {"latency_us": value}))
+    assert report["refused"] == 1 and "latency_us requires" in report["rows"][0]["reason"]
+    report = collectives(write(tmp_path / "c.csv", COLLECTIVE | {"time_us": value}))
+    assert report["refused"] == 1 and "time_us requires" in report["rows"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nodes", "0"),
+        ("ranks", "0"),
+        ("ranks", "1.5"),
+        ("size_bytes", "inf"),
+        ("size_bytes", "nan"),
+        ("size_bytes", "1e300"),
+        ("dtype", "fp8"),
+    ],
+)
+def test_cells_no_collective_can_have(name: str, value: str, tmp_path: Path) -> None:
+    report = collectives(write(tmp_path / "c.csv", COLLECTIVE | {name: value}))
+    assert report["refused"] == 1 and f"{name} requires" in report["rows"][0]["reason"]
+
+
+def test_a_row_without_a_dtype_has_elements_of_four_bytes(tmp_path: Path) -> None:
+    rows = [COLLECTIVE | {"dtype": dtype} for dtype in ("fp32", "unstated", "")]
+    times = {r["predicted_us"] for r in collectives(write(tmp_path / "c.csv", *rows))["rows"]}
+    assert len(times) == 1 and None not in times
+
+
+def test_a_kernel_on_no_machine_of_ours_is_refused(tmp_path: Path) -> None:
+    (row,) = kernels(write(tmp_path / "k.csv", KERNEL | {"target": "p4d.24xlarge"}))["rows"]
+    assert row["error"] is None and "target requires a known machine" in row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("trn2.3xlarge (NeuronCore-v3, LNC=1 NEFF)", ["trn2.48xlarge"]),
+        ("trn1/inf2 (NeuronCore-v2)", ["trn1.32xlarge", "inf2.48xlarge"]),
+        ("trn1.32xlarge/trn1n.32xlarge", ["trn1.32xlarge", "trn1n.32xlarge"]),
+        ("trn1-trn3", ["trn1.32xlarge", "trn3-gen1-ultraserver"]),
+        ("Trn2-Ultraserver", ["trn2-ultraserver"]),
+        ("trn1, trn1.32xlarge x2", ["trn1.32xlarge"]),
+        ("unstated (trn1?)", []),
+    ],
+)
+def test_the_machines_a_cell_names(text: str, names: list[str]) -> None:
+    assert machines_named(text) == names
 
 
 def test_files_without_columns_are_refused(tmp_path: Path) -> None:

@@ -131,6 +131,11 @@ def test_pairs_and_runtimes(capsys: pytest.CaptureFixture[str]) -> None:
         ("permute -r 2 --custom-src-target-pairs [[0,1],[0,1]]", "distinct sources"),
         ("allr -r 2 --target trn9", "target requires one of"),
         ("allr -r 2 --lnc 2", "NCC_EARG001"),
+        ("allr -r 2 -N 0", "instances require at least 1, got 0"),
+        ("allr -r 2 -N -1", "instances require at least 1, got -1"),
+        ("allr -r 2 --csv none/such/a.csv", "--csv requires a writable file, got none/such/a.csv"),
+        ("allr -r 2 --report-to-json-file none/a", "--report-to-json-file requires a writable"),
+        ("allr -r 2 --set inter_mesh_max_instances=1gb", "requires a whole number, got '1gb'"),
         ("allr -r 2 -b 2 -d fp32", "at least one element"),
     ],
 )

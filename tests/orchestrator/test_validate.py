@@ -144,6 +144,27 @@ def test_a_published_script_overrules_the_recomputation_column(tmp_path: Path) -
     assert parsed(tmp_path, GPT | script).workload.remat == "none"
 
 
+@pytest.mark.parametrize(
+    ("column", "remat"),
+    [
+        ("Selective", "selective"),
+        ("Full, 1 layer", "full"),
+        ("FULL(uniform)", "full"),
+        ("None", "none"),
+        ("n/a", "none"),
+        ("", "none"),
+    ],
+)
+def test_the_recomputation_column(tmp_path: Path, column: str, remat: str) -> None:
+    run = parsed(tmp_path, GPT | {"activation_checkpointing": column})
+    assert run.workload.remat == remat
+
+
+def test_other_words_in_the_recomputation_column_are_refused(tmp_path: Path) -> None:
+    error = str(refusal(tmp_path, GPT | {"activation_checkpointing": "every other layer"}))
+    assert "activation_checkpointing requires one of selective, full, none" in error
+
+
 def test_a_run_is_a_job_on_its_own_mesh(tmp_path: Path) -> None:
     work = parsed(tmp_path, LLAMA | {"vocab": "97"}).workload
     job, layout = job_of(work), layout_of(work)
@@ -162,6 +183,10 @@ def test_bad_files_are_refused_with_place_and_value(tmp_path: Path) -> None:
     assert "heads requires a number, got 'four'" in str(error) and error.loc and error.loc.line == 3
     assert "layers requires a whole number" in str(refusal(tmp_path, BERT | {"layers": "2.5"}))
     assert "step_time_s requires more than 0" in str(refusal(tmp_path, BERT | {"step_time_s": ""}))
+    for name, value in [("layers", "nan"), ("layers", "inf"), ("step_time_s", "nan")]:
+        assert f"{name} requires a finite" in str(refusal(tmp_path, BERT | {name: value}))
+    assert "step_time_s requires a finite" in str(refusal(tmp_path, BERT | {"step_time_s": "inf"}))
+    assert "matmul_params_b requires" in str(refusal(tmp_path, BERT | {"matmul_params_b": "-1"}))
     assert "requires columns vocab" in str(refusal(tmp_path, BERT, drop="vocab"))
     with pytest.raises(UsageError, match="cannot read"):
         read_runs(tmp_path / "absent.csv")
@@ -174,6 +199,8 @@ def test_bad_files_are_refused_with_place_and_value(tmp_path: Path) -> None:
         ({"dp": "16"}, "requires 32 cores"),
         ({"vocab": ""}, "positive sizes"),
         ({"heads": "5"}, "positive sizes"),
+        ({"microbatch": ""}, "batches require positive"),
+        ({"microbatches_per_step_per_replica": "0"}, "batches require positive"),
         ({"instance": "p4d.24xlarge"}, "instance requires"),
     ],
 )

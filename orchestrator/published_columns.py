@@ -1,0 +1,62 @@
+"""Cells of published tables: numbers that can be measurements, and the machines a row names.
+
+One reading for training runs, kernels and collectives: `float` alone takes "nan" and "inf", and a
+time of 0 has no relative error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from compiler.surface.flags import TARGETS
+from compiler.target import target_names
+
+_EXACT = 2**53  # above, a float no longer holds every whole number
+
+
+def finite(text: str, name: str) -> float:
+    """A number from 0 on; an empty cell is 0. Raises ValueError for anything else."""
+    try:
+        number = float(text or 0)
+    except ValueError:
+        raise ValueError(f"{name} requires a number, got {text!r}") from None
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} requires a finite number of at least 0, got {text!r}")
+    return number
+
+
+def positive(text: str, name: str) -> float:
+    """A finite number above 0. Raises ValueError for anything else, an empty cell too."""
+    number = finite(text, name)
+    if not number:
+        raise ValueError(f"{name} requires more than 0, got {text!r}")
+    return number
+
+
+def whole(text: str, name: str) -> int:
+    """A whole number from 0 on; an empty cell is 0. Raises ValueError for anything else."""
+    number = finite(text, name)
+    if number != int(number) or number > _EXACT:
+        raise ValueError(f"{name} requires a whole number up to 2^53, got {text!r}")
+    return int(number)
+
+
+def positive_whole(text: str, name: str) -> int:
+    """A whole number from 1 on. Raises ValueError for anything else, an empty cell too."""
+    positive(text, name)
+    return whole(text, name)
+
+
+def machines_named(text: str) -> list[str]:
+    """The targets a cell names, in its order, each once.
+
+    A family, or an instance of one that has no machine file, stands for the instance with all chips
+    of the family. What follows in brackets is a remark.
+    """
+    files = "|".join(re.escape(name) for name in sorted(target_names(), key=len, reverse=True))
+    words = re.finditer(
+        rf"\b(?:({files})|(trn\d+n?|inf\d+)(?:\.\d*xlarge)?)\b", text.lower().partition("(")[0]
+    )
+    found = (word[1] or TARGETS.get(word[2]) for word in words)
+    return list(dict.fromkeys(name for name in found if name))
