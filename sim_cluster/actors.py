@@ -60,6 +60,26 @@ class CollectiveUse:
     exposed_ps: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """The loop at an instant; `furthest` is the number of program runs that the class ahead of all
+    has begun, one more if it has finished.
+    """
+
+    furthest: int
+    actors: tuple[object, ...] = field(repr=False)
+    jobs: tuple[object, ...] = field(repr=False)
+    pending: tuple[object, ...] = field(repr=False)
+
+    def repeats(self, earlier: LoopState) -> bool:
+        """Whether the loop goes on from here as it did from an earlier state."""
+        return (self.actors, self.jobs, self.pending) == (
+            earlier.actors,
+            earlier.jobs,
+            earlier.pending,
+        )
+
+
 @dataclass(slots=True)
 class ClassResult:
     """One class: when it finished, how its time was charged, what it did."""
@@ -72,6 +92,8 @@ class ClassResult:
     lone_ps: int = 0  # one physical core of a logical one works, the other has no part in it
     ran: list[Ran] = field(default_factory=list)
     last: Span | None = None  # of the core
+    # Of the whole loop, when the last class began its nth program run.
+    states: Mapping[int, LoopState] = field(default_factory=dict, repr=False, compare=False)
 
     def spend(self, name: str, start_ps: int, end_ps: int, charged_ps: Mapping[str, int]) -> None:
         """Charge an interval of the core; it goes on with the last one of that name."""
@@ -165,6 +187,8 @@ class Actor:
         self.occurrences: dict[tuple[CollectiveCall, frozenset[int], bool], int] = {}
         self.version = 0
         self.entered: tuple[str, int] = ("", 0)  # the program it is in, and since when
+        self.entered_at = 0  # the position of the mark of that program
+        self.runs = 0  # program runs it has begun
         self.result = ClassResult()
 
     @property

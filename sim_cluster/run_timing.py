@@ -12,6 +12,7 @@ bubble while another stage has not come to that, launch, or idle at the end.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from compiler.diagnostics import SimulationError
@@ -23,11 +24,13 @@ from sim_cluster.actors import (
     CollectiveDuration,
     CollectiveUse,
     Job,
+    LoopState,
     Span,
 )
 from sim_cluster.classes import RankClasses
 from sim_cluster.contention import DEFAULT_PACKETS, Packets, bank_shares, core_rates
 from sim_cluster.faults import HEALTHY, Health, hanging
+from sim_cluster.loop_state import loop_state
 from sim_cluster.macro import MacroOp, Mark, Receive, Send, Start, Stretch, Wait
 
 __all__ = ["ClassResult", "ClusterLoop", "CollectiveDuration", "CollectiveUse", "axis_category"]
@@ -69,6 +72,10 @@ class ClusterLoop:
         self.delays = health.delays(classes)
         self.events: list[tuple[int, int, int, int, Job | None]] = []
         self.sequence = 0
+        self.states: dict[int, LoopState] = {}
+        self.begun: Counter[int] = Counter()  # classes that have begun their nth program run
+        for actor in self.actors:
+            actor.result.states = self.states
         self.jobs: dict[tuple[CollectiveCall, frozenset[int], int], Job] = {}
         self.costs: dict[tuple[CollectiveCall, frozenset[int]], CollectiveDuration] = {}
 
@@ -87,6 +94,7 @@ class ClusterLoop:
                     self._finished(job, now)
             elif self.actors[index].version == version:
                 self._stretch_done(self.actors[index], now)
+            self._note_states(now)
         stuck = [a.index for a in self.actors if a.position < len(a.macros)]
         if self.health.dead:
             raise hanging(self.classes, self.health, self._stuck(stuck))
@@ -97,6 +105,18 @@ class ClusterLoop:
                 " or for a message that nobody sends",
             )
         return [a.result for a in self.actors]
+
+    def _note_states(self, now: int) -> None:
+        """Note the state when all classes have begun another program run."""
+        runs = len(self.states) + 1
+        while self.begun[runs] == len(self.actors):
+            pending = [
+                (when, index, job)
+                for when, _, index, version, job in sorted(self.events, key=lambda e: e[:2])
+                if version == (job.version if job else self.actors[index].version)
+            ]
+            self.states[runs] = loop_state(self.actors, pending, now, runs)
+            runs += 1
 
     def _stuck(self, stuck: Sequence[int]) -> dict[int, tuple[str, int]]:
         """What stuck classes wait for, and since when."""
@@ -129,6 +149,7 @@ class ClusterLoop:
                 self._send(actor, op, now)
             elif isinstance(op, Mark):
                 _enter(actor, op, now)
+                self.begun[actor.runs] += bool(op.name)
             elif not self._passed(actor, self._awaited(actor, op), now):
                 return
             actor.position += 1
@@ -310,6 +331,9 @@ def _enter(actor: Actor, mark: Mark, now: int) -> None:
     if not mark.name:
         name, since = actor.entered
         actor.result.spans.append(Span("program", name, since, now))
+    else:
+        actor.runs += 1
+        actor.entered_at = actor.position
     actor.entered = (mark.name, now)
 
 

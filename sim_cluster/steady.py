@@ -1,10 +1,11 @@
 """Micro-batches in their steady state: a schedule that repeats its programs often is replayed with
 a few repetitions, and what one more adds is multiplied.
 
-That is done only where three counts in a row show that one more repetition adds the same to every
-number of every class of ranks, to the picosecond; the loop knows no absolute time, so that what
-repeats once in the same relative state repeats for good. Spans for traces end with the repetitions
-that were replayed.
+That is done only where the state of the whole loop (`loop_state.py`) repeats from one repetition to
+the next while no class has left the repetitions: the loop knows no absolute time, so that it then
+repeats for good. Equal increments would not show it: classes that advance at different rates may
+change who is last at the end. Such a schedule is replayed in full. Spans for traces end with the
+repetitions that were replayed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from itertools import pairwise
 from compiler.neff.schedule import Schedule
 from sim_cluster.actors import ClassResult
 
-SAMPLED = (3, 4, 5)
+SAMPLED = (4, 5)
 """Repetitions that are replayed."""
 
 Numbers = dict[Hashable, int]
@@ -30,15 +31,28 @@ def steady_results(
     more = schedule[longest][1] - SAMPLED[-1]
     if more <= 0:
         return run(schedule)
-    few = [run(_repeated(schedule, longest, count)) for count in SAMPLED]
+    before, after = (run(_repeated(schedule, longest, count)) for count in SAMPLED)
+    if not _repeats(after, schedule, longest):
+        return run(schedule)
     found = []
-    for results in zip(*few, strict=True):
-        numbers = [_numbers(result) for result in results]
-        first, second = (_added(a, b) for a, b in pairwise(numbers))
-        if first != second:
-            return run(schedule)
-        found.append(_extended(results[-1], {key: more * n for key, n in second.items()}))
+    for result, fewer in zip(after, before, strict=True):
+        added = _added(_numbers(fewer), _numbers(result))
+        assert min(added.values()) >= 0, "a repetition takes something away"
+        found.append(_extended(result, {key: more * n for key, n in added.items()}))
     return found
+
+
+def _repeats(results: list[ClassResult], schedule: Schedule, entry: int) -> bool:
+    """Whether the loop was in one state at the beginning of two repetitions, before any class was
+    through with the last one: what lies between is then what any further repetition adds.
+    """
+    states = results[0].states
+    programs, _ = schedule[entry]
+    head = sum(len(names) * count for names, count in schedule[:entry])
+    end = head + SAMPLED[-1] * len(programs)
+    begun = [head + 1 + n * len(programs) for n in range(1, SAMPLED[-1])]
+    found = [states[runs] for runs in begun if runs in states and states[runs].furthest <= end]
+    return any(b.repeats(a) for a, b in pairwise(found))
 
 
 def _repeated(schedule: Schedule, entry: int, count: int) -> Schedule:
