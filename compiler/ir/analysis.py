@@ -39,22 +39,27 @@ def known_elements(made: Mapping[Value, Op], value: Value) -> np.ndarray | None:
 
     `made` are the producers of the level.
     """
-    return _known(made, value, {})
+    known: dict[Value, np.ndarray | None] = {}
+    todo = [value]  # no recursion: chains may be long
+    while todo:
+        one = todo[-1]
+        op = made.get(one)
+        if one in known:
+            todo.pop()
+        elif op is None or not _is_evaluated(op, one):
+            known[one] = None
+        elif missing := [v for v in op.operands if v not in known]:
+            todo += missing
+        else:
+            arguments = [a for v in op.operands if (a := known[v]) is not None]
+            complete = len(arguments) == len(op.operands)
+            known[one] = OPS[op.name].reference(op, arguments)[0] if complete else None
+    return known[value]
 
 
-def _known(
-    made: Mapping[Value, Op], value: Value, memo: dict[Value, np.ndarray | None]
-) -> np.ndarray | None:
-    if value not in memo:
-        memo[value] = None
-        op = made.get(value)
-        small = value.type.num_elements <= MAX_EVALUATED
-        if op is not None and small and (op.name in _EVALUATED or OPS[op.name].elementwise):
-            found = [_known(made, v, memo) for v in op.operands]
-            arguments = [a for a in found if a is not None]
-            if len(arguments) == len(found):
-                memo[value] = OPS[op.name].reference(op, arguments)[0]
-    return memo[value]
+def _is_evaluated(op: Op, value: Value) -> bool:
+    small = value.type.num_elements <= MAX_EVALUATED
+    return small and (op.name in _EVALUATED or OPS[op.name].elementwise)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,12 +48,18 @@ class Body:
     @staticmethod
     def outside(packer: Packer, value: Value) -> Iterator[Value]:
         """What a body reads of the level around it for a value that all layers share."""
-        op = packer.made.get(value)
-        if op is None or not _is_repeated(packer, op):
-            yield value
-            return
-        for operand in op.operands:
-            yield from Body.outside(packer, packer.shared.get(operand, operand))
+        seen = set()
+        todo = [value]
+        while todo:
+            value = todo.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            op = packer.made.get(value)
+            if op is None or not _is_repeated(packer, op):
+                yield value
+            else:
+                todo += [packer.shared.get(v, v) for v in reversed(op.operands)]
 
     @staticmethod
     def kept(pack: Pack) -> Pack:
@@ -123,16 +129,23 @@ class Body:
 
     def _shared(self, value: Value) -> Value:
         """A value that all layers share: repeated in the body if it is light, else a carry."""
-        if value not in self._made:
-            op = self.packer.made.get(value)
-            if op is None or not _is_repeated(self.packer, op):
-                self._made[value] = self._carry(self.read(value))
+        shared = self.packer.shared
+        todo = [value]
+        while todo:
+            one = todo[-1]
+            op = self.packer.made.get(one)
+            if one in self._made:
+                todo.pop()
+            elif op is None or not _is_repeated(self.packer, op):
+                self._made[one] = self._carry(self.read(one))
             else:
-                shared = self.packer.shared
-                operands = [self._shared(shared.get(v, v)) for v in op.operands]
-                (self._made[value],) = self.level.append(
-                    make_op(op.name, operands, op.attrs, (), op.loc)
-                )
+                read = [shared.get(v, v) for v in op.operands]
+                missing = [v for v in read if v not in self._made]
+                todo += missing[::-1]
+                if not missing:
+                    operands = [self._made[v] for v in read]
+                    made = make_op(op.name, operands, op.attrs, (), op.loc)
+                    (self._made[one],) = self.level.append(made)
         return self._made[value]
 
     def _row(self, pack: Pack, counter: Value) -> Value:

@@ -7,7 +7,7 @@ is guessed: each step is checked for every layer, and what does not fit is refus
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,10 @@ class Mapped(Pack):
     operands: tuple[Pack | Value, ...]
 
 
+Steps = Generator[Values, Pack, Pack]
+"""Work on one pack: asks for the packs of operands, ends with its own."""
+
+
 @dataclass(slots=True)
 class Packer:
     """The packs of a step. `shared` are values that belong to no layer (see `periods.py`)."""
@@ -109,15 +113,39 @@ class Packer:
         equal = all(self.shared.get(v, v) is first for v in values)
         return first if equal else None
 
-    def pack(self, values: Values, depth: int = 0, *, copies: bool = True) -> Pack:
+    def pack(self, values: Values, *, copies: bool = True) -> Pack:
         """The pack of `values`, which are not all the same; small ones that do not correspond are
         copied side by side, if `copies` are allowed. Raises RefusedError.
         """
+        depths = [self._steps(values, 0, copies)]  # no recursion: updates may be long chains of ops
+        answer: Pack | None = None
+        refused: RefusedError | None = None
+        while depths:
+            steps = depths[-1]
+            try:
+                if refused is not None:
+                    wanted = steps.throw(refused)
+                else:
+                    wanted = next(steps) if answer is None else steps.send(answer)
+            except StopIteration as done:
+                answer, refused = done.value, None
+                depths.pop()
+            except RefusedError as error:
+                answer, refused = None, error
+                depths.pop()
+            else:
+                answer, refused = None, None
+                depths.append(self._steps(wanted, len(depths), copies=True))
+        if answer is None:
+            raise refused or AssertionError(values)
+        return answer
+
+    def _steps(self, values: Values, depth: int, copies: bool) -> Steps:
         found = self.packs.get(values)
         if found is not None:
             return found
         try:
-            return self._followed(values, depth)
+            return (yield from self._followed(values, depth))
         except RefusedError:
             if not copies or not self._may_gather(values):
                 raise
@@ -131,7 +159,7 @@ class Packer:
         made = all(v in self.made and v.type is values[0].type for v in values)
         return made and values[0].type.num_bytes <= limit
 
-    def _followed(self, values: Values, depth: int) -> Pack:
+    def _followed(self, values: Values, depth: int) -> Steps:
         """The pack of `values` that nothing is copied for. Raises RefusedError."""
         known = [self.member.get(v) for v in values]
         if any(known):
@@ -140,7 +168,8 @@ class Packer:
             raise RefusedError(f"a {values[0].type} has no counterpart in every layer")
         if all(v not in self.made for v in values):
             return self._leaves(values)
-        return self._mapped(values, [self.made[v] for v in values if v in self.made], depth)
+        ops = [self.made[v] for v in values if v in self.made]
+        return (yield from self._mapped(values, ops, depth))
 
     def _shifted(self, values: Values, known: Sequence[tuple[Pack, int] | None]) -> Pack:
         """Carries at the begin of every iteration: a loop's results, one iteration late."""
@@ -159,7 +188,7 @@ class Packer:
             raise RefusedError("layers read different kinds of inputs")
         return self.add(Leaves(values))
 
-    def _mapped(self, values: Values, ops: Sequence[Op], depth: int) -> Pack:
+    def _mapped(self, values: Values, ops: Sequence[Op], depth: int) -> Steps:
         first = ops[0]
         if depth > MAX_DEPTH or len(ops) < len(values):
             raise RefusedError(f"a {values[0].type} has no counterpart in every layer")
@@ -167,13 +196,11 @@ class Packer:
             raise RefusedError(f"{first.name} differs between layers or works on one layer only")
         if any(op in self.inside for op in ops):
             raise RefusedError(f"{first.name} belongs to a loop in some layers only")
-        columns = zip(*(op.operands for op in ops), strict=True)
-        operands = tuple([self._operand(column, depth) for column in columns])
+        operands: list[Pack | Value] = []
+        for column in zip(*(op.operands for op in ops), strict=True):
+            one = self.same(column)
+            operands.append((yield column) if one is None else one)
         if not fits(first, [isinstance(one, Pack) for one in operands]):
             raise RefusedError(f"{first.name} cannot work on all layers at once")
         result = first.results.index(values[0])
-        return self.add(Mapped(values, first, result, operands))
-
-    def _operand(self, values: Values, depth: int) -> Pack | Value:
-        one = self.same(values)
-        return self.pack(values, depth + 1) if one is None else one
+        return self.add(Mapped(values, first, result, tuple(operands)))

@@ -19,7 +19,7 @@ from sharding.reroll.packs import Pack, Packer, RefusedError
 KINDS = {ELEMENTWISE_OF.get(kind, kind): kind for kind in REDUCTIONS}
 """Kind of a reduction by the op that joins two terms."""
 
-Mark = tuple[Hashable, int]  # how a value is computed from packs, and of which layer
+Mark = tuple[int, int]  # number of the way a value is computed from packs, and its layer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,10 +42,12 @@ class SumFinder:
     packer: Packer
     outside: Sequence[Op]
     readers: dict[Value, int]
-    _marks: dict[Value, Mark | None] = field(default_factory=dict)
+    _marks: dict[Value, Mark] = field(default_factory=dict)  # of what follows from one layer
+    _ways: dict[Hashable, int] = field(default_factory=dict)
 
     def sums(self) -> Iterator[Sum]:
         """The chains that have terms of all layers, in program order of their ends."""
+        self._mark_all()
         inner: set[Op] = set()
         for op in reversed(self.outside):
             if op.name not in KINDS or op in inner:
@@ -75,7 +77,7 @@ class SumFinder:
         groups: dict[Hashable, dict[int, Value]] = defaultdict(dict)
         seen: dict[Mark, int] = defaultdict(int)
         for value in terms:
-            mark = self._mark(value)
+            mark = self._marks.get(value)
             if mark is not None:
                 groups[mark[0], seen[mark]][mark[1]] = value
                 seen[mark] += 1
@@ -91,21 +93,18 @@ class SumFinder:
         if pack is not None:
             yield from ((v, pack) for v in values)
 
-    def _mark(self, value: Value) -> Mark | None:
-        """How `value` follows from members of packs, all of one layer."""
-        if value not in self._marks:
-            self._marks[value] = None
-            self._marks[value] = self._new_mark(value)
-        return self._marks[value]
+    def _mark_all(self) -> None:
+        """Marks of all values, in program order: of what an op reads before what it makes."""
+        for value, (pack, layer) in self.packer.member.items():
+            self._marks[value] = self._numbered(pack), layer
+        for op in self.packer.graph.ops:
+            if op not in self.packer.inside and can_batch(op) and op.result not in self._marks:
+                mark = self._mark(op)
+                if mark is not None:
+                    self._marks[op.result] = mark
 
-    def _new_mark(self, value: Value) -> Mark | None:
-        member = self.packer.member.get(value)
-        if member is not None:
-            return id(member[0]), member[1]
-        op = self.packer.made.get(value)
-        if op is None or op in self.packer.inside or not can_batch(op):
-            return None
-        read = [self._mark(v) for v in op.operands]
+    def _mark(self, op: Op) -> Mark | None:
+        read = [self._marks.get(v) for v in op.operands]
         layers = {mark[1] for mark in read if mark is not None}
         if len(layers) != 1:
             return None
@@ -113,4 +112,10 @@ class SumFinder:
         parts = [
             mark[0] if mark else shared.get(v, v) for mark, v in zip(read, op.operands, strict=True)
         ]
-        return (op.name, op.attrs, *parts), layers.pop()
+        return self._numbered((op.name, op.attrs, *parts)), layers.pop()
+
+    def _numbered(self, way: Hashable) -> int:
+        """A number in place of a way to compute: ways would hold those of all that they read, which
+        doubles wherever two values that an op reads have a common origin.
+        """
+        return self._ways.setdefault(way, len(self._ways))

@@ -280,3 +280,103 @@ def test_a_rolled_step_on_ranks_equals_the_step(name: str) -> None:
     ranks.run_step([{s.name: given[s.name] for s in inputs if s.role == "batch"}])
     errors = {leaf: distance(ranks.gather(leaf), value) for leaf, value in wanted.items()}
     assert worst(errors)[1] <= 1e-5, worst(errors)
+
+
+Update = Callable[[Builder, Value, Value, int], Value]
+
+
+def updated(update: Update, norm: Callable[[Builder, Value], Value]) -> tuple[Graph, Slots, Slots]:
+    """A step of four layers and a last one unlike them. Layer `i` becomes `update` of its weight,
+    its gradient and `i`; a metric adds what `norm` makes of every gradient.
+    """
+    b = Builder()
+    slots = [Slot(f"params/{name}/w", "parameter") for name in (*range(4), "last")]
+    *weights, last = [b.input((SIZE, SIZE)) for _ in slots]
+    first = x = b.input((2, SIZE))
+    saved = []
+    for weight in weights:
+        saved.append(x)
+        x = b.op("tanh", b.dot(x, weight))
+    step = back = b.op("negate", b.dot(x, last))
+    gradients = []
+    for weight, before in zip(weights[::-1], saved[::-1], strict=True):
+        gradients.append(b.dot(before, back, contract=((0,), (0,))))
+        back = b.dot(back, weight)
+    gradients = [*gradients[::-1], b.dot(x, step, contract=((0,), (0,)))]
+    total = functools.reduce(b.add, [b.reduce(norm(b, g), "add", (0, 1)) for g in gradients])
+    pairs = zip(weights, gradients, strict=False)
+    results = [update(b, w, g, i) for i, (w, g) in enumerate(pairs)]
+    graph = b.finish(*results, b.add(last, gradients[-1]), total, b.reduce(first, "add", (0, 1)))
+    metrics = (Slot("metrics/norm", "metric"), Slot("metrics/first", "metric"))
+    return graph, (*slots, Slot("batch/x", "batch", 0)), (*slots, *metrics)
+
+
+def plain_norm(b: Builder, value: Value) -> Value:
+    return b.multiply(value, value)
+
+
+def plain_update(b: Builder, weight: Value, gradient: Value, layer: int) -> Value:
+    return b.add(weight, gradient)
+
+
+def check_rolled(graph: Graph, inputs: Slots, outputs: Slots) -> Rerolled:
+    rolled = reroll(graph, inputs, outputs)
+    assert trips(rolled.graph) == [4, 4], rolled.notes
+    check_values(graph, inputs, outputs, rolled)
+    return rolled
+
+
+def diamonds(b: Builder, value: Value, count: int) -> Value:
+    """Each joins two ways from the one before."""
+    for _ in range(count):
+        value = b.op("tanh", b.add(value, b.op("negate", b.op("tanh", value))))
+    return value
+
+
+def test_common_origins_of_terms_are_looked_at_once() -> None:
+    """A walk of every way from a term to what it depends on would take 2 ** 60 steps."""
+    graph, inputs, outputs = updated(plain_update, lambda b, value: diamonds(b, value, 60))
+    rolled = check_rolled(graph, inputs, outputs)
+    assert len(rolled.graph.ops) < len(graph.ops) / 2  # once for all layers, once for the last
+
+
+def test_a_last_layer_unlike_the_others_under_a_clipped_norm() -> None:
+    graph, inputs, outputs = captured_graph(layers(["pre"] * 3 + ["experts"]), 2)
+    assert trips(reroll(graph, inputs, outputs).graph) == [3, 3]
+
+
+def test_chains_of_any_length_are_followed_without_recursion() -> None:
+    def norm(b: Builder, value: Value) -> Value:
+        return functools.reduce(lambda v, _: b.op("negate", v), range(1500), plain_norm(b, value))
+
+    check_rolled(*updated(plain_update, norm))
+
+
+@pytest.mark.parametrize(("length", "most"), [(180, 300), (400, 1500)])
+def test_long_updates_are_packed_up_to_a_depth(length: int, most: int) -> None:
+    """Beyond it the layers have ops of their own, and what these make is copied side by side."""
+
+    def update(b: Builder, weight: Value, gradient: Value, layer: int) -> Value:
+        chain = functools.reduce(lambda v, _: b.op("tanh", v), range(length), gradient)
+        return b.add(weight, chain)
+
+    rolled = check_rolled(*updated(update, plain_norm))
+    assert len(rolled.graph.ops) < most
+
+
+def test_what_layers_share_is_looked_at_once() -> None:
+    """A mask that every layer computes anew from the batch, each op in two ways from the one
+    before.
+    """
+    b = Builder()
+    weights = [b.input((SIZE, SIZE)) for _ in range(4)]
+    first = x = b.input((2, SIZE))
+    for weight in weights:
+        x = b.op("tanh", b.dot(x, weight))
+        x = b.multiply(x, diamonds(b, first, 60))
+    slots = [Slot(f"params/{i}/w", "parameter") for i in range(4)]
+    graph = b.finish(*weights, b.reduce(x, "add", (0, 1)))
+    inputs, outputs = [*slots, Slot("batch/x", "batch", 0)], [*slots, Slot("metrics/x", "metric")]
+    rolled = reroll(graph, inputs, outputs)
+    assert trips(rolled.graph) == [4], rolled.notes
+    check_values(graph, inputs, outputs, rolled)
