@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compiler.codegen.builder import Piece, pieces
-from compiler.codegen.rows.facts import Fact, Known, Ranges, exact, facts
+from compiler.codegen.rows.facts import Fact, Known, Ranges, exact, facts, is_low
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.space import SINKS
 
@@ -47,6 +47,7 @@ class Columns:
         self.read_whole = plan.read_whole
         wanted = {*plan.roles.rows, *plan.roles.sums, *plan.roles.shared}
         self.numbers = plan.space.slice(wanted)
+        self.whole = facts(plan.space, self.numbers, {})
         self.selects = [n for n in plan.roles.rows if plan.space.values[n].op == "select"]
         self.masked = [a for a in sorted(plan.roles.inner) if self._is_masked(a)]
         self._found: dict[tuple[int, Range], tuple[Run, ...]] = {}
@@ -98,7 +99,7 @@ class Columns:
 
     def _facts(self, atom: int, chunk: Range, rows: Range) -> dict[int, Known]:
         ranges: Ranges = {atom: chunk, self.plan.roles.row: rows}
-        return facts(self.space, self.numbers, ranges)
+        return facts(self.space, self.numbers, ranges, self.whole)
 
     def _is_neutral(self, atom: int, known: dict[int, Known]) -> bool:
         sweeps = [s for s in self.plan.stages if s.inner == atom]
@@ -112,8 +113,8 @@ class Columns:
         if number in plan.roles.sums:
             return Fact.ZERO in given
         if value.op == "reduce":
-            neutral = {"max": Fact.LOW, "add": Fact.ZERO}.get(value.attrs["kind"])
-            return neutral is not None and given[0] is neutral
+            kind = value.attrs["kind"]
+            return is_low(given[0]) if kind == "max" else kind == "add" and given[0] is Fact.ZERO
         whole = number in self.read_whole
         return (number not in plan.turned or known.get(number) is Fact.ZERO) and not whole
 
@@ -127,7 +128,7 @@ class Columns:
         return all(self._select_lives(n, atom, rows, known, skipped) for n in masks)
 
     def _masks(self, number: int, known: dict[int, Known]) -> bool:
-        return known.get(number) in (Fact.LOW, Fact.ZERO)
+        return is_low(known.get(number)) or known.get(number) is Fact.ZERO
 
     def _select_lives(
         self,
@@ -156,7 +157,7 @@ class Columns:
         return False
 
     def _is_masking(self, number: int) -> bool:
-        return facts(self.space, [number], {}).get(number) is Fact.LOW
+        return is_low(facts(self.space, [number], {}).get(number))
 
     def _alike(
         self, kept: Sequence[Range], known: dict[Range, dict[int, Known]]

@@ -1,8 +1,9 @@
 """What is known of a region's values on a box of points, before anything runs.
 
 Predicates over iotas are decided by intervals; a select with a decided predicate is one of its
-branches. A constant so low that its exponential is zero is LOW, and what is exactly zero is ZERO.
-`docs/numerics.md` states the assumption behind LOW. Next: `columns.py` leaves out what is decided.
+branches. What is exactly zero is ZERO; other floats have a span when constants may take them far
+from data, and are LOW when their exponential is zero (`spans.py`). Next: `columns.py` leaves out
+what is decided.
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from typing import Any
 import numpy as np
 
 from compiler.codegen.fusion import SCALED
+from compiler.codegen.rows import spans
+from compiler.codegen.rows.spans import DATA, Span
 from compiler.codegen.space import Space, Value
-
-# Below this a constant stands for "never": scores within 104 of it would have to be as low (our
-# choice; exp(-104) is the first fp32 zero).
-LOW_LIMIT = -1e6
 
 
 class Fact(enum.Enum):
@@ -27,12 +26,11 @@ class Fact(enum.Enum):
 
     TRUE = "true"
     FALSE = "false"
-    LOW = "low"
     ZERO = "zero"
 
 
 Interval = tuple[int, int]
-Known = Fact | Interval
+Known = Fact | Interval | Span
 Ranges = Mapping[int, tuple[int, int]]  # atom -> first point, end
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
@@ -50,19 +48,31 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 _LOGIC: dict[str, Callable[[Any, Any], Any]] = {"and": np.logical_and, "or": np.logical_or}
 
 
-def facts(space: Space, numbers: Iterable[int], ranges: Ranges) -> dict[int, Known]:
-    """What is known of the values `numbers` (in order) where each atom stays in its range."""
+def is_low(known: Known | None) -> bool:
+    """Whether the exponential of what is known is zero."""
+    return isinstance(known, Span) and known.is_low
+
+
+def facts(
+    space: Space, numbers: Iterable[int], ranges: Ranges, whole: Mapping[int, Known] | None = None
+) -> dict[int, Known]:
+    """What is known of the values `numbers` (in order) where each atom stays in its range; `whole`
+    is what is known of them everywhere, which is what reductions read.
+    """
     known: dict[int, Known] = {}
     for n in numbers:
-        found = _fact(space, n, space.values[n], known, ranges)
+        value = space.values[n]
+        if value.op in ("reduce", "contract") and value.dtype.is_float:
+            reads = known if whole is None else whole
+            found: Known | None = _told(_reduced(value, reads))
+        else:
+            found = _fact(space, value, known, ranges)
         if found is not None:
             known[n] = found
     return known
 
 
-def _fact(
-    space: Space, number: int, value: Value, known: Mapping[int, Known], ranges: Ranges
-) -> Known | None:
+def _fact(space: Space, value: Value, known: Mapping[int, Known], ranges: Ranges) -> Known | None:
     given = [known.get(i) for i in value.inputs]
     if value.op == "constant":
         return _constant(value)
@@ -73,18 +83,17 @@ def _fact(
     if value.op in ("and", "or", "not"):
         return _logic(value.op, given)
     if value.op == "select":
-        return _select(given)
+        return _select(value, given)
     if value.dtype.is_integer:
         return _integer(value.op, given)
-    return _real(space, value, given)
+    return _real(space, value, given) if value.dtype.is_float and given else None
 
 
 def _constant(value: Value) -> Known | None:
     number = value.attrs["value"]
     if value.dtype.is_float:
-        if float(number) <= LOW_LIMIT:
-            return Fact.LOW
-        return Fact.ZERO if float(number) == 0 else None
+        real = float(number)
+        return Fact.ZERO if real == 0 else _told(spans.span(real, real))
     if isinstance(number, bool | np.bool_):
         return Fact.TRUE if number else Fact.FALSE
     return int(number), int(number)
@@ -126,11 +135,15 @@ def _logic(op: str, given: list[Known | None]) -> Known | None:
     return given[0] if given[0] == given[1] else None
 
 
-def _select(given: list[Known | None]) -> Known | None:
+def _select(value: Value, given: list[Known | None]) -> Known | None:
     pred, on_true, on_false = given
     if pred in (Fact.TRUE, Fact.FALSE):
         return on_true if pred is Fact.TRUE else on_false
-    return on_true if on_true == on_false else None
+    if on_true == on_false:
+        return on_true
+    if not value.dtype.is_float:
+        return None
+    return _told(spans.either(_span(on_true), _span(on_false)))
 
 
 def _integer(op: str, given: list[Known | None]) -> Known | None:
@@ -144,32 +157,96 @@ def _integer(op: str, given: list[Known | None]) -> Known | None:
     return min(ends), max(ends)
 
 
+def _span(known: Known | None) -> Span:
+    """The span of a float, or of an integer that becomes one; that one is never LOW."""
+    if isinstance(known, Span):
+        return known
+    return Span(min(known[0], 0), max(known[1], 0)) if isinstance(known, tuple) else DATA
+
+
+def _told(found: Span) -> Span | None:
+    """Data is what nothing is known of."""
+    return None if found == DATA else found
+
+
+def _reduced(value: Value, whole: Mapping[int, Known]) -> Span:
+    """A maximum is not LOW: columns are left out only where every row keeps one that is not masked.
+    A sum, a product or a minimum over masked columns may be as far from data as the mask is.
+    """
+    given = [_span(whole.get(i)) for i in value.inputs]
+    if value.op == "reduce" and value.attrs["kind"] == "max":
+        return spans.exponential(given[0])
+    return spans.other(*given)
+
+
 def _real(space: Space, value: Value, given: list[Known | None]) -> Known | None:
-    low, zero = Fact.LOW in given, Fact.ZERO in given
     if value.op == SCALED:
-        return _scaled(value, given[0])
+        return _scaled(value, given)
     if value.op == "exponential":
-        return Fact.ZERO if low else None
-    if value.op == "multiply":
-        return Fact.ZERO if zero else None
-    if value.op == "divide":
-        return Fact.ZERO if given[0] is Fact.ZERO else None
-    if value.op == "convert":
-        return given[0] if isinstance(given[0], Fact) else None
-    if value.op in ("add", "subtract"):
-        if given[0] is Fact.LOW or (value.op == "add" and low):
-            return Fact.LOW
-        return Fact.ZERO if given[0] is Fact.ZERO and given[1] is Fact.ZERO else None
-    return None
+        return _exponential(_span(given[0]))
+    if _is_zero(value.op, given):
+        return Fact.ZERO
+    if value.op == "convert" and not isinstance(given[0], Fact):
+        return _told(_span(given[0]))
+    return _told(_arithmetic(space, value, [_span(g) for g in given]))
 
 
-def _scaled(value: Value, given: Known | None) -> Known | None:
-    """func(x * scale + bias): LOW stays LOW under a positive scale, ZERO stays without a bias."""
+def _is_zero(op: str, given: list[Known | None]) -> bool:
+    """Zero times an infinite constant is no number, so it is not zero."""
+    if op == "multiply":
+        return Fact.ZERO in given and all(_span(g).is_finite for g in given)
+    if op in ("add", "subtract"):
+        return all(g is Fact.ZERO for g in given)
+    return op in ("divide", "convert") and given[0] is Fact.ZERO
+
+
+def _exponential(given: Span) -> Known | None:
+    return Fact.ZERO if given.is_low else _told(spans.exponential(given))
+
+
+def _arithmetic(space: Space, value: Value, given: list[Span]) -> Span:
+    a, b = given[0], given[-1]
+    numbers = [_number(space, i) for i in value.inputs]
+    match value.op:
+        case "add":
+            return spans.added(a, b)
+        case "subtract":
+            return spans.added(a, spans.times(b, -1.0))
+        case "negate":
+            return spans.times(a, -1.0)
+        case "maximum":
+            return spans.greater(a, b)
+        case "minimum":
+            return spans.lesser(a, b)
+        case "multiply" if numbers[1] is not None:
+            return spans.times(a, numbers[1])
+        case "multiply" if numbers[0] is not None:
+            return spans.times(b, numbers[0])
+        case "divide" if numbers[1]:
+            return spans.times(a, 1.0 / numbers[1])
+    return spans.other(*given)
+
+
+def _number(space: Space, number: int) -> float | None:
+    """The constant a value is, also converted; None if it is none."""
+    value = space.values[number]
+    if value.op == "convert" and value.dtype.is_float:
+        return _number(space, value.inputs[0])
+    return float(value.attrs["value"]) if value.op == "constant" else None
+
+
+def _scaled(value: Value, given: list[Known | None]) -> Known | None:
+    """func(x * scale + bias); a scale or bias of None is a further input."""
     func, scale, bias = (value.attrs[k] for k in ("func", "scale", "bias"))
-    if given is Fact.LOW and scale is not None and scale > 0:
-        return {"exponential": Fact.ZERO, "identity": Fact.LOW}.get(func)
-    plain = func == "identity" and bias == 0.0
-    return Fact.ZERO if given is Fact.ZERO and plain else None
+    if given[0] is Fact.ZERO and func == "identity" and bias == 0.0:
+        return Fact.ZERO
+    rest = [_span(g) for g in given[1:]]
+    x = _span(given[0])
+    x = spans.other(x, rest.pop(0)) if scale is None else spans.times(x, scale)
+    x = spans.added(x, rest.pop(0) if bias is None else spans.span(bias, bias))
+    if func == "exponential":
+        return _exponential(x)
+    return _told(x if func == "identity" else spans.other(x))
 
 
 def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> Any | None:

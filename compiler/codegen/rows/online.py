@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compiler.codegen.fusion import SCALED
-from compiler.codegen.rows.facts import Fact, facts
+from compiler.codegen.rows.facts import Fact, Known, facts, is_low
 from compiler.codegen.rows.roles import inner_of
 from compiler.codegen.space import SINKS, Value
 from compiler.dtypes import DType
@@ -146,7 +146,7 @@ class _Pair:
         return value.dtype.is_float and (added or value.op == "contract")
 
 
-def _follow(value: Value, given: list[_Form | None], known: list[object]) -> _Form | None:
+def _follow(value: Value, given: list[_Form | None], known: list[Known | None]) -> _Form | None:
     """The form of an elementwise value; None where it has none."""
     if value.op in ("convert", "negate"):
         return _scaled_form(
@@ -195,7 +195,7 @@ def _exponential(form: _Form | None) -> _Form | None:
     return None if form is None or form.factor else _Form(form.column, form.sign, factor=True)
 
 
-def _select(given: list[_Form | None], known: list[object]) -> _Form | None:
+def _select(given: list[_Form | None], known: list[Known | None]) -> _Form | None:
     """A choice between a form and a constant that is 0, or whose exponential is."""
     pred, a, b = given
     form, other = (a, known[2]) if b is None else (b, known[1])
@@ -203,7 +203,7 @@ def _select(given: list[_Form | None], known: list[object]) -> _Form | None:
         return None
     if a is not None and b is not None:
         return form
-    return form if other is (Fact.ZERO if form.factor else Fact.LOW) else None
+    return form if (other is Fact.ZERO if form.factor else is_low(other)) else None
 
 
 def _affine(value: Value, given: list[_Form | None]) -> _Form | None:

@@ -1,0 +1,89 @@
+"""How large a float may be that is made of constants and data: the reasoning behind LOW.
+
+Data counts as 0: the assumption of `docs/numerics.md` is that it is small beside a constant that
+stands for "never". A span holds 0 unless it is LOW, so only what was LOW before can be LOW, and the
+selects that made it so are those whose rows are looked at (`columns.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Below this a constant stands for "never": scores within 104 of it would have to be as low (our
+# choice; exp(-104) is the first fp32 zero).
+LOW_LIMIT = -1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`low` to `high` plus what data adds; everywhere in a box."""
+
+    low: float
+    high: float
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the exponential is zero, whatever the data adds."""
+        return self.high <= LOW_LIMIT
+
+    @property
+    def is_data(self) -> bool:
+        """Whether no constant that stands for "never" is left in it, of either sign."""
+        return self.low > LOW_LIMIT and self.high < -LOW_LIMIT
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether zero times it is zero."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+DATA = Span(0.0, 0.0)
+WILD = Span(-math.inf, math.inf)  # may be as far from data as a constant is
+
+
+def span(low: float, high: float) -> Span:
+    """From `low` to `high`, widened to 0 unless it is LOW."""
+    if math.isnan(low) or math.isnan(high):
+        return WILD
+    return Span(min(low, 0.0), high if high <= LOW_LIMIT else max(high, 0.0))
+
+
+def either(a: Span, b: Span) -> Span:
+    """One of both: LOW only if both are."""
+    return span(min(a.low, b.low), max(a.high, b.high))
+
+
+def added(a: Span, b: Span) -> Span:
+    """LOW if one is, and the other cannot lift it above the limit."""
+    return span(a.low + b.low, a.high + b.high)
+
+
+def times(a: Span, number: float) -> Span:
+    """A product with a constant; LOW under a positive one that leaves it below the limit. A
+    negative one maps `low`, which is never positive, to the new `high`.
+    """
+    ends = a.low * number, a.high * number
+    return span(min(ends), max(ends))
+
+
+def greater(a: Span, b: Span) -> Span:
+    """The greater of two: at least as high as either, so LOW only if both are."""
+    return span(max(a.low, b.low), max(a.high, b.high))
+
+
+def lesser(a: Span, b: Span) -> Span:
+    """The lesser of two: LOW only if both are. One would do for the number, but then a row may have
+    no column where neither is, though each has its own.
+    """
+    return either(a, b)
+
+
+def other(*given: Span) -> Span:
+    """Any further function: of data it is data, of more nothing is known."""
+    return DATA if all(g.is_data for g in given) else WILD
+
+
+def exponential(a: Span) -> Span:
+    """Of what is not LOW; between 0 and the exponential of data however low it reaches."""
+    return DATA if a.high < -LOW_LIMIT else WILD
