@@ -9,6 +9,7 @@ A fit is adopted only where it predicts groups it has not seen better than docum
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
@@ -129,17 +130,41 @@ def baseline(runs: Sequence[PublishedRun], peaks: Mapping[str, float]) -> tuple[
     return fitted, [value / fitted - 1 for value in mfu]
 
 
+_ROWS = "training.csv, primary rows "
+
+
+def fitted_ids(fitted_on: str) -> set[str]:
+    """The ids of the runs that `write` named in `fitted_on`."""
+    return set(fitted_on.removeprefix(_ROWS).split(", ")) - {""}
+
+
 def write(fit: Fit, runs: Sequence[PublishedRun], method: str) -> None:
-    """Put the values and where they come from into `calibration.toml`."""
+    """Put the values and where they come from into `calibration.toml`.
+
+    A band that does not hold its value is widened to it: the nominal answer lies between the
+    profiles.
+    """
     text = calibration.FILE.read_text()
-    rows = f"training.csv, primary rows {', '.join(run.id for run in runs)}"
+    before = calibration.constants()
+    rows = _ROWS + ", ".join(run.id for run in runs)
     if fit == DOCUMENTED:
         rows, method = "", f"documented rates: better on groups left out than fits to {rows}"
     for name, value in ((STREAMING, fit.streaming), (STALL_RECOVERY, fit.stall_recovery)):
-        entries = {"value": f"{value:.3f}", "method": f'"{method}"', "fitted_on": f'"{rows}"'}
-        for key, shown in entries.items():
-            found = re.search(rf"\[{name}\](?:\n(?!\[).*)*?\n{key} = (.*)", text)
-            assert found, (name, key)
-            text = text[: found.start(1)] + shown + text[found.end(1) :]
+        shown = f"{value:.3f}"
+        ends = (*before[name].band, float(shown))
+        entries = {
+            "value": shown,
+            "band": f"[{min(ends)}, {max(ends)}]",
+            "method": json.dumps(method),
+            "fitted_on": json.dumps(rows),
+        }
+        for key, entry in entries.items():
+            text = _with_entry(text, name, key, entry)
     calibration.FILE.write_text(text)
     calibration.constants.cache_clear()
+
+
+def _with_entry(text: str, table: str, key: str, entry: str) -> str:
+    found = re.search(rf"\[{table}\](?:\n(?!\[).*)*?\n{key} = (.*)", text)
+    assert found, (table, key)
+    return text[: found.start(1)] + entry + text[found.end(1) :]

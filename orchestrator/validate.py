@@ -133,12 +133,17 @@ METHOD = "least pseudo-Huber loss (0.08) of log step times, both training consta
 
 
 def _fit(runs: Sequence[PublishedRun], predictor: Predictor, progress: Progress) -> None:
-    """Fit the constants to `runs`, those that can be predicted, and write them down."""
+    """Fit the constants to `runs`, those that can be predicted, and write them down.
+
+    Raises UsageError when there is none: what earlier runs were fitted to then stays.
+    """
     surfaces = []
     for item in runs:
         progress.say(f"{item.id} {item.model}: grid of the fitted constants")
         with contextlib.suppress(DiagnosticError):
             surfaces += [] if item.unsupported() else [surface(item, predictor)]
+    if not surfaces:
+        raise UsageError("SW_ROWS", "--fit requires a primary row that can be predicted, got none")
     calibrate.write(calibrate.chosen(surfaces), [s.run for s in surfaces], METHOD)
 
 
@@ -297,7 +302,7 @@ def _refused(p: Refused) -> dict[str, Any]:
 
 def _confidence(item: PublishedRun) -> str:
     """Whether cores run at documented rates, or constants were fitted to this very run."""
-    used = constants()[STREAMING].fitted_on
+    used = calibrate.fitted_ids(constants()[STREAMING].fitted_on)
     if not used:
         return "documented"
     return "calibrated" if item.id in used else "extrapolated"

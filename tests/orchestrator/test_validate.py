@@ -289,10 +289,50 @@ def test_a_fit_is_written_with_its_provenance(
         assert all(now[n] == before[n] for n in others)
         calibrate.write(calibrate.DOCUMENTED, [parsed(tmp_path, BERT)], "by hand")
         assert "documented rates" in calibration.constants()["streaming"].method
-        assert now["streaming"].band == before["streaming"].band
+        assert before["streaming"].band[0] > 0.77, "the value was outside its band"
+        assert now["streaming"].band == (0.77, before["streaming"].band[1])
+        assert now["stall_recovery"].band == before["stall_recovery"].band
         assert len(now) <= 3
     finally:
         calibration.constants.cache_clear()
+
+
+@pytest.mark.parametrize("row", [BERT | {"primary": ""}, BERT | {"model": "ResNet"}])
+def test_a_fit_without_a_usable_row_leaves_the_constants(
+    row: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copy = tmp_path / "calibration.toml"
+    copy.write_text("as it was")
+    monkeypatch.setattr(calibration, "FILE", copy)
+    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
+    path = write_csv(tmp_path / "f.csv", row)
+    assert cli.main(["validate", "--training", str(path), "--fit"]) == 2
+    assert "--fit requires a primary row that can be predicted" in capsys.readouterr().err
+    assert copy.read_text() == "as it was"
+
+
+def test_only_the_runs_of_the_fit_are_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T10 is part of the text T105, and no row of the fit."""
+    copy = tmp_path / "calibration.toml"
+    copy.write_text(calibration.FILE.read_text())
+    monkeypatch.setattr(calibration, "FILE", copy)
+    run = parsed(tmp_path, BERT)
+    named = {name: dataclasses.replace(run, id=name) for name in ("T105", "T7", "T10", "primary")}
+    try:
+        calibrate.write(calibrate.DOCUMENTED, [run], "by hand")
+        assert validate._confidence(run) == "documented"
+        calibrate.write(calibrate.Fit(0.9, 0.1), [named["T105"], named["T7"]], 'by "hand"')
+        told = {name: validate._confidence(one) for name, one in named.items()}
+        assert calibration.constants()["streaming"].method == 'by "hand"'
+    finally:
+        calibration.constants.cache_clear()
+    calibrated, other = "calibrated", "extrapolated"
+    assert told == {"T105": calibrated, "T7": calibrated, "T10": other, "primary": other}
 
 
 @pytest.fixture(scope="module")
