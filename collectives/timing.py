@@ -8,7 +8,8 @@ link or in closed form; both give the same picoseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -29,6 +30,7 @@ class CollectiveTime:
     Units: `total_ps = launch_ps + latency_ps + transfer_ps`. `bytes_per_rank` is the payload the
     busiest rank receives, `touch_bytes_per_rank` what its DMA reads and writes for it; `link_bytes`
     crosses the busiest directed NeuronLink, `efa_bytes` the busiest EFA device in one direction.
+    `phases_ps` sum to `transfer_ps`.
     `bound` names what limits the longest phase: rank, link or efa.
     """
 
@@ -44,6 +46,23 @@ class CollectiveTime:
     link_bytes: int
     efa_bytes: int
     uses_efa: bool
+    phases_ps: tuple[int, ...] = ()
+
+
+def in_step(times: Sequence[CollectiveTime]) -> CollectiveTime:
+    """One algorithm on instances that are not alike: every phase takes as long as on the slowest of
+    them. `times` are what each would take if all were like it; the rest is that of the slowest.
+    """
+    phases = tuple(map(max, zip(*(time.phases_ps for time in times), strict=True)))
+    slowest = max(times, key=lambda time: time.total_ps)
+    latency, transfer = max(time.latency_ps for time in times), sum(phases)
+    return replace(
+        slowest,
+        total_ps=slowest.launch_ps + latency + transfer,
+        latency_ps=latency,
+        transfer_ps=transfer,
+        phases_ps=phases,
+    )
 
 
 def closed_time(
@@ -159,6 +178,7 @@ def _time(
         link_bytes=sum(max((n for _, n in p.links), default=0) for p in loads.phases) * chunk,
         efa_bytes=efa * chunk,
         uses_efa=efa > 0,
+        phases_ps=tuple(ps for ps, _ in slowest),
     )
 
 

@@ -2,15 +2,16 @@
 
 Phases of a collective run in step, so it is as slow as its slowest link: one on a single instance
 costs what it would cost if every instance had it. So a collective that touches faulty instances is
-priced on a topology that has their faults everywhere, one that does not on the healthy one. Moves
-go around dead links on the shortest path that is left, and to the next EFA device (inferred: what
-a runtime does then is not documented).
+priced, phase by phase, on topologies that have the faults of one of them everywhere
+(`network.py`), one that does not on the healthy one. Moves go around dead links on the shortest
+path that is left, and to the next EFA device (inferred: what a runtime does then is not
+documented).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -27,14 +28,6 @@ Pattern = tuple[tuple[Link, float], ...]
 def pattern_of(links: Mapping[Link, float]) -> Pattern:
     """The pattern of an instance."""
     return tuple(sorted(links.items(), key=str))
-
-
-def together(patterns: Iterable[Pattern]) -> Pattern:
-    """The faults of several instances on one: the least that any of them has left."""
-    least: dict[Link, float] = {}
-    for link, left in (item for pattern in patterns for item in pattern):
-        least[link] = min(left, least.get(link, 1.0))
-    return pattern_of(least)
 
 
 @lru_cache(maxsize=64)

@@ -6,11 +6,13 @@ Which cores the ranks of the mesh are is the placement's to say (`collectives/pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from collectives.cost import CollectiveTime, closed_time, wires_ps
+from collectives.cost import CollectiveTime, closed_time, in_step, wires_ps
+from collectives.layout import place
 from collectives.ops import CollectiveKind, ReplicaGroups
 from collectives.placement import TORUS, place_mesh
 from collectives.select import choose
@@ -71,18 +73,34 @@ class Network:
             self._groups[axes] = self.placement.groups(self.mesh, axes)
         return self._groups[axes]
 
-    def duration(self, call: CollectiveCall, pattern: Pattern = ()) -> CollectiveDuration:
+    def duration(
+        self, call: CollectiveCall, patterns: Iterable[Pattern] = ()
+    ) -> CollectiveDuration:
         """Time of one collective when all its groups run at once, on instances with the faults of
-        `pattern`.
+        `patterns`: one algorithm for all of them, its phases in step.
         """
         groups = self.groups(call.axes)
-        size = larger_side_bytes(call, groups.size)
+        size, element = larger_side_bytes(call, groups.size), call.dtype.bytes
         kind = CollectiveKind(call.kind)
-        topology = degraded(self.topology, pattern)
-        element = call.dtype.bytes
-        choice = choose(kind, topology, groups, size, element, self.costs, pairs=call.pairs)
-        time = closed_time(choice, size, element, self.costs)
-        demand = self._demand(time, wires_ps(choice, size, element, self.costs))
+        # Healthy instances are nowhere slower than faulty ones.
+        faulty = sorted({pattern for pattern in patterns if pattern}, key=str) or [()]
+        topologies = [degraded(self.topology, pattern) for pattern in faulty]
+        layouts = [place(topology, groups) for topology in topologies]
+        choices = [
+            choose(kind, topology, groups, size, element, self.costs, pairs=call.pairs)
+            for topology in topologies
+        ]
+        priced = []
+        for choice in {(c.algorithm, c.inside, c.across): c for c in choices}.values():
+            everywhere = [replace(choice, layout=layout) for layout in layouts]
+            times = [closed_time(c, size, element, self.costs) for c in everywhere]
+            priced.append((in_step(times), everywhere))
+        time, everywhere = min(priced, key=lambda pair: pair[0].total_ps)
+        wires: dict[int, int] = {}
+        for choice in everywhere:
+            for number, busy in wires_ps(choice, size, element, self.costs):
+                wires[number] = max(busy, wires.get(number, 0))
+        demand = self._demand(time, sorted(wires.items()))
         return CollectiveDuration(
             time.total_ps, demand, time.algorithm, time.why, size, groups.size
         )

@@ -15,7 +15,7 @@ from compiler.target import Target
 from sim_cluster.actors import ClassResult, CollectiveDuration, CollectiveUse
 from sim_cluster.classes import RankClasses, refine
 from sim_cluster.contention import DEFAULT_PACKETS, Packets
-from sim_cluster.degraded import Pattern, pattern_of, together
+from sim_cluster.degraded import Pattern, pattern_of
 from sim_cluster.faults import NO_FAULTS, Faults, Health, check_faults
 from sim_cluster.macro import Start, program_macros, schedule_macros
 from sim_cluster.network import Network
@@ -181,7 +181,7 @@ class Ranks:
         patterns = [self.pattern(classes.representative(c)) for c in range(classes.count)]
 
         def duration(call: CollectiveCall, members: frozenset[int]) -> CollectiveDuration:
-            return self.network.duration(call, together(patterns[m] for m in members))
+            return self.network.duration(call, [patterns[m] for m in members])
 
         return duration
 

@@ -11,12 +11,14 @@ from collectives.select import choose
 from collectives.timing import closed_time, schedule_time
 from collectives.topology import Topology
 from compiler.diagnostics import SimulationError, UsageError
+from compiler.dtypes import DType
+from compiler.isa.program import CollectiveCall
 from compiler.target import load_target
 from sim_cluster.classes import refine
 from sim_cluster.collective_costs import collective_costs
-from sim_cluster.degraded import Pattern, degraded, pattern_of, together
+from sim_cluster.degraded import degraded, pattern_of
 from sim_cluster.faults import Delay, Faults, Link, check_faults, ranges
-from sim_cluster.network import cluster_topology
+from sim_cluster.network import Network, cluster_topology
 from tests.sim_cluster.test_cluster_oracle import on_trn1n
 
 PATTERNS: dict[str, dict[Link, float]] = {
@@ -77,12 +79,29 @@ def test_nothing_crosses_a_dead_link_or_device() -> None:
                 assert chip == b
 
 
-def test_faults_of_several_instances_are_taken_together() -> None:
-    one: Pattern = pattern_of({(0, 1): 0.5, (1, 2): 0.2})
-    two = pattern_of({(0, 1): 0.3})
-    assert dict(together([one, two, ()])) == {(0, 1): 0.3, (1, 2): 0.2}
-    assert together([(), ()]) == ()
+def between(*links: dict[Link, float], size: int = 1 << 22) -> int:
+    """Duration of a gather over 64 ranks of instances with these faults."""
+    target, mesh = load_target("trn1n.32xlarge"), {"dp": 64}
+    call = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 1, size // 4 // 64))
+    return Network(target, 2, mesh, "nominal").duration(call, map(pattern_of, links)).duration_ps
+
+
+def test_faults_of_several_instances_are_priced_in_step() -> None:
+    """Faults of one instance are not those of another: each is routed on its own, and every phase
+    waits for the slowest."""
+    assert between() == between({}, {}) < between({(0, 1): 0.2})
+    assert between({(0, 1): 0.5, (1, 2): 0.2}, {(0, 1): 0.5}) == between({(0, 1): 0.5, (1, 2): 0.2})
+    inside, across = {(0, 1): 0.1}, {("efa", 2): 0.1}
+    apart = max(between(inside), between(across))
+    assert apart < between(inside, across) <= between(inside) + between(across) - between()
     assert degraded(machines(), ()) is machines()
+
+
+def test_no_device_is_left_only_where_one_instance_has_lost_all() -> None:
+    first, second = ({("efa", d): 0.0 for d in half} for half in (range(8), range(8, 16)))
+    assert between(first, second) == max(between(first), between(second)) > between()
+    with pytest.raises(UsageError, match="an EFA device that is left"):
+        between(first | second)
 
 
 @pytest.mark.parametrize(
