@@ -58,18 +58,28 @@ def batched(
             make_op(op.name, given, _ATTRS[op.name](op.attrs, count), loc=op.loc)
         )
         return result
-    shape = op.result.type.shape
+    free = _stays_scalar(op, stacked)
     given = []
     for old, value, is_stacked in zip(op.operands, operands, stacked, strict=True):
-        if not is_stacked:
-            free = op.name == "select" and old.type.rank == 0 and bool(shape)
-            given.append(value if free else _repeated(level, value, count))
-        elif old.type.shape != shape:  # a scalar predicate of each layer
-            given.append(level.broadcast(value, (count, *shape), (0,)))
+        if old.type.rank == 0 and op.result.type.rank > 0:
+            given.append(value if free else _spread(level, value, op.result.type.shape, count))
         else:
-            given.append(value)
+            given.append(value if is_stacked else _repeated(level, value, count))
     (result,) = level.append(make_op(op.name, given, op.attrs, loc=op.loc))
     return result
+
+
+def _stays_scalar(op: Op, stacked: Sequence[bool]) -> bool:
+    """True when no layer has scalars of its own: what a predicate or bounds may be stays as it is.
+    Where one bound is spread, so is the other.
+    """
+    pairs = zip(op.operands, stacked, strict=True)
+    return not any(is_stacked and v.type.rank == 0 for v, is_stacked in pairs)
+
+
+def _spread(level: Builder, value: Value, shape: Sequence[int], count: int) -> Value:
+    """The scalar of each layer, or of all, in the place of every element of it."""
+    return level.broadcast(value, (count, *shape), range(value.type.rank))
 
 
 def _is_padding(op: Op, operand: int) -> bool:

@@ -171,7 +171,10 @@ class Emitter:
         read = [self._read(one) for one in pack.operands]
         stacked = [isinstance(one, Pack) for one in pack.operands]
         self.level.loc = pack.op.loc
-        self.stacks[pack] = batched(self.level, pack.op, read, stacked, len(pack.members))
+        try:
+            self.stacks[pack] = batched(self.level, pack.op, read, stacked, len(pack.members))
+        except ValueError as error:  # the op has a form that its rule does not know
+            raise RefusedError(f"{pack.op.name} cannot work on all layers at once") from error
 
     def _gathered(self, pack: Pack) -> Value:
         """Values side by side; a constant where all of them are known."""

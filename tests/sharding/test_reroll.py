@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from compiler.frontend.task import TrainTask
 from compiler.ir.build import Builder
+from compiler.ir.opdef import make_op
 from compiler.ir.reference import evaluate
-from compiler.ir.types import Graph, Value
+from compiler.ir.types import Graph, Op, Value
 from compiler.ir.verify import verify
 from compiler.passes.pipeline import run, step_passes
 from sharding.partitioned import Slot
 from sharding.plan import build_plan
-from sharding.reroll import Rerolled, reroll
+from sharding.reroll import Rerolled, emit, reroll
 from sharding.reroll.names import stack_name
 from sharding.shardy import answer_request
 from sim_cluster.layout import stacked
@@ -362,6 +363,51 @@ def test_long_updates_are_packed_up_to_a_depth(length: int, most: int) -> None:
 
     rolled = check_rolled(*updated(update, plain_norm))
     assert len(rolled.graph.ops) < most
+
+
+def between(low: Sequence[float], high: Sequence[float]) -> Update:
+    """Weights are kept between bounds, one of all layers or one for each."""
+
+    def update(b: Builder, weight: Value, gradient: Value, layer: int) -> Value:
+        bounds = [b.constant(np.float32(ends[layer % len(ends)])) for ends in (low, high)]
+        return b.op("clamp", bounds[0], b.add(weight, gradient), bounds[1])
+
+    return update
+
+
+def between_norms(b: Builder, weight: Value, gradient: Value, layer: int) -> Value:
+    norm = b.reduce(b.multiply(gradient, gradient), "add", (0, 1))
+    return b.op("clamp", b.op("negate", norm), b.add(weight, gradient), norm)
+
+
+OWN = (0.1, 0.2, 0.3, 0.4)
+CLAMPS = {
+    "bounds of all": between([-0.1], [0.1]),
+    "bounds of each": between([-one for one in OWN], OWN),
+    "one bound of each": between([-0.1], OWN),
+    "made bounds": between_norms,
+}
+
+
+@pytest.mark.parametrize("name", CLAMPS)
+def test_scalar_bounds_of_updates(name: str) -> None:
+    rolled = check_rolled(*updated(CLAMPS[name], plain_norm))
+    assert sum(op.name == "clamp" for op in rolled.graph.ops) == 1
+
+
+def test_an_op_that_no_rule_can_write_leaves_the_step_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rule writes an op whose types are wrong."""
+
+    def wrong(level: Builder, op: Op, *_: object) -> Value:
+        return level.append(make_op(op.name, (level.inputs[0],) * 7, op.attrs))[0]
+
+    monkeypatch.setattr(emit, "batched", wrong)
+    graph, inputs, outputs = updated(plain_update, plain_norm)
+    rolled = reroll(graph, inputs, outputs)
+    assert rolled.graph is graph
+    assert "cannot work on all layers at once" in rolled.notes[-1]
 
 
 def test_what_layers_share_is_looked_at_once() -> None:
