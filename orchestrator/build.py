@@ -30,7 +30,13 @@ from orchestrator.packets import packets_of
 from orchestrator.service import UnitFailedError, UnitService
 from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, check_product, parse_mesh
-from sharding.one_sample import MIXED_SAMPLES, TRACED_SAMPLES, is_alone
+from sharding.one_sample import (
+    MIXED_SAMPLES,
+    PROOF_SAMPLES,
+    TRACED_SAMPLES,
+    check_means,
+    is_alone,
+)
 from sharding.partitioned import slots
 from sharding.plan import PartitionUnit, Plan, Prepared, complete, partitioned, prepare
 from sharding.reroll import Rerolled, reroll
@@ -282,15 +288,17 @@ def decide(
     job: JobConfig, layout: Layout, task: TrainTask, stages: Stages, use: Callable[[Decided], T]
 ) -> T:
     """What `use` makes of the strategy's decisions about a task. A step of one sample is tried with
-    a twin first (`sharding/one_sample.py`), and as it is where its samples mix.
+    a twin first (`sharding/one_sample.py`), and as it is where its samples mix or are summed.
 
     Raises the DiagnosticError of the stage that refuses.
     """
     samples = layout.captured_batch
     if not is_alone(layout.mesh, job.strategy, samples, layout.num_microbatches):
         return use(_decided(job, layout, _traced(job, task, samples, stages), stages))
-    twins = _traced(job, task, TRACED_SAMPLES, stages)
     try:
+        twins = _traced(job, task, TRACED_SAMPLES, stages)
+        with_four = _traced(job, task, PROOF_SAMPLES, stages)
+        check_means(twins.step.graph, with_four.step.graph)
         return use(_decided(job, layout, twins, stages))
     except ShardingError as refused:
         if refused.code != MIXED_SAMPLES:

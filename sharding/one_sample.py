@@ -5,8 +5,9 @@ Traced with one sample, sums over samples may be no operations any more, so that
 cut the step at, and the sample dim is lost in reshapes that a split sequence has to cross. So a
 twin of the only data rank has the second sample until the step is localized; then its axis is
 dropped. What was reduced over it stays a part of the sum: accumulators add parts of micro-batches
-up as they would add their sums, and the mean is taken over pairs of micro-batches. A value that
-mixes samples before that is refused.
+up as they would add their sums, and the mean is taken over pairs of micro-batches. That is right
+for a step that takes the mean over its samples, which `check_means` proves. A value that mixes
+samples before that is refused.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from sharding.localize import Localized
 from sharding.mesh import DATA_AXES, Mesh, make_mesh
 from sharding.overlap import hoisted
 from sharding.partitioned import PartitionedGraph, Slot
+from sharding.sample_means import scaled_output
 from sharding.settings import StrategySettings
 from sharding.spec import ShardingSpec
 
 TWIN_AXIS = "dp_replicate"  # no state is spread over it, and one data rank leaves it free
 TRACED_SAMPLES = 2
+PROOF_SAMPLES = 4  # of the trace that the one of two samples is compared with
 MIXED_SAMPLES = "SW_ONE_SAMPLE"
 
 
@@ -45,6 +48,23 @@ def with_twin(mesh: Mesh) -> Mesh:
     """`mesh`, of one data rank, with a twin of every rank."""
     assert mesh.size(DATA_AXES) == 1
     return make_mesh({**mesh.sizes, TWIN_AXIS: TRACED_SAMPLES})
+
+
+def check_means(two: Graph, four: Graph) -> None:
+    """Refuse a step that is not proven to take the mean over its samples, from its traces with
+    `TRACED_SAMPLES` and with `PROOF_SAMPLES`: a sum would come out as that of two samples.
+
+    Raises: ShardingError SW_ONE_SAMPLE.
+    """
+    where = scaled_output(two, four)
+    if where is not None:
+        raise ShardingError(
+            MIXED_SAMPLES,
+            "micro-batches of one sample require a step whose new state and metrics are means over"
+            " the samples, got one that is not known to be",
+            where,
+            "use strategy.micro_batch = 2, or divide sums by the number of samples",
+        )
 
 
 @dataclass(frozen=True, slots=True)

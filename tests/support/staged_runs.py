@@ -17,7 +17,13 @@ from compiler.options import DEFAULTS
 from compiler.passes.pipeline import run, step_passes
 from compiler.program import StepPlan
 from sharding.mesh import DATA_AXES
-from sharding.one_sample import MIXED_SAMPLES, TRACED_SAMPLES, is_alone
+from sharding.one_sample import (
+    MIXED_SAMPLES,
+    PROOF_SAMPLES,
+    TRACED_SAMPLES,
+    check_means,
+    is_alone,
+)
 from sharding.partitioned import Slot
 from sharding.plan import Plan, build_plan
 from sharding.shardy import answer_request
@@ -42,6 +48,7 @@ def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int =
     if not is_alone(how.mesh, how.settings, micro, num_microbatches):
         return _plan(make, how, num_microbatches, micro)
     try:
+        check_means(captured(make, TRACED_SAMPLES)[0], captured(make, PROOF_SAMPLES)[0])
         return _plan(make, how, num_microbatches, TRACED_SAMPLES, has_twin=True)
     except ShardingError as refused:
         assert refused.code == MIXED_SAMPLES

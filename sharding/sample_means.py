@@ -1,0 +1,202 @@
+"""Whether a step takes the mean over its samples: from its traces with two and with four of them.
+
+A batch that repeats its samples leaves a mean as it is and doubles a sum. Both traces are the same
+ops in the same order, on other sizes; constants that count samples differ. Walking both, every
+value gets its factor: how much larger it is on four samples that are two samples twice. The step
+takes means where every output has the factor 1; what cannot be told is no proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from compiler.diagnostics import UNKNOWN_LOC, Loc
+from compiler.ir.types import Graph, Op, Value
+
+UNKNOWN = math.nan
+ZERO = 0.0  # of a value that is zero everywhere: as large as any other
+UNSIZED = frozenset(
+    ("broadcast_in_dim", "constant", "dynamic_slice", "gather", "iota", "pad", "reshape", "slice")
+)
+"""Ops whose attributes hold sizes; those of others are the same in both traces."""
+LINEAR = frozenset(
+    (
+        "abs",
+        "add",
+        "broadcast_in_dim",
+        "concatenate",
+        "convert",
+        "maximum",
+        "minimum",
+        "negate",
+        "pad",
+        "reshape",
+        "reverse",
+        "sharding_constraint",
+        "slice",
+        "subtract",
+        "transpose",
+    )
+)
+"""Ops that are larger by a positive factor where all operands are."""
+MOVES = {"dynamic_slice": 1, "gather": 1, "dynamic_update_slice": 2}
+"""Ops that move their first operands; the rest are positions."""
+
+
+Pair = tuple[Value, Value]  # the same value in both traces
+Makers = tuple[Mapping[Value, Op], Mapping[Value, Op]]
+
+
+def scaled_output(two: Graph, four: Graph) -> Loc | None:
+    """Where an output comes from that is not proven to be a mean; None when all are."""
+    found = _outputs(two, four, [1.0] * len(two.inputs))
+    producers = two.producers()
+    for value, factor in zip(two.outputs, found or [UNKNOWN] * len(two.outputs), strict=True):
+        if factor not in (1.0, ZERO):
+            return producers[value].loc if value in producers else UNKNOWN_LOC
+    return None
+
+
+def _outputs(two: Graph, four: Graph, given: Sequence[float]) -> list[float] | None:
+    """The factors of the outputs from those of the inputs; None when the ops are not the same.
+
+    The graphs are walked from their outputs: ops that do not depend on each other may be in another
+    order, and values that are equal by chance, like two sizes, one value in only one of them.
+    """
+    if len(two.inputs) != len(four.inputs) or len(two.outputs) != len(four.outputs):
+        return None
+    inputs = zip(two.inputs, four.inputs, strict=True)
+    factors: dict[Pair, float] = dict(zip(inputs, given, strict=True))
+    makers = two.producers(), four.producers()
+    ends = _pairs(two.outputs, four.outputs, makers)
+    todo = list(ends)
+    while todo:
+        pair = todo[-1]
+        if pair in factors:
+            todo.pop()
+            continue
+        a, b = makers[0].get(pair[0]), makers[1].get(pair[1])
+        if a is None or b is None or not _is_same(a, b, pair):
+            return None
+        operands = _pairs(a.operands, b.operands, makers)
+        missing = [p for p in operands if p not in factors]
+        todo += missing
+        if not missing:
+            results = zip(a.results, b.results, strict=True)
+            found = _factors(a, b, [factors[p] for p in operands])
+            factors.update(zip(results, found, strict=True))
+    return [factors[p] for p in ends]
+
+
+def _pairs(ones: Sequence[Value], others: Sequence[Value], makers: Makers) -> list[Pair]:
+    """Values of both traces, behind barriers: copies of ops decide whether a barrier is left."""
+    return [
+        (_behind(a, makers[0]), _behind(b, makers[1])) for a, b in zip(ones, others, strict=True)
+    ]
+
+
+def _behind(value: Value, makers: Mapping[Value, Op]) -> Value:
+    while value in makers and makers[value].name == "optimization_barrier":
+        op = makers[value]
+        value = op.operands[op.results.index(value)]
+    return value
+
+
+def _is_same(a: Op, b: Op, pair: Pair) -> bool:
+    """True for the same op on other sizes, of which `pair` is the same result."""
+    return (
+        a.name == b.name
+        and (len(a.operands), len(a.results)) == (len(b.operands), len(b.results))
+        and a.results.index(pair[0]) == b.results.index(pair[1])
+        and (a.name in UNSIZED or a.attrs == b.attrs)
+    )
+
+
+def _loop(a: Op, b: Op, given: Sequence[float]) -> list[float]:
+    """The factors of carries, which must hold for any number of iterations."""
+    carries = list(given)
+    while True:
+        after = _outputs(a.regions[0], b.regions[0], carries)
+        if after is None:
+            return [UNKNOWN] * len(carries)
+        joined = [_common(pair) for pair in zip(carries, after, strict=True)]
+        if str(joined) == str(carries):  # as text, in which what is unknown equals itself
+            return joined
+        carries = joined
+
+
+def _common(factors: Sequence[float]) -> float:
+    """The one factor of values that are not zero."""
+    found = {f for f in factors if f != ZERO}
+    return found.pop() if len(found) == 1 else UNKNOWN if found else ZERO
+
+
+def _factors(a: Op, b: Op, given: Sequence[float]) -> list[float]:
+    """The factors of the results of an op."""
+    if a.name == "loop":
+        return _loop(a, b, given)
+    return [_factor(a, b, given)] * len(a.results)
+
+
+def _factor(a: Op, b: Op, given: Sequence[float]) -> float:
+    if a.name == "constant":
+        return _of_constant(a, b)
+    if a.name in LINEAR:
+        return _common(given)
+    if a.name in ("multiply", "dot_general", "convolution"):
+        return ZERO if ZERO in given else given[0] * given[1] * _added(a, b)
+    if a.name == "divide":
+        return given[0] / given[1] if given[1] else UNKNOWN
+    if a.name == "reduce" and len(given) == 1:
+        kind = a.attrs.kind
+        by = _added(a, b) if kind == "add" else 1.0
+        return given[0] * by if kind in ("add", "max", "min") else _plain(given)
+    if a.name == "compare":
+        return 1.0 if not math.isnan(_common(given)) else UNKNOWN
+    if a.name == "select":
+        return _common(given[1:]) if _plain(given[:1]) == 1.0 else UNKNOWN
+    if a.name in MOVES:
+        moved = MOVES[a.name]
+        return _common(given[:moved]) if _plain(given[moved:]) == 1.0 else UNKNOWN
+    if a.name == "scatter" and a.attrs.kind == "add" and len(given) == 3:
+        total = _common((given[0], given[2] * _added(a, b)))
+        return total if _plain(given[1:2]) == 1.0 else UNKNOWN
+    return _plain(given)
+
+
+def _plain(given: Sequence[float]) -> float:
+    """Of an op that may do anything with its operands, as long as they are the same."""
+    return 1.0 if all(f in (1.0, ZERO) for f in given) else UNKNOWN
+
+
+def _added(a: Op, b: Op) -> float:
+    """How many times as many addends every element of the result has in `b`."""
+    return _addends(b) / _addends(a)
+
+
+def _addends(op: Op) -> float:
+    shapes = [v.type.shape for v in op.operands]
+    if op.name == "scatter":
+        return math.prod(shapes[2]) / max(1, math.prod(shapes[0]))
+    if op.name == "convolution":
+        return float(math.prod(shapes[1]) / shapes[1][op.attrs.rhs[0]])
+    dims: tuple[int, ...] = ()
+    if op.name in ("reduce", "dot_general"):
+        dims = op.attrs.dims if op.name == "reduce" else op.attrs.lhs_contract
+    return float(math.prod(shapes[0][d] for d in dims))
+
+
+def _of_constant(a: Op, b: Op) -> float:
+    """The ratio of two constants, which is the same for all elements."""
+    one, other = (np.frombuffer(op.attrs.data, op.attrs.type.dtype.numpy) for op in (a, b))
+    if a.attrs.data == b.attrs.data:
+        return 1.0 if one.any() else ZERO
+    if not (one.size and other.size and (one == one[0]).all() and (other == other[0]).all()):
+        return UNKNOWN
+    first, second = float(one[0]), float(other[0])
+    if first == second:
+        return 1.0 if first else ZERO
+    return second / first if first and second else UNKNOWN
