@@ -143,7 +143,7 @@ def _select(value: Value, given: list[Known | None]) -> Known | None:
         return on_true
     if not value.dtype.is_float:
         return None
-    return _told(spans.either(_span(on_true), _span(on_false)))
+    return _told(spans.either(span_of(on_true), span_of(on_false)))
 
 
 def _integer(op: str, given: list[Known | None]) -> Known | None:
@@ -157,7 +157,7 @@ def _integer(op: str, given: list[Known | None]) -> Known | None:
     return min(ends), max(ends)
 
 
-def _span(known: Known | None) -> Span:
+def span_of(known: Known | None) -> Span:
     """The span of a float, or of an integer that becomes one; that one is never LOW."""
     if isinstance(known, Span):
         return known
@@ -173,7 +173,7 @@ def _reduced(value: Value, whole: Mapping[int, Known]) -> Span:
     """A maximum is not LOW: columns are left out only where every row keeps one that is not masked.
     A sum, a product or a minimum over masked columns may be as far from data as the mask is.
     """
-    given = [_span(whole.get(i)) for i in value.inputs]
+    given = [span_of(whole.get(i)) for i in value.inputs]
     if value.op == "reduce" and value.attrs["kind"] == "max":
         return spans.exponential(given[0])
     return spans.other(*given)
@@ -183,18 +183,18 @@ def _real(space: Space, value: Value, given: list[Known | None]) -> Known | None
     if value.op == SCALED:
         return _scaled(value, given)
     if value.op == "exponential":
-        return _exponential(_span(given[0]))
+        return _exponential(span_of(given[0]))
     if _is_zero(value.op, given):
         return Fact.ZERO
     if value.op == "convert" and not isinstance(given[0], Fact):
-        return _told(_span(given[0]))
-    return _told(_arithmetic(space, value, [_span(g) for g in given]))
+        return _told(span_of(given[0]))
+    return _told(_arithmetic(space, value, [span_of(g) for g in given]))
 
 
 def _is_zero(op: str, given: list[Known | None]) -> bool:
     """Zero times an infinite constant is no number, so it is not zero."""
     if op == "multiply":
-        return Fact.ZERO in given and all(_span(g).is_finite for g in given)
+        return Fact.ZERO in given and all(span_of(g).is_finite for g in given)
     if op in ("add", "subtract"):
         return all(g is Fact.ZERO for g in given)
     return op in ("divide", "convert") and given[0] is Fact.ZERO
@@ -240,8 +240,8 @@ def _scaled(value: Value, given: list[Known | None]) -> Known | None:
     func, scale, bias = (value.attrs[k] for k in ("func", "scale", "bias"))
     if given[0] is Fact.ZERO and func == "identity" and bias == 0.0:
         return Fact.ZERO
-    rest = [_span(g) for g in given[1:]]
-    x = _span(given[0])
+    rest = [span_of(g) for g in given[1:]]
+    x = span_of(given[0])
     x = spans.other(x, rest.pop(0)) if scale is None else spans.times(x, scale)
     x = spans.added(x, rest.pop(0) if bias is None else spans.span(bias, bias))
     if func == "exponential":

@@ -10,13 +10,14 @@ spelled: a value has a form (`_Form`) that follows from the forms of what it rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from compiler.codegen.fusion import SCALED
-from compiler.codegen.rows.facts import Fact, Known, facts, is_low
+from compiler.codegen.rows.facts import Fact, Known, facts, is_low, span_of
 from compiler.codegen.rows.roles import inner_of
+from compiler.codegen.rows.spans import Span, added, either, other, span, times
 from compiler.codegen.space import SINKS, Value
 from compiler.dtypes import DType
 
@@ -45,12 +46,18 @@ class Running:
 @dataclass(frozen=True, slots=True)
 class _Form:
     """A value as its dependence on a running column c: x + sign * c, or where it is a `factor`,
-    x * exp(sign * c); x does not depend on c.
+    x * exp(sign * c); x does not depend on c. A mask may have put `never` in its place, whose
+    exponential has to be zero: nothing else stays as it is when the column moves.
     """
 
     column: int
     sign: float
     factor: bool = False
+    never: Span | None = None
+
+    def moved(self, by: Callable[[Span], Span]) -> _Form:
+        """After arithmetic that does `by` to what a mask has put here."""
+        return self if self.never is None else replace(self, never=by(self.never))
 
 
 class _RefusedError(Exception):
@@ -153,14 +160,14 @@ def _follow(value: Value, given: list[_Form | None], known: list[Known | None]) 
             given[0], 1.0 if value.op == "convert" or _is_factor(given[0]) else -1.0
         )
     if value.op in ("add", "subtract"):
-        return _sum(given, -1.0 if value.op == "subtract" else 1.0)
+        return _sum(given, known, -1.0 if value.op == "subtract" else 1.0)
     if value.op in ("multiply", "divide"):
         return _product(value.op, given)
     if value.op == "exponential":
         return _exponential(given[0])
     if value.op == "select":
         return _select(given, known)
-    return _affine(value, given) if value.op == SCALED else None
+    return _affine(value, given, known) if value.op == SCALED else None
 
 
 def _is_factor(form: _Form | None) -> bool:
@@ -171,15 +178,20 @@ def _scaled_form(form: _Form | None, scale: float) -> _Form | None:
     """A form times a number; a factor stays one."""
     if form is None or form.factor:
         return form
-    return _Form(form.column, form.sign * scale)
+    scaled = replace(form, sign=form.sign * scale)
+    return scaled.moved(lambda never: times(never, scale))
 
 
-def _sum(given: list[_Form | None], sign: float) -> _Form | None:
+def _sum(given: list[_Form | None], known: list[Known | None], sign: float) -> _Form | None:
     """a + sign * b, one of which depends on the column."""
     a, b = given
     if _is_factor(a) or _is_factor(b) or (a is not None and b is not None):
         return None
-    return a if b is None else _scaled_form(b, sign)
+    if a is not None:
+        term = times(span_of(known[1]), sign)
+        return a.moved(lambda never: added(never, term))
+    form = _scaled_form(b, sign)
+    return None if form is None else form.moved(lambda never: added(never, span_of(known[0])))
 
 
 def _product(op: str, given: list[_Form | None]) -> _Form | None:
@@ -192,21 +204,27 @@ def _product(op: str, given: list[_Form | None]) -> _Form | None:
 
 
 def _exponential(form: _Form | None) -> _Form | None:
-    return None if form is None or form.factor else _Form(form.column, form.sign, factor=True)
+    if form is None or form.factor or (form.never is not None and not form.never.is_low):
+        return None
+    return _Form(form.column, form.sign, factor=True)
 
 
 def _select(given: list[_Form | None], known: list[Known | None]) -> _Form | None:
     """A choice between a form and a constant that is 0, or whose exponential is."""
     pred, a, b = given
-    form, other = (a, known[2]) if b is None else (b, known[1])
+    form, instead = (a, known[2]) if b is None else (b, known[1])
     if pred is not None or form is None or (a is not None and b is not None and a != b):
         return None
     if a is not None and b is not None:
         return form
-    return form if (other is Fact.ZERO if form.factor else is_low(other)) else None
+    if form.factor:
+        return form if instead is Fact.ZERO else None
+    never = span_of(instead)
+    both = never if form.never is None else either(form.never, never)
+    return replace(form, never=both) if is_low(instead) else None
 
 
-def _affine(value: Value, given: list[_Form | None]) -> _Form | None:
+def _affine(value: Value, given: list[_Form | None], known: list[Known | None]) -> _Form | None:
     """func(x * scale + bias), where terms that are None are columns."""
     func, scale, bias = (value.attrs[k] for k in ("func", "scale", "bias"))
     columns = iter(given[1:])
@@ -218,7 +236,13 @@ def _affine(value: Value, given: list[_Form | None]) -> _Form | None:
         return given[0] if func == "identity" and bias == 0.0 else None
     if given[0] is not None and (scale is None or add is not None):
         return None
-    form = add if given[0] is None else _scaled_form(given[0], float(scale))
+    if given[0] is None:
+        form, x = add, span_of(known[0])
+        term = other(x, span_of(known[1])) if scale is None else times(x, float(scale))
+    else:
+        form = _scaled_form(given[0], float(scale))
+        term = span_of(known[-1]) if bias is None else span(bias, bias)
+    form = None if form is None else form.moved(lambda never: added(never, term))
     return _exponential(form) if func == "exponential" else form
 
 

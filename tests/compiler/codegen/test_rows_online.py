@@ -169,3 +169,16 @@ def test_rows_without_any_key() -> None:
         p = power(m, x, m.reduce(x, (2,), "max"))
         m.store(m.contract(m.node("divide", p, m.reduce(p, (2,))), v, (2,)), (0, 1, 4))
         check_online(m)
+
+
+def lifted(m: Maker, x: int, top: int) -> int:
+    """A mask behind the maximum that a second one lifts: weights there are 1 for any maximum."""
+    keep = m.load((T, S), PRED)
+    first = m.node("select", keep, m.node("subtract", x, top), m.const(-2e6), dtype=F32)
+    second = m.node("select", keep, m.load((T,)), m.const(2e6), dtype=F32)
+    return m.node("exponential", m.node("add", first, second))
+
+
+def test_masks_that_are_lifted_do_not_follow_the_maximum() -> None:
+    m = weighted(lifted)
+    check(m, BOUND[F32], target=streamed_limits(m))
