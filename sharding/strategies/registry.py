@@ -52,7 +52,7 @@ def recipe_of(
 
     Raises ShardingError.
     """
-    name = settings.name.lower().replace("_", "-")
+    name = settings.name
     if name == MANUAL:
         return manual(graph, inputs, outputs, mesh, user)
     decide = STRATEGIES.get(name)
