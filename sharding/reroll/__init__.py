@@ -55,9 +55,13 @@ def reroll(graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Rer
     spans = [(s.rows[0][0], s.rows[-1][-1]) for s in sections]
     packer.repeated = light_ops(graph, varying, spans)
     try:
-        return _with_notes(_rolled(packer, sections, outputs), notes)
+        rolled = _rolled(packer, sections, outputs)
+        before, now = len(graph.ops), len(rolled.graph.ops)
+        if now > before:
+            raise RefusedError(f"{now} ops would take the place of {before}")
     except RefusedError as refused:
         return _with_notes(plain, [*notes, f"and all stays as it was: {refused}"])
+    return _with_notes(rolled, notes)
 
 
 def _with_notes(rolled: Rerolled, notes: Sequence[str]) -> Rerolled:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"(\d+)", re.ASCII)
 
 
 def stack_name(names: Sequence[str]) -> str:
@@ -24,19 +24,28 @@ def _part(column: Sequence[str]) -> str:
     """One part of all paths."""
     if len(set(column)) == 1:
         return column[0]
-    texts = {_NUMBER.sub("{}", text) for text in column}
-    numbers = [_NUMBER.findall(text) for text in column]
-    if len(texts) > 1 or any(len(found) != 1 for found in numbers):
+    found = [_NUMBER.split(text) for text in column]  # number of each text between two others
+    if any(len(pieces) != 3 for pieces in found):
         return _choice(column)
-    return texts.pop().format(_counted([int(found[0]) for found in numbers]))
+    around = {(before, after) for before, _, after in found}
+    if len(around) > 1:
+        return _choice(column)
+    before, after = around.pop()
+    return before + _counted([number for _, number, _ in found]) + after
 
 
-def _counted(numbers: Sequence[int]) -> str:
-    """Numbers as a range where they are one."""
+def _counted(texts: Sequence[str]) -> str:
+    """Numbers as a range where they are one; the texts of those it leaves out follow from the width
+    of the first.
+    """
+    numbers = [int(text) for text in texts]
     first, last, step = numbers[0], numbers[-1], numbers[1] - numbers[0]
-    if step == 0 or list(numbers) != list(range(first, last + (1 if step > 0 else -1), step)):
-        return _choice([str(n) for n in numbers])
-    return f"{{{first}..{last}}}" if step == 1 else f"{{{first},{numbers[1]}..{last}}}"
+    wanted = range(first, last + (1 if step > 0 else -1), step) if step else ()
+    width = len(texts[0]) if texts[0].startswith("0") else 0
+    if list(texts) != [f"{n:0{width}}" for n in wanted]:
+        return _choice(texts)
+    second = "" if step == 1 else f",{texts[1]}"
+    return f"{{{texts[0]}{second}..{texts[-1]}}}"
 
 
 def _choice(texts: Sequence[str]) -> str:

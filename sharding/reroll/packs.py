@@ -144,13 +144,24 @@ class Packer:
         found = self.packs.get(values)
         if found is not None:
             return found
+        before = len(self.packs), len(self.member)
         try:
             return (yield from self._followed(values, depth))
         except RefusedError:
+            self._forget(*before)
             if not copies or not self._may_gather(values):
                 raise
         self.packs[values] = Gathered(values)
         return self.packs[values]
+
+    def _forget(self, packs: int, members: int) -> None:
+        """Drop all but the first `packs` and `members`: what was refused has asked for the others.
+        Copies stay: they claim no member, and nothing writes those that nothing reads.
+        """
+        late = [self.packs.popitem() for _ in range(len(self.packs) - packs)]
+        self.packs.update((v, p) for v, p in late[::-1] if isinstance(p, Gathered))
+        for _ in range(len(self.member) - members):
+            self.member.popitem()
 
     def _may_gather(self, values: Values) -> bool:
         """True for small values that ops make; what the state has small stays refused."""

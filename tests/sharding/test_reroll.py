@@ -22,6 +22,7 @@ from sharding.partitioned import Slot
 from sharding.plan import build_plan
 from sharding.reroll import Rerolled, emit, reroll
 from sharding.reroll.names import stack_name
+from sharding.reroll.packs import Packer, RefusedError
 from sharding.shardy import answer_request
 from sim_cluster.layout import stacked
 from sim_cluster.result import distance
@@ -120,6 +121,9 @@ def test_two_layers_stay_as_they_are() -> None:
         (("p/0/k", "p/2/k", "p/4/k"), "p/{0,2..4}/k"),
         (("p/b_9/k", "p/b_8/k", "p/b_7/k"), "p/b_{9,8..7}/k"),
         (("p/x/k", "p/y/k", "p/z/k"), "p/{x,y,z}/k"),
+        (("p/b{x}_0/k", "p/b{x}_1/k", "p/b{x}_2/k"), "p/b{x}_{0..2}/k"),
+        (("p/l_08/k", "p/l_09/k", "p/l_10/k"), "p/l_{08..10}/k"),
+        (("p/l_0/k", "p/l_01/k", "p/l_2/k"), "p/l_{0,01,2}/k"),
         (("p/1a2/k", "p/1b2/k", "p/2"), "{p/1a2/k,p/1b2/k,p/2}"),
     ],
 )
@@ -408,6 +412,37 @@ def test_an_op_that_no_rule_can_write_leaves_the_step_as_it_is(
     rolled = reroll(graph, inputs, outputs)
     assert rolled.graph is graph
     assert "cannot work on all layers at once" in rolled.notes[-1]
+
+
+def test_packs_of_what_is_refused_are_forgotten() -> None:
+    b = Builder()
+    leaves = [b.input((SIZE, 8)) for _ in range(6)]
+    made = [b.op("tanh", b.op("negate", leaf)) for leaf in leaves]
+    ends = [b.add(x, y) for x, y in zip(made[:3], (*leaves[3:5], made[5]), strict=True)]
+    graph = b.finish(*ends)
+    slots = {v: Slot(f"params/{i}/w", "parameter") for i, v in enumerate(leaves)}
+    packer = Packer(graph, slots, {}, graph.producers())
+    kept = packer.pack(tuple(leaves[3:]))
+    with pytest.raises(RefusedError):
+        packer.pack(tuple(ends))
+    assert packer.packs == {kept.members: kept}
+    assert list(packer.member) == leaves[3:]
+
+
+def test_a_step_that_would_grow_stays_as_it_is() -> None:
+    """Layers of one op, whose weights are read one by one elsewhere."""
+    b = Builder()
+    weights = [b.input((SIZE, SIZE)) for _ in range(4)]
+    x = b.input((2, SIZE))
+    names = ("tanh", "negate", "exponential", "abs")
+    single = [b.op(name, weight) for name, weight in zip(names, weights, strict=True)]
+    x = functools.reduce(b.dot, weights, x)
+    slots = [Slot(f"params/{i}/w", "parameter") for i in range(4)]
+    graph = b.finish(*weights, *single, x)
+    metrics = [Slot(f"metrics/{name}", "metric") for name in (*names, "x")]
+    rolled = reroll(graph, [*slots, Slot("batch/x", "batch", 0)], [*slots, *metrics])
+    assert rolled.graph is graph
+    assert "would take the place of" in rolled.notes[-1]
 
 
 def test_what_layers_share_is_looked_at_once() -> None:
