@@ -4,20 +4,23 @@ A maximum over the streamed atom is complete after its pass. Where all that a la
 a product with exp(c), c a column that follows from the maximum, the two passes are one: every
 segment works with the columns of the maximum so far, and what was added up before is multiplied by
 exp(c - c before). Online softmax is one case of it. Nothing here depends on how a softmax is
-spelled: a value has a form (`_Form`) that follows from the forms of what it reads. Next:
-`rescale.py` emits the products.
+spelled: a value has a form (`_Form`) that follows from the forms of what it reads. What the maximum
+is of decides whether early products are within bounds (`bounds.py`). Next: `rescale.py` emits the
+products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from compiler.codegen.fusion import SCALED
-from compiler.codegen.rows.facts import Fact, Known, facts, is_low, span_of
+from compiler.codegen.rows.bounds import is_bounded, reference
+from compiler.codegen.rows.facts import Fact, Known, facts, is_low
 from compiler.codegen.rows.roles import inner_of
-from compiler.codegen.rows.spans import Span, added, either, other, span, times
+from compiler.codegen.rows.spans import LOW_LIMIT
 from compiler.codegen.space import SINKS, Value
 from compiler.dtypes import DType
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from compiler.codegen.rows.levels import Levels
 
 EXTREMES = ("max", "min")
+# exp(-104) is the first fp32 zero.
+_NEVER = -104.0
 # What columns may be made of: nothing that takes a finite number to an infinity, as the lowest
 # number that a maximum begins with would then be none.
 _STEADY = frozenset(
@@ -45,19 +50,17 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A value as its dependence on a running column c: x + sign * c, or where it is a `factor`,
-    x * exp(sign * c); x does not depend on c. A mask may have put `never` in its place, whose
-    exponential has to be zero: nothing else stays as it is when the column moves.
+    """A value as its dependence on a running column c: scale * x + sign * c, or where it is a
+    `factor`, y * exp(sign * c); x (None: 0) and y do not depend on c. Elements of a sum may be at
+    most `low` instead.
     """
 
     column: int
     sign: float
     factor: bool = False
-    never: Span | None = None
-
-    def moved(self, by: Callable[[Span], Span]) -> _Form:
-        """After arithmetic that does `by` to what a mask has put here."""
-        return self if self.never is None else replace(self, never=by(self.never))
+    x: int | None = None
+    scale: float = 1.0
+    low: float = -math.inf
 
 
 class _RefusedError(Exception):
@@ -140,7 +143,18 @@ class _Pair:
         _require(number not in self.roles.sums and value.op not in SINKS)
         found = _follow(value, given, [self.known.get(i) for i in value.inputs])
         _require(found is not None)
-        return found
+        assert found is not None
+        if not found.factor or any(map(_is_factor, given)):
+            return found
+        _require(self._is_bounded(found))
+        return _Form(found.column, found.sign, factor=True)
+
+    def _is_bounded(self, form: _Form) -> bool:
+        """Whether an exponential is no larger with the maximum so far than it may be in the end."""
+        to = reference(self.space, form.column, self.extremes)
+        if to is None or form.x is None or form.low > _NEVER:
+            return False
+        return is_bounded(self.space, (form.x, form.scale), to, form.sign)
 
     def _runs(self, number: int) -> bool:
         return number in self.columns or number in self.extremes
@@ -160,14 +174,14 @@ def _follow(value: Value, given: list[_Form | None], known: list[Known | None]) 
             given[0], 1.0 if value.op == "convert" or _is_factor(given[0]) else -1.0
         )
     if value.op in ("add", "subtract"):
-        return _sum(given, known, -1.0 if value.op == "subtract" else 1.0)
+        return _sum(value.inputs, given, -1.0 if value.op == "subtract" else 1.0)
     if value.op in ("multiply", "divide"):
         return _product(value.op, given)
     if value.op == "exponential":
         return _exponential(given[0])
     if value.op == "select":
         return _select(given, known)
-    return _affine(value, given, known) if value.op == SCALED else None
+    return _affine(value, given) if value.op == SCALED else None
 
 
 def _is_factor(form: _Form | None) -> bool:
@@ -178,20 +192,25 @@ def _scaled_form(form: _Form | None, scale: float) -> _Form | None:
     """A form times a number; a factor stays one."""
     if form is None or form.factor:
         return form
-    scaled = replace(form, sign=form.sign * scale)
-    return scaled.moved(lambda never: times(never, scale))
+    # A negative scale turns what is low around; where nothing is, nothing turns.
+    turned = form.low * scale if scale > 0 else math.inf
+    low = turned if form.low > -math.inf else -math.inf
+    return replace(form, sign=form.sign * scale, scale=form.scale * scale, low=low)
 
 
-def _sum(given: list[_Form | None], known: list[Known | None], sign: float) -> _Form | None:
+def _sum(inputs: tuple[int, ...], given: list[_Form | None], sign: float) -> _Form | None:
     """a + sign * b, one of which depends on the column."""
     a, b = given
     if _is_factor(a) or _is_factor(b) or (a is not None and b is not None):
         return None
-    if a is not None:
-        term = times(span_of(known[1]), sign)
-        return a.moved(lambda never: added(never, term))
-    form = _scaled_form(b, sign)
-    return None if form is None else form.moved(lambda never: added(never, span_of(known[0])))
+    if b is None:
+        return _with_term(a, inputs[1], sign)
+    return _with_term(_scaled_form(b, sign), inputs[0], 1.0)
+
+
+def _with_term(form: _Form | None, x: int, scale: float) -> _Form | None:
+    """form + scale * x; nothing bounds a sum of several terms."""
+    return None if form is None or form.x is not None else replace(form, x=x, scale=scale)
 
 
 def _product(op: str, given: list[_Form | None]) -> _Form | None:
@@ -204,9 +223,7 @@ def _product(op: str, given: list[_Form | None]) -> _Form | None:
 
 
 def _exponential(form: _Form | None) -> _Form | None:
-    if form is None or form.factor or (form.never is not None and not form.never.is_low):
-        return None
-    return _Form(form.column, form.sign, factor=True)
+    return None if form is None or form.factor else replace(form, factor=True)
 
 
 def _select(given: list[_Form | None], known: list[Known | None]) -> _Form | None:
@@ -219,12 +236,12 @@ def _select(given: list[_Form | None], known: list[Known | None]) -> _Form | Non
         return form
     if form.factor:
         return form if instead is Fact.ZERO else None
-    never = span_of(instead)
-    both = never if form.never is None else either(form.never, never)
-    return replace(form, never=both) if is_low(instead) else None
+    # A column alone has yet to meet its x, which could make up for what is low.
+    lowers = is_low(instead) and form.x is not None
+    return replace(form, low=max(form.low, LOW_LIMIT)) if lowers else None
 
 
-def _affine(value: Value, given: list[_Form | None], known: list[Known | None]) -> _Form | None:
+def _affine(value: Value, given: list[_Form | None]) -> _Form | None:
     """func(x * scale + bias), where terms that are None are columns."""
     func, scale, bias = (value.attrs[k] for k in ("func", "scale", "bias"))
     columns = iter(given[1:])
@@ -234,15 +251,12 @@ def _affine(value: Value, given: list[_Form | None], known: list[Known | None]) 
         return None
     if _is_factor(given[0]):
         return given[0] if func == "identity" and bias == 0.0 else None
-    if given[0] is not None and (scale is None or add is not None):
+    if scale is None or (given[0] is not None and bias != 0.0):
         return None
     if given[0] is None:
-        form, x = add, span_of(known[0])
-        term = other(x, span_of(known[1])) if scale is None else times(x, float(scale))
+        form = _with_term(add, value.inputs[0], float(scale))
     else:
         form = _scaled_form(given[0], float(scale))
-        term = span_of(known[-1]) if bias is None else span(bias, bias)
-    form = None if form is None else form.moved(lambda never: added(never, term))
     return _exponential(form) if func == "exponential" else form
 
 

@@ -94,7 +94,13 @@ def rising(m: Maker, x: int, top: int) -> int:
     return m.node("exponential", apart)
 
 
-SPELLINGS = [power, at_least_zero, tempered, negated, masked_late, finite, rising]
+def neutral(m: Maker, x: int, top: int) -> int:
+    """The maximum with what it begins with, as libraries write it, subtracted by its negative."""
+    begun = m.node("maximum", m.const(NEVER), top)
+    return m.node("exponential", m.node("add", x, m.node("negate", begun)))
+
+
+SPELLINGS = [power, at_least_zero, tempered, negated, masked_late, finite, rising, neutral]
 
 
 @pytest.mark.parametrize("weigh", SPELLINGS)
@@ -125,6 +131,82 @@ def test_what_cannot_be_rescaled_takes_two_passes(weigh) -> None:
     m = weighted(weigh)
     assert passes(m) == (False, 2)
     check(m, BOUND[F32], target=streamed_limits(m))
+
+
+def low_at_first(m: Maker, x: int, top: int) -> int:
+    """A reference that only a high maximum lifts from far below."""
+    high = m.node("compare", top, m.const(-1e20), dtype=PRED, direction="GT")
+    return power(m, x, m.node("select", high, top, m.const(NEVER), dtype=F32))
+
+
+def left_behind(m: Maker, x: int, top: int) -> int:
+    """A reference that stays at 0 until the maximum is far beyond."""
+    high = m.node("compare", top, m.const(1000.0), dtype=PRED, direction="GT")
+    return power(m, x, m.node("select", high, top, m.const(0.0), dtype=F32))
+
+
+def clamped(m: Maker, x: int, top: int) -> int:
+    """A clamp with an infinity that cuts everything off."""
+    return power(m, x, m.node("maximum", top, m.const(-NEVER)))
+
+
+def mild(m: Maker, x: int, top: int) -> int:
+    """A number that stands for never until it is scaled."""
+    apart = m.node("subtract", x, top)
+    kept = m.node("select", m.load((S,), PRED), apart, m.const(-1e6), dtype=F32)
+    return m.node("exponential", m.node("multiply", kept, m.const(1e-6)))
+
+
+@pytest.mark.parametrize("weigh", [low_at_first, left_behind, clamped, mild])
+def test_references_that_may_leave_their_maximum_take_two_passes(weigh) -> None:
+    m = weighted(weigh)
+    assert passes(m) == (False, 2)
+    check(m, BOUND[F32], target=streamed_limits(m))
+
+
+def against(of: Callable[[Maker, int], int], weights: Callable[[Maker, int, int], int]) -> Maker:
+    """Weights of x against the maximum of something else, of(x)."""
+    m = Maker((130, 3000, 32, 32), "against")
+    q, k, v = m.load((T, D)), m.load((S, D)), m.load((S, E))
+    x = m.contract(q, k, (D,))
+    p = weights(m, x, m.reduce(of(m, x), (S,), "max"))
+    m.store(m.contract(p, v, (S,)), (T, E))
+    m.store(m.reduce(p, (S,)), (T,))
+    return m
+
+
+def test_maximum_of_fewer_elements_takes_two_passes() -> None:
+    """Early columns are masked in the maximum and by a product: exp(x + 1e30) * 0 is no number."""
+    keep: list[int] = []
+
+    def kept(m: Maker, x: int) -> int:
+        keep.append(m.load((S,), PRED))
+        return m.node("select", keep[0], x, m.const(-1e30), dtype=F32)
+
+    def weigh(m: Maker, x: int, top: int) -> int:
+        return m.node("multiply", power(m, x, top), m.node("convert", keep[0], dtype=F32))
+
+    m = against(kept, weigh)
+    assert passes(m) == (False, 2)
+    check(m, BOUND[F32], {3: np.arange(3000) >= 2500}, target=streamed_limits(m))
+
+
+def test_maximum_of_another_value_takes_two_passes() -> None:
+    """A bias that only the maximum has, far below 0 in early columns."""
+    m = against(lambda m, x: m.node("add", x, m.load((S,))), power)
+    assert passes(m) == (False, 2)
+    bias = np.where(np.arange(3000) < 2500, -200, 0).astype(np.float32)
+    check(m, BOUND[F32], {3: bias}, target=streamed_limits(m))
+
+
+def test_elements_masked_behind_the_maximum_go_once() -> None:
+    """x made lower where a mask says so is still at most the maximum of x."""
+
+    def lowered(m: Maker, x: int, top: int) -> int:
+        kept = m.node("select", m.load((S,), PRED), x, m.const(-1e30), dtype=F32)
+        return power(m, kept, top)
+
+    check_online(weighted(lowered))
 
 
 def test_weights_that_are_stored_take_another_pass() -> None:
