@@ -26,6 +26,17 @@ HYPOTHETICAL_LNC = (1, 2)
 UNCOMPILED = "v1"
 
 
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One figure of a machine, in data-sheet units. `status` is documented, inferred, unknown (the
+    value is a default), or given: by the user's own file.
+    """
+
+    value: Any
+    status: str
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreModel:
     """One physical NeuronCore: clocks, memories, DMA rates.
@@ -182,34 +193,52 @@ def load_target(name: str) -> Target:
 
 @cache
 def _load(name: str) -> Target:
-    if name.endswith(".json"):
-        return _custom(Path(name))
+    core, facts, digest = _described(name)
+    return _target(name, core, _values(facts), digest)
+
+
+def facts_of(target: Target) -> dict[str, Fact]:
+    """All figures of a machine and its NeuronCore, as its files give them."""
+    return _described(target.name)[1]
+
+
+def altered(target: Target, values: Mapping[str, Any]) -> Target:
+    """`target` with other values of some of its facts: a what-if for runs, never for compiling."""
+    core, facts, _ = _described(target.name)
+    other = _target(target.name, core, _values(facts) | dict(values), target.digest)
+    return logical(other, target.lnc, hypothetical=target.is_hypothetical)
+
+
+def _described(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
+    """(file of the core, facts, digest) of a known machine, or of the one a user's file describes:
+    the facts of its base, except for those the file gives.
+    """
+    if not name.endswith(".json"):
+        return _known(name)
+    path = Path(name)
+    base, own = read_custom(path, target_names())
+    core, facts, digest = _known(base)
+    facts |= {key: Fact(value, "given", name) for key, value in own.items()}
+    check_together(path, _values(facts))
+    digest = hashlib.sha256((digest + json.dumps(own, sort_keys=True)).encode()).hexdigest()
+    return core, facts, digest
+
+
+def _known(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
     if name not in target_names():
         known = ", ".join(target_names())
         raise UsageError(
             "NCC_EARG001",
             f"target requires one of {known}, or a JSON file, got {name!r}",
         )
-    core, facts, digest = _facts(name)
-    return _target(name, core, facts, digest)
-
-
-def _custom(path: Path) -> Target:
-    """A machine with the facts of its base, except for those the file gives."""
-    base, own = read_custom(path, target_names())
-    core, facts, digest = _facts(base)
-    facts = facts | own
-    check_together(path, facts)
-    digest = hashlib.sha256((digest + json.dumps(own, sort_keys=True)).encode()).hexdigest()
-    return _target(str(path), core, facts, digest)
-
-
-def _facts(name: str) -> tuple[Mapping[str, Any], dict[str, Any], str]:
-    """(file of the core, all values, digest) of a known machine."""
     data, digest = _read(name)
     core_data, core_digest = _read(data["neuroncore"])
     digest = hashlib.sha256((digest + core_digest).encode()).hexdigest()
-    return core_data, _values(core_data) | _values(data), digest
+    facts = {
+        key: Fact(fact["value"], fact["status"], fact["source"])
+        for key, fact in (core_data["facts"] | data["facts"]).items()
+    }
+    return core_data, facts, digest
 
 
 @cache
@@ -226,8 +255,8 @@ def _read(name: str) -> tuple[dict[str, Any], str]:
     return json.loads(raw), hashlib.sha256(raw).hexdigest()
 
 
-def _values(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: fact["value"] for key, fact in data["facts"].items()}
+def _values(facts: Mapping[str, Fact]) -> dict[str, Any]:
+    return {key: fact.value for key, fact in facts.items()}
 
 
 def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:

@@ -133,11 +133,6 @@ def baseline(runs: Sequence[PublishedRun], peaks: Mapping[str, float]) -> tuple[
 _ROWS = "training.csv, primary rows "
 
 
-def fitted_ids(fitted_on: str) -> set[str]:
-    """The ids of the runs that `write` named in `fitted_on`."""
-    return set(fitted_on.removeprefix(_ROWS).split(", ")) - {""}
-
-
 def write(fit: Fit, runs: Sequence[PublishedRun], method: str) -> None:
     """Put the values and where they come from into `calibration.toml`.
 

@@ -201,8 +201,8 @@ def _job_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar=("WHAT", "TENSOR"),
         help="fusion: which regions the compiler made, and why; memory: what is live when, and what"
-        " would save; sharding [TENSOR]: who decided where tensors lie, and why collectives are"
-        " there",
+        " would save; sensitivity: how far every figure of the machine moves the step; sharding"
+        " [TENSOR]: who decided where tensors lie, and why collectives are there",
     )
 
 
@@ -315,11 +315,12 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _check_explain(words: Sequence[str]) -> None:
     """Refuse words that nothing explains. Raises UsageError."""
-    most = {"fusion": 1, "memory": 1, "sharding": 2}
+    most = {"fusion": 1, "memory": 1, "sensitivity": 1, "sharding": 2}
     if words and not len(words) <= most.get(words[0], 0):
         raise UsageError(
             "SW_USAGE",
-            f"--explain requires fusion, memory or sharding [TENSOR], got {' '.join(words)}",
+            "--explain requires fusion, memory, sensitivity or sharding [TENSOR], got"
+            f" {' '.join(words)}",
             None,
             "put the job file in front of --explain",
         )
@@ -332,6 +333,10 @@ def _explained(args: argparse.Namespace, report: dict[str, Any]) -> None:
         from orchestrator.explain import explain
 
         report["fusion"] = explain(job_config(args))
+    if what == "sensitivity":
+        from orchestrator import explain_sensitivity
+
+        report["sensitivity"] = explain_sensitivity.explain(job_config(args))
     if what == "sharding":
         from orchestrator import explain_sharding
 
@@ -353,6 +358,10 @@ def _show(report: dict[str, Any], as_json: bool, screen: Any) -> None:
         from orchestrator.explain import print_fusion
 
         print_fusion(report["fusion"])
+    if "sensitivity" in report:
+        from orchestrator.explain_sensitivity import print_sensitivity
+
+        print_sensitivity(report["sensitivity"])
     if "sharding" in report:
         from orchestrator.explain_sharding import print_sharding
 

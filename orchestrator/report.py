@@ -23,6 +23,7 @@ from orchestrator.budgets import budget_findings
 from orchestrator.build import Built, Stages
 from orchestrator.bundling import compiler_version
 from orchestrator.goodput import goodput_section
+from orchestrator.limits import Asked, asked, confidence, limits_section
 from orchestrator.memory_report import memory_section
 from orchestrator.packets import packets_of
 from orchestrator.service import UnitService
@@ -33,8 +34,6 @@ from sim_cluster.network import cluster_topology
 from sim_cluster.step_time import StepTiming, Timings
 
 SCHEMA = 1
-# No published run is FSDP and none is surely trn1n (DESIGN.md decision 14).
-CONFIDENCE = "extrapolated"
 FEW_MICROBATCHES = 2  # per stage: below, a note says what more would do
 USD_TOKENS = 1e6
 
@@ -71,7 +70,12 @@ def base_report(
         "streams": stream_section(built, timing),
         "cost": cost_section(built, timing),
         "goodput": goodput_section(built, timing),
+        "limits": limits_section(_asked(built), timing.profile),
     }
+
+
+def _asked(built: Built) -> Asked:
+    return asked(built.job, built.layout.target, built.layout.mesh.sizes)
 
 
 def pipeline_section(built: Built) -> dict[str, Any]:
@@ -219,9 +223,11 @@ def timing_section(
     layout = built.layout
     peak = layout.target.published_flops_per_s_per_core * layout.mesh.num_cores
     tokens = layout.global_batch * built.tokens_per_sample
+    trust = confidence(_asked(built))
     return {
         "profile": timing.profile,
-        "confidence": CONFIDENCE,
+        "confidence": trust.text,
+        "confidence_why": trust.why,
         "step_time_ps": timing.step_time_ps,
         "step_time_s": seconds,
         "band_s": [min(times), max(times)],

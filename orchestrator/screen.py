@@ -55,6 +55,7 @@ def run_screen(report: dict[str, Any]) -> None:
     _memory(console, report["memory"])
     _timing(console, report)
     _stages(console, report)
+    _cannot_tell(console, report["limits"])
     _findings(console, report)
     files = report["provenance"]["files"]
     console.print(f"[bold]files[/]    bundle {files['bundle']}")
@@ -216,6 +217,7 @@ def _timing(console: Console, report: dict[str, Any]) -> None:
         f"[bold]rates[/]    MFU {timing['mfu']:.2%}  HFU {timing['hfu']:.2%}  "
         f"{timing['tokens_per_s']:,.0f} tokens/s"
     )
+    _limits(console, report)
     _goodput(console, report["goodput"])
     if "faults" in report:
         faults = report["faults"]
@@ -228,6 +230,19 @@ def _timing(console: Console, report: dict[str, Any]) -> None:
             f"[bold]cost[/]     ${cost['usd_per_step']:.6f} per step, "
             f"${cost['usd_per_1e6_tokens']:.4f} per million tokens, on demand"
         )
+
+
+def _limits(console: Console, report: dict[str, Any]) -> None:
+    """Why the answer is no more certain, and where it says what it cannot tell (`plan` has one line
+    for it, `run` all)."""
+    why, assumed = report["timing"]["confidence_why"], len(report["limits"]["assumed"])
+    console.print(f"[bold]limits[/]   {why}; {assumed} figures assumed: docs/model.md")
+
+
+def _cannot_tell(console: Console, limits: dict[str, Any]) -> None:
+    """What the answer cannot tell, each in a few words."""
+    console.print("[bold]what this cannot tell you[/] (report.json says more)")
+    _indented(console, [f"{one['short']}," for one in limits["cannot_tell"]])
 
 
 def _goodput(console: Console, goodput: dict[str, Any]) -> None:

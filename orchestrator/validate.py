@@ -21,11 +21,12 @@ from orchestrator import calibrate
 from orchestrator.cache import Cache, default_directory
 from orchestrator.calibrate import Surface, grid_profiles
 from orchestrator.config import JobConfig
-from orchestrator.predict import Predictor, Timed
+from orchestrator.limits import Confidence, asked, confidence
+from orchestrator.predict import Predictor, Timed, job_of, layout_of
 from orchestrator.published import PublishedRun, read_runs
 from orchestrator.screen import Progress
 from sim_cluster.calibration import constants
-from sim_cluster.profiles import NAMES, STREAMING, fitted_profile
+from sim_cluster.profiles import NAMES, fitted_profile
 
 NOMINAL = "nominal"
 LAYOUTS = ("data-parallel", "tensor-parallel", "pipeline")
@@ -270,7 +271,7 @@ def _row(
         "error": p.error,
         "band_s": list(p.band),
         "band_covers": p.band_covers,
-        "confidence": _confidence(p.run),
+        "confidence": _confidence(p.run).text,
         "left_out_error": left.get(p.run.id),
         "baseline_error": of_baseline[p.run.id],
         "shares": dict(nominal.shares),
@@ -300,12 +301,10 @@ def _refused(p: Refused) -> dict[str, Any]:
     }
 
 
-def _confidence(item: PublishedRun) -> str:
-    """Whether cores run at documented rates, or constants were fitted to this very run."""
-    used = calibrate.fitted_ids(constants()[STREAMING].fitted_on)
-    if not used:
-        return "documented"
-    return "calibrated" if item.id in used else "extrapolated"
+def _confidence(item: PublishedRun) -> Confidence:
+    """How far the answer for a run of that kind can be trusted."""
+    layout = layout_of(item.workload)
+    return confidence(asked(job_of(item.workload), layout.target, layout.mesh.sizes))
 
 
 def _constants() -> dict[str, Any]:

@@ -1,0 +1,153 @@
+"""What an answer cannot tell, and how far it can be trusted: one rule for every command.
+
+The report, the screen, `validate` and docs/model.md all take it from here. Which figures an answer
+rests on, and how far each moves it, is `sim_cluster/sensitivity.py`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.target import Target
+from orchestrator.config import JobConfig
+from sharding.settings import DISTRIBUTED_OPTIMIZER, StrategySettings
+from sim_cluster.calibration import constants
+from sim_cluster.profiles import STALL_RECOVERY, STREAMING
+from sim_cluster.sensitivity import TOUCH, assumptions
+
+MEASURED_MACHINES = ("trn1.32xlarge",)
+"""Machines of published training runs. Those of 2023 on say "trn1.32xlarge/trn1n.32xlarge", so that
+none is surely trn1n (training_data_decoder.csv and its neighbours in the Neuron documentation)."""
+
+MEASURED_AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+DOCUMENTED, EXTRAPOLATED = "documented", "extrapolated"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an answer is about: machine, mesh axes above 1, strategy."""
+
+    target: Target
+    axes: tuple[str, ...]
+    strategy: StrategySettings
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether data-parallel ranks share more than the state of the optimizer."""
+        return self.strategy.name == "fsdp" or self.strategy.zero > DISTRIBUTED_OPTIMIZER
+
+
+def asked(job: JobConfig, target: Target, mesh: Mapping[str, int]) -> Asked:
+    """What a job's answer is about."""
+    return Asked(target, tuple(axis for axis, size in mesh.items() if size > 1), job.strategy)
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """How far an answer can be trusted: documented, calibrated on rows, or extrapolated."""
+
+    text: str
+    why: str
+
+
+def confidence(about: Asked) -> Confidence:
+    """Extrapolated, where no published run is of that kind; else calibrated on the rows that its
+    constants were fitted to; documented, where none of them enters.
+    """
+    reasons = [one.short for one in STATEMENTS if one.extrapolates and one.holds(about)]
+    if reasons:
+        return Confidence(EXTRAPOLATED, "; ".join(reasons))
+    fitted = constants()
+    entering = [fitted[STREAMING], fitted[STALL_RECOVERY]]
+    entering += [fitted[TOUCH]] if about.axes else []
+    rows = [one.fitted_on.partition(" (")[0] for one in entering if one.fitted_on]
+    if rows:
+        names = ", ".join(one.name for one in entering if one.fitted_on)
+        return Confidence(f"calibrated on {'; '.join(dict.fromkeys(rows))}", f"through {names}")
+    return Confidence(DOCUMENTED, "no fitted constant enters")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """Something an answer cannot tell: in a few words, and in a sentence.
+
+    `extrapolates` where no published run is of the kind that `holds` describes.
+    """
+
+    short: str
+    text: str
+    holds: Callable[[Asked], bool] = lambda _: True
+    extrapolates: bool = False
+
+
+STATEMENTS = (
+    Statement(
+        "no published run is on this machine",
+        "Training on any machine but trn1.32xlarge: published runs are of trn1.32xlarge, or do not"
+        " say whether they are of trn1n.32xlarge; rates of trn1n's links are a reading of its data"
+        " sheet, and no collective of it has been published.",
+        lambda about: about.target.is_hypothetical or about.target.name not in MEASURED_MACHINES,
+        extrapolates=True,
+    ),
+    Statement(
+        "none shards weights (FSDP)",
+        "How much of the gathering of weights (FSDP, ZeRO-2 and -3) a runtime really hides: no"
+        " published run shards more than the state of the optimizer.",
+        lambda about: about.shards_weights,
+        extrapolates=True,
+    ),
+    Statement(
+        "none has context or expert parallelism",
+        "Context and expert parallelism: no published run has either.",
+        lambda about: not set(about.axes) <= set(MEASURED_AXES),
+        extrapolates=True,
+    ),
+    Statement(
+        "differences below 10 %",
+        "Differences below about 10 % between kinds of runs: releases of one published setup are 6"
+        " to 34 % apart, which no figure of a machine explains. Two plans of one model, compiled by"
+        " the same code, compare better than that.",
+    ),
+    Statement(
+        "what neuronx-cc would emit",
+        "What neuronx-cc would emit: the code that is timed is this compiler's own. Where its"
+        " fusion, tiles or layouts differ, single operators are off by more than a step is.",
+    ),
+    Statement(
+        "host work and input",
+        "Host work, reading and decoding of data, logging, compilation of the first step: a step is"
+        " one in the steady state, with its batch in memory. Saving of checkpoints counts in"
+        " goodput only.",
+    ),
+    Statement(
+        "a busy cluster",
+        "Stragglers, congestion by other jobs, clocks that are throttled: machines are healthy and"
+        " alone unless [faults] says otherwise.",
+    ),
+    Statement(
+        "bits of the real machine",
+        "Bits of the real machine: orders of sums are those of our code, functions of the Scalar"
+        " engine are exact to the type, and rounding is to nearest even. Losses agree within"
+        " docs/numerics.md, not digit by digit.",
+    ),
+)
+
+
+def cannot_tell(about: Asked) -> Iterator[Statement]:
+    """What an answer does not say, what holds for this one first."""
+    return (one for one in STATEMENTS if one.holds(about))
+
+
+def limits_section(about: Asked, profile: str) -> dict[str, Any]:
+    """The block of the report: what it cannot tell, and the figures that no page documents."""
+    figures = assumptions(about.target, profile).items()
+    return {
+        "cannot_tell": [{"short": one.short, "text": one.text} for one in cannot_tell(about)],
+        "assumed": [
+            {"name": name, "value": fact.value, "status": fact.status, "source": fact.source}
+            for name, fact in figures
+            if fact.status != DOCUMENTED
+        ],
+    }

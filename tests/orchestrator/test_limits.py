@@ -1,0 +1,82 @@
+"""What answers say of themselves: one rule of confidence, the block of the report, its page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from compiler.target import load_target
+from orchestrator import limits
+from orchestrator.config import load
+from orchestrator.limits import STATEMENTS, Asked, asked, confidence, limits_section
+from sim_cluster.calibration import Fitted, constants
+from sim_cluster.sensitivity import assumptions
+
+PAGE = Path(__file__).parents[2] / "docs" / "model.md"
+
+
+def about(machine: str, strategy: str, **mesh: int) -> Asked:
+    return asked(load(None, [f"strategy.name={strategy}"]), load_target(machine), mesh)
+
+
+@pytest.mark.parametrize(
+    ("machine", "strategy", "mesh", "why"),
+    [
+        ("trn1n.32xlarge", "generic", {"dp_replicate": 32}, "on this machine"),
+        ("trn1.32xlarge", "fsdp", {"dp_shard": 32}, "shards weights"),
+        ("trn1.32xlarge", "generic", {"dp_replicate": 8, "cp": 4}, "context or expert"),
+    ],
+)
+def test_answers_of_a_kind_nobody_published_are_extrapolated(
+    machine: str, strategy: str, mesh: Mapping[str, int], why: str
+) -> None:
+    found = confidence(about(machine, strategy, **mesh))
+    assert found.text == "extrapolated"
+    assert why in found.why
+
+
+def test_other_answers_name_the_rows_of_the_constants_that_enter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parallel = about("trn1.32xlarge", "generic", dp_replicate=32, tp=1)
+    found = confidence(parallel)
+    assert found.text.startswith("calibrated on collectives.csv, group trn1-8r-plot")
+    assert found.why == "through collective_touch"
+    alone = about("trn1.32xlarge", "generic", dp_replicate=1)
+    assert confidence(alone).text == "documented"
+    fitted = dict(constants())
+    streaming: Fitted = dataclasses.replace(fitted["streaming"], fitted_on="training.csv, T1")
+    monkeypatch.setattr(limits, "constants", lambda: fitted | {"streaming": streaming})
+    assert confidence(alone).text == "calibrated on training.csv, T1"
+    assert confidence(parallel).why == "through streaming, collective_touch"
+
+
+def test_zero_two_shards_more_than_published_runs_do() -> None:
+    job = load(None, ["strategy.name=generic", "strategy.zero=2"])
+    mesh = {"dp_shard": 32}
+    assert confidence(asked(job, load_target("trn1.32xlarge"), mesh)).text == "extrapolated"
+    job = load(None, ["strategy.name=generic", "strategy.zero=1"])
+    assert confidence(asked(job, load_target("trn1.32xlarge"), mesh)).text != "extrapolated"
+
+
+def test_the_block_says_what_holds_and_what_is_assumed() -> None:
+    section = limits_section(about("trn1n.32xlarge", "fsdp", dp_shard=32), "nominal")
+    said = [one["short"] for one in section["cannot_tell"]]
+    assert "none shards weights (FSDP)" in said
+    assert "none has context or expert parallelism" not in said
+    assumed = {one["name"]: one for one in section["assumed"]}
+    assert assumed["cross_engine_semaphore_ns"]["status"] == "unknown"
+    assert "dma_fixed_ns" not in assumed, "a page documents it"
+    assert all(one["source"] for one in section["assumed"])
+
+
+def test_the_page_has_every_statement_and_every_figure() -> None:
+    """`benchmarks/sensitivity.py` writes it; a statement or a figure that is new is missing."""
+    page = PAGE.read_text()
+    assert [one.short for one in STATEMENTS if one.text not in page] == []
+    facts = assumptions(load_target("trn1n.32xlarge"))
+    rows = [f"| `{name}` | {fact.value} | {fact.status} |" for name, fact in facts.items()]
+    assert [row for row in rows if row not in page] == []

@@ -1,0 +1,52 @@
+"""What a step rests on: every fact is accounted for, and moving one moves what reads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from compiler.target import altered, facts_of, load_target, logical, target_names
+from orchestrator.job import step_of
+from sim_cluster.calibration import constants
+from sim_cluster.sensitivity import COUNTED, EFA, TIMED, assumptions, sensitivity
+from tests.support.small_job import Road
+
+
+def test_every_fact_is_moved_or_said_not_to_be() -> None:
+    assert not set(TIMED) & set(COUNTED)
+    for name in target_names():
+        assert set(facts_of(load_target(name))) <= set(TIMED) | set(COUNTED)
+
+
+@pytest.mark.parametrize("name", ["trn1n.32xlarge", "trn2.48xlarge", "inf2.xlarge"])
+def test_a_machine_altered_in_nothing_is_itself(name: str) -> None:
+    target = logical(load_target(name), 0)
+    assert altered(target, {}) == target
+    half = altered(target, {"dma_fixed_ns": 650})
+    assert half == replace(target, core=replace(target.core, dma_fixed_ps=650_000))
+
+
+def test_assumptions_have_a_source_and_leave_out_what_is_not_there() -> None:
+    found = assumptions(load_target("trn1.32xlarge"))
+    assert set(constants()) < set(found)
+    assert all(fact.source and fact.status for fact in found.values())
+    assert found["efa_hop_us"].status == "inferred"
+    assert found["collective_touch"].status == "fitted"
+    assert "efa_gbps" in found
+    assert not {"efa_gbps", EFA} & set(assumptions(load_target("inf2.48xlarge")))
+
+
+def test_what_a_step_uses_moves_it_and_nothing_else_does(small_road: Road) -> None:
+    """A step of microseconds: transfers and collectives cost what they cost however short."""
+    found = sensitivity(step_of(small_road.built, small_road.built.programs))
+    moved = {one.name: one for one in found}
+    assert moved["dma_fixed_ns"].lower < 0 < moved["dma_fixed_ns"].higher
+    assert moved["collective_launch_us"].lower < 0 < moved["collective_launch_us"].higher
+    assert moved["streaming"].lower > 0 > moved["streaming"].higher
+    assert moved["stall_recovery"].lower == 0 > moved["stall_recovery"].higher
+    # One instance: nothing crosses EFA, and no all-reduce is near a threshold.
+    for name in ("efa_gbps", "efa_hop_us", EFA, "flat_ring_min_bytes"):
+        assert moved[name].most == 0, name
+    order = [one.most for one in found]
+    assert order == sorted(order, reverse=True)
