@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from collectives.ops import CollectiveError
 
 MESHES = ("flat", "grouped")
+RATES = ("rank_copy_bytes_per_s", "rank_reduce_bytes_per_s", "rank_hbm_bytes_per_s")
 THRESHOLDS = ("mesh_max_bytes", "rdh_max_bytes", "flat_ring_min_bytes")
 
 
@@ -23,7 +24,8 @@ class CollectiveCosts:
     Units: `_ps` picoseconds; rates are bytes per second and rank, of payload received; thresholds
     are `size_bytes` as in `CollectiveOp` (larger of source and target). A copied byte touches
     memory twice (read, write), a reduced one three times (two reads, one write), so
-    `rank_copy_bytes_per_s` is 3/2 of `rank_reduce_bytes_per_s` for one touch rate.
+    `rank_copy_bytes_per_s` is 3/2 of `rank_reduce_bytes_per_s` for one touch rate;
+    `rank_hbm_bytes_per_s` is what a rank has of its HBM bank beside the others, for all touches.
     Raises CollectiveError for a value out of range.
     """
 
@@ -33,6 +35,7 @@ class CollectiveCosts:
     inter_hop_ps: int
     rank_copy_bytes_per_s: int
     rank_reduce_bytes_per_s: int
+    rank_hbm_bytes_per_s: int
     efa_efficiency: float
     # flat: every pair of ranks; grouped: between chips, then inside of them.
     mesh: str = "flat"
@@ -49,7 +52,7 @@ class CollectiveCosts:
     inter_mesh_max_instances: int = 4
 
     def __post_init__(self) -> None:
-        positive = ("rank_copy_bytes_per_s", "rank_reduce_bytes_per_s", "efa_efficiency")
+        positive = (*RATES, "efa_efficiency")
         wrong = {n: getattr(self, n) for n in positive if getattr(self, n) <= 0}
         times = ("launch_ps", "intra_hop_ps", "inter_hop_ps", *THRESHOLDS)
         wrong |= {n: getattr(self, n) for n in times if getattr(self, n) < 0}

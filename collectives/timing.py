@@ -1,9 +1,9 @@
 """Time of a chosen algorithm, in integer picoseconds, without contention from anything but itself.
 
 time = launch + longest chain of hops + per phase the slowest of: the rank's own copy or reduce
-path, the busiest link, the busiest EFA device (formula inferred from the intra- and inter-node
-collectives pages: steps x hop + bytes / bandwidth). Counts come from `loads.py`, either link by
-link or in closed form; both give the same picoseconds.
+path, its part of HBM, the busiest link, the busiest EFA device (formula inferred from the intra-
+and inter-node collectives pages: steps x hop + bytes / bandwidth). Counts come from `loads.py`,
+either link by link or in closed form; both give the same picoseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CollectiveTime:
     busiest rank receives, `touch_bytes_per_rank` what its DMA reads and writes for it; `link_bytes`
     crosses the busiest directed NeuronLink, `efa_bytes` the busiest EFA device in one direction.
     `phases_ps` sum to `transfer_ps`.
-    `bound` names what limits the longest phase: rank, link or efa.
+    `bound` names what limits the longest phase: rank, hbm, link or efa.
     """
 
     total_ps: int
@@ -163,7 +163,6 @@ def _time(
     transfer = sum(ps for ps, _ in slowest)
     copied = sum(max((c for c, _, _, _ in p.ranks), default=0) for p in loads.phases)
     reduced = sum(max((r for _, r, _, _ in p.ranks), default=0) for p in loads.phases)
-    extra = sum(max((e for _, _, _, e in p.ranks), default=0) for p in loads.phases)
     efa = sum(max((n for _, n in p.efa), default=0) for p in loads.phases)
     return CollectiveTime(
         total_ps=costs.launch_ps + loads.latency_ps + transfer,
@@ -174,7 +173,7 @@ def _time(
         why=choice.why,
         bound=max(slowest, default=(0, "none"))[1],
         bytes_per_rank=(copied + reduced) * chunk,
-        touch_bytes_per_rank=(COPY_TOUCHES * copied + REDUCE_TOUCHES * reduced + extra) * chunk,
+        touch_bytes_per_rank=sum(map(_touches, loads.phases)) * chunk,
         link_bytes=sum(max((n for _, n in p.links), default=0) for p in loads.phases) * chunk,
         efa_bytes=efa * chunk,
         uses_efa=efa > 0,
@@ -182,8 +181,13 @@ def _time(
     )
 
 
+def _touches(phase: PhaseLoad) -> int:
+    """How many chunks the busiest rank reads and writes."""
+    return max((COPY_TOUCHES * c + REDUCE_TOUCHES * r + e for c, r, _, e in phase.ranks), default=0)
+
+
 def _busy_ps(phase: PhaseLoad, chunk: int, costs: CollectiveCosts) -> dict[str, int]:
-    """How long a phase keeps the busiest rank, link and EFA device busy."""
+    """How long a phase keeps the busiest rank, its part of HBM, link and EFA device busy."""
     copy, reduce = costs.rank_copy_bytes_per_s, costs.rank_reduce_bytes_per_s
     rank = max(
         (
@@ -199,7 +203,8 @@ def _busy_ps(phase: PhaseLoad, chunk: int, costs: CollectiveCosts) -> dict[str, 
     efa = max(
         (_ps(n * chunk, int(rate * costs.efa_efficiency)) for rate, n in phase.efa), default=0
     )
-    return {"efa": efa, "link": link, "rank": rank}
+    hbm = _ps(_touches(phase) * chunk, costs.rank_hbm_bytes_per_s)
+    return {"efa": efa, "hbm": hbm, "link": link, "rank": rank}
 
 
 def _ps(num_bytes: int, bytes_per_s: int) -> int:

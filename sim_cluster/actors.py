@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.isa.program import CollectiveCall
-from sim_cluster.contention import Demand
+from sim_cluster.contention import NO_DEMAND, Demand
 from sim_cluster.macro import MacroOp, Stretch
 
 
@@ -165,6 +165,20 @@ class Job:
         self.version += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What a core wants while it does what it does: `code` of its own, `rings` of the HBM bank with
+    its collectives, on average, `claim` of it as code beside it sees it (even parts).
+    """
+
+    code: Demand = NO_DEMAND
+    rings: float = 0.0
+    claim: float = 0.0
+
+
+NO_WANTS = Wants()
+
+
 class Actor:
     """One class of ranks on its way through its macro-operations."""
 
@@ -180,7 +194,7 @@ class Actor:
         self.rates: dict[Job, float] = {}
         self.dma_share = 1.0
         self.hbm_share = 1.0
-        self.hbm_wanted = 0.0  # of the bank, in even shares
+        self.wants = NO_WANTS
         self.slots: dict[int, Job] = {}
         self.queues: dict[Hashable, list[Job]] = {}
         self.waiting: Job | None = None
@@ -198,6 +212,16 @@ class Actor:
             op = self.macros[self.position]
             return op if isinstance(op, Stretch) else None
         return None
+
+    def now_wants(self, bank_cores: int) -> Wants:
+        """What it wants of its resources from now on, on a bank of so many cores. Code in lock step
+        with other code meets it at its worst, and counts as wanting all of the bank.
+        """
+        stretch = self.stretch
+        code = stretch.demand if stretch else NO_DEMAND
+        collectives = sum((job.cost.demand.hbm for job in self.active), 0.0)
+        claim = collectives + (bank_cores if code.hbm else 0)
+        return Wants(code, collectives + code.hbm, claim)
 
     def begin(self, factor: float, now: int) -> None:
         """Start the stretch it has come to."""

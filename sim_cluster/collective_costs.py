@@ -50,6 +50,7 @@ def collective_costs(target: Target, profile: str, **settings: Any) -> Collectiv
         "rank_reduce_bytes_per_s": round(
             dma * REDUCE_AT_PEAK if peak else touches / REDUCE_TOUCHES
         ),
+        "rank_hbm_bytes_per_s": int(target.lnc * target.hbm_bytes_per_s_per_core),
         "efa_efficiency": EFA_EFFICIENCY[profile],
         "mesh": facts.mesh,
         "mesh_max_bytes": facts.mesh_max_bytes,

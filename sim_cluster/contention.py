@@ -3,9 +3,9 @@
 A DMA engine serves its rings in turn and changes ring at the end of a packet, so that rings that
 all want more than there is get bandwidth in proportion to their packets (documented: compute and
 communication overlap page); links and EFA devices are shared evenly (our choice, no page says).
-What a ring does not want goes to the others. Cores that share an HBM bank have even parts of it,
-and what others do not want; collectives and compute of a core share its part as they share its DMA
-engines, where their bytes pass.
+What a ring does not want goes to the others: code claims what it takes on average, nothing while it
+waits. Cores that share an HBM bank have even parts of it, and what others do not want; collectives
+and compute of a core share its part as they share its DMA engines, where their bytes pass.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ COLLECTIVE_PACKET_BYTES = 65536  # documented: default and most of NEURON_RT_DBG
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Shares of a core's DMA engines, of the links and EFA devices of an instance (by number, where
-    it takes most) and of the core's even part of an HBM bank that a collective takes when it runs
-    alone.
+    it takes most) and of the core's even part of an HBM bank that a collective, or code on average,
+    takes when it runs alone.
     """
 
     dma: float
@@ -58,6 +58,7 @@ class Packets:
 
 
 DEFAULT_PACKETS = Packets()
+NO_DEMAND = Demand(0.0)
 
 
 def shares(demands: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -74,36 +75,51 @@ def shares(demands: Sequence[float], weights: Sequence[float]) -> list[float]:
     return given
 
 
-def bank_shares(wanted: Sequence[float]) -> list[float]:
-    """What each core of an HBM bank gets of it, in even shares; `wanted` likewise. Cores are served
+def bank_shares(wanted: Sequence[float], parts: int) -> list[float]:
+    """What each core gets of an HBM bank of so many even parts; `wanted` likewise. Cores are served
     evenly (inferred: no page says).
     """
-    cores = len(wanted)
-    return [cores * got for got in shares([w / cores for w in wanted], [1.0] * cores)]
+    return [parts * got for got in shares([w / parts for w in wanted], [1.0] * len(wanted))]
 
 
-@lru_cache(maxsize=4096)
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """What a core may have of its HBM bank, in even parts: all its rings on average, and its code
+    for itself, whose bursts coincide with those of code beside it.
+    """
+
+    rings: float = 1.0
+    code: float = 1.0
+
+
+EVEN_PART = Bank()
+
+
+@lru_cache(maxsize=16384)
 def core_rates(
-    jobs: tuple[tuple[Demand, int], ...], packets: Packets, hbm: float = 1.0
+    jobs: tuple[tuple[Demand, int], ...],
+    packets: Packets,
+    code: Demand = NO_DEMAND,
+    bank: Bank = EVEN_PART,
 ) -> tuple[tuple[float, ...], float, float]:
     """Speed of each collective in flight on a core, 1 when undisturbed; the share of the DMA
-    engines that compute has, and its HBM bandwidth in even shares. `jobs` are demands with streams;
-    `hbm` is what the core has of its bank; compute takes what it can get.
+    engines that its code has, and its HBM bandwidth in even parts. `jobs` are demands with streams;
+    code takes what is left, and in a fight what it wants as far as it is its turn.
     """
-    weights = [float(packets.of(stream)) for _, stream in jobs]
-    dma = [demand.dma for demand, _ in jobs]
-    memory = [demand.hbm / hbm for demand, _ in jobs]
-    shared = [(_beside(wanted, weights, packets), wanted) for wanted in (dma, memory)]
-    wires = _wire_rates([demand for demand, _ in jobs])
+    weights = [*(float(packets.of(stream)) for _, stream in jobs), float(packets.compute_bytes)]
+    dma = [*(demand.dma for demand, _ in jobs), code.dma]
+    memory = [*(demand.hbm / bank.rings for demand, _ in jobs), code.hbm / bank.rings]
+    shared = [(shares(wanted, weights), wanted) for wanted in (dma, memory)]
     rates = tuple(
         min((got[n] / wanted[n] for got, wanted in shared if wanted[n] > 0), default=1.0)
         for n in range(len(jobs))
     )
-    rates = tuple(map(min, rates, wires))
+    rates = tuple(map(min, rates, _wire_rates([demand for demand, _ in jobs])))
     # What is slow for want of one resource takes less of the others.
-    used = [[w * r for w, r in zip(wanted, rates, strict=True)] for wanted in (dma, memory)]
-    compute, left = (_beside(taken, weights, packets)[-1] for taken in used)
-    return rates, compute, left * hbm
+    engines = 1.0 - sum(demand.dma * rate for (demand, _), rate in zip(jobs, rates, strict=True))
+    taken = sum(demand.hbm * rate for (demand, _), rate in zip(jobs, rates, strict=True))
+    (own_dma, _), (own_hbm, _) = shared
+    return rates, max(engines, own_dma[-1]), max(bank.code - taken, own_hbm[-1] * bank.rings)
 
 
 def _wire_rates(demands: Sequence[Demand]) -> list[float]:
@@ -119,8 +135,3 @@ def _wire_rates(demands: Sequence[Demand]) -> list[float]:
             for (job, wanted), got in zip(wants, given, strict=True):
                 rates[job] = min(rates[job], got / wanted)
     return rates
-
-
-def _beside(demands: Sequence[float], weights: Sequence[float], packets: Packets) -> list[float]:
-    """Shares of collectives of one resource of a core, and what compute is left with."""
-    return shares([*demands, 1.0], [*weights, float(packets.compute_bytes)])

@@ -60,7 +60,7 @@ def _actor(actor: Actor, seen: _Jobs, now: int, runs: int) -> object:
     stretch = (actor.left, actor.factor, actor.began_ps - now) if actor.stretch else None
     return (
         (actor.runs - runs, actor.position - actor.entered_at, stretch, actor.since_ps - now),
-        (actor.dma_share, actor.hbm_share, actor.hbm_wanted),
+        (actor.dma_share, actor.hbm_share, actor.wants),
         actor.waiting and seen.number(actor.waiting),
         slots,
         {queue: [seen.number(job) for job in jobs] for queue, jobs in actor.queues.items() if jobs},

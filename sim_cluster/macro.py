@@ -15,9 +15,10 @@ from itertools import groupby
 
 from compiler.dtypes import DType
 from compiler.evaluate import RegionTime, Segment, function_segments, joined
-from compiler.isa.program import Call, CollectiveCall, Function, Program, Repeat
+from compiler.isa.program import Call, CollectiveCall, Engine, Function, Program, Repeat
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat, run_counts
-from compiler.target import Target
+from compiler.target import PS_PER_S, Target
+from sim_cluster.contention import NO_DEMAND, Demand
 
 HALF_SHARE = 0.5
 """Share of a resource at which stretches are evaluated besides all of it; durations between are
@@ -30,7 +31,7 @@ class Stretch:
 
     `full_ps`: all DMA engines of the core and its even part of an HBM bank of `bank_cores`.
     `half_ps`: half of the engines and no limit by HBM; `bank_ps`: the whole bank; `scarce_ps`: half
-    of the even part; 0 where HBM makes no difference.
+    of the even part; 0 where HBM makes no difference. `demand` is what it takes on average.
     """
 
     full_ps: int
@@ -42,6 +43,7 @@ class Stretch:
     bank_ps: int = 0
     scarce_ps: int = 0
     bank_cores: int = 1
+    demand: Demand = NO_DEMAND
 
     def duration_ps(self, dma_share: float, hbm_share: float = 1.0) -> float:
         """Duration at a share of the DMA engines and of HBM (1: the even part), whichever is
@@ -109,7 +111,7 @@ def function_macros(function: Function, target: Target) -> tuple[MacroOp, ...]:
     out: list[MacroOp] = []
     for own, *others in zip(*_evaluated(function, target), strict=True):
         if own.kind == "compute":
-            out += _stretches(own, others, function.name, target.cores_per_bank)
+            out += _stretches(own, others, function.name, target)
         elif own.kind == "start":
             out.append(Start(function.collectives[own.collective], own.collective))
         else:
@@ -131,7 +133,7 @@ def _evaluated(function: Function, target: Target) -> list[tuple[Segment, ...]]:
 
 
 def _stretches(
-    own: Segment, others: Sequence[Segment], label: str, cores: int
+    own: Segment, others: Sequence[Segment], label: str, target: Target
 ) -> Iterator[Stretch]:
     """A segment as stretches of regions that lose about as much with half of the DMA engines: what
     a collective costs depends on the code it runs beside.
@@ -150,8 +152,17 @@ def _stretches(
             label,
             bank_ps=min(bank, segment.duration_ps),
             scarce_ps=max(scarce, segment.duration_ps),
-            bank_cores=cores,
+            bank_cores=target.cores_per_bank,
+            demand=_demand(segment, bank, target),
         )
+
+
+def _demand(segment: Segment, bank_ps: int, target: Target) -> Demand:
+    """What code takes of DMA engines and HBM when nothing and nobody shares them with it."""
+    dma_ps = sum(segment.busy_ps.get(queue.value, 0) for queue in (Engine.DMA_IN, Engine.DMA_OUT))
+    hbm_ps = segment.hbm_bytes / target.hbm_bytes_per_s_per_core * PS_PER_S
+    alone_ps = max(bank_ps, 1) * target.lnc
+    return Demand(min(1.0, dma_ps / alone_ps), hbm=hbm_ps / alone_ps)
 
 
 def _paired(own: Segment, others: Sequence[Segment]) -> list[tuple[RegionTime, ...]]:

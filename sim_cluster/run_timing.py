@@ -28,10 +28,19 @@ from sim_cluster.actors import (
     Span,
 )
 from sim_cluster.classes import RankClasses
-from sim_cluster.contention import DEFAULT_PACKETS, Packets, bank_shares, core_rates
+from sim_cluster.contention import (
+    DEFAULT_PACKETS,
+    EVEN_PART,
+    Bank,
+    Packets,
+    bank_shares,
+    core_rates,
+)
 from sim_cluster.faults import HEALTHY, Health, hanging
 from sim_cluster.loop_state import loop_state
 from sim_cluster.macro import MacroOp, Mark, Receive, Send, Start, Stretch, Wait
+
+Event = tuple[int, int, int, int, Job | None]  # when, in order, of which class or job, its version
 
 __all__ = ["ClassResult", "ClusterLoop", "CollectiveDuration", "CollectiveUse", "axis_category"]
 
@@ -61,7 +70,10 @@ class ClusterLoop:
         stage_stride: int = 0,
         packets: Packets = DEFAULT_PACKETS,
         whole_axes: Mapping[str, str] | None = None,
+        bank_cores: int = 1,
     ) -> None:
+        self.bank_cores = bank_cores
+        self.unsettled: dict[Actor, None] = {}  # whose wants or collectives are new at this instant
         self.stage_stride = stage_stride
         self.whole_axes = whole_axes or {}
         self.classes = classes
@@ -70,7 +82,7 @@ class ClusterLoop:
         self.actors = [Actor(i, () if i in health.dead else m) for i, m in enumerate(macros)]
         self.health = health
         self.delays = health.delays(classes)
-        self.events: list[tuple[int, int, int, int, Job | None]] = []
+        self.events: list[Event] = []
         self.sequence = 0
         self.states: dict[int, LoopState] = {}
         self.begun: Counter[int] = Counter()  # classes that have begun their nth program run
@@ -87,13 +99,12 @@ class ClusterLoop:
         """
         for actor in self.actors:
             self._proceed(actor, 0)
+        self._settle(0)
         while self.events:
-            now, _, index, version, job = heapq.heappop(self.events)
-            if job is not None:
-                if job.version == version:
-                    self._finished(job, now)
-            elif self.actors[index].version == version:
-                self._stretch_done(self.actors[index], now)
+            now = self.events[0][0]
+            while self.events and self.events[0][0] == now:
+                self._take(heapq.heappop(self.events))
+            self._settle(now)
             self._note_states(now)
         stuck = [a.index for a in self.actors if a.position < len(a.macros)]
         if self.health.dead:
@@ -105,6 +116,15 @@ class ClusterLoop:
                 " or for a message that nobody sends",
             )
         return [a.result for a in self.actors]
+
+    def _take(self, event: Event) -> None:
+        """What happens at an event that still holds."""
+        now, _, index, version, job = event
+        if job is not None:
+            if job.version == version:
+                self._finished(job, now)
+        elif self.actors[index].version == version:
+            self._stretch_done(self.actors[index], now)
 
     def _note_states(self, now: int) -> None:
         """Note the state when all classes have begun another program run."""
@@ -140,8 +160,8 @@ class ClusterLoop:
             op = actor.macros[actor.position]
             if isinstance(op, Stretch):
                 actor.begin(self.delays[actor.index].factor(), now)
-                self._settle(actor, now)
                 self._announce(actor)
+                self.unsettled[actor] = None
                 return
             if isinstance(op, Start):
                 self._start(actor, op, now)
@@ -153,7 +173,7 @@ class ClusterLoop:
             elif not self._passed(actor, self._awaited(actor, op), now):
                 return
             actor.position += 1
-        self._settle(actor, now)
+        self.unsettled[actor] = None
         actor.result.end_ps = max(actor.result.end_ps, now)
 
     def _awaited(self, actor: Actor, op: Wait | Receive) -> Job:
@@ -170,7 +190,7 @@ class ClusterLoop:
             return True
         actor.waiting = job
         actor.since_ps = now
-        self._settle(actor, now)
+        self.unsettled[actor] = None
         return False
 
     def _start(self, actor: Actor, op: Start, now: int) -> None:
@@ -228,16 +248,19 @@ class ClusterLoop:
         job.start_ps = job.since_ps = now
         for actor in actors:
             actor.active.append(job)
-        self._share(actors, now)
+            self.unsettled[actor] = None
 
-    def _share(self, actors: Sequence[Actor], now: int) -> None:
-        """Rates of all that is in flight on these cores, and on those whose part of an HBM bank
-        changes with them: a collective is as fast as its slowest member.
+    def _settle(self, now: int) -> None:
+        """Share again, once all has happened that happens at this instant, where anything is new
+        and where the part of an HBM bank changes with it; a collective is as fast as its slowest
+        member.
         """
-        touched = dict.fromkeys(self._with_mates(actors))
+        touched = dict.fromkeys(self._with_mates(self.unsettled))
+        self.unsettled = {}
         for actor in touched:
             jobs = tuple((job.cost.demand, job.call.stream) for job in actor.active)
-            rates, dma, hbm = core_rates(jobs, self.packets, self._part(actor))
+            code, bank = actor.wants.code, self._bank(actor)
+            rates, dma, hbm = core_rates(jobs, self.packets, code, bank)
             actor.rates = dict(zip(actor.active, rates, strict=True))
             if actor.share(dma, hbm, now):
                 self._announce(actor)
@@ -247,42 +270,33 @@ class ClusterLoop:
                 job.speed(rate, now)
                 self._post(job.end_ps, None, job)
 
-    def _settle(self, actor: Actor, now: int) -> None:
-        """Share again where an actor that computes, or has stopped, wants another part of HBM."""
-        if self._wanted(actor) != actor.hbm_wanted:
-            self._share([actor], now)
-
-    def _wanted(self, actor: Actor) -> float:
-        """What a core wants of its HBM bank, in even parts: compute takes what it can get."""
-        stretch = actor.stretch
-        wanted = sum((job.cost.demand.hbm for job in actor.active), 0.0)
-        if stretch and stretch.segment.hbm_bytes:
-            wanted += 1 + len(self.classes.mates(actor.index))
-        return wanted
-
-    def _with_mates(self, actors: Sequence[Actor]) -> Iterable[Actor]:
+    def _with_mates(self, actors: Iterable[Actor]) -> Iterable[Actor]:
         """Actors, and those on the HBM banks of which they want more or less than before."""
         for actor in actors:
             yield actor
-            wanted = self._wanted(actor)
-            if wanted != actor.hbm_wanted:
-                actor.hbm_wanted = wanted
+            wants = actor.now_wants(self.bank_cores)
+            known, actor.wants = actor.wants, wants
+            if (wants.rings, wants.claim) != (known.rings, known.claim):
                 yield from (self.actors[mate] for mate in self.classes.mates(actor.index))
 
-    def _part(self, actor: Actor) -> float:
-        """What compute and collectives of a core may have of its bank, in even parts."""
-        mates = self.classes.mates(actor.index)
-        if not mates:
-            return 1.0
-        others = sorted(self.actors[mate].hbm_wanted for mate in mates)
-        return bank_shares([1.0 + len(mates), *others])[0]
+    def _bank(self, actor: Actor) -> Bank:
+        """What a core may have of its bank, in even parts."""
+        parts = self.bank_cores
+        if parts == 1:
+            return EVEN_PART
+        mates = [self.actors[mate].wants for mate in self.classes.mates(actor.index)]
+        rings, code = (
+            bank_shares([float(parts), *sorted(wanted)], parts)[0]
+            for wanted in ([w.rings for w in mates], [w.claim for w in mates])
+        )
+        return Bank(rings, code)
 
     def _finished(self, job: Job, now: int) -> None:
         actors = [self.actors[m] for m in sorted(job.members)]
         job.version += 1
         for actor in actors:
             actor.active.remove(job)
-        self._share(actors, now)
+            self.unsettled[actor] = None
         for actor in actors:
             queue = actor.queues[job.queue]
             queue.pop(0)

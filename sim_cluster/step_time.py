@@ -125,6 +125,7 @@ class _Replay:
             stage_stride=self.ranks.stride,
             packets=self.step.packets,
             whole_axes=self.step.whole_axes,
+            bank_cores=self.ranks.cores_per_bank,
         )
         return loop.run()
 
@@ -139,6 +140,7 @@ class Ranks:
         self.count = math.prod(step.mesh.values())
         self.stride = self.count // len(step.schedules)
         self.cores: list[int] = network.placement.slots.tolist()
+        self.cores_per_bank = cores_per_bank
         self.banks = [core // cores_per_bank for core in self.cores]
         self.patterns = {i: pattern_of(links) for i, links in step.faults.links.items()}
         check_faults(step.faults, self.count, step.instances)

@@ -17,7 +17,7 @@ from compiler.isa.program import CollectiveCall
 from compiler.target import load_target
 from sim_cluster.actors import CollectiveDuration
 from sim_cluster.classes import refine
-from sim_cluster.contention import DEFAULT_PACKETS, Demand
+from sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets
 from sim_cluster.faults import Faults, Health
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait
 from sim_cluster.network import Network
@@ -29,9 +29,11 @@ GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
 REDUCE = CollectiveCall("all_reduce", ("dp",), DType.F32, (1, 1, 64), "add", 1)
 
 
-def stretch(ps: int, half: int, bank: int, scarce: int, hbm_bytes: int = 1) -> Stretch:
-    segment = Segment("compute", ps, hbm_bytes=hbm_bytes)
-    return Stretch(ps, half, ps // 2, segment, "f", "", bank, scarce, 2)
+def stretch(ps: int, half: int, bank: int, scarce: int, hbm: float = 1.0) -> Stretch:
+    """On a bank of two; code takes at least as much of the engines as it waits for them."""
+    dma = max(0.1, 2 * (1 - (bank or ps) / half)) if hbm else 0.0
+    segment, demand = Segment("compute", ps), Demand(dma, hbm=hbm)
+    return Stretch(ps, half, ps // 2, segment, "f", "", bank, scarce, 2, demand)
 
 
 def both_ways(
@@ -39,6 +41,7 @@ def both_ways(
     costs: Mapping[CollectiveCall, CollectiveDuration],
     mesh: Mapping[str, int],
     slow: Mapping[int, float],
+    packets: Packets = DEFAULT_PACKETS,
 ) -> tuple[list[int], list[Fraction]]:
     """End times of all ranks of a mesh on chips of two: by the loop, folded, and by the oracle."""
     count = mesh["dp"]
@@ -46,10 +49,13 @@ def both_ways(
     classes = refine(mesh, [("dp",)], speeds, banks)
     health = Health(slow={c: speeds[classes.representative(c)] for c in range(classes.count)})
     programs = [macros] * classes.count
-    results = ClusterLoop(classes, programs, lambda call, _: costs[call], health).run()
+    loop = ClusterLoop(
+        classes, programs, lambda call, _: costs[call], health, packets=packets, bank_cores=2
+    )
+    results = loop.run()
     groups = {("dp",): ReplicaGroups.from_axes(mesh, ("dp",)).groups}
-    chips = [(r, r + 1) for r in range(0, count, 2)]
-    oracle = FluidCluster([macros] * count, groups, costs.__getitem__, DEFAULT_PACKETS, chips, slow)
+    chips = [range(r, min(r + 2, count)) for r in range(0, count, 2)]
+    oracle = FluidCluster([macros] * count, groups, costs.__getitem__, packets, chips, slow, 2)
     return [results[c].end_ps for c in classes.of_rank], oracle.run()
 
 
@@ -111,20 +117,28 @@ def test_three_ranks_on_chips_of_two() -> None:
     classes = ranks.classes([("dp",)], True)
     assert [classes.ranks(c) for c in range(classes.count)] == [(0, 1), (2,)]
     macros: list[MacroOp] = [stretch(1000, 1000, 600, 1800), Start(GATHER, 0), Wait(0)]
-    loop = ClusterLoop(classes, [macros] * 2, ranks.priced(classes))
+    loop = ClusterLoop(classes, [macros] * 2, ranks.priced(classes), bank_cores=2)
     first, last = loop.run()
     assert first.end_ps == last.end_ps > 1000
+    # Its code has the whole bank from the beginning.
+    assert (first.charged_ps["memory"], last.charged_ps["memory"]) == (500, 100)
 
 
 _US = 10**6
 
 
-def _of(us: int, half: float, bank: float, scarce: float) -> Stretch:
-    return stretch(us * _US, *(int(us * part * _US) for part in (half, bank, scarce)))
+def _of(us: int, half: float, bank: float, scarce: float, hbm: float) -> Stretch:
+    whole = int(us * bank * _US)
+    return stretch(us * _US, int(whole * half), whole, int(us * scarce * _US), hbm)
 
 
 _moving = st.builds(
-    _of, st.integers(1, 50), st.floats(1.0, 2.0), st.floats(0.5, 1.0), st.floats(1.0, 2.0)
+    _of,
+    st.integers(1, 50),
+    st.floats(1.0, 2.0),
+    st.floats(0.5, 1.0),
+    st.floats(1.0, 2.0),
+    st.floats(0.1, 2.0),
 )
 _still = st.builds(lambda us: stretch(us * _US, us * _US, 0, 0, 0), st.integers(1, 50))
 _stretches = _moving | _still
@@ -143,22 +157,26 @@ def _program(parts: Sequence[tuple[Stretch, bool, Stretch]]) -> list[MacroOp]:
 @given(
     st.lists(st.tuples(_stretches, st.booleans(), _stretches), min_size=1, max_size=5),
     st.tuples(*[st.floats(0.05, 1.0)] * 4),
-    st.sampled_from([{}, {1: 1.7}, {0: 1.25, 3: 2.0}]),
+    st.sampled_from([{}, {1: 1.7}, {0: 1.25, 2: 2.0}]),
+    st.sampled_from([3, 4]),
+    st.sampled_from([DEFAULT_PACKETS, Packets(65536, (4096, 16384))]),
 )
 def test_random_programs(
     parts: list[tuple[Stretch, bool, Stretch]],
     wants: tuple[float, ...],
     slow: dict[int, float],
+    ranks: int,
+    packets: Packets,
 ) -> None:
-    """Chips of two with two streams: the loop rounds every event to a picosecond, the oracle
-    none."""
+    """Chips of two, one of them perhaps with one core, with two streams: the loop rounds every
+    event to a picosecond, the oracle none."""
     costs = {
         GATHER: CollectiveDuration(7 * _US, Demand(wants[0], hbm=wants[1]), "", "", 128, 4),
         REDUCE: CollectiveDuration(
             5 * _US, Demand(wants[2], ((0, 1.0),), hbm=wants[3]), "", "", 128, 4
         ),
     }
-    found, expected = both_ways(_program(parts), costs, {"dp": 4}, slow)
+    found, expected = both_ways(_program(parts), costs, {"dp": ranks}, slow, packets)
     events = 40 * len(parts)
     assert all(abs(f - e) <= events for f, e in zip(found, expected, strict=True))
 

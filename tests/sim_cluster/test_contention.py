@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,13 +13,16 @@ from hypothesis import strategies as st
 from compiler.dtypes import DType
 from compiler.evaluate import Segment
 from compiler.isa.program import CollectiveCall
-from compiler.target import load_target
+from compiler.target import Target, load_target, logical, target_names
 from sim_cluster.classes import refine
 from sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets, core_rates, shares
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait
 from sim_cluster.network import Network
+from sim_cluster.profiles import PROFILES
 from sim_cluster.run_timing import ClusterLoop, CollectiveDuration
 
+GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 rows = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.1, 100.0)), min_size=1, max_size=6)
 
 
@@ -33,17 +40,82 @@ def test_shares_are_fair(found: list[tuple[float, float]]) -> None:
         assert sum(given_) == pytest.approx(1)
 
 
+ALL = Demand(1.0)
+
+
 def test_packets_decide_who_gets_the_engines() -> None:
-    """Compute that fights one collective for all engines has 1/17 of them with packets of 4 KiB
+    """Code that fights one collective for all engines has 1/17 of them with packets of 4 KiB
     against 64 KiB, half with equal packets."""
-    hungry = ((Demand(1.0), 0),)
-    assert core_rates(hungry, DEFAULT_PACKETS) == ((16 / 17,), pytest.approx(1 / 17), 1.0)
-    rates, compute, _ = core_rates(hungry, Packets(4096, (4096,)))
-    assert (rates, compute) == ((0.5,), 0.5)
-    both = ((Demand(1.0), 0), (Demand(1.0), 1))
-    rates, compute, _ = core_rates(both, Packets(4096, (65536, 4096)))
+    hungry = ((ALL, 0),)
+    assert core_rates(hungry, DEFAULT_PACKETS, ALL) == ((16 / 17,), pytest.approx(1 / 17), 1.0)
+    rates, code, _ = core_rates(hungry, Packets(4096, (4096,)), ALL)
+    assert (rates, code) == ((0.5,), 0.5)
+    both = ((ALL, 0), (ALL, 1))
+    rates, code, _ = core_rates(both, Packets(4096, (65536, 4096)), ALL)
     assert rates[0] == pytest.approx(16 * rates[1])
-    assert compute == pytest.approx(rates[1])
+    assert code == pytest.approx(rates[1])
+
+
+@pytest.mark.parametrize("packets", [DEFAULT_PACKETS, Packets(65536, (4096,))])
+@pytest.mark.parametrize("wants", [0.0, 0.3, 0.7])
+def test_code_claims_no_more_than_it_takes(packets: Packets, wants: float) -> None:
+    """Whoever has the larger packets: code and a collective that fit beside each other run as if
+    alone, and a collective that does not fit has what code does not take."""
+    fits, too_much = ((Demand(1 - wants, hbm=1 - wants), 0),), ((Demand(1.0, hbm=1.0), 0),)
+    code = Demand(wants, hbm=wants)
+    rates, *left = core_rates(fits, packets, code)
+    assert rates == pytest.approx((1.0,))
+    assert left == pytest.approx([wants, wants])
+    (rate,), *left = core_rates(too_much, packets, code)
+    weights = packets.of(0), packets.compute_bytes
+    assert rate == pytest.approx(max(1 - wants, weights[0] / sum(weights)))
+    assert left == pytest.approx([1 - rate, 1 - rate])
+
+
+@pytest.mark.parametrize("packets", [DEFAULT_PACKETS, Packets(65536, (4096,))])
+def test_code_that_waits_or_moves_nothing_slows_nobody_down(packets: Packets) -> None:
+    """A collective that can take all engines and all HBM, beside code without DMA and then beside
+    nothing, takes as long as alone."""
+    cost = CollectiveDuration(830, Demand(1.0, hbm=1.0), "ring", "", 128, 4)
+    still = Stretch(300, 300, 300, Segment("compute", 300), "f")
+    classes = refine({"dp": 4}, [("dp",)], [0] * 4, [0, 0, 1, 1])
+    macros: list[MacroOp] = [Start(GATHER, 0), still, Wait(0)]
+    loop = ClusterLoop(classes, [macros], lambda call, _: cost, packets=packets, bank_cores=2)
+    assert loop.run()[0].end_ps == 830
+
+
+@pytest.mark.parametrize("name", target_names())
+def test_a_collective_beside_nothing_takes_as_long_as_alone(name: str) -> None:
+    """No collective asks for more than its cores have: on every machine, under every profile, with
+    every algorithm that sizes and groups choose."""
+    machine = load_target(name)
+    cases = [(logical(machine, lnc), 1) for lnc in machine.allowed_lnc]
+    cases += [(logical(machine), 2)] if machine.efa_devices else []
+    for target, instances in cases:
+        mesh = {"dp": target.cores * instances // 2, "tp": 2}
+        for profile, axis in product(PROFILES, mesh):
+            network = Network(target, instances, mesh, profile)
+            for call in _calls(axis, mesh[axis]):
+                cost = network.duration(call)
+                assert _alone(call, cost, mesh, target) == cost.duration_ps, (profile, call, cost)
+
+
+def _calls(axis: str, group: int) -> Iterator[CollectiveCall]:
+    for kind, elements in product(KINDS, (64, 1 << 16, 1 << 21, 1 << 27)):
+        source = max(elements, group) // (group if kind == "all_gather" else 1)
+        reduction = "add" if "reduce" in kind else ""
+        yield CollectiveCall(kind, (axis,), DType.BF16, (1, source, 1), reduction)
+
+
+def _alone(
+    call: CollectiveCall, cost: CollectiveDuration, mesh: Mapping[str, int], target: Target
+) -> int:
+    """How long a collective takes in the loop while every core waits for it."""
+    ranks, parts = prod(mesh.values()), target.cores_per_bank
+    classes = refine(mesh, [call.axes], [0] * ranks, [rank // parts for rank in range(ranks)])
+    macros = [[Start(call, 0), Wait(0)]] * classes.count
+    loop = ClusterLoop(classes, macros, lambda call, _: cost, bank_cores=parts)
+    return max(result.end_ps for result in loop.run())
 
 
 def test_streams_share_a_wire() -> None:
@@ -54,9 +126,9 @@ def test_streams_share_a_wire() -> None:
         (Demand(0.1, wires=((1, 0.2), (64, 1.0))), 1),
         (Demand(0.1, wires=((0, 0.5), (2, 1.0))), 2),
     )
-    rates, compute, _ = core_rates(jobs, DEFAULT_PACKETS)
+    rates, code, _ = core_rates(jobs, DEFAULT_PACKETS, ALL)
     assert rates == (0.5, 0.5, 1.0)
-    assert compute == pytest.approx(0.8)  # two at half speed take half of what they would
+    assert code == pytest.approx(0.8)  # two at half speed take half of what they would
 
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))

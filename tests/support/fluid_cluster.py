@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from compiler.isa.program import CollectiveCall
 from sim_cluster.actors import CollectiveDuration
-from sim_cluster.contention import Packets
+from sim_cluster.contention import Demand, Packets
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait
 
 
@@ -63,7 +63,8 @@ class Rank:
 
 
 class FluidCluster:
-    """Ranks with their groups, `banks` of ranks that share HBM, and slow ranks."""
+    """Ranks with their groups, `banks` of ranks that share HBM, each with places for `bank_cores`,
+    and slow ranks."""
 
     def __init__(
         self,
@@ -73,7 +74,9 @@ class FluidCluster:
         packets: Packets,
         banks: Sequence[Sequence[int]] = (),
         slow: Mapping[int, float] | None = None,
+        bank_cores: int = 1,
     ) -> None:
+        self.bank_cores = bank_cores
         self.ranks = [Rank(m, Fraction((slow or {}).get(r, 1.0))) for r, m in enumerate(macros)]
         self.groups = groups
         self.duration = duration
@@ -162,18 +165,20 @@ class FluidCluster:
         self, number: int, flights: Sequence[Sequence[Flight]]
     ) -> tuple[Fraction, Fraction, list[Fraction]]:
         """Of a core: share of DMA engines and HBM of its compute, and rates of its flights."""
-        own = flights[number]
+        own, code = flights[number], self._code(number)
         weights = [Fraction(self.packets.of(f.call.stream)) for f in own]
         weights.append(Fraction(self.packets.compute_bytes))
-        dma = fill([*(Fraction(f.cost.demand.dma) for f in own), Fraction(1)], weights, Fraction(1))
+        wanted_dma = [*(Fraction(f.cost.demand.dma) for f in own), Fraction(code.dma)]
+        dma = fill(wanted_dma, weights, Fraction(1))
         even = [Fraction(1)] * len(own)
         wires = {wire for f in own for wire, _ in f.cost.demand.wires}
         crossed = []
         for wire in sorted(wires):
             wants = [Fraction(dict(f.cost.demand.wires).get(wire, 0.0)) for f in own]
             crossed.append((fill(wants, even, Fraction(1)), wants))
-        part = self._part(number, flights)
-        hbm = fill([*(Fraction(f.cost.demand.hbm) for f in own), part], weights, part)
+        part = self._part(number, flights, averages=True)
+        wanted_hbm = [*(Fraction(f.cost.demand.hbm) for f in own), Fraction(code.hbm)]
+        hbm = fill(wanted_hbm, weights, part)
         rates = []
         for n, flight in enumerate(own):
             wanted = flight.cost.demand
@@ -182,16 +187,22 @@ class FluidCluster:
             rates.append(min((got / Fraction(w) for got, w in pairs if w), default=Fraction(1)))
         dma_used = [Fraction(f.cost.demand.dma) * r for f, r in zip(own, rates, strict=True)]
         hbm_used = [Fraction(f.cost.demand.hbm) * r for f, r in zip(own, rates, strict=True)]
-        return 1 - sum(dma_used), part - sum(hbm_used), rates
+        left = self._part(number, flights, averages=False) - sum(hbm_used)
+        return 1 - sum(dma_used), max(left, hbm[-1]), rates
 
-    def _part(self, number: int, flights: Sequence[Sequence[Flight]]) -> Fraction:
-        """What a core may have of its HBM bank, in even parts, if it asks for all of it."""
-        bank = self.bank.get(number, (number,))
-        wanted = []
-        for member in bank:
-            op = self.ranks[member].op
-            computes = isinstance(op, Stretch) and op.segment.hbm_bytes > 0
-            wanted.append(sum((Fraction(f.cost.demand.hbm) for f in flights[member]), Fraction(0)))
-            wanted[-1] += len(bank) if computes or member == number else 0
-        even = [Fraction(1)] * len(bank)
-        return fill(wanted, even, Fraction(len(bank)))[bank.index(number)]
+    def _code(self, number: int) -> Demand:
+        """What the code of a core takes on average while it runs."""
+        op = self.ranks[number].op
+        return op.demand if isinstance(op, Stretch) else Demand(0.0)
+
+    def _part(self, number: int, flights: Sequence[Sequence[Flight]], averages: bool) -> Fraction:
+        """What a core may have of its HBM bank, in even parts, if it asks for all of it; code on
+        the other cores counts with its average or, as code sees it, with all of the bank.
+        """
+        mates = [member for member in self.bank.get(number, ()) if member != number]
+        wanted = [Fraction(self.bank_cores)]
+        for member in mates:
+            code = Fraction(self._code(member).hbm)
+            claim = code if averages else self.bank_cores * (code > 0)
+            wanted.append(sum((Fraction(f.cost.demand.hbm) for f in flights[member]), claim))
+        return fill(wanted, [Fraction(1)] * len(wanted), Fraction(self.bank_cores))[0]
