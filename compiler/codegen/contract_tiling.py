@@ -27,8 +27,8 @@ from compiler.codegen.contract_plan import (
 )
 from compiler.codegen.search import Room
 from compiler.codegen.space import (
+    CODELESS,
     SINKS,
-    SPLATS,
     Space,
     Split,
     Walk,
@@ -111,7 +111,7 @@ class _Planner:
         types = {space.values[n].dtype for n in self.sides}
         self.panel_type = DType.F32 if DType.F32 in types else space.values[self.sides[0]].dtype
         after = [space.values[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
-        tiles = [v.dtype.bytes for v in after if v.op not in (*SINKS, *SPLATS)]
+        tiles = [v.dtype.bytes for v in after if v.op not in (*SINKS, *CODELESS)]
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
         self.walks = [largest_walk(space, n) for n in self.sides]
         largest = max(sinks, key=lambda n: space.elements(space.values[n]))

@@ -21,7 +21,7 @@ from compiler.codegen.contract_plan import (
 from compiler.codegen.contract_tiling import plan_contraction
 from compiler.codegen.panels import Panels
 from compiler.codegen.search import Candidate, Room
-from compiler.codegen.space import SPLATS, Space
+from compiler.codegen.space import CODELESS, Space
 from compiler.codegen.turned_store import store_turned
 from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
 from compiler.dtypes import DType
@@ -336,7 +336,7 @@ class _Nest:
         value = self.space.values[number]
         needs = self.space.slice([number])
         moves = {self.plan.rows, self.blocks} & value.atoms
-        return value.op not in SPLATS and not moves and self.plan.number not in needs
+        return value.op not in CODELESS and not moves and self.plan.number not in needs
 
     def _evict(self, frame: Frame, product: Held, scope: Scope) -> None:
         """Leave the product in PSUM for a single reader that can take it there, else copy it to

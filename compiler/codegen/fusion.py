@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from compiler.codegen.masks import MASK
 from compiler.codegen.rates import MIN_CYCLES, Rates
-from compiler.codegen.space import PARTS, SPLATS, Space, Value
+from compiler.codegen.space import CODELESS, PARTS, SPLATS, Space, Value
 from compiler.codegen.values import ACTIVATIONS
 from compiler.dtypes import DType
 from compiler.isa.program import Engine
@@ -285,8 +286,10 @@ def _is_pair(value: Value) -> bool:
 
 
 def cycles(space: Space, value: Value, points: Points) -> float:
-    """Cycles of a value over one tile; integers are GpSimd's and count as nothing here."""
-    if value.op in (*SPLATS, *PARTS, "load", "store", "iota") or value.dtype.is_integer:
+    """Cycles of a value over one tile; what GpSimd does, integers and masks, counts as nothing."""
+    if value.op in (*CODELESS, *PARTS, "load", "store", "iota") or value.dtype.is_integer:
+        return 0.0
+    if value.op == "select" and space.values[value.inputs[0]].op == MASK:
         return 0.0
     most = max([points(value), *(points(space.values[i]) for i in value.inputs)])
     wide = sum(1 for i in value.inputs if points(space.values[i]) > 1)

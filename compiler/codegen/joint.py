@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.codegen.space import PARTS, SPLATS, Space, Value
+from compiler.codegen.space import CODELESS, PARTS, Space, Value
 from compiler.isa.region import Tensor
 
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
 # efficiency_by_bytes_per_partition); longer ones are left as they are.
 _RUN_BYTES = 2048
 # Values that do not make a tile of their own where they are computed.
-_NO_TILE = (*SPLATS, *PARTS, "load", "load_indexed", "reduce")
+_NO_TILE = (*CODELESS, *PARTS, "load", "load_indexed", "reduce")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from compiler.codegen.masks import MASK, fold_masks
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.isa.region import Affine, Bound, Node, RegionProgram, View
 
 SINKS = ("store", "store_indexed")
 SPLATS = ("constant", "register")
+CODELESS = (*SPLATS, MASK)  # made where they are read
 PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 
@@ -135,6 +137,7 @@ def normalise(program: RegionProgram) -> Space:
     for n, node in enumerate(program.nodes):
         number[n] = _append(space, node, tuple(number[i] for i in node.inputs))
     space.values = _fold_converts(space)
+    fold_masks(space)
     _drop_dead(space)
     _require_types(space)
     _merge(space)

@@ -21,8 +21,8 @@ from compiler.codegen.joint import join_views
 from compiler.codegen.rates import MIN_CYCLES
 from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import (
+    CODELESS,
     SINKS,
-    SPLATS,
     Space,
     Value,
     Walk,
@@ -272,7 +272,7 @@ class _Planner:
         alive, peak, sizes = 0, 0, {}
         rows = zip(self.values, self.nodes, tiles, self.freed, strict=True)
         for number, value, elements, freed in rows:
-            held = value.op in SPLATS or number in self.homes
+            held = value.op in CODELESS or number in self.homes
             each = 0 if held else self._bytes_each(number, value, extents, slots)
             sizes[number] = elements * each
             alive += sizes[number]
@@ -284,7 +284,7 @@ class _Planner:
         self, number: int, value: Value, extents: Mapping[int, int], slots: tuple[int, int]
     ) -> int:
         """SBUF bytes per element of a value's tile."""
-        if value.op == "store" and self.space.values[value.inputs[0]].op not in SPLATS:
+        if value.op == "store" and self.space.values[value.inputs[0]].op not in CODELESS:
             return 0
         moved = value.op in ("load", "load_indexed") or number in self.stored
         rotates = any(extents[a] < self.sizes[a] for a in value.atoms)
@@ -386,7 +386,7 @@ class _Tiling:
             runs = math.prod(trips[: found[n].run])
             if value.walk and value.walk.tensor >= 0:
                 moved += self._transfer_ns(value, value.walk, runs)
-            elif value.op not in SPLATS:
+            elif value.op not in CODELESS:
                 engine = fusion.engine_of(value)
                 computed[engine] += runs * self._compute_ns(value, engine)
         # What both engines do alternates within a tile: a part of the shorter work shows.

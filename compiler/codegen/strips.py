@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from compiler.codegen import indexed, reductions
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from compiler.codegen.space import SINKS, SPLATS, Space
+from compiler.codegen.space import CODELESS, SINKS, Space
 from compiler.codegen.values import Frame
 from compiler.diagnostics import CompileError
 from compiler.isa.region import Affine
@@ -143,7 +143,7 @@ class _Nest:
         return at.result <= depth < at.run
 
     def _has_code(self, number: int) -> bool:
-        return self.space.values[number].op not in SPLATS
+        return self.space.values[number].op not in CODELESS
 
     def _ends_pass(self, number: int, depth: int) -> bool:
         inside = self.depths[number].run > depth

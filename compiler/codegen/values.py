@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from compiler.codegen.builder import Box, Builder, Held, Scope
-from compiler.codegen.space import Space, Value, Walk
+from compiler.codegen.masks import MASK, NEGATED
+from compiler.codegen.space import CODELESS, Space, Value, Walk
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.isa.program import Engine
+from compiler.isa.program import Space as Memory
 from compiler.isa.region import Affine
 
 ACTIVATIONS = frozenset(
@@ -112,11 +114,11 @@ class Frame:
         return [a for a in self.axes if a in value.atoms]
 
     def emit(self, number: int, scope: Scope, definition: Value | None = None) -> None:
-        """Code for value `number`, or for what it is in this place (`definition`); constants and
-        registers are made where they are read.
+        """Code for value `number`, or for what it is in this place (`definition`); constants,
+        registers and masks are made where they are read.
         """
         value = definition or self.space.values[number]
-        if value.op in ("constant", "register"):
+        if value.op in CODELESS:
             return
         _emitter(value.op)(self, number, value, scope)
 
@@ -306,14 +308,10 @@ def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope)
 
 
 def _iota(frame: Frame, number: int, value: Value, scope: Scope) -> None:
-    assert value.walk is not None
-    walk, held = value.walk, frame.new(number, value, scope)
+    held = frame.new(number, value, scope)
     axes = [a for a in frame.axes if a in held.strides and scope.extent(a) > 1]
-    dims = tuple((held.strides[a], scope.extent(a)) for a in axes) or ((1, 1),)
-    steps = tuple(walk.stride(a) for a in axes) or (0,)
-    out = scope.on_chip(held, frame.rows(scope), dims)
-    attrs = {"partition_step": walk.stride(frame.partition), "steps": steps}
-    scope.add("iota", Engine.GPSIMD, out, (), start=scope.address(walk), **attrs)
+    out = scope.on_chip(held, frame.rows(scope), _dims_of(scope, held, axes))
+    scope.add("iota", Engine.GPSIMD, out, (), **_steps(frame, value, axes, scope))
 
 
 def _binary(frame: Frame, number: int, value: Value, scope: Scope) -> None:
@@ -456,9 +454,46 @@ def _bitcast(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 
 def _select(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    if frame.space.values[value.inputs[0]].op == MASK:
+        _masked(frame, number, value, scope)
+        return
     sources = [frame.operand(i) for i in value.inputs]
     held = frame.new(number, value, scope)
     frame.apply(scope, "select", frame.engine(*sources[1:], held), held, sources)
+
+
+def _masked(frame: Frame, number: int, value: Value, scope: Scope) -> None:
+    """A select by position; what is still in PSUM leaves it first, as GpSimd does not reach it."""
+    pred, kept, filled = value.inputs
+    mask, fill = frame.space.values[pred], frame.constant(filled)
+    direction = mask.attrs["direction"]
+    if fill is None:
+        kept, fill, direction = filled, frame.constant(kept), NEGATED[direction]
+    source, held = frame.operand(kept), frame.new(number, value, scope)
+    if frame.builder.tiles[source.tile].space is Memory.PSUM:
+        frame.apply(scope, "tensor_copy", Engine.SCALAR, held, (source,))
+        source = held
+    axes = [a for a in frame.axes if a in held.strides and scope.extent(a) > 1]
+    out, into = (
+        scope.on_chip(h, frame.rows(scope), _dims_of(scope, h, axes)) for h in (held, source)
+    )
+    attrs = _steps(frame, mask, axes, scope)
+    scope.add("affine_select", Engine.GPSIMD, out, (into,), direction=direction, fill=fill, **attrs)
+
+
+def _dims_of(scope: Scope, held: Held, axes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple((held.strides.get(a, 0), scope.extent(a)) for a in axes) or ((1, 1),)
+
+
+def _steps(frame: Frame, value: Value, axes: Sequence[int], scope: Scope) -> dict[str, Any]:
+    """The attributes of an instruction that makes the numbers of a walk: where it starts, its step
+    per partition and per free dim.
+    """
+    walk = value.walk
+    assert walk is not None
+    steps = tuple(walk.stride(a) for a in axes) or (0,)
+    across = walk.stride(frame.partition)
+    return {"start": scope.address(walk), "partition_step": across, "steps": steps}
 
 
 def _clamp(frame: Frame, number: int, value: Value, scope: Scope) -> None:

@@ -105,6 +105,7 @@ RULES: tuple[CostRule, ...] = (
     CostRule("tensor_unary", _V, _always, 64, 1, 0, _INF, "as tensor_scalar"),
     CostRule("activation", _S, _always, 64, 1, 0, _DOC, "OLD: scale and bias are free"),
     CostRule("iota", _G, _always, 0, 1, 150, _DOC, "OLD"),
+    CostRule("affine_select", _G, _always, 0, 1, 150, _DOC, "OLD"),
 )
 _GPSIMD_DEFAULT = CostRule("*", _G, _always, 0, 1, 150, _UNK, _NO_RULE)
 

@@ -128,6 +128,14 @@ _TABLE = (
         " the free dims.",
     ),
     InstrDef(
+        name="affine_select",
+        engines=(Engine.GPSIMD,),
+        sources=(1,),
+        attrs=("start", "partition_step", "steps", "direction", "fill"),
+        meaning="dst = src where the number that iota would make there is direction (EQ NE LT LE"
+        " GT GE) 0, elsewhere fill.",
+    ),
+    InstrDef(
         name="dma",
         engines=DMA,
         sources=(1,),

@@ -154,6 +154,25 @@ def test_iota_memset_select_bitcast_unary() -> None:
     assert finite.tolist() == [[True, False]]
 
 
+def test_affine_select_keeps_where_the_pattern_says_so() -> None:
+    x, steps = rand(3, 2, 4), {"partition_step": -1, "steps": (10, 1)}
+    p, i, j = np.indices(x.shape)
+    out = run(
+        "affine_select",
+        GPS,
+        np.zeros(x.shape, np.float32),
+        x,
+        start=Affine(-17, ((1, 2),)),
+        direction="GT",
+        fill=-np.inf,
+        registers={1: 3},
+        **steps,
+    )
+    want = np.where(-11 - p + 10 * i + j > 0, x, -np.inf).astype(np.float32)
+    np.testing.assert_array_equal(out, want)
+    assert np.isinf(out).any() and np.isfinite(out).any()
+
+
 @pytest.mark.parametrize("mode", ["clamp", "fill"])
 def test_gather_of_rows(mode: str) -> None:
     table, index = rand(6, 4), np.array([[5], [-1], [2], [9]], np.int32)

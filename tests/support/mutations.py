@@ -49,9 +49,10 @@ FAMILIES = {
     "tensor_reduce": (REDUCE,),
     "activation": (FUNCS,),
     "tensor_unary": (UNARY,),
+    "affine_select": (COMPARE,),
 }
-OP_ATTRS = ("op", "op0", "op1", "func")
-IMMEDIATES = ("scalar0", "scalar1", "scale", "bias", "value")
+OP_ATTRS = ("op", "op0", "op1", "func", "direction")
+IMMEDIATES = ("scalar0", "scalar1", "scale", "bias", "value", "fill")
 COPIES = {"tensor_copy", "bitcast_copy"}  # the same thing when the types are equal
 MOVERS = (Engine.DMA_IN, Engine.DMA_OUT, Engine.TENSOR)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from compiler.codegen.fusion import SCALED
+from compiler.codegen.masks import MASK
 from compiler.codegen.rows import spans
 from compiler.codegen.rows.spans import DATA, Span
 from compiler.codegen.space import Space, Value
@@ -77,9 +78,11 @@ def _fact(space: Space, value: Value, known: Mapping[int, Known], ranges: Ranges
     if value.op == "constant":
         return _constant(value)
     if value.op == "iota":
-        return _iota(space, value, ranges)
+        return _interval(space, value, ranges) if value.dtype.is_integer else None
     if value.op == "compare":
         return _compare(value.attrs["direction"], given)
+    if value.op == MASK:
+        return _compare(value.attrs["direction"], [_interval(space, value, ranges), (0, 0)])
     if value.op in ("and", "or", "not"):
         return _logic(value.op, given)
     if value.op == "select":
@@ -99,9 +102,10 @@ def _constant(value: Value) -> Known | None:
     return int(number), int(number)
 
 
-def _iota(space: Space, value: Value, ranges: Ranges) -> Known | None:
+def _interval(space: Space, value: Value, ranges: Ranges) -> Interval | None:
+    """What the walk of an iota or a mask runs through."""
     assert value.walk is not None
-    if value.walk.offset.terms or not value.dtype.is_integer:
+    if value.walk.offset.terms:
         return None
     low = high = value.walk.offset.const
     for atom, step in value.walk.strides.items():
@@ -257,7 +261,10 @@ def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> A
     if value.op == "constant":
         return np.asarray(value.attrs["value"]).reshape(1, 1)
     if value.op == "iota":
-        return _exact_iota(value, ranges, axes)
+        return _exact_walk(value, ranges, axes)
+    if value.op == MASK:
+        walked = _exact_walk(value, ranges, axes)
+        return None if walked is None else _COMPARE[value.attrs["direction"]](walked, 0)
     given = [exact(space, i, ranges, axes) for i in value.inputs]
     if any(g is None for g in given):
         return None
@@ -272,7 +279,7 @@ def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> A
     return given[0] if value.op == "convert" and value.dtype.is_integer else None
 
 
-def _exact_iota(value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
+def _exact_walk(value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
     assert value.walk is not None
     if value.walk.offset.terms or not set(value.walk.strides) <= set(axes):
         return None

@@ -22,7 +22,7 @@ from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.rows.products import Products, Shared, placed
 from compiler.codegen.rows.rescale import copied, rescale, start_of
 from compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases
-from compiler.codegen.space import SINKS, SPLATS, Value
+from compiler.codegen.space import CODELESS, SINKS, Value
 from compiler.dtypes import DType
 from compiler.isa.program import Engine, Space
 from compiler.isa.region import Affine
@@ -172,7 +172,7 @@ class Group(Products):
     def _begin(self, number: int, value: Value) -> None:
         """Tiles for a value its stage makes: of the group, or of the band that has them already."""
         plan, band = self.plan, self.band
-        if number in plan.roles.sums or value.op in (*SINKS, *SPLATS):
+        if number in plan.roles.sums or value.op in (*SINKS, *CODELESS):
             return
         if band is None or plan.streams(number):
             self._take(number, self._tiles(number, value))
@@ -295,7 +295,7 @@ class Group(Products):
             self.turn(n, scope)
         elif n in true:
             self.held[n] = self.held[definition.inputs[1]]
-        elif definition.op not in SPLATS:
+        elif definition.op not in CODELESS:
             self._value(n, definition, scope)
 
     def _inputs(self, number: int, true: frozenset[int]) -> tuple[int, ...]:

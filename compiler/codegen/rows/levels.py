@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from compiler.codegen.rows.online import Running, merged
 from compiler.codegen.rows.roles import Roles, inner_of
-from compiler.codegen.space import SINKS, SPLATS, Space
+from compiler.codegen.space import CODELESS, SINKS, Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Levels:
         return tuple(
             Stage(level, None if inner < 0 else inner, tuple(values))
             for (level, inner), values in sorted(found.items())
-            if any(self.space.values[n].op not in SPLATS for n in values)
+            if any(self.space.values[n].op not in CODELESS for n in values)
         )
 
     def is_late(self, n: int, i: int) -> bool:
@@ -201,7 +201,10 @@ class Levels:
     def strips(self) -> frozenset[int]:
         """Values with an inner atom that are read outside the sweep that makes them."""
         return frozenset(
-            i for n in self.run for i in self.space.values[n].inputs if self.is_late(n, i)
+            i
+            for n in self.run
+            for i in self.space.values[n].inputs
+            if self.is_late(n, i) and self.space.values[i].op not in CODELESS
         )
 
     def read_whole(self, strips: Collection[int]) -> frozenset[int]:

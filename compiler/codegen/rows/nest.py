@@ -20,7 +20,7 @@ from compiler.codegen.rows.products import Shared
 from compiler.codegen.rows.streams import Streams
 from compiler.codegen.rows.sums import Sums
 from compiler.codegen.search import Candidate, Room
-from compiler.codegen.space import SPLATS, Space
+from compiler.codegen.space import CODELESS, Space
 from compiler.codegen.values import Frame
 from compiler.isa.region import Affine
 
@@ -104,7 +104,7 @@ class Nest:
         for n in self.plan.vectors:
             value = self.space.values[n]
             here = self._depth_of(self.space.slice([n])) == depth and not self.plan.streams(n)
-            if value.op not in SPLATS and here:
+            if value.op not in CODELESS and here:
                 self.shared.emit(n, scope)
         loaded: dict[object, Panel] = {}
         for n, operands in self.plan.roles.panels.items():

@@ -24,7 +24,7 @@ from compiler.codegen.rows.levels import Levels, Pass, Stage, Sweeping
 from compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
 from compiler.codegen.rows.size import size_of
 from compiler.codegen.search import Room
-from compiler.codegen.space import SINKS, SPLATS, Space, Value
+from compiler.codegen.space import CODELESS, SINKS, Space, Value
 from compiler.diagnostics import CapacityError, CompileError
 from compiler.dtypes import DType
 from compiler.isa.limits import Limits
@@ -318,7 +318,7 @@ def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
     """Values without the row atom that follow from counts and constants: blocks of them are made
     where they are read.
     """
-    ops = ("iota", *SPLATS)
+    ops = ("iota", *CODELESS)
     return frozenset(
         n
         for n in roles.shared

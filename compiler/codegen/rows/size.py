@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compiler.codegen.rows.roles import inner_of
+from compiler.codegen.space import CODELESS
 from compiler.dtypes import DType
 from compiler.isa.limits import Limits
 
@@ -104,10 +105,13 @@ def _block_bytes(plan: RowPlan, stage: Stage, limits: Limits) -> int:
     """Largest number of bytes of a block's values alive at a time, twice for those that rotate."""
     values = plan.space.values
     last = {i: n for n in stage.values for i in values[n].inputs}
+    tiled = {n for n in stage.values if values[n].op not in CODELESS}
     alive = peak = 0
     for n in stage.values:
+        if values[n].op in CODELESS:
+            continue
         alive += 2 * limits.moving_max * values[n].dtype.bytes
         peak = max(peak, alive)
-        ended = [i for i in set(values[n].inputs) & set(stage.values) if last[i] == n]
+        ended = [i for i in set(values[n].inputs) & tiled if last[i] == n]
         alive -= sum(2 * limits.moving_max * values[i].dtype.bytes for i in ended)
     return peak

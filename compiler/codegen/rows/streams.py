@@ -24,7 +24,7 @@ from compiler.codegen.rows.panels import Panel, load_panel
 from compiler.codegen.rows.plan import RowPlan, Streamed
 from compiler.codegen.rows.products import Shared
 from compiler.codegen.rows.sums import divided
-from compiler.codegen.space import SPLATS
+from compiler.codegen.space import CODELESS
 from compiler.codegen.values import Frame
 from compiler.isa.region import Affine
 
@@ -108,7 +108,7 @@ class Streams:
         found: dict[int, Held] = {}
         for n in plan.vectors:
             value = plan.space.values[n]
-            if n in needed and plan.streams(n) and value.op not in SPLATS:
+            if n in needed and plan.streams(n) and value.op not in CODELESS:
                 frame.emit(n, scope)
                 held = frame.held[n]
                 back = scope.boxes[atom].origin * -held.strides.get(atom, 0)

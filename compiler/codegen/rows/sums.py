@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.rows.roles import inner_of
-from compiler.codegen.space import SINKS, SPLATS, Value, split
+from compiler.codegen.space import CODELESS, SINKS, Value, split
 from compiler.codegen.values import Frame
 from compiler.dtypes import DType
 from compiler.isa.program import Engine
@@ -223,7 +223,7 @@ class Sums:
                 rounded = frame.new(n, frame.space.values[n], scope)
                 frame.apply(scope, "tensor_copy", Engine.VECTOR, rounded, (total,))
         for n in self._after(group):
-            if n not in group and frame.space.values[n].op not in SPLATS:
+            if n not in group and frame.space.values[n].op not in CODELESS:
                 frame.emit(n, scope)
 
     def _after(self, group: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ from functools import cached_property
 from compiler.codegen.contract_plan import even_tile
 from compiler.codegen.rates import MIN_CYCLES
 from compiler.codegen.search import Room
-from compiler.codegen.space import SINKS, SPLATS, Space, Walk, contiguous_run, joined_atoms
+from compiler.codegen.space import CODELESS, SINKS, Space, Walk, contiguous_run, joined_atoms
 from compiler.codegen.values import BINARY
 from compiler.codegen.windows import lines as raw
 from compiler.codegen.windows.form import Dim, Form, Steps
@@ -172,7 +172,7 @@ class Planner:
         groups = math.prod(self.sizes[a] for a in self.form.groups)
         positions = plan.width if plan.by_line else 1
         values = [self.form.space.values[n] for n in (self.form.number, *self.epilogue)]
-        each = sum(v.dtype.bytes for v in values if v.op not in (*SINKS, *SPLATS))
+        each = sum(v.dtype.bytes for v in values if v.op not in (*SINKS, *CODELESS))
         return waiting + 2 * sheets + filters + 2 * positions * width * groups * each
 
     def line_count(self, height: int) -> int:

@@ -1,0 +1,74 @@
+"""Masks by position: one `affine_select` of GpSimd and no predicate, where all readers allow it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.isa.limits import walk
+from compiler.isa.region import Affine
+from tests.compiler.codegen.region_harness import F32, I32, PRED, Maker, check
+
+DIRECTIONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
+
+
+def position(m: Maker, atom: int, start: int = 0, step: int = 1) -> int:
+    return m.node("iota", atoms=(atom,), dtype=I32, atom=atom, start=Affine(start), step=step)
+
+
+def predicate(m: Maker, direction: str = "GE", shift: int = 0, step: int = 1) -> int:
+    """step * row + shift against the column."""
+    row = m.node("add", position(m, 0, step=step), m.const(shift, I32))
+    return m.node("compare", row, position(m, 1), dtype=PRED, direction=direction)
+
+
+def opcodes(m: Maker) -> set[str]:
+    return {i.opcode for i in walk(m.region().body)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 200), st.integers(1, 70)),
+    direction=st.sampled_from(DIRECTIONS),
+    shift=st.integers(-40, 40),
+    step=st.sampled_from((-1, 1, 2)),
+    fill=st.sampled_from((0.0, -1e9, float("-inf"))),
+    swapped=st.booleans(),
+)
+def test_one_instruction_means_a_comparison_and_a_select(
+    sizes: tuple[int, int], direction: str, shift: int, step: int, fill: float, swapped: bool
+) -> None:
+    m = Maker(sizes, "masked")
+    x, other = m.load((0, 1)), m.const(fill)
+    branches = (other, x) if swapped else (x, other)
+    m.store(m.node("select", predicate(m, direction, shift, step), *branches, dtype=F32), (0, 1))
+    check(m)
+    assert min(sizes) == 1 or ("affine_select" in opcodes(m) and "select" not in opcodes(m))
+
+
+def test_readers_share_a_mask_without_a_tile() -> None:
+    """Forward and backward of a masked score read one comparison."""
+    m = Maker((130, 40), "shared")
+    mask = predicate(m)
+    for fill in (-1e9, 0.0):
+        picked = m.node("select", mask, m.load((0, 1)), m.const(fill), dtype=F32)
+        m.store(m.node("exponential", picked), (0, 1))
+    check(m)
+    assert not {"iota", "select"} & opcodes(m)
+
+
+@pytest.mark.parametrize("reader", ["two tensors", "two masks", "as a number"])
+def test_other_readers_get_the_predicate_itself(reader: str) -> None:
+    m = Maker((130, 40), "others")
+    mask, x = predicate(m), m.load((0, 1))
+    if reader == "two masks":
+        mask = m.node("and", mask, predicate(m, "LE", 9), dtype=PRED)
+    if reader == "as a number":
+        made = m.node("multiply", x, m.node("convert", mask, dtype=F32))
+    else:
+        other = m.load((0, 1)) if reader == "two tensors" else m.const(0.0)
+        made = m.node("select", mask, x, other, dtype=F32)
+    m.store(made, (0, 1))
+    check(m)
+    assert "affine_select" not in opcodes(m)
