@@ -18,7 +18,9 @@ from compiler.ir.types import Graph, Op, Value
 from compiler.program import StepProgram
 from compiler.residency import Residency
 
-_VIEWS = frozenset(("broadcast_in_dim", "constant", "iota", "reshape", "optimization_barrier"))
+_VIEWS = frozenset(
+    ("broadcast_in_dim", "constant", "iota", "reshape", "optimization_barrier", "slice")
+)
 _ABSORBING = frozenset(
     ("convolution", "dot_general", "dynamic_update_slice", "reduce", "reduce_window")
 )
@@ -225,10 +227,17 @@ def _inside(op: Op, level: _Level) -> _Sweep:
     if op.name != "loop":
         return _Sweep()
     (body,) = op.regions
-    free = set(body.inputs)
-    in_place = {
-        inner.result
-        for inner in body.ops
-        if inner.name == "dynamic_update_slice" and inner.operands[0] in free
-    }
-    return _sweep(_Level(body, level.program, level.default, free | (in_place & set(body.outputs))))
+    free = {*body.inputs, *_updated_in_place(body)}
+    return _sweep(_Level(body, level.program, level.default, free))
+
+
+def _updated_in_place(body: Graph) -> Iterator[Value]:
+    """The next values of carries that writes of slices make, and what is between two writes."""
+    made, users = body.producers(), body.uses()
+    for value in body.outputs:
+        chain: list[Value] = []
+        while (op := made.get(value)) is not None and op.name == "dynamic_update_slice":
+            chain.append(value)
+            value = op.operands[0]
+        if value in body.inputs and all(len(users[v]) == 1 for v in chain[1:]):
+            yield from chain

@@ -219,7 +219,8 @@ def complete(
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
     shifts = Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
     bucket_bytes, tokens = settings.bucket_mb << 20, settings.dependency_tokens
-    step = overlap(step, shifts, settings.cc_streams, bucket_bytes, tokens)
+    group = settings.layers_per_group
+    step = overlap(step, shifts, settings.cc_streams, bucket_bytes, tokens, group)
     step = replace(step, stacks=prepared.stacks)
     cut_findings = step.metadata["findings"]
     assert isinstance(cut_findings, tuple)

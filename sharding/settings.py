@@ -19,6 +19,10 @@ MAX_SHIFT = 16
 """Layers a collective may move: its queue is laid out layer by layer (our choice)."""
 
 
+MAX_GROUP = 16
+"""Layers of a group: their code is one function, compiled as a whole (our choice)."""
+
+
 def limited(default: float, low: float, high: float) -> Any:
     """A number from `low` to `high`."""
     return field(default=default, metadata={"range": (low, high)})
@@ -81,6 +85,12 @@ class StrategySettings:
 
     output_dtype: str = choice("auto", "auto", "bfloat16")
     """Type that what a layer hands on is rounded to, both ways. auto: as the model says."""
+
+    layers_per_group: int = limited(0, 0, MAX_GROUP)
+    """Layers that are one unit of FSDP (PyTorch's fully_shard of a block, or of a list of blocks):
+    one gather of all their weights, one reduction of all their gradients, as far as `bucket_mb`
+    allows; what is left over is a smaller unit. Shifts then count units. 0: every weight alone.
+    """
 
     early_all_gather_shift: int = limited(0, 0, MAX_SHIFT)
     """Layers by which weights are gathered before the layer that uses them

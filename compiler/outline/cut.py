@@ -92,7 +92,7 @@ class _Cutter:
     """Cuts one level.
 
     `registers` are inputs that are affine in program registers; output `ignored` (a loop's own
-    counter) is not computed.
+    counter) is not computed; what repeats in a `whole` level is not cut.
     """
 
     def __init__(
@@ -102,8 +102,10 @@ class _Cutter:
         counters: _Counters,
         name: str,
         ignored: int = -1,
+        whole: bool = False,
     ) -> None:
         self.graph = graph
+        self.whole = whole
         self.ignored = ignored
         self.name = name
         self.counters = counters
@@ -241,7 +243,8 @@ class _Cutter:
             op: tuple(dict.fromkeys(b for v in op.operands for b in self.bases(v)))
             for op in stretch
         }
-        return pieces.split(stretch, pieces.Level(sources, self.producers), self._identity)
+        level = pieces.Level(sources, self.producers)
+        return pieces.split(stretch, level, self._identity, self.whole)
 
     def _identity(self, ops: Sequence[Op]) -> int:
         """A number that equal code has, as a function of everything it reads, all results out."""
@@ -306,7 +309,8 @@ class _Cutter:
         operands = {
             i: self.bitcast_base(op.operands[i]) for i in (*invariant, *carried) if i not in made
         }
-        level = _Cutter(body, registers, self.counters, f"{self.name}.loop", induction).level()
+        name, whole = f"{self.name}.loop", op.attrs.whole
+        level = _Cutter(body, registers, self.counters, name, induction, whole).level()
         makers = {
             i: None
             if is_overwritten(body, i, trip, counter, level.known)

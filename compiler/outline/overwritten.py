@@ -7,7 +7,7 @@ need what a queue starts with when every iteration makes the entry anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from compiler.ir.types import Graph, Op, Value
 from compiler.isa.region import Affine
@@ -18,42 +18,57 @@ def is_overwritten(
     body: Graph, carry: int, trip: int, register: int, known: Mapping[Value, Known]
 ) -> bool:
     """Whether no iteration of a loop reads the first value of `carry`, and nothing of it is left:
-    each element is written, once.
+    each element is written, once, by one write per iteration or several behind each other.
 
     `register` counts 0 .. `trip` - 1; `known` are the scalars of `body`.
     """
-    before, after = body.inputs[carry], body.outputs[carry]
-    readers = [op for op in body.ops if before in op.operands or after in op.operands]
+    before = body.inputs[carry]
     if before not in body.outputs and not any(before in op.operands for op in body.ops):
         return trip > 0
-    if len(readers) != 1 or readers[0].name != "dynamic_update_slice":
-        return False
-    write = readers[0]
-    alone = write.operands.count(before) == 1 and body.outputs.count(after) == 1
-    if not alone or write.operands[0] is not before or write.result is not after:
-        return False
-    return before not in body.outputs and _covers(write, trip, register, known)
+    writes = _writes(body, carry)
+    return bool(writes) and _covers(writes, trip, register, known)
 
 
-def _covers(write: Op, trip: int, register: int, known: Mapping[Value, Known]) -> bool:
+def _writes(body: Graph, carry: int) -> list[Op]:
+    """The writes of slices that make the next value of `carry` of the one before, in order; none
+    when anything else reads a value between.
+    """
+    value, after = body.inputs[carry], body.outputs[carry]
+    found: list[Op] = []
+    for op in body.ops:
+        if value not in op.operands:
+            continue
+        writes = op.name == "dynamic_update_slice" and op.operands[0] is value
+        if not writes or op.operands.count(value) > 1 or value in body.outputs:
+            return []
+        value = op.result
+        found.append(op)
+    return found if value is after and body.outputs.count(after) == 1 else []
+
+
+def _covers(writes: Sequence[Op], trip: int, register: int, known: Mapping[Value, Known]) -> bool:
     """Whether the slices written in all iterations are the whole tensor."""
-    stack, update, *starts = write.operands
-    walked = [
-        _is_walked(size, part, known.get(start), trip, register)
-        for size, part, start in zip(stack.type.shape, update.type.shape, starts, strict=True)
-        if not _is_whole(size, part, known.get(start))
-    ]
+    stack, update = (v.type.shape for v in writes[0].operands[:2])
+    if any(op.operands[1].type.shape != update for op in writes):
+        return False
+    walked = []
+    for dim, (size, part) in enumerate(zip(stack, update, strict=True)):
+        starts = [known.get(op.operands[2 + dim]) for op in writes]
+        if size != part or any(start is None or start.value != Affine(0) for start in starts):
+            walked.append(_is_walked(size, part, starts, trip, register))
     return walked == [True] or (not walked and trip > 0)
 
 
-def _is_whole(size: int, part: int, start: Known | None) -> bool:
-    return size == part and start is not None and start.value == Affine(0)
-
-
-def _is_walked(size: int, part: int, start: Known | None, trip: int, register: int) -> bool:
-    """Whether a dim is walked slice after slice, upwards or downwards."""
-    if start is None or size != part * trip:
+def _is_walked(
+    size: int, part: int, starts: Sequence[Known | None], trip: int, register: int
+) -> bool:
+    """Whether a dim is walked slice after slice, in any order."""
+    if size != part * trip * len(starts):
         return False
-    upwards = Affine(0, ((register, part),))
-    downwards = Affine(size - part, ((register, -part),))
-    return start.value in (upwards, downwards)
+    found: set[int] = set()
+    for start in starts:
+        if start is None or any(at != register for at, _ in start.value.terms):
+            return False
+        step = sum(coefficient for _, coefficient in start.value.terms)
+        found.update(start.value.const + step * turn for turn in range(trip))
+    return found == set(range(0, size, part))

@@ -43,10 +43,12 @@ class Level:
     producers: Mapping[Value, Op]
 
 
-def split(ops: Sequence[Op], level: Level, identity: Hash) -> list[list[Op]]:
+def split(ops: Sequence[Op], level: Level, identity: Hash, whole: bool = False) -> list[list[Op]]:
     """`ops` (program order) as pieces in an order that respects dependencies. `identity` numbers
-    pieces by their structure.
+    pieces by their structure. What repeats in a `whole` level stays together.
     """
+    if whole:
+        return [_merged(group) for group in _phases(ops, level)]
     pieces: list[list[Op]] = []
     for group in _phases(ops, level):
         pieces += _merge_unique(group, identity)
@@ -145,20 +147,18 @@ def _merge_unique(components: Sequence[list[Op]], identity: Hash) -> list[list[O
     apart = [counts[h] > 1 and not _only_moves(c) for c, h in zip(components, hashes, strict=True)]
     repeated = [c for c, alone in zip(components, apart, strict=True) if alone]
     single = [c for c, alone in zip(components, apart, strict=True) if not alone]
-    unique = sorted((op for c in single for op in c), key=_positions(components).__getitem__)
+    unique = _merged(single)
     return ([unique] if unique else []) + repeated
+
+
+def _merged(components: Sequence[Sequence[Op]]) -> list[Op]:
+    """Components as one piece."""
+    return [op for component in components for op in component]
 
 
 def _only_moves(ops: Sequence[Op]) -> bool:
     """True for collectives with what brings data to them and away."""
     return any(op.name in MOVERS for op in ops) and all(op.name in CARRIERS for op in ops)
-
-
-def _positions(components: Sequence[list[Op]]) -> dict[Op, int]:
-    """A program order over the ops of several components (each is in program order; components by
-    first op).
-    """
-    return {op: i for i, op in enumerate(op for c in components for op in c)}
 
 
 def _cut_repeats(ops: list[Op], level: Level, identity: Hash) -> list[list[Op]]:

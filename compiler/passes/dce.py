@@ -8,7 +8,8 @@ their own, stays. The graph's signature stays.
 
 from __future__ import annotations
 
-from compiler.ir.ops import LoopAttrs
+from dataclasses import replace
+
 from compiler.ir.types import Graph, Op, Value
 from compiler.joins import joins_stages
 from compiler.passes.rewrite import with_ops, with_results
@@ -58,5 +59,5 @@ def _narrow_loop(op: Op, needed: set[Value]) -> Op:
         tuple(body.outputs[i] for i in keep),
         body.name,
     )
-    attrs = LoopAttrs(op.attrs.trip, keep.index(op.attrs.induction))
+    attrs = replace(op.attrs, induction=keep.index(op.attrs.induction))
     return with_results(op, keep, attrs, (region,))

@@ -1,7 +1,8 @@
 """Overlap of communication with layers: collectives move across the borders of layers.
 
 `overlap` rewrites the programs of a step after the cut, so that strategies and partitioning know
-nothing of it: `buckets.py` makes one collective of several, `assign.py` decides which ops of a
+nothing of it: `groups.py` makes one iteration of several layers, `buckets.py` one collective of
+several, `assign.py` decides which ops of a
 layer loop run early or late, `pipelined.py` makes a software pipeline of the loop, `threads.py`
 lets what a layer waits for go first, `streams.py` says what runs beside what. Values stay the same
 bit by bit. `deferred.py` comes before the cut: it frees reductions of gradients from loops, so that
@@ -18,8 +19,9 @@ from compiler.ir.types import Graph, Op, Value
 from compiler.passes.dce import dce
 from compiler.program import StepPlan
 from sharding.overlap.assign import Shifts, delays
-from sharding.overlap.buckets import bucketed
+from sharding.overlap.buckets import UNLIMITED, bucketed
 from sharding.overlap.deferred import hoisted
+from sharding.overlap.groups import grouped
 from sharding.overlap.idle import idle_shifts, idle_streams, note
 from sharding.overlap.pipelined import pipelined
 from sharding.overlap.streams import streams_of
@@ -34,12 +36,19 @@ def overlap(
     streams: int = 1,
     bucket_bytes: int = 0,
     tokens: bool = False,
+    group: int = 0,
 ) -> StepPlan:
-    """`step` with collectives in buckets, those of its layer loops moved by `shifts`, behind tokens
-    of a layer's own, on so many streams; `metadata["findings"]` says which of that finds nothing to
-    change.
+    """`step` with layers in groups of `group`, collectives in buckets, those of its layer loops
+    moved by `shifts` iterations, behind tokens of a layer's own, on so many streams;
+    `metadata["findings"]` says which of that finds nothing to change.
     """
     notes: list[Diagnostic] = []
+    if group:
+        whole, limit = step, bucket_bytes or UNLIMITED
+        step = _with_graphs(step, lambda graph: grouped(graph, group, limit))
+        if not _differ(step, whole):
+            why = "no loop over layers gathers weights or reduces gradients"
+            notes.append(note("layers_per_group", group, why))
     if bucket_bytes:
         whole = step
         step = _with_graphs(step, lambda graph: bucketed(graph, bucket_bytes))

@@ -64,6 +64,11 @@ def delays(loop: Op, shifts: Shifts) -> Delays | None:
     return Delays(loop, delay, body.free, middle)
 
 
+def free_values(loop: Op) -> set[Value]:
+    """Values of the body that follow from what passes through it and the counter, no traffic."""
+    return _Body(loop).free
+
+
 class _Body:
     """The body of a loop, with what its values depend on."""
 

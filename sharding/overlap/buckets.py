@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,9 @@ from compiler.passes.rewrite import with_regions
 from sharding.overlap.streams import moves_state
 
 Key = tuple[object, ...]
+
+UNLIMITED = sys.maxsize
+"""Bytes of a bucket that takes all that is ready together."""
 
 
 def bucketed(graph: Graph, most_bytes: int) -> Graph:

@@ -10,13 +10,13 @@ loop as it was, bit by bit.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
 from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs, LoopAttrs
+from compiler.ir.ops import ConstantAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value
 from sharding.overlap.assign import Delays
 
@@ -137,7 +137,7 @@ class _Pipeline:
         ]
         region = Graph(tuple(inputs), tuple(inner.ops), tuple(outputs), self.body.name)
         results = tuple(Value(v.type) for v in inputs)
-        attrs = LoopAttrs(end - begin, 0)
+        attrs = replace(self.loop.attrs, trip=end - begin, induction=0)
         scope.ops.append(Op("loop", tuple(operands), results, attrs, (region,), self.loop.loc))
         where = dict(zip(inputs, results, strict=True))
         return _State(

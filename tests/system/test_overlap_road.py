@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,7 @@ from compiler.frontend.models import llama
 from compiler.frontend.task import TrainTask
 from compiler.neff.bundle import Bundle
 from compiler.residency import Residency
+from sharding.plan import Traffic
 from sharding.settings import StrategySettings
 from sim_cluster.result import distance
 from sim_cluster.step_time import Step, StepTiming, time_step
@@ -22,9 +24,11 @@ LAYERS = 4
 L0_BOUND = 1e-5
 LAST_BOUND = 1e-6  # fp32 sums in another order
 MICRO_BATCHES = 2
+OUTSIDE = 3  # weights outside of layers: embedding, last norm, head
 MESH = {"dp_replicate": 2, "dp_shard": 2}
 LAST = "reduced once"
 BUCKETS = "buckets"
+GROUPS = "groups of two layers, of another group"
 KNOBS: dict[str, dict[str, Any]] = {
     "none": {},
     "gathers one layer early": {"early_all_gather_shift": 1},
@@ -34,6 +38,11 @@ KNOBS: dict[str, dict[str, Any]] = {
     BUCKETS: {"bucket_mb": 1},
     "buckets of another layer": {
         "bucket_mb": 1,
+        "early_all_gather_shift": 1,
+        "late_reduce_scatter_shift": 1,
+    },
+    GROUPS: {
+        "layers_per_group": 2,
         "early_all_gather_shift": 1,
         "late_reduce_scatter_shift": 1,
     },
@@ -50,6 +59,7 @@ class Ready:
     bundle: Bundle
     steps: Steps
     timing: StepTiming
+    traffic: tuple[Traffic, ...]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +82,8 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
         # Under the profile whose collectives take longest: beside a model this small, steps of
         # two microseconds are hidden whatever the knobs say.
         timing = time_step(step, "conservative")
-        return Ready(bundle, run_steps(bundle, _task(), layout.global_batch), timing)
+        steps = run_steps(bundle, _task(), layout.global_batch)
+        return Ready(bundle, steps, timing, road.built.plan.traffic)
 
     return build
 
@@ -93,7 +104,8 @@ def test_a_knob_changes_programs_and_times_but_no_value(
     assert (digests["forward"] == plain.bundle.manifest.programs["forward"]) == late_only
     assert given.timing.step_time_ps != plain.timing.step_time_ps
     counts = [sum(u.count for u in r.timing.collectives) for r in (plain, given)]
-    assert counts[1] < counts[0] / 4 if "bucket_mb" in KNOBS[name] else counts[1] == counts[0]
+    joined = {"bucket_mb", "layers_per_group"} & {*KNOBS[name]}
+    assert counts[1] < counts[0] / 4 if joined else counts[1] == counts[0]
 
 
 @pytest.mark.parametrize("name", KNOBS)
@@ -146,6 +158,18 @@ def test_buckets_save_launches_and_move_the_same(ready: Callable[[str], Ready]) 
     assert sizes[0] == sizes[1]
     assert spent[1] < spent[0] / 2
     assert given.step_time_ps < plain.step_time_ps
+
+
+def test_files_run_the_collectives_of_the_plan(ready: Callable[[str], Ready]) -> None:
+    """In groups of two layers one gather per group and pass, one reduction, one sum over copies."""
+    for knobs in ("none", GROUPS):
+        found, planned = Counter[tuple[str, tuple[str, ...]]](), Counter[Any]()
+        for use in ready(knobs).timing.collectives:
+            found[use.call.kind, use.call.axes] += use.count
+        for row in ready(knobs).traffic:
+            planned[row.kind, row.axes] += row.count
+        assert found == planned
+    assert found["reduce_scatter", ("dp_shard",)] == MICRO_BATCHES * (LAYERS // 2 + OUTSIDE)
 
 
 def test_what_fills_a_bucket_writes_there(ready: Callable[[str], Ready]) -> None:

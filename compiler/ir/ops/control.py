@@ -21,10 +21,14 @@ from compiler.ir.types import Op, TensorType
 
 @dataclass(frozen=True, slots=True)
 class LoopAttrs:
-    """`trip` iterations; carry number `induction` is a scalar integer that counts 0 .. trip-1."""
+    """`trip` iterations; carry number `induction` is a scalar integer that counts 0 .. trip-1.
+
+    What repeats in the body of a `whole` loop is not cut into functions of its own.
+    """
 
     trip: int
     induction: int
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
