@@ -66,3 +66,35 @@ def test_rows_that_do_not_fit_have_the_values_of_jax(
     stored = [t for f in made.program.functions for t in f.tensors]
     assert all(np.prod(t.shape) < 1024 * 1024 for t in stored), "a score tensor in HBM"
     assert figures(made).busy_ps["tensor"] >= work * ample.busy_ps["tensor"]
+
+
+def apart(scores, mask):
+    """The maximum is of scores that were filled with another number."""
+    return jnp.where(mask, scores, -1e9) - jnp.where(mask, scores, -1e8).max(-1, keepdims=True)
+
+
+def behind(scores, mask):
+    """Masked once more after the maximum is taken away."""
+    top = jnp.where(mask, scores, -1e9).max(-1, keepdims=True)
+    return jnp.where(mask, scores - top, -1e9)
+
+
+def added(scores, mask):
+    x = scores + jnp.where(mask, 0.0, -1e9)
+    return x - x.max(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("spelling", [apart, behind, added])
+def test_one_mask_in_two_places_has_the_values_of_jax(spelling) -> None:
+    """Long enough that some blocks of columns are left out, and some need no mask."""
+
+    def fn(q, k, v):
+        places = jnp.arange(640)
+        scores = jnp.einsum("td,sd->ts", q, k) / np.sqrt(D)
+        weights = jnp.exp(spelling(scores, places[:, None] >= places))
+        return (weights / weights.sum(-1, keepdims=True)) @ v
+
+    rng = np.random.default_rng(5)
+    given = [rng.standard_normal((640, D)).astype(np.float32) for _ in range(3)]
+    made = compile_function(fn, given, CompileOptions(optlevel=1))
+    assert worst_distance(made.run("L0"), made.expected()) <= 1e-5

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from compiler.codegen.builder import Piece, pieces
-from compiler.codegen.rows.facts import Fact, Known, Ranges, exact, facts, is_low
+from compiler.codegen.rows.facts import Fact, Known, Ranges, facts, is_low
+from compiler.codegen.rows.live import Rows, lowered, relied_on
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.space import SINKS
 
@@ -121,43 +120,21 @@ class Columns:
     def _rows_live(
         self, atom: int, rows: Range, known: dict[Range, dict[int, Known]], skipped: set[Range]
     ) -> bool:
-        """Whether every row has, for each select that masks a skipped chunk, a point that is not
-        masked in a chunk that is computed.
+        """Whether every row has, for each value whose low elements are left out, one that is not
+        low in a chunk that is computed; and whether no maximum over other atoms is low.
         """
-        masks = {n for c in skipped for n in self.selects if self._masks(n, known[c])}
-        return all(self._select_lives(n, atom, rows, known, skipped) for n in masks)
+        kept = {c: known[c] for c in known if c not in skipped}
+        mine = Rows(self.space, tuple(self.numbers), self.whole, self.plan.roles.row, rows)
+        masked = {n for c in skipped for n in relied_on(self.space, self.numbers, known[c])}
+        if not all(mine.keep(n, atom, kept) for n in masked):
+            return False
+        return not skipped or all(self._has_maxima(mine, o) for o in self.masked if o != atom)
 
-    def _masks(self, number: int, known: dict[int, Known]) -> bool:
-        return is_low(known.get(number)) or known.get(number) is Fact.ZERO
-
-    def _select_lives(
-        self,
-        number: int,
-        atom: int,
-        rows: Range,
-        known: dict[Range, dict[int, Known]],
-        skipped: set[Range],
-    ) -> bool:
-        pred, on_true, _ = self.space.values[number].inputs
-        wanted = Fact.TRUE
-        if self.space.values[on_true].op == "constant" and self._is_masking(on_true):
-            wanted = Fact.FALSE
-        kept = [c for c in known if c not in skipped]
-        if any(known[c].get(pred) is wanted for c in kept):
-            return True
-        live = np.zeros(rows[1] - rows[0], bool)
-        row = self.plan.roles.row
-        for chunk in kept:
-            keep = exact(self.space, pred, {row: rows, atom: chunk}, (row, atom))
-            if keep is None:
-                return False
-            live |= (keep == (wanted is Fact.TRUE)).any(axis=1)
-            if live.all():
-                return True
-        return False
-
-    def _is_masking(self, number: int) -> bool:
-        return is_low(facts(self.space, [number], {}).get(number))
+    def _has_maxima(self, rows: Rows, atom: int) -> bool:
+        """Whether every row has a maximum over `atom` that is not low."""
+        low = lowered(self.space, self.numbers, atom, self.whole)
+        known = {c: self._facts(atom, c, rows.span) for c in self._chunks(atom)} if low else {}
+        return all(rows.keep(n, atom, known) for n in low)
 
     def _alike(
         self, kept: Sequence[Range], known: dict[Range, dict[int, Known]]

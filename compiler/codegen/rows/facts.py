@@ -55,13 +55,17 @@ def is_low(known: Known | None) -> bool:
 
 
 def facts(
-    space: Space, numbers: Iterable[int], ranges: Ranges, whole: Mapping[int, Known] | None = None
+    space: Space,
+    numbers: Iterable[int],
+    ranges: Ranges,
+    whole: Mapping[int, Known] | None = None,
+    given: Mapping[int, Known] | None = None,
 ) -> dict[int, Known]:
     """What is known of the values `numbers` (in order) where each atom stays in its range; `whole`
-    is what is known of them everywhere, which is what reductions read.
+    is what is known of them everywhere, which is what reductions read. Some may be `given`.
     """
-    known: dict[int, Known] = {}
-    for n in numbers:
+    known: dict[int, Known] = dict(given or {})
+    for n in (n for n in numbers if n not in known):
         value = space.values[n]
         if value.op in ("reduce", "contract") and value.dtype.is_float:
             reads = known if whole is None else whole

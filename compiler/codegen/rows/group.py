@@ -8,14 +8,14 @@ or are skewed (`skew.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
-from compiler.codegen.fusion import SCALED, is_product
 from compiler.codegen.reductions import accumulate, accumulator_type
 from compiler.codegen.rows.columns import Run
+from compiler.codegen.rows.decided import Decided, decided
 from compiler.codegen.rows.levels import Stage
 from compiler.codegen.rows.online import Running
 from compiler.codegen.rows.plan import RowPlan
@@ -93,9 +93,9 @@ class Group(Products):
 
     def new(self, number: int, value: Value, scope: Scope, dtype: DType | None = None) -> Held:
         """Values of the whole group have their tile already."""
-        reader = self.same.get(number, number)
-        if self._is_kept(reader):
-            self.held[number] = self.held[reader]
+        home = self.decided.home.get(number, number)
+        if self._is_kept(home):
+            self.held[number] = self.held[home]
             return self.held[number]
         if self.flight is None or number not in self.flight.crossing:
             return super().new(number, value, scope, dtype)
@@ -246,10 +246,12 @@ class Group(Products):
             places[1] = replace(places[1], banks=places[0].banks)
         flights = []
         for run in runs:
-            inputs = {n: self._inputs(n, run.true) for n in stage.values}
-            needed = self._needed(stage, inputs)
+            here = self._decided(stage, run.true)
+            needed = self._needed(stage, here)
             phases = {s: self._phase(s) for n in needed for s in self._steps_of(n)}
-            flights.append([Flight(phases, crossing(phases, inputs), p) for p in places])
+            moving = crossing(phases, {n: here.inputs(n) for n in stage.values})
+            moving |= {here.owner(n) for n in moving}
+            flights.append([Flight(phases, moving, p) for p in places])
         for at, scope, self.flight in in_phases(place, atom, runs, flights):
             self._block(stage, scope, runs[at].true)
         self.flight = None
@@ -273,56 +275,45 @@ class Group(Products):
         kept, flight = self.held, self.flight
         self.held = {n: placed(held, scope) for n, held in kept.items()}
         self.held |= flight.held if flight else {}
-        inputs = {n: self._inputs(n, true) for n in stage.values}
-        self.same = {inputs[n][0]: n for n in stage.values if n in true}
-        last = {i: n for n in stage.values for i in inputs[n]}
-        for step in (s for n in self._needed(stage, inputs) for s in self._steps_of(n)):
+        self.decided = here = self._decided(stage, true)
+        needed = self._needed(stage, here)
+        last = {here.owner(i): n for n in needed if self._reads(n) for i in here.inputs(n)}
+        for step in (s for n in needed for s in self._steps_of(n)):
             if flight and flight.phases[step] != flight.phase:
                 continue
             n = step.number
-            self._step(step, true, scope)
-            for i in inputs[n] if step == self._steps_of(n)[-1] else ():
-                if last[i] == n and i in stage.values and n not in true:
-                    self._release(i, stage, scope)
+            self._step(step, scope)
+            if step == self._steps_of(n)[-1]:
+                read = dict.fromkeys(here.owner(i) for i in here.inputs(n))
+                self._release((i for i in read if last.get(i) == n), stage, scope)
         if flight:
             flight.held |= {n: h for n, h in self.held.items() if n in flight.crossing}
-        self.held, self.same = kept, {}
+        self.held, self.decided = kept, Decided()
 
-    def _step(self, step: Step, true: frozenset[int], scope: Scope) -> None:
-        """One step; a select in `true` is its first branch."""
-        n, definition = step.number, self._definition(step.number, true)
+    def _decided(self, stage: Stage, true: frozenset[int]) -> Decided:
+        """The stage where the selects `true` are decided."""
+        return decided(self.plan, stage, true, self._is_kept)
+
+    def _reads(self, number: int) -> bool:
+        """Whether a value has code that reads its inputs."""
+        return number not in self.decided.same or number in self.plan.turned
+
+    def _step(self, step: Step, scope: Scope) -> None:
+        """One step; what lies in the tile of another value is there already."""
+        n, value = step.number, self.decided.values[step.number]
         if step.turns:
             self.turn(n, scope)
-        elif n in true:
-            self.held[n] = self.held[definition.inputs[1]]
-        elif definition.op not in CODELESS:
-            self._value(n, definition, scope)
+        elif n in self.decided.same:
+            self.held[n] = self.held[value.inputs[0]]
+        elif value.op not in CODELESS:
+            self._value(n, value, scope)
 
-    def _inputs(self, number: int, true: frozenset[int]) -> tuple[int, ...]:
-        inputs = self._definition(number, true).inputs
-        return (inputs[1],) if number in true else tuple(dict.fromkeys(inputs))
-
-    def _definition(self, number: int, true: frozenset[int]) -> Value:
-        """What a value is where the selects `true` are decided: func(x * 1 + bias) of a select that
-        is a product takes over its scale.
-        """
-        values = self.space.values
-        value = values[number]
-        if value.op != SCALED or value.attrs["scale"] != 1.0 or value.inputs[0] not in true:
-            return value
-        source = values[value.inputs[0]].inputs[1]
-        given = values[source]
-        if not is_product(given) or self.stage_of[source] != self.stage_of[number]:
-            return value
-        attrs = {**value.attrs, "scale": given.attrs["scale"]}
-        return replace(value, inputs=(*given.inputs, *value.inputs[1:]), attrs=attrs)
-
-    def _needed(self, stage: Stage, inputs: Mapping[int, tuple[int, ...]]) -> list[int]:
+    def _needed(self, stage: Stage, here: Decided) -> list[int]:
         """Values of a stage that have an effect here or are read by one that has."""
         wanted = {n for n in stage.values if self._has_effect(n, stage)}
         for n in reversed(stage.values):
             if n in wanted:
-                wanted.update(inputs[n])
+                wanted.update(here.inputs(n))
         return [n for n in stage.values if n in wanted]
 
     def _has_effect(self, number: int, stage: Stage) -> bool:
@@ -330,12 +321,13 @@ class Group(Products):
         kept = number in plan.strips or number in plan.turned or number in plan.roles.sums
         return kept or op in (*SINKS, "reduce") or stage.inner is None
 
-    def _release(self, number: int, stage: Stage, scope: Scope) -> None:
-        """Give back the tile of a block's value."""
-        kept = self._is_kept(number) or self._is_kept(self.same.get(number, number))
-        kept = kept or (self.flight is not None and number in self.flight.crossing)
-        if stage.inner is not None and not kept and number in self.held:
-            scope.release(self.held[number])
+    def _release(self, numbers: Iterable[int], stage: Stage, scope: Scope) -> None:
+        """Give back the tiles of a block's values."""
+        crossing = self.flight.crossing if self.flight else ()
+        for n in numbers:
+            mine = n in stage.values and not self._is_kept(self.decided.home.get(n, n))
+            if stage.inner is not None and mine and n not in crossing and n in self.held:
+                scope.release(self.held[n])
 
     def _value(self, number: int, value: Value, scope: Scope) -> None:
         if number in self.plan.roles.sums:

@@ -13,6 +13,7 @@ from compiler.codegen.builder import Held, Scope
 from compiler.codegen.fusion import SCALED
 from compiler.codegen.rows.balance import Copy
 from compiler.codegen.rows.columns import Columns, Run
+from compiler.codegen.rows.decided import Decided
 from compiler.codegen.rows.panels import Panel
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.rows.skew import Flight
@@ -55,7 +56,7 @@ class Products(Frame):
         self.held = dict(shared.held)
         self.users = plan.space.users((*plan.roles.rows, *plan.roles.sums))
         self.turned: dict[int, Held] = {}
-        self.same: dict[int, int] = {}  # values that are their reader here: a decided select
+        self.decided = Decided()  # of the block at hand
         self.flight: Flight | None = None  # of the block at hand, in a skewed sweep
 
     def unit(self, atom: int) -> int:
@@ -171,11 +172,9 @@ class Products(Frame):
     def _stays(self, number: int, value: Value) -> bool:
         if self.plan.carries(number):
             return False
-        if number in self.same:
-            reader = self.same[number]
-            return self._stays(reader, value)
-        users = self.users.get(number, ())
-        moved = number in self.plan.strips or number in self.plan.turned
+        here = self.decided.sharing(number)
+        users = {u for n in here for u in self.users.get(n, ())}.difference(here)
+        moved = any(n in self.plan.strips or n in self.plan.turned for n in here)
         rounded = value.dtype is not DType.F32 or self.plan.inner(number) is None
         return not moved and not rounded and all(self._reads_psum(u) for u in users)
 
