@@ -17,7 +17,7 @@ import numpy as np
 from compiler.diagnostics import ImportRuleError, Loc
 from compiler.dtypes import DType
 from compiler.frontend.locations import LocationReader
-from compiler.frontend.rules.ranks import ALONE, RankMesh
+from compiler.frontend.rules.ranks import RankMesh, whole
 from compiler.frontend.rules.registry import RefusedError, Rule, refuse
 from compiler.ir.opdef import make_op
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
@@ -177,7 +177,7 @@ class Importer:
         self.rules = rules
         self.checks = checks
         self.is_partition = ranks is not None  # one rank's program, as opposed to a whole step
-        self.ranks = ranks or ALONE
+        self.ranks = ranks or whole(module)
         self.locations = locations
         self.hooks = hooks
         self._observed = hooks.on_op is not None or hooks.on_block is not None

@@ -17,7 +17,8 @@ from compiler.diagnostics import Diagnostic, ImportRuleError, Loc
 from compiler.frontend.importer import entry_name, functions_of
 from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules.gspmd import splits
-from compiler.frontend.rules.ranks import MeshAxes, module_meshes
+from compiler.frontend.rules.process_groups import MeshAxes
+from compiler.frontend.rules.ranks import module_meshes
 from compiler.frontend.rules.registry import RefusedError
 from compiler.frontend.rules.sharding import constraint_attrs
 from compiler.ir.ops import ShardingConstraintAttrs

@@ -19,7 +19,8 @@ from compiler.frontend.donation import Aliases, read_aliases
 from compiler.frontend.importer import Check, Importer, ImportHooks
 from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules import RULES, Rule
-from compiler.frontend.rules.ranks import ALONE, MeshAxes, RankMesh, read_ranks
+from compiler.frontend.rules.process_groups import MeshAxes
+from compiler.frontend.rules.ranks import RankMesh, read_ranks, whole
 from compiler.frontend.shardings import ModuleShardings, read_shardings, unused_shardings
 from compiler.ir.types import Graph
 from compiler.passes.indices import check_indices
@@ -96,7 +97,7 @@ def _imported(
         merge_equal(module)
         ranks = ranks_of(module) if ranks_of else None
         graph = import_parsed(module, base_dir=base_dir, checks=checks, ranks=ranks)
-        found = read(module, graph, ranks or ALONE)
+        found = read(module, graph, ranks or whole(module))
     check_indices(graph)
     return graph, found
 

@@ -140,6 +140,26 @@ def test_collectives_of_a_module_are_those_of_xla(
             np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-6, err_msg=f"{level} {name}")
 
 
+def test_replicas_of_partitions_are_ranks_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    handle = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
+    to_next = permute([[p, (p + 1) % 4] for p in range(4)])[0].replace("}>", f", {handle}}}>")
+    ids = [
+        (f"stablehlo.{kind}_id : tensor<ui32>", "tensor<ui32>") for kind in ("replica", "partition")
+    ]
+    lines = [add([[0, 1]]), (to_next, X), *ids]
+    counts = "mhlo.num_replicas = 2 : i32, mhlo.num_partitions = 4 : i32"
+    neff = compiled(tmp_path, "grid.mlir", module(lines, counts))
+    parts = np.random.default_rng(4).normal(size=(2, 4, 8, 8)).astype(np.float32)
+    sums, moved, replicas, partitions = run_neff(neff, [parts.reshape(RANKS, 8, 8)])
+    wanted = np.broadcast_to(parts.sum(axis=0), parts.shape)
+    np.testing.assert_allclose(sums.reshape(parts.shape), wanted, rtol=1e-6)
+    np.testing.assert_array_equal(moved.reshape(parts.shape), np.roll(parts, 1, axis=1))
+    assert replicas.tolist() == [0] * 4 + [1] * 4 and partitions.tolist() == [0, 1, 2, 3] * 2
+
+
 OLD_HLO = """HloModule SyncTensors
 
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -215,13 +235,13 @@ def test_what_xla_partitioned_gives_the_gradients_of_the_whole(
 
 OURS, VERIFIER = "SW_REPLICA_GROUPS", "NCC_EVRF064"
 REFUSED = {
-    "a rank is missing": (add([[0, 1], [2, 3]]), OURS, "each of 8 ranks once"),
+    "a rank is missing": (add([[0, 1], [2, 3]]), OURS, "each of 8 replicas once"),
     "a rank twice": (add([[0, 1, 2, 3], [3, 4, 5, 6]]), VERIFIER, "once"),
     "no regular distances": (gather([[0, 1, 3, 2], [4, 5, 6, 7]]), OURS, "regular distances"),
     "unequal": (add([[0, 1, 2, 3, 4, 5], [6, 7, -1, -1, -1, -1]]), OURS, "equal sizes"),
     "an exchange out of order": (exchange(OTHER_ORDER), OURS, "in the order of"),
     "two to one": (permute([[0, 1], [2, 1]]), VERIFIER, "duplicate"),
-    "a rank that is not": (permute([[0, 9]]), OURS, "ranks below 8"),
+    "a rank that is not": (permute([[0, 9]]), OURS, "replicas below 8"),
 }
 
 

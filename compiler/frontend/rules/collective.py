@@ -7,15 +7,14 @@ of more than one rank are refused.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compiler.dtypes import DType
 from compiler.frontend.rules.bits import constant, convert, splat
-from compiler.frontend.rules.ranks import Axes, ordered, pairs_of
+from compiler.frontend.rules.ranks import Axes, ordered
 from compiler.frontend.rules.reduce import body_kind
 from compiler.frontend.rules.registry import imports, refuse
 from compiler.ir.ops import (
@@ -43,20 +42,15 @@ UNPARTITIONED = "give the unpartitioned module, and the mesh and strategy beside
 
 def _runs(site: Site, *, any_order: bool = False) -> list[Axes]:
     """The axes of the groups in runs of mesh order, major to minor; none for groups of one rank."""
-    ranks, attribute = site.importer.ranks, site.op.attributes["replica_groups"]
-    groups = ranks.groups(attribute)
-    if groups.shape[1] == 1 and (ranks.count > 1 or _size_of(attribute) == 1):
+    ranks = site.importer.ranks
+    groups = ranks.groups(site.op)
+    if groups is not None and groups.shape[1] == 1:
         return []
-    if ranks.count == 1:
+    if groups is None or not ranks.axes:
         name = site.name.partition(".")[2]
-        size = _size_of(attribute) or "all"
+        size = "all" if groups is None else groups.shape[1]
         refuse("NCC_EVRF001", f"{name} requires groups of one rank, got {size}", UNPARTITIONED)
     return ranks.runs(ordered(groups) if any_order else groups)
-
-
-def _size_of(attribute: Any) -> int:
-    """Ranks per group as the attribute spells them; 0 for all, or for axes of a mesh."""
-    return int(attribute.type.shape[-1]) if hasattr(attribute, "type") else 0
 
 
 @imports("stablehlo.all_gather")
@@ -147,30 +141,22 @@ def collective_broadcast(site: Site) -> Sequence[Value]:
 @imports("stablehlo.collective_permute")
 def collective_permute(site: Site) -> Sequence[Value]:
     """A permute over all ranks; who receives nothing has zeros."""
-    ranks = site.importer.ranks
-    pairs = pairs_of(site.op).tolist()
-    if ranks.count == 1:
-        if pairs == [[0, 0]]:
-            return site.operands
+    ranks, (operand,) = site.importer.ranks, site.operands
+    pairs = ranks.moves(site.op)
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    if sources == targets and len(pairs) == ranks.grid.count:
+        return (operand,)
+    if not ranks.axes:
         refuse(
             "NCC_EVRF001",
             f"collective_permute requires the pair (0, 0), got {pairs}",
             UNPARTITIONED,
         )
-    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
-    if max((*sources, *targets), default=0) >= ranks.count:
-        refuse(
-            "SW_REPLICA_GROUPS",
-            f"collective_permute requires ranks below {ranks.count}, got {pairs}",
-            "compile all partitions of one program, as the partitioner wrote it",
-        )
     rest = zip(
         *([r for r in range(ranks.count) if r not in side] for side in (sources, targets)),
         strict=True,
     )
-    complete = tuple(sorted([(s, t) for s, t in pairs] + list(rest)))
-    attrs = CollectivePermuteAttrs(ranks.names, complete, ranks.count)
-    (operand,) = site.operands
+    attrs = CollectivePermuteAttrs(ranks.names, tuple(sorted([*pairs, *rest])), ranks.count)
     moved = site.emit("collective_permute", (operand,), attrs).result
     return (_only_on(site, moved, targets),)
 
@@ -183,7 +169,8 @@ def _only_on(site: Site, value: Value, receivers: Sequence[int]) -> Value:
     flags = np.isin(np.arange(count), receivers).astype(np.int32)
     kind = tensor_type((count,), DType.I32)
     table = site.emit("constant", (), ConstantAttrs(flags.tobytes(), kind)).result
-    own = site.emit("dynamic_slice", (table, _number(site)), DynamicSliceAttrs((1,))).result
+    number = _number(site, site.importer.ranks.names)
+    own = site.emit("dynamic_slice", (table, number), DynamicSliceAttrs((1,))).result
     flag = site.emit("reshape", (own,), ReshapeAttrs(())).result
     zero = constant(site, 0, flag.type)
     is_sent = site.emit("compare", (flag, zero), CompareAttrs("NE")).result
@@ -192,17 +179,15 @@ def _only_on(site: Site, value: Value, receivers: Sequence[int]) -> Value:
     return site.emit("select", (spread, value, splat(site, 0, value))).result
 
 
-def _number(site: Site) -> Value:
-    """This rank's number, i32."""
-    return site.emit("axis_index", (), AxisIndexAttrs(site.importer.ranks.names)).result
+def _number(site: Site, axes: Axes) -> Value:
+    """This rank's number over `axes`, i32."""
+    return site.emit("axis_index", (), AxisIndexAttrs(axes)).result
 
 
 @imports("stablehlo.partition_id", "stablehlo.replica_id")
 def rank(site: Site) -> Sequence[Value]:
-    """This rank's number; 0 for the only one, and for the kind of id that ranks do not differ
-    in.
-    """
-    ranks = site.importer.ranks
-    if math.prod(size for _, size in ranks.axes) == 1 or ranks.numbered != site.name:
+    """This rank's partition, or replica; 0 where there is one."""
+    axes = site.importer.ranks.numbered(site.name)
+    if not axes:
         return (constant(site, 0, site.result_type()),)
-    return (convert(site, _number(site), site.result_type().dtype),)
+    return (convert(site, _number(site, axes), site.result_type().dtype),)

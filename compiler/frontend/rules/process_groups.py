@@ -1,0 +1,223 @@
+"""Who takes part in a collective of a module: the process groups of the StableHLO specification.
+
+A module runs on a grid of replicas and partitions; whether the ids in an op's replica groups, or
+source-target pairs, are those of replicas, of partitions or of ranks is said by its channel id and
+`use_global_device_ids`. This is the one place that knows; the mesh is made of it in `ranks.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.frontend.rules.registry import refuse
+
+MeshAxes = tuple[tuple[str, int], ...]
+Meshes = Mapping[str, tuple[MeshAxes, tuple[int, ...]]]
+"""Per mesh of a module its axes, major to minor, and its ranks where they are not in order."""
+CODE = "SW_REPLICA_GROUPS"
+PERMUTE = "stablehlo.collective_permute"
+FLATTENING = ("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.reduce_scatter")
+"""Ops that have `use_global_device_ids`."""
+GROUPED = (
+    *FLATTENING,
+    "stablehlo.all_to_all",
+    "stablehlo.collective_broadcast",
+    "mhlo.all_to_all",
+)
+
+
+class Mode(enum.Enum):
+    """How the processes of a collective are grouped by the ids it names.
+
+    Source: StableHLO specification, "Grouping of processes" (documented).
+    """
+
+    CROSS_REPLICA = "cross_replica"
+    CROSS_PARTITION = "cross_partition"
+    CROSS_REPLICA_AND_PARTITION = "cross_replica_and_partition"
+    FLATTENED_ID = "flattened_id"
+
+    @property
+    def counted(self) -> str:
+        """What the ids are ids of."""
+        return {Mode.CROSS_PARTITION: "partitions", Mode.FLATTENED_ID: "ranks"}.get(
+            self, "replicas"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The ranks of a module: rank = replica * `partitions` + partition."""
+
+    replicas: int = 1
+    partitions: int = 1
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are."""
+        return self.replicas * self.partitions
+
+    def ids(self, mode: Mode) -> int:
+        """How many ids of `mode` there are."""
+        match mode:
+            case Mode.CROSS_PARTITION:
+                return self.partitions
+            case Mode.FLATTENED_ID:
+                return self.count
+        return self.replicas
+
+    def ranks(self, mode: Mode, ids: np.ndarray) -> np.ndarray:
+        """Process groups of ids, as ranks.
+
+        Across replicas and partitions, a group's ranks are in order of replica, then partition:
+        what XLA executes (the specification's formula has partitions outside; the two differ where
+        there is more than one of both, in all_gather and reduce_scatter).
+
+        Shapes: ids [groups, ids per group] -> [process groups, ranks per group].
+        """
+        match mode:
+            case Mode.CROSS_REPLICA:
+                beside = np.arange(self.partitions)[:, None]
+                return _joined(ids[:, None, :] * self.partitions + beside)
+            case Mode.CROSS_PARTITION:
+                beside = np.arange(self.replicas)[:, None] * self.partitions
+                return _joined(ids[:, None, :] + beside)
+            case Mode.CROSS_REPLICA_AND_PARTITION:
+                whole = ids[:, :, None] * self.partitions + np.arange(self.partitions)
+                return whole.reshape(len(ids), -1)
+        return ids
+
+
+ONE = Grid()
+
+
+def _joined(groups: np.ndarray) -> np.ndarray:
+    return groups.reshape(-1, groups.shape[-1])
+
+
+def mode_of(op: Any) -> Mode:
+    """The mode of a collective. Refuses global ids without a channel."""
+    is_flat = op.name in FLATTENING and "use_global_device_ids" in op.attributes
+    if _channel(op) <= 0:
+        if is_flat:
+            refuse(
+                CODE,
+                "use_global_device_ids requires a channel id above 0, got none",
+                "give the op a channel_handle, or drop use_global_device_ids",
+            )
+        return Mode.CROSS_REPLICA
+    if op.name not in FLATTENING:
+        return Mode.CROSS_PARTITION
+    return Mode.FLATTENED_ID if is_flat else Mode.CROSS_REPLICA_AND_PARTITION
+
+
+def _channel(op: Any) -> int:
+    """The channel id of an op; 0 for none."""
+    from jaxlib.mlir.dialects import mhlo, stablehlo
+
+    if "channel_handle" not in op.attributes:
+        return 0
+    dialect = mhlo if op.name.startswith("mhlo.") else stablehlo
+    return int(dialect.ChannelHandle(op.attributes["channel_handle"]).handle)
+
+
+def ids_of(op: Any, meshes: Meshes) -> np.ndarray | None:
+    """The groups of an op in ids of its mode, [groups, ids per group], None for all in one; of a
+    permute (source, target) of every move.
+
+    Refuses groups of unequal size, and axes of a mesh that the module does not have.
+    """
+    from jaxlib.mlir import ir
+
+    if op.name == PERMUTE:
+        return np.array(op.attributes["source_target_pairs"], dtype=np.int64).reshape(-1, 2)
+    attribute = op.attributes["replica_groups"]
+    if not isinstance(attribute, ir.DenseIntElementsAttr):
+        return _ids_of_axes(attribute, meshes)
+    ids = np.array(attribute, dtype=np.int64)
+    if not ids.size:
+        return None
+    if ids.min() < 0:
+        refuse(CODE, f"replica groups require equal sizes, got {shown(ids)}", "pad the groups")
+    return ids
+
+
+def process_groups(op: Any, grid: Grid, meshes: Meshes) -> np.ndarray:
+    """What `ids_of` gives, as ranks of `grid`: [process groups, ranks per group].
+
+    The ids are taken as they are; `check_ids` is for who reads the module as a whole.
+    """
+    mode, ids = mode_of(op), ids_of(op, meshes)
+    return grid.ranks(mode, np.arange(grid.ids(mode)).reshape(1, -1) if ids is None else ids)
+
+
+def check_ids(op: Any, grid: Grid, meshes: Meshes) -> None:
+    """Refuse ids that `grid` does not have, and groups without every id of their mode once."""
+    mode, ids = mode_of(op), ids_of(op, meshes)
+    count = grid.ids(mode)
+    if ids is None:
+        return
+    if op.name == PERMUTE:
+        required, is_right = f"{mode.counted} below {count}", int(ids.max(initial=0)) < count
+    else:
+        required = f"each of {count} {mode.counted} once"
+        is_right = sorted(ids.flat) == list(range(count))
+    if not is_right:
+        refuse(
+            CODE,
+            f"{op.name.partition('.')[2]} ({mode.value}) requires {required}, got {shown(ids)}",
+            "ids without a channel_handle are replicas; compile all ranks of one program, and"
+            " declare num_replicas and num_partitions",
+        )
+
+
+def _ids_of_axes(attribute: Any, meshes: Meshes) -> np.ndarray:
+    """The groups over axes of a mesh, parts of axes included."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    given = stablehlo.ReplicaGroupMeshAxesAttr(attribute)
+    name = ir.FlatSymbolRefAttr(given.mesh).value if "@" in str(given.mesh) else ""
+    if name not in meshes:
+        refuse(CODE, f"replica groups require a mesh of the module, got {attribute}")
+    axes, order = meshes[name]
+    cut: list[tuple[str, int, int]] = []  # axis, what is major to a part of it, size of the part
+    for axis, size in axes:
+        ends = {1, size}
+        for ref in map(stablehlo.AxisRefAttr, given.axes):
+            if ref.name == axis and ref.sub_axis_info is not None:
+                part = stablehlo.SubAxisInfoAttr(ref.sub_axis_info)
+                ends |= {int(part.pre_size), int(part.pre_size) * int(part.size)}
+        cut += [(axis, low, high // low) for low, high in itertools.pairwise(sorted(ends))]
+    inner = [n for ref in map(stablehlo.AxisRefAttr, given.axes) for n in _parts(cut, ref)]
+    outer = [n for n in range(len(cut)) if n not in inner]
+    count = math.prod(size for *_, size in cut)
+    ranks = np.array(order or range(count)).reshape([size for *_, size in cut])
+    width = math.prod(cut[n][2] for n in inner)
+    return ranks.transpose(outer + inner).reshape(-1, width)
+
+
+def _parts(cut: Sequence[tuple[str, int, int]], ref: Any) -> list[int]:
+    """The parts of axes that a reference names."""
+    from jaxlib.mlir.dialects import stablehlo
+
+    low, high = 1, math.inf
+    if ref.sub_axis_info is not None:
+        part = stablehlo.SubAxisInfoAttr(ref.sub_axis_info)
+        low, high = int(part.pre_size), int(part.pre_size) * int(part.size)
+    return [
+        n for n, (axis, before, _) in enumerate(cut) if axis == ref.name and low <= before < high
+    ]
+
+
+def shown(ids: np.ndarray) -> str:
+    """Groups as text, shortened."""
+    text = str(ids.tolist())
+    return text if len(text) < 120 else text[:117] + "..."
