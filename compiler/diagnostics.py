@@ -8,7 +8,8 @@ DiagnosticError  |-- UsageError       (ValueError)  a flag, config key or file t
 wrong  |-- ImportRuleError  (ValueError)  the captured graph has an op or shape the importer refuses
 |-- ShardingError    (ValueError)  a mesh, strategy or cut does not fit the graph  |-- CompileError
 (ValueError)  an op, limit or option the compiler refuses  |-- CapacityError    (ValueError)  the
-plan does not fit the memory of the target  |-- LoadError                      a file is damaged,
+plan does not fit the memory of the target  |-- ExecutionError                 a process of ours did
+not do its work to the end; another try may  |-- LoadError                      a file is damaged,
 foreign or of another version  `-- SimulationError                the simulated machine refused an
 instruction or a run failed
 """
@@ -116,6 +117,12 @@ class CapacityError(DiagnosticError, ValueError):
     """The plan does not fit the memory of the target."""
 
     exit_code = 71
+
+
+class ExecutionError(DiagnosticError):
+    """Work was not done to its end: its process died, was ended, or could not start. That says
+    nothing about the work itself, so it is never stored as a result.
+    """
 
 
 class InternalError(DiagnosticError):

@@ -27,7 +27,8 @@ from orchestrator.config import JobConfig
 from orchestrator.executor import WorkUnit
 from orchestrator.faults import faults_of
 from orchestrator.packets import packets_of
-from orchestrator.service import UnitFailedError, UnitService
+from orchestrator.service import UnitService
+from orchestrator.unit_errors import UnitFailedError
 from orchestrator.units import compile_payload, unit_key
 from sharding.mesh import DATA_AXES, Mesh, check_product, parse_mesh
 from sharding.one_sample import (

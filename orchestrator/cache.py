@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlparse
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from compiler.diagnostics import UsageError
 from compiler.neff.writer import write_atomic
@@ -45,6 +45,12 @@ def default_directory(configured: str) -> Path:
     return Path(url.path).expanduser()
 
 
+def entry_payload(data: bytes) -> bytes | None:
+    """What the bytes of an entry hold; None when they are damaged, or no entry."""
+    head, payload = data[: len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]
+    return payload if head == _MAGIC + hashlib.sha256(payload).digest() else None
+
+
 class Cache:
     """A directory of entries, `<kind>/<2 hex>/<key>`."""
 
@@ -66,16 +72,16 @@ class Cache:
             data = path.read_bytes()
         except OSError:
             return None
-        head, payload = data[: len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]
-        if head == _MAGIC + hashlib.sha256(payload).digest():
+        payload = entry_payload(data)
+        if payload is not None:
             return payload
         self.warnings.append(f"cache entry {path} is damaged; it is set aside and computed again")
         with contextlib.suppress(OSError):
             path.rename(path.with_suffix(".corrupt"))
         return None
 
-    def put(self, kind: str, key: str, payload: bytes) -> None:
-        """Store an entry; on a full or read-only disk, warn and go on."""
+    def put(self, kind: str, key: str, payload: bytes) -> bool:
+        """Store an entry; on a full or read-only disk, warn and go on. Whether it is stored."""
         path = self.path(kind, key)
         try:
             write_atomic(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
@@ -83,10 +89,12 @@ class Cache:
             self.warnings.append(
                 f"cannot store cache entry {path}: {error.strerror}; going on without it"
             )
+            return False
+        return True
 
-    @contextlib.contextmanager
-    def lock(self, kind: str, key: str) -> Iterator[None]:
-        """Hold the key's lock; other processes that want the same entry wait.
+    def claim(self, kind: str, key: str) -> Callable[[], None] | None:
+        """Take the key's lock without waiting: what gives it back, or None while another job, or
+        another part of this one, holds it. The lock of a process that died is free.
 
         No lock on a read-only disk.
         """
@@ -94,12 +102,10 @@ class Cache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             guard = FileLock(path)
-            guard.acquire()
+            guard.acquire(blocking=False)
+        except Timeout:
+            return None
         except OSError as error:
             self.warnings.append(f"cannot lock {path}: {error.strerror}; going on without it")
-            yield
-            return
-        try:
-            yield
-        finally:
-            guard.release()
+            return lambda: None
+        return guard.release

@@ -31,6 +31,8 @@ _FLAGS = {
     "profile": ("cluster.profile", "conservative, nominal or peak machine rates"),
     "executor": ("run.executor", "where units run: auto, inline, process or ray"),
     "workers": ("run.workers", "worker processes or Ray actors"),
+    "progress": ("run.progress", "progress on stderr: auto, bar, plain, json or quiet"),
+    "events": ("output.events", "append JSON lines about units to this file"),
     "steps": ("run.steps", "optimizer steps of the value run"),
     "seed": ("run.seed", "seed of parameters and batches"),
     "seq-len": ("model.seq_len", "tokens per sample"),
@@ -118,6 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     validate.add_argument("--json", action="store_true", help="print JSON on stdout")
     validate.set_defaults(verb=_validate)
+    unit = verbs.add_parser("unit", help="run one failed unit of a job again, here and alone")
+    unit.add_argument("file", type=Path, help="the file that the failure names")
+    unit.set_defaults(verb=_unit)
     _table_parsers(verbs)
     _nccom_parser(verbs)
     _neff_parsers(verbs)
@@ -295,9 +300,12 @@ def _compile(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from orchestrator import job, screen
+    from orchestrator.progress import Progress
 
     _check_explain(args.explain)
-    report = job.run_job(job_config(args), screen.Progress(quiet=args.json))
+    asked = job_config(args)
+    with Progress("quiet" if args.json else asked.run.progress) as progress:
+        report = job.run_job(asked, progress)
     _explained(args, report)
     _show(report, args.json, screen.run_screen)
     return job.exit_code(report)
@@ -424,6 +432,12 @@ def _nccom(args: argparse.Namespace) -> int:
     ignored = [flag.split()[-1] for flag, name in flags.items() if getattr(args, name) is not None]
     outputs = {name: getattr(args, name) for name in ("json", "csv", "plot", "explain")}
     return nccom.run(request, outputs | {"json_file": args.report_to_json_file, "ignored": ignored})
+
+
+def _unit(args: argparse.Namespace) -> int:
+    from orchestrator import unit_command
+
+    return unit_command.main(args.file)
 
 
 def _neff_info(args: argparse.Namespace) -> int:

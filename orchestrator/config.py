@@ -163,6 +163,15 @@ class RunConfig:
     workers: int = 0
     """Processes or Ray actors that run units; 0 takes one per CPU (at most 8 processes)."""
 
+    unit_timeout_s: float = limited(0.0, 0.0, 1e9)
+    """A unit that runs longer is ended, with its worker, and reported; 0 is no limit."""
+
+    unit_memory_gib: float = limited(0.0, 0.0, 1e6)
+    """What one unit may add to the memory of its worker; 0 is no limit."""
+
+    progress: str = choice("auto", "auto", "bar", "plain", "json", "quiet")
+    """Progress on stderr. auto: a bar on a terminal, plain lines elsewhere."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
@@ -177,6 +186,10 @@ class OutputConfig:
     """Where results go."""
 
     dir: str = "out"
+
+    events: str = ""
+    """File to which JSON lines about units are appended (docs/orchestration.md); empty:
+    events.jsonl of `dir` for `run`, none for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

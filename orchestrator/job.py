@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,15 @@ from orchestrator.bundling import compiler_version, manifest_of
 from orchestrator.cache import Cache, default_directory
 from orchestrator.collective_settings import job_settings
 from orchestrator.config import JobConfig
-from orchestrator.executor import Executor, InlineExecutor
+from orchestrator.events import EventLog
+from orchestrator.executor import Executor, InlineExecutor, Limits
 from orchestrator.faults import faults_of
 from orchestrator.host import num_cpus
 from orchestrator.model import compute_type, resolve_task
 from orchestrator.numerics import Reference, worst_leaf, worst_loss_error
 from orchestrator.packets import packets_of
+from orchestrator.progress import Progress
 from orchestrator.report import base_report
-from orchestrator.screen import Progress
 from orchestrator.service import UnitService
 from orchestrator.unsharded import unsharded
 from sim_cluster.network import cluster_topology
@@ -39,6 +40,7 @@ from sim_cluster.step_time import Step, StepTiming, Timings, timed
 from sim_cluster.trace import write_trace
 
 VALUE_THREADS = 2
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
     Raises the DiagnosticError of the stage that refuses.
     """
     stages, out = Stages(), Path(job.output.dir)
+    if not job.output.events:
+        job = replace(job, output=replace(job.output, events=str(out / "events.jsonl")))
     with unit_service(job, progress) as service:
         ready = planned(job, service, stages)
         check_state(ready)
@@ -86,29 +90,38 @@ def exit_code(report: Mapping[str, Any]) -> int:
 
 
 def unit_service(job: JobConfig, progress: Progress | None) -> UnitService:
-    """The unit service of a job: its executor (started when first needed) and its cache."""
+    """The unit service of a job: its executor (started when first needed), its cache, its log."""
     cache = Cache(default_directory(job.cache.dir))
-    return UnitService(executor_of(job), cache, progress.unit if progress else None)
+    events = EventLog(Path(job.base, job.output.events) if job.output.events else None)
+    return UnitService(executor_of(job), cache, progress.unit if progress else None, events)
 
 
 def executor_of(job: JobConfig) -> Callable[[], Executor]:
-    """How to start the job's executor."""
-    workers = job.run.workers
+    """How to start the job's executor. Raises UsageError for a time limit where nothing can end a
+    unit."""
+    run = job.run
+    limits = Limits(run.unit_timeout_s, int(run.unit_memory_gib * GIB))
+    if run.executor == "inline" and limits.timeout_s:
+        raise UsageError(
+            "SW_USAGE",
+            "run.unit_timeout_s requires workers that can be ended, got run.executor = inline",
+            hint="take --executor process",
+        )
 
     def start() -> Executor:
         from orchestrator import process_backend
 
-        match job.run.executor:
+        match run.executor:
             case "ray":
                 from orchestrator.ray_backend import RayExecutor
 
-                return RayExecutor(workers)
+                return RayExecutor(run.workers, limits)
             case "process":
-                return process_backend.ProcessExecutor(workers)
-            case "auto" if (workers or num_cpus()) > 1:
-                return process_backend.AutoExecutor(workers)
+                return process_backend.ProcessExecutor(run.workers, limits)
+            case "auto" if (run.workers or num_cpus()) > 1 or limits.timeout_s:
+                return process_backend.AutoExecutor(run.workers, limits)
             case _:
-                return InlineExecutor()
+                return InlineExecutor(limits)
 
     return start
 

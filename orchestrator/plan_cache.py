@@ -16,9 +16,8 @@ from compiler.target import load_target
 from orchestrator.cache import Cache, default_directory
 from orchestrator.config import JobConfig
 from orchestrator.model import source_files
-from orchestrator.units import digest, source_digest
+from orchestrator.units import PACKAGES, digest, source_digest
 
-PACKAGES = ("collectives", "compiler", "orchestrator", "sharding", "sim_cluster")
 _NOT_IN_KEY = ("output", "cache", "run", "base")
 
 

@@ -20,10 +20,9 @@ from orchestrator.build import Built, Layout, Stages, build_task
 from orchestrator.cache import Cache
 from orchestrator.config import JobConfig
 from orchestrator.packets import packets_of
-from orchestrator.plan_cache import PACKAGES
 from orchestrator.published import Workload
 from orchestrator.service import UnitService
-from orchestrator.units import digest, source_digest
+from orchestrator.units import PACKAGES, digest, source_digest
 from sharding.mesh import make_mesh
 from sharding.settings import StrategySettings
 from sim_cluster.calibration import constants

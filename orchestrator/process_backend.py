@@ -13,15 +13,24 @@ import os
 import signal
 import subprocess
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from typing import Any
 
-from orchestrator.executor import InlineExecutor, Outcome, WorkUnit, attempt
+from orchestrator.executor import (
+    NO_LIMITS,
+    Emit,
+    InlineExecutor,
+    Limits,
+    Outcome,
+    WorkUnit,
+    attempt,
+    silent,
+)
 from orchestrator.host import collect_rarely, num_cpus
 from orchestrator.seats import SeatedExecutor, WorkerLostError
 
@@ -46,8 +55,9 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ticket:
+    """What a worker says next: that it has started, or the outcome of a unit."""
+
     worker: Worker
-    unit: WorkUnit
 
 
 class ProcessExecutor(SeatedExecutor):
@@ -55,16 +65,16 @@ class ProcessExecutor(SeatedExecutor):
 
     name = "process"
 
-    def __init__(self, workers: int = 0) -> None:
-        super().__init__(workers or min(num_cpus(), MAX_WORKERS))
+    def __init__(self, workers: int = 0, limits: Limits = NO_LIMITS) -> None:
+        super().__init__(workers or min(num_cpus(), MAX_WORKERS), limits)
 
     def _hire(self, number: int) -> Worker:
         """A new worker; it loads the compiler while we go on."""
         ours, theirs = Pipe()
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-        arguments = [str(theirs.fileno()), f"{self.name}-{number}"]
+        settings = (theirs.fileno(), f"{self.name}-{number}", self.limits.memory_bytes)
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "orchestrator.process_backend", *arguments],
+            [sys.executable, "-P", "-m", "orchestrator.process_backend", *map(str, settings)],
             env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -73,32 +83,26 @@ class ProcessExecutor(SeatedExecutor):
         theirs.close()
         return Worker(process, ours)
 
+    def _arrival(self, worker: Worker) -> _Ticket:
+        return _Ticket(worker)
+
     def _give(self, worker: Worker, unit: WorkUnit) -> _Ticket:
         with suppress(OSError):  # a dead worker: its outcome says so
             worker.connection.send(unit)
-        return _Ticket(worker, unit)
+        return _Ticket(worker)
 
-    def _first(self, tickets: Sequence[_Ticket]) -> _Ticket:
-        ready = wait([t.worker.connection for t in tickets])
-        return next(t for t in tickets if t.worker.connection in ready)
+    def _first(self, tickets: Sequence[_Ticket], timeout_s: float | None) -> _Ticket | None:
+        ready = wait([t.worker.connection for t in tickets], timeout_s)
+        return next((t for t in tickets if t.worker.connection in ready), None)
 
-    def _outcome(self, ticket: _Ticket) -> Outcome:
+    def _outcome(self, ticket: _Ticket) -> Any:
         try:
-            answer = ticket.worker.connection.recv()
+            return ticket.worker.connection.recv()
         except (EOFError, OSError) as error:
             raise WorkerLostError from error
-        if isinstance(answer, str):
-            raise RuntimeError(f"{ticket.unit.kind} unit {ticket.unit.name} raised\n{answer}")
-        outcome: Outcome = answer
-        return replace(outcome, unit=ticket.unit)
 
     def _dismiss(self, worker: Worker) -> None:
         worker.end()
-
-    def close(self) -> None:
-        """End all workers at once."""
-        for worker in self.workers():
-            worker.end()
 
 
 class AutoExecutor:
@@ -106,35 +110,64 @@ class AutoExecutor:
 
     name = "auto"
 
-    def __init__(self, workers: int = 0) -> None:
-        self._here, self._workers = InlineExecutor(), ProcessExecutor(workers)
+    def __init__(self, workers: int = 0, limits: Limits = NO_LIMITS) -> None:
+        self._here = InlineExecutor(limits)
+        self._workers = ProcessExecutor(workers, limits)
+        self._held: list[WorkUnit] = []
+        self._flying = 0
+        self.slots = self._workers.slots
+        self.observe: Emit = silent
 
-    def run(self, units: Sequence[WorkUnit]) -> Iterator[Outcome]:
+    @property
+    def emit(self) -> Emit:
         """See Executor."""
-        return (self._workers if len(units) > 1 else self._here).run(units)
+        return self._workers.emit
+
+    @emit.setter
+    def emit(self, emit: Emit) -> None:
+        self._workers.emit = emit
+
+    def submit(self, unit: WorkUnit) -> None:
+        """See Executor."""
+        self._held.append(unit)
+
+    def next(self, timeout_s: float | None = None) -> Outcome | None:
+        """See Executor."""
+        is_alone = len(self._held) == 1 and not self._flying
+        chosen = self._here if is_alone and not self._workers.limits.timeout_s else self._workers
+        for unit in self._held:
+            chosen.submit(unit)
+        self._flying += len(self._held)
+        self._held.clear()
+        outcome = chosen.next(timeout_s)
+        self._flying -= outcome is not None
+        return outcome
+
+    def cancel(self) -> None:
+        """See Executor."""
+        self._held.clear()
+        self._flying = 0
+        self._here.cancel()
+        self._workers.cancel()
 
     def close(self) -> None:
         """End the workers."""
         self._workers.close()
 
 
-def _serve(connection: Connection, name: str) -> None:
+def _serve(connection: Connection, name: str, limits: Limits) -> None:
     """The worker: answer units until the job closes the socket."""
     collect_rarely()
     import_module("compiler.driver")  # what compile units need, loaded before the first comes
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout belongs to the job's report
+    name = f"{name}:{os.getpid()}"
     with suppress(EOFError, OSError):
+        connection.send(name)
         while True:
-            connection.send(_answer(connection.recv(), name))
-
-
-def _answer(unit: WorkUnit, name: str) -> Outcome | str:
-    """The outcome without the unit's bytes, or the traceback of what was not diagnosed."""
-    try:
-        return replace(attempt(unit, f"{name}:{os.getpid()}"), unit=replace(unit, payload=b""))
-    except Exception:
-        return traceback.format_exc()
+            outcome = attempt(connection.recv(), name, limits)
+            # The job has the unit: its bytes need not go back.
+            connection.send(replace(outcome, unit=replace(outcome.unit, payload=b"")))
 
 
 if __name__ == "__main__":
-    _serve(Connection(int(sys.argv[1])), sys.argv[2])
+    _serve(Connection(int(sys.argv[1])), sys.argv[2], Limits(memory_bytes=int(sys.argv[3])))

@@ -1,11 +1,8 @@
-"""What a person sees: progress lines while a job runs, one screen at the end.
-
-All numbers come from the report.
-"""
+"""What a person sees at the end: one screen. All numbers come from the report; what is seen while a
+job runs is `progress.py`'s."""
 
 from __future__ import annotations
 
-import time
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.target import PS_PER_S
-from orchestrator.service import UnitRow
 from sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
 GIB = 2**30
@@ -22,28 +18,6 @@ MIB = 2**20
 KIB = 2**10
 _UNITS_PER_LINE = 3
 _CATEGORY_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
-
-
-class Progress:
-    """Plain progress on stderr, so that stdout stays the result."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
-        self._start = time.perf_counter()
-
-    def say(self, text: str) -> None:
-        """One line with the seconds since the start."""
-        self._console.print(f"[dim]{time.perf_counter() - self._start:6.1f}s[/] {text}")
-
-    def unit(self, row: UnitRow, done: int, total: int) -> None:
-        """A unit is done."""
-        took = "cached" if row.cache == "hit" else f"{row.seconds:.2f}s on {row.worker}"
-        self.say(f"{row.kind} {done}/{total} {row.name} ({took})")
-
-    def step(self, step: int, steps: int, loss: float, reference: float | None) -> None:
-        """A training step is done."""
-        against = "" if reference is None else f"   unsharded {reference:.6f}"
-        self.say(f"step {step + 1:3d}/{steps}  loss {loss:.6f}{against}")
 
 
 def run_screen(report: dict[str, Any]) -> None:

@@ -1,43 +1,18 @@
 """Units through the cache: each distinct unit is computed once, whoever asks, and every unit leaves
-a row for the report."""
+a row for the report and lines in the event log."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import Diagnostic, DiagnosticError
+from compiler.diagnostics import Diagnostic
+from orchestrator.batch import Batch, Counts, Note, UnitRow
 from orchestrator.cache import Cache
-from orchestrator.executor import Executor, Outcome, WorkUnit
-
-
-@dataclass(frozen=True, slots=True)
-class UnitRow:
-    """A unit in the report: when it started (seconds after the job), how long, where, and whether
-    it was cached."""
-
-    kind: str
-    key: str
-    name: str
-    started_s: float
-    seconds: float
-    worker: str
-    cache: str  # hit or miss
-    attempts: int = 1
-
-
-class UnitFailedError(Exception):
-    """A unit was refused; `error` says why. Compile units know op ordinals, their caller the
-    lines.
-    """
-
-    def __init__(self, unit: WorkUnit, error: DiagnosticError) -> None:
-        super().__init__(unit.name, error)
-        self.unit = unit
-        self.error = error
+from orchestrator.events import EventLog
+from orchestrator.executor import Executor, WorkUnit
+from orchestrator.flight import fly
 
 
 class UnitService:
@@ -47,106 +22,65 @@ class UnitService:
         self,
         executor: Callable[[], Executor],
         cache: Cache,
-        progress: Callable[[UnitRow, int, int], None] | None = None,
+        progress: Note | None = None,
+        events: EventLog | None = None,
     ) -> None:
         self._make_executor = executor
         self._executor: Executor | None = None
         self._cache = cache
         self._progress = progress
+        self._events = events or EventLog()
         self._epoch = time.time()
-        self._done = 0  # of the current call of run
         self.rows: list[UnitRow] = []
 
     def run(self, units: Sequence[WorkUnit]) -> dict[str, bytes]:
         """Results by key.
 
-        Raises UnitFailedError with the first diagnosed error, after the other units are stored.
+        Raises UnitFailedError with the first unit's error, after the other units are stored, and
+        UnitDefectError for what nobody meant to raise.
         """
-        distinct = {unit.key: unit for unit in units}
-        total, self._done = len(distinct), 0
-        results = {}
-        for key, unit in distinct.items():
-            if (payload := self._cache.get(unit.kind, key)) is not None:
-                results[key] = payload
-                self._note(_hit(unit, self._now()), total)
-        missing = [unit for key, unit in sorted(distinct.items()) if key not in results]
-        if missing:
-            results.update(self._compute(missing, total))
-        return results
-
-    def _compute(self, units: Sequence[WorkUnit], total: int) -> dict[str, bytes]:
-        """Compute under the keys' locks, taken in key order so that two jobs cannot wait for each
-        other."""
-        results: dict[str, bytes] = {}
-        failed: UnitFailedError | None = None
-        with contextlib.ExitStack() as locks:
-            for unit in units:
-                locks.enter_context(self._cache.lock(unit.kind, unit.key))
-            todo = []
-            for unit in units:  # another job may have stored it while this one waited for the lock
-                payload = self._cache.get(unit.kind, unit.key)
-                if payload is None:
-                    todo.append(unit)
-                else:
-                    results[unit.key] = payload
-                    self._note(_hit(unit, self._now()), total)
-            for outcome in self._started().run(todo) if todo else ():
-                if outcome.error is not None:
-                    failed = failed or UnitFailedError(outcome.unit, outcome.error)
-                if outcome.result is None:
-                    continue
-                self._cache.put(outcome.unit.kind, outcome.unit.key, outcome.result)
-                results[outcome.unit.key] = outcome.result
-                self._note(self._row(outcome), total)
-        if failed is not None:
-            raise failed
-        return results
+        batch = Batch(units, self._cache, self._emit, self._note, self._epoch)
+        try:
+            for outcome in fly(self._started, batch):
+                batch.settle(outcome)
+        finally:
+            batch.release()
+        failure = batch.first_failure()
+        if failure is not None:
+            raise failure
+        return batch.results
 
     def _started(self) -> Executor:
         """The executor, started when the first unit really has to run."""
         if self._executor is None:
             self._executor = self._make_executor()
+            self._executor.emit = self._emit
         return self._executor
 
-    def _row(self, outcome: Outcome) -> UnitRow:
-        unit = outcome.unit
-        started = outcome.started_s - self._epoch
-        return UnitRow(
-            unit.kind,
-            unit.key,
-            unit.name,
-            started,
-            outcome.seconds,
-            outcome.worker,
-            "miss",
-            outcome.attempts,
-        )
+    def _emit(self, event: str, **fields: Any) -> None:
+        self._events(event, **fields)
+        if self._executor is not None:
+            self._executor.observe(event, **fields)
 
-    def _note(self, row: UnitRow, total: int) -> None:
+    def _note(self, row: UnitRow, counts: Counts) -> None:
         self.rows.append(row)
-        self._done += 1
         if self._progress is not None:
-            self._progress(row, self._done, total)
-
-    def _now(self) -> float:
-        return time.time() - self._epoch
+            self._progress(row, counts)
 
     @property
     def findings(self) -> list[Diagnostic]:
-        """What the cache had to say: damaged entries, a disk that refuses."""
-        return [Diagnostic("SW_CACHE", w, severity="warning") for w in self._cache.warnings]
+        """What the cache and the event log had to say: damaged entries, a disk that refuses."""
+        told = [*self._cache.warnings, *self._events.warnings]
+        return [Diagnostic("SW_CACHE", w, severity="warning") for w in told]
 
     def close(self) -> None:
         """End the executor if it was started."""
         if self._executor is not None:
             self._executor.close()
+        self._events.close()
 
     def __enter__(self) -> UnitService:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-
-def _hit(unit: WorkUnit, now: float) -> UnitRow:
-    return UnitRow(unit.kind, unit.key, unit.name, now, 0.0, "cache", "hit")

@@ -17,6 +17,7 @@ import msgpack
 from compiler.options import CompileOptions
 from compiler.target import load_target
 
+PACKAGES = ("collectives", "compiler", "orchestrator", "sharding", "sim_cluster")
 _ROOT = Path(__file__).resolve().parent.parent
 # What the result of each kind of unit depends on besides its payload.
 _SOURCES = {"partition": ("sharding", "compiler"), "compile": ("compiler", "collectives")}

@@ -23,8 +23,8 @@ from orchestrator.calibrate import Surface, grid_profiles
 from orchestrator.config import JobConfig
 from orchestrator.limits import Confidence, asked, confidence
 from orchestrator.predict import Predictor, Timed, job_of, layout_of
+from orchestrator.progress import Progress
 from orchestrator.published import PublishedRun, read_runs
-from orchestrator.screen import Progress
 from sim_cluster.calibration import constants
 from sim_cluster.profiles import NAMES, fitted_profile
 
@@ -119,7 +119,7 @@ def training(path: Path, rows: Sequence[str], fit: bool, quiet: bool) -> dict[st
     from orchestrator.job import unit_service
 
     runs = select(read_runs(path), ("all",) if fit and not rows else rows)
-    progress = Progress(quiet=quiet)
+    progress = Progress("quiet" if quiet else "auto")
     job = JobConfig()
     with unit_service(job, progress) as service:
         predictor = Predictor(service, Cache(default_directory(job.cache.dir)))

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgpack
 
-from compiler.diagnostics import DiagnosticError, Loc, ShardingError
+from compiler.diagnostics import DiagnosticError, ExecutionError, Loc, ShardingError
 from compiler.ir.printer import to_stablehlo
 from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph
@@ -66,8 +66,8 @@ def partition(
 
     `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index); what it
     leaves out is the partitioner's choice, the same one for each (input, output) of `tied`.
-    Units: timeout_s in seconds. Raises: ShardingError when the child refuses, crashes, or does not
-    end in time.
+    Units: timeout_s in seconds. Raises: ShardingError when the child refuses, ExecutionError when
+    it crashes or does not end in time.
     """
     request = encode_request(graph, mesh, specs, inputs, outputs, tied)
     return decode_partitioned(run_child(request, timeout_s))
@@ -95,7 +95,7 @@ def encode_request(
 
 
 def run_child(request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Run the child on `request`: an encoded partitioned graph. Raises ShardingError."""
+    """Run the child on `request`: an encoded partitioned graph. Raises as `partition`."""
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         source, target = Path(folder, "request"), Path(folder, "answer")
         source.write_bytes(request)
@@ -109,7 +109,7 @@ def run_child(request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
 
 
 def _run_process(arguments: list[str], timeout_s: float) -> None:
-    """Start the child and wait. Raises ShardingError with the end of its stderr."""
+    """Start the child and wait. Raises ExecutionError with the end of its stderr."""
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
@@ -118,19 +118,19 @@ def _run_process(arguments: list[str], timeout_s: float) -> None:
     try:
         done = subprocess.run(command, env=env, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        raise ShardingError(
+        raise ExecutionError(
             "SW_PARTITIONER_TIMEOUT",
             f"the partitioner requires at most {timeout_s:g} s, got no answer",
             hint="scan over layers instead of unrolling them, or raise the limit",
         ) from None
     except OSError as error:
-        raise ShardingError(
+        raise ExecutionError(
             "SW_PARTITIONER_START",
             f"{PYTHON_VARIABLE} requires an interpreter, got {python}: {error}",
         ) from error
     if done.returncode:
         tail = done.stderr.decode(errors="replace")[-STDERR_TAIL:]
-        raise ShardingError(
+        raise ExecutionError(
             "SW_PARTITIONER_CRASH",
             f"the partitioner ended with status {done.returncode}:\n{tail}",
             hint="keep the dump of this job and report it",

@@ -11,7 +11,8 @@ from compiler.diagnostics import CompileError, UsageError
 from orchestrator import executor as executor_module
 from orchestrator.cache import Cache, default_directory
 from orchestrator.executor import InlineExecutor, WorkUnit
-from orchestrator.service import UnitFailedError, UnitService
+from orchestrator.service import UnitService
+from orchestrator.unit_errors import UnitFailedError
 
 KEY = "ab" * 32
 
@@ -42,9 +43,19 @@ def test_a_disk_that_refuses_costs_the_entry_not_the_job(tmp_path: Path) -> None
     blocked.write_text("not a directory")
     cache = Cache(blocked)
     cache.put("compile", KEY, b"payload")
-    with cache.lock("compile", KEY):
-        assert cache.get("compile", KEY) is None
+    release = cache.claim("compile", KEY)
+    assert release is not None and cache.get("compile", KEY) is None
+    release()
     assert len(cache.warnings) == 2
+
+
+def test_one_claim_at_a_time(tmp_path: Path) -> None:
+    first = Cache(tmp_path).claim("compile", KEY)
+    assert first is not None
+    assert Cache(tmp_path).claim("compile", KEY) is None
+    assert Cache(tmp_path).claim("partition", KEY) is not None
+    first()
+    assert Cache(tmp_path).claim("compile", KEY) is not None
 
 
 def test_the_directory_follows_config_then_the_neuron_variable(
@@ -91,7 +102,7 @@ def test_equal_units_run_once_and_a_second_service_runs_none(
     assert len(counted) == 2
 
 
-def test_a_failing_unit_raises_after_the_others_are_stored_and_is_not_cached(
+def test_a_failing_unit_raises_after_the_others_are_stored(
     tmp_path: Path, counted: list[bytes]
 ) -> None:
     with UnitService(InlineExecutor, Cache(tmp_path)) as service:

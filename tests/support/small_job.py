@@ -20,12 +20,13 @@ from compiler.frontend.reference import batch_leaves, initial_state, task_batche
 from compiler.frontend.task import TrainTask
 from compiler.neff.bundle import Bundle
 from compiler.target import load_target, logical
+from orchestrator.batch import UnitRow
 from orchestrator.build import Built, Layout, Stages, build_task
 from orchestrator.cache import Cache
 from orchestrator.config import JobConfig
 from orchestrator.executor import Executor, InlineExecutor
 from orchestrator.job import write_and_load
-from orchestrator.service import UnitRow, UnitService
+from orchestrator.service import UnitService
 from sharding.mesh import DATA_AXES, make_mesh
 from sharding.settings import DEFAULTS, StrategySettings
 from sim_cluster.run_values import ValueRun

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from compiler.neff.bundle import Bundle
-from orchestrator.executor import InlineExecutor, Outcome, WorkUnit
+from orchestrator.executor import InlineExecutor, WorkUnit
 from tests.support.small_job import Road, build_on, bundle_of, small_llama
 
 
@@ -48,9 +48,9 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> list[WorkUnit]:
     found: list[WorkUnit] = []
 
     class Watching(InlineExecutor):
-        def run(self, units: list[WorkUnit]) -> Iterator[Outcome]:
-            found.extend(units)
-            return super().run(units)
+        def submit(self, unit: WorkUnit) -> None:
+            found.append(unit)
+            super().submit(unit)
 
     path = tmp_path_factory.mktemp("units")
     build_on(small_llama(), {"dp_shard": 2}, path / "cache", executor=Watching)

@@ -1,0 +1,209 @@
+"""One suite over the back ends of the executor protocol: same bytes, any order, kill, poison,
+cancel, time and memory limits, bounded flight.
+
+Units are shell scripts (`tests/support/scripted_units.py`), so a unit decides itself what happens
+to its worker. Real units through every back end: `tests/system/test_ray.py`, `test_process.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.executor import Executor, InlineExecutor, Limits, WorkUnit
+from orchestrator.flight import fly
+from orchestrator.process_backend import ProcessExecutor
+from orchestrator.ray_backend import RayExecutor
+from orchestrator.seats import MAX_ATTEMPTS
+from tests.support.scripted_units import (
+    Listed,
+    answer,
+    killing,
+    pid_of,
+    refusal,
+    results,
+    run,
+    scripted,
+    unit,
+)
+
+WORKERS = 2
+LIMITS = Limits(timeout_s=3.0, memory_bytes=128 << 20)
+MAKERS: dict[str, Callable[[], Executor]] = {
+    "inline": lambda: InlineExecutor(Limits(memory_bytes=LIMITS.memory_bytes)),
+    "process": lambda: ProcessExecutor(WORKERS, LIMITS),
+    "ray": lambda: RayExecutor(WORKERS, LIMITS),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=["inline", "process", pytest.param("ray", marks=pytest.mark.ray)],
+)
+def executor(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Executor]:
+    with scripted(tmp_path_factory.mktemp("scripts")):
+        made = MAKERS[request.param]()
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def workers(executor: Executor) -> Executor:
+    """Executors whose units run in processes that can be lost."""
+    if executor.name == "inline":
+        pytest.skip("a unit of this process cannot be ended without it")
+    return executor
+
+
+def letters(count: int) -> list[WorkUnit]:
+    return [unit(f"u{n}", answer(bytes([65 + n]) * (n + 1))) for n in range(count)]
+
+
+def letter_results(units: list[WorkUnit]) -> dict[str, bytes]:
+    return {u.key: bytes([65 + n]) * (n + 1) for n, u in enumerate(units)}
+
+
+def test_every_unit_has_one_outcome_with_the_same_bytes_in_any_order(executor: Executor) -> None:
+    units = letters(9)
+    for order in (units, units[::-1]):
+        outcomes = run(executor, order)
+        assert len(outcomes) == len(units)
+        assert results(outcomes) == letter_results(units)
+        assert {o.attempts for o in outcomes} == {1}
+        assert all(o.unit.payload and o.seconds > 0 for o in outcomes)
+
+
+def test_large_payloads_and_results_cross(executor: Executor) -> None:
+    """Beyond what travels inside a message: a Ray call of 100 kB or more uses the object store."""
+    payload = unit("payload", answer(b"x", f"# {'y' * 300_000}"))
+    head = "printf '\\201\\245graph\\306\\000\\004\\223\\340'"  # {"graph": 300,000 bytes}
+    result = unit("result", f'({head}; head -c 300000 /dev/zero) > "$answer"')
+    units = [payload, result]
+    outcomes = run(executor, units)
+    assert results(outcomes) == {units[0].key: b"x", units[1].key: bytes(300_000)}
+
+
+def test_a_refusal_comes_home_whole_and_the_others_go_on(executor: Executor) -> None:
+    refused, *others = [unit("refused", refusal("SW_TEST")), *letters(3)]
+    outcomes = {o.unit.key: o for o in run(executor, [refused, *others])}
+    error = outcomes.pop(refused.key).error
+    assert error is not None
+    assert (type(error).__name__, error.code, error.diagnostic.hint) == (
+        "ShardingError",
+        "SW_TEST",
+        "no",
+    )
+    assert all(o.result for o in outcomes.values())
+
+
+def test_what_nobody_meant_to_raise_is_an_outcome_with_its_traceback(executor: Executor) -> None:
+    broken, *others = [WorkUnit("no such kind", "0" * 64, "broken", b"x"), *letters(2)]
+    outcomes = {o.unit.key: o for o in run(executor, [broken, *others])}
+    found = outcomes.pop(broken.key)
+    assert (found.result, found.error) == (None, None)
+    assert "KeyError: 'no such kind'" in found.defect and "run_unit" in found.defect
+    assert all(o.result for o in outcomes.values())
+
+
+def test_a_crashed_child_is_no_refusal(executor: Executor) -> None:
+    (outcome,) = run(executor, [unit("crash", "echo LLVM ERROR: boom >&2; kill -ABRT $$")])
+    assert outcome.error is not None
+    assert (type(outcome.error).__name__, outcome.error.code) == (
+        "ExecutionError",
+        "SW_PARTITIONER_CRASH",
+    )
+
+
+def test_a_unit_that_wants_too_much_memory_ends_alone(executor: Executor) -> None:
+    """Its answer is larger than the 128 MiB that a unit may add; the worker lives on."""
+    head = "printf '\\201\\245graph\\306\\012\\000\\000\\000'"  # {"graph": 160 MiB}
+    script = f'({head}; head -c 167772160 /dev/zero) > "$answer"'
+    small = letters(4)
+    before = {pid_of(o) for o in run(executor, small)}
+    (outcome,) = run(executor, [unit("big", script)])
+    assert outcome.error is not None
+    assert (outcome.error.code, outcome.attempts) == ("SW_UNIT_MEMORY", 1)
+    assert "128 MiB" in str(outcome.error)
+    assert {pid_of(o) for o in run(executor, small)} <= before | {pid_of(outcome)}
+
+
+def test_a_worker_that_dies_costs_its_unit_one_try(workers: Executor, tmp_path: Path) -> None:
+    dying = unit("dying", killing(MAX_ATTEMPTS - 1, tmp_path, b"late"))
+    units = [dying, *letters(6)]
+    outcomes = run(workers, units)
+    assert len(outcomes) == len(units)
+    tries = {o.unit.key: o.attempts for o in outcomes}
+    assert results(outcomes)[dying.key] == b"late"
+    assert tries.pop(dying.key) == MAX_ATTEMPTS
+    # Units that only stood behind it in the queue of its worker are not blamed.
+    assert set(tries.values()) == {1}
+    assert len(list(tmp_path.iterdir())) == MAX_ATTEMPTS
+
+
+def test_a_unit_that_kills_three_workers_is_given_up(workers: Executor, tmp_path: Path) -> None:
+    poisoned = unit("poison", killing(99, tmp_path, b"never"))
+    events: list[str] = []
+    workers.emit = lambda event, **_: events.append(event)
+    outcomes = {o.unit.key: o for o in run(workers, [poisoned, *letters(6)])}
+    given_up = outcomes.pop(poisoned.key)
+    assert given_up.error is not None and given_up.error.code == "SW_UNIT_POISONED"
+    assert f"ended {MAX_ATTEMPTS} workers" in str(given_up.error)
+    assert given_up.attempts == MAX_ATTEMPTS == len(list(tmp_path.iterdir()))
+    assert all(o.result for o in outcomes.values())
+    assert events.count("worker.lost") == MAX_ATTEMPTS
+    assert events.count("unit.retried") == MAX_ATTEMPTS - 1
+
+
+def test_a_unit_that_outlasts_its_time_is_ended_with_its_worker(workers: Executor) -> None:
+    slow = unit("slow", answer(b"late", "sleep 60"))
+    start = time.monotonic()
+    outcomes = {o.unit.key: o for o in run(workers, [slow, *letters(6)])}
+    late = outcomes.pop(slow.key)
+    assert late.error is not None and late.error.code == "SW_UNIT_TIMEOUT"
+    assert late.attempts == 1 and late.seconds == LIMITS.timeout_s
+    assert all(o.result and o.attempts == 1 for o in outcomes.values())
+    assert time.monotonic() - start < 60
+
+
+def test_cancel_ends_what_runs_and_the_executor_goes_on(executor: Executor, tmp_path: Path) -> None:
+    """An abandoned run leaves nothing: no outcome of it comes later, no unit of it runs on."""
+    marked = [unit(f"m{n}", answer(b"", f"sleep 1; : > {tmp_path}/{n}")) for n in range(12)]
+    flight = fly(lambda: executor, Listed([*letters(1), *marked]))
+    assert next(flight).result == b"A"
+    flight.close()
+    units = letters(3)
+    assert results(run(executor, units)) == letter_results(units)
+    assert executor.next(0) is None
+    time.sleep(1.2)
+    assert not list(tmp_path.iterdir())
+
+
+class Counting:
+    """A source that watches how many of its units are with the executor."""
+
+    def __init__(self, units: list[WorkUnit]) -> None:
+        self.units, self.out, self.most = units, 0, 0
+
+    def take(self) -> WorkUnit | None:
+        if not self.units:
+            return None
+        self.out += 1
+        self.most = max(self.most, self.out)
+        return self.units.pop()
+
+    def __bool__(self) -> bool:
+        return bool(self.units)
+
+
+def test_flight_is_bounded(executor: Executor) -> None:
+    source = Counting(letters(16))
+    for outcome in fly(lambda: executor, source):
+        assert outcome.result
+        source.out -= 1
+    assert source.most == executor.slots
+    assert executor.slots <= 3 * WORKERS
