@@ -212,7 +212,7 @@ def test_values_equal_the_unsharded_graph(name: str, mesh: Mesh) -> None:
     assert worst <= 1e-5
 
 
-@pytest.mark.parametrize("mesh", [FSDP8, HSDP], ids=str)
+@pytest.mark.parametrize("mesh", [pytest.param(FSDP8, marks=pytest.mark.matrix), HSDP], ids=str)
 def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
     """Gathers: equal counts and elements over the step. Gradients: all reduced. Equal values."""
     result = road("llama-f32-full", mesh)

@@ -83,7 +83,7 @@ BOUNDED = {
     "fsdp tp sp": Case("gqa", distribution("fsdp", dp_shard=4, tp=2), most=1.15),
 }
 CASES = EXACT | BOUNDED
-SLOW = ("tp, tied", "cp", "tp sp", "fsdp tp")
+SLOW = ("tp", "tp, tied", "cp", "tp sp", "fsdp tp")
 NAMES = [pytest.param(n, marks=[pytest.mark.matrix] if n in SLOW else []) for n in CASES]
 
 

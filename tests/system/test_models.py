@@ -16,8 +16,9 @@ from tests.support.model_table import MODELS, PARTS, arguments, distances, measu
 from tests.support.model_zoo import Model
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["encoder_decoder", "graph_net", "moe_dispatched", "unet"])
 def test_the_forward_pass_equals_jax(name: str) -> None:
+    """The kinds no other quick test has; the matrix has every model."""
     row = measure(name, "forward", "float32")
     assert row.passes, row
 

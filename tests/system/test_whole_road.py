@@ -162,7 +162,14 @@ def reference(name: str, task: TrainTask, batch: int) -> tuple[list[float], Leav
     return list(run.losses), run.states[1], bound
 
 
-ONLY_IN_MATRIX = ("llama hsdp", "llama bf16 fsdp", "prime fsdp", "flax pp dp")
+ONLY_IN_MATRIX = (
+    "llama hsdp",
+    "llama bf16 fsdp",
+    "llama tp beyond kv heads",
+    "prime fsdp",
+    "flax hsdp",
+    "flax pp dp",
+)
 """Their model, strategy and type run in other cases too, each with another partner."""
 
 

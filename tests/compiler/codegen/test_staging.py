@@ -49,8 +49,19 @@ def test_batch_points_that_continue_runs_move_together(natural: bool, dtype) -> 
     assert moved == {0: (1, 4 * 64), 1: (1, 4 * (64 if natural else 96)), 2: (1, 4 * 96)}
 
 
-@pytest.mark.parametrize("size", [(2, 5, 128, 96, 64), (1, 13, 67, 33, 48), (3, 7, 300, 600, 96)])
-@pytest.mark.parametrize("order", [(0, 2, 1, 3), (0, 1, 2, 3), (0, 2, 3, 1)])
+SIZES = [(2, 5, 128, 96, 64), (1, 13, 67, 33, 48), (3, 7, 300, 600, 96)]
+ORDERS = [(0, 2, 1, 3), (0, 1, 2, 3), (0, 2, 3, 1)]
+LONG = [(SIZES[-1], order) for order in ORDERS[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("size", "order"),
+    [
+        pytest.param(size, order, marks=[pytest.mark.matrix] * ((size, order) in LONG))
+        for size in SIZES
+        for order in ORDERS
+    ],
+)
 def test_groups_of_any_size_keep_the_values(
     size: tuple[int, ...], order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
