@@ -17,6 +17,7 @@ from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConvertAttrs
 from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.passes.dce import dce
+from compiler.passes.narrow import narrow
 from sharding.dims import batch_labels, reached
 from sharding.layers import CONTRACTIONS, scanned_layers, unrolled_layers
 from sharding.partitioned import PartitionedGraph, Slot, all_values
@@ -32,7 +33,7 @@ REPLICATING = frozenset(("dp_replicate", "dp_shard"))
 
 def rounded_graph(graph: Graph, inputs: Sequence[Slot], settings: StrategySettings) -> Graph:
     """The captured graph with weights rounded where they meet samples (`param_dtype`) and layer
-    borders rounded (`output_dtype`).
+    borders rounded (`output_dtype`); activations that lose nothing by it are kept short.
     """
     if settings.param_dtype == settings.output_dtype == "auto":
         return graph
@@ -51,7 +52,8 @@ def rounded_graph(graph: Graph, inputs: Sequence[Slot], settings: StrategySettin
         weight_type=TYPES.get(settings.param_dtype),
         border_type=TYPES.get(settings.output_dtype, DType.F32),
     )
-    return rounder.run(graph)
+    rounded = rounder.run(graph)
+    return narrow(rounded, DType.BF16, reached(rounded, batch))
 
 
 def _borders(graph: Graph, samples: Mapping[Value, int], given: set[Value]) -> Iterable[Value]:

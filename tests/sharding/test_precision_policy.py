@@ -27,6 +27,7 @@ from sharding import shardy
 from sharding.findings import collectives, with_findings
 from sharding.mesh import make_mesh
 from sharding.partitioned import PartitionedGraph, Slot
+from sharding.plan import build_plan
 from sharding.precision import rounded_graph, with_reduce_dtype
 from sharding.rewrite import rewrite
 from sharding.settings import StrategySettings
@@ -185,3 +186,22 @@ def test_short_gradients_may_be_reduced_in_full_and_stay_so() -> None:
     for op in scattered:
         readers = users[op.result]
         assert any(r.name != "convert" for r in readers), op.result.type
+
+
+def stacked(model: str, **keys: object) -> Counter[DType]:
+    """How many stacks of activations forward stores for backward, by type."""
+    how = ALL["fsdp 4"]
+    chosen = dataclasses.replace(how.settings, **keys)
+    plan = build_plan(*captured(model), how.mesh, settings=chosen, partition=shardy.answer_request)
+    held = [b.local_type for b in plan.step.buffers.values() if b.role == "residual"]
+    return Counter(t.dtype for t in held if t.rank > 3)
+
+
+def test_what_is_rounded_is_kept_short() -> None:
+    """The inputs of layers that hand on rounded values; with `param_dtype` alone, in a model that
+    computes nothing again, the rounded operands of contractions that backward reads.
+    """
+    assert stacked("gqa", param_dtype=BF16) == {DType.F32: 1}
+    assert stacked("gqa", **SHORT) == {DType.BF16: 1}
+    found = stacked("bert", param_dtype=BF16)
+    assert found[DType.BF16] >= 4 and found[DType.F32]

@@ -1,0 +1,272 @@
+"""Values that lose nothing in a short type are kept in it: stacks and carries of loops first.
+
+Two reasons allow it: every element is a short float already (what was rounded, and what only moves
+that), or every reader rounds before it computes. Both are fixed points over the whole graph, loops
+included, from the assumption that all values qualify. No bit of any other value changes, since
+moving data and rounding commute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compiler.diagnostics import UNKNOWN_LOC
+from compiler.dtypes import DType
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import ConstantAttrs, ConvertAttrs
+from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from compiler.passes.dce import dce
+
+_MOVED: Mapping[str, slice] = {
+    "broadcast_in_dim": slice(0, 1),
+    "concatenate": slice(0, None),
+    "dynamic_slice": slice(0, 1),
+    "dynamic_update_slice": slice(0, 2),
+    "gather": slice(0, 1),
+    "optimization_barrier": slice(0, None),
+    "pad": slice(0, 2),
+    "reshape": slice(0, 1),
+    "reverse": slice(0, 1),
+    "select": slice(1, 3),
+    "slice": slice(0, 1),
+    "transpose": slice(0, 1),
+}
+"""Ops whose results have only elements of these operands."""
+
+
+def narrow(graph: Graph, dtype: DType, among: Collection[Value]) -> Graph:
+    """`graph` with those values of `among` in the short `dtype` that lose nothing in it; inputs and
+    outputs keep their types.
+    """
+    kept = _Exact(graph, dtype).values() | _Rounded(graph, dtype).values()
+    chosen = {v for v in kept if v in among}
+    loops = (op for op in graph.walk() if op.name == "loop")
+    for op in loops:  # a carry is one value with four names
+        for names in _carries(op):
+            if not chosen.issuperset(names[1:]):
+                chosen.difference_update(names[1:])
+    return dce(_Level(dtype, chosen).run(graph)) if chosen else graph
+
+
+def _carries(loop: Op) -> Iterator[tuple[Value, Value, Value]]:
+    """(next value in the body, value in the body, result) of every carry."""
+    body = loop.regions[0]
+    yield from zip(body.outputs, body.inputs, loop.results, strict=True)
+
+
+def _is_wide(value: Value, dtype: DType) -> bool:
+    return value.type.dtype.is_float and value.type.dtype.bytes > dtype.bytes
+
+
+def _is_rounding(op: Op, dtype: DType) -> bool:
+    """True for conversions to `dtype`."""
+    return op.name == "convert" and op.result.type.dtype is dtype
+
+
+def _moved(op: Op, number: int) -> tuple[Value, ...]:
+    """The operands whose elements result `number` has."""
+    operands = op.operands[_MOVED[op.name]]
+    return operands[number : number + 1] if op.name == "optimization_barrier" else operands
+
+
+class _Exact:
+    """Values whose every element is a float of `dtype`."""
+
+    def __init__(self, graph: Graph, dtype: DType) -> None:
+        self.graph, self.dtype = graph, dtype
+        wide = (v for op in graph.walk() for v in op.results)
+        inside = (v for op in graph.walk() for region in op.regions for v in region.inputs)
+        self.found = {v for v in (*wide, *inside) if _is_wide(v, dtype)}
+
+    def values(self) -> set[Value]:
+        """The largest set that contradicts no op."""
+        before = -1
+        while before != len(self.found):
+            before = len(self.found)
+            self._sweep(self.graph)
+        return self.found
+
+    def _sweep(self, graph: Graph) -> None:
+        for op in graph.ops:
+            if op.name == "loop":
+                for operand, names in zip(op.operands, _carries(op), strict=True):
+                    if not self.found.issuperset((operand, *names)):
+                        self.found.difference_update(names[1:])
+                self._sweep(op.regions[0])
+                continue
+            for number, result in enumerate(op.results):
+                if result in self.found and not self._is_exact(op, number):
+                    self.found.remove(result)
+
+    def _is_exact(self, op: Op, number: int) -> bool:
+        if op.name == "constant":
+            return _fits(op.attrs, self.dtype)
+        if op.name == "convert":
+            return op.operands[0].type.dtype is self.dtype
+        return op.name in _MOVED and self.found.issuperset(_moved(op, number))
+
+
+def _fits(attrs: ConstantAttrs, dtype: DType) -> bool:
+    """True for a splat that `dtype` holds; other constants are not looked at."""
+    if not attrs.is_splat:
+        return False
+    stored = np.frombuffer(attrs.data, attrs.type.dtype.numpy)
+    rounded = stored.astype(dtype.numpy).astype(stored.dtype)
+    return bool(np.array_equal(rounded, stored, equal_nan=True))
+
+
+class _Rounded:
+    """Values whose every reader rounds them to `dtype`, or moves them to such readers."""
+
+    def __init__(self, graph: Graph, dtype: DType) -> None:
+        self.graph, self.dtype = graph, dtype
+        self.read_wide: set[Value] = set(graph.outputs)
+        self.read: set[Value] = set()
+
+    def values(self) -> set[Value]:
+        """The largest set that contradicts no reader."""
+        before = -1
+        while before != len(self.read_wide):
+            before = len(self.read_wide)
+            self._sweep(self.graph)
+        return {v for v in self.read if _is_wide(v, self.dtype) and v not in self.read_wide}
+
+    def _sweep(self, graph: Graph) -> None:
+        for op in reversed(graph.ops):
+            self.read.update(op.operands)
+            if op.name == "loop":
+                self._loop(op)
+            elif op.name in _MOVED:
+                for number, result in enumerate(op.results):
+                    if result in self.read_wide:
+                        self.read_wide.update(_moved(op, number))
+            elif not _is_rounding(op, self.dtype):
+                self.read_wide.update(op.operands)
+
+    def _loop(self, loop: Op) -> None:
+        self.read.update(loop.regions[0].outputs)
+        self._sweep(loop.regions[0])
+        for operand, names in zip(loop.operands, _carries(loop), strict=True):
+            if not self.read_wide.isdisjoint(names[1:]):
+                self.read_wide.update((operand, *names))
+
+
+@dataclass(slots=True)
+class _Level:
+    """One level under reconstruction: `short` stands for values of `narrow`, the others and what
+    is read in its own type keep their names.
+    """
+
+    dtype: DType
+    narrow: Collection[Value]
+    ops: list[Op] = field(default_factory=list)
+    short: dict[Value, Value] = field(default_factory=dict)
+    now: dict[Value, Value] = field(default_factory=dict)  # roundings of what is short already
+    made: dict[Value, Op] = field(default_factory=dict)
+    there: set[Value] = field(default_factory=set)
+
+    def run(self, graph: Graph) -> Graph:
+        """The level of a graph whose inputs keep their types."""
+        self._add_all(graph.ops)
+        outputs = tuple(self._as_it_was(v) for v in graph.outputs)
+        return Graph(graph.inputs, tuple(self.ops), outputs, graph.name)
+
+    def _add_all(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            self.made.update(dict.fromkeys(op.results, op))
+            if op.name == "loop":
+                self._loop(op)
+            elif op.name in _MOVED and any(v in self.narrow for v in op.results):
+                self._move(op)
+            elif _is_rounding(op, self.dtype) and op.operands[0] in self.narrow:
+                self.now[op.result] = self._rounded(op.operands[0])
+            else:
+                self._keep(op)
+
+    def _keep(self, op: Op) -> None:
+        """`op` in its own types."""
+        given = {v.type.dtype for v in op.operands}
+        if op.name == "convert" and op.result in self.narrow and self.dtype in given:
+            self._rounded(op.result)
+            return
+        operands = tuple(self._as_it_was(v) for v in op.operands)
+        self.ops.append(Op(op.name, operands, op.results, op.attrs, op.regions, op.loc))
+        self.there.update(op.results)
+
+    def _move(self, op: Op) -> None:
+        """`op` on short elements, result by result."""
+        if op.name == "optimization_barrier":
+            self._barrier(op)
+            return
+        moved = _moved(op, 0)
+        operands = [self._rounded(v) if v in moved else self._as_it_was(v) for v in op.operands]
+        self.short[op.result] = self._added(make_op(op.name, operands, op.attrs, loc=op.loc))
+
+    def _barrier(self, op: Op) -> None:
+        pairs = list(zip(op.operands, op.results, strict=True))
+        operands = [self._rounded(v) if r in self.narrow else self._as_it_was(v) for v, r in pairs]
+        results = [self._new(r) if r in self.narrow else r for _, r in pairs]
+        self.ops.append(Op(op.name, tuple(operands), tuple(results), op.attrs, (), op.loc))
+
+    def _loop(self, op: Op) -> None:
+        """A loop whose narrow carries are short, in and out."""
+        body = op.regions[0]
+        picked = [v in self.narrow for v in op.results]
+        pairs = list(zip(op.operands, picked, strict=True))
+        operands = tuple(self._rounded(v) if p else self._as_it_was(v) for v, p in pairs)
+        inner = _Level(self.dtype, self.narrow)
+        inputs = tuple(inner._new(v) if v in self.narrow else v for v in body.inputs)
+        inner._add_all(body.ops)
+        ends = zip(body.outputs, picked, strict=True)
+        outputs = tuple(inner._rounded(v) if p else inner._as_it_was(v) for v, p in ends)
+        region = Graph(inputs, tuple(inner.ops), outputs, body.name)
+        results = tuple(self._new(v) if v in self.narrow else v for v in op.results)
+        self.ops.append(Op("loop", operands, results, op.attrs, (region,), op.loc))
+
+    def _new(self, value: Value) -> Value:
+        """What stands for a narrow value."""
+        self.short[value] = Value(_short(value.type, self.dtype))
+        return self.short[value]
+
+    def _rounded(self, value: Value) -> Value:
+        """`value` in the short type."""
+        if value not in self.short:
+            self.short[value] = self._rounding(value)
+        return self.short[value]
+
+    def _rounding(self, value: Value) -> Value:
+        maker = self.made.get(value)
+        if maker is not None and maker.name == "convert":
+            source = self.now.get(maker.operands[0], maker.operands[0])
+            if source.type.dtype is self.dtype:
+                return source
+        if maker is not None and maker.name == "constant" and maker.attrs.is_splat:
+            return self._added(make_op("constant", (), _constant(maker.attrs, self.dtype)))
+        source = self._as_it_was(value)
+        return self._added(make_op("convert", (source,), ConvertAttrs(self.dtype)))
+
+    def _added(self, op: Op) -> Value:
+        self.ops.append(op)
+        return op.result
+
+    def _as_it_was(self, value: Value) -> Value:
+        """`value` in its own type."""
+        if value in self.short and value in self.narrow and value not in self.there:
+            attrs, maker = ConvertAttrs(value.type.dtype), self.made.get(value)
+            loc = maker.loc if maker else UNKNOWN_LOC
+            self.ops.append(Op("convert", (self.short[value],), (value,), attrs, (), loc))
+            self.there.add(value)
+        return self.now.get(value, value)
+
+
+def _short(type: TensorType, dtype: DType) -> TensorType:
+    return tensor_type(type.shape, dtype)
+
+
+def _constant(attrs: ConstantAttrs, dtype: DType) -> ConstantAttrs:
+    """A splat, rounded."""
+    stored = np.frombuffer(attrs.data, attrs.type.dtype.numpy).astype(dtype.numpy)
+    return ConstantAttrs(stored.tobytes(), _short(attrs.type, dtype))
