@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from compiler.dtypes import DType
-from compiler.evaluate import RegionTime, Segment, function_segments, joined
+from compiler.evaluate import Segment, function_segments
 from compiler.isa.program import Call, CollectiveCall, Engine, Function, Program, Repeat
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat, run_counts
 from compiler.target import PS_PER_S, Target
 from sim_cluster.contention import NO_DEMAND, Demand
 
+_DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 HALF_SHARE = 0.5
 """Share of a resource at which stretches are evaluated besides all of it; durations between are
 interpolated."""
@@ -108,14 +108,16 @@ MacroOp = Stretch | Start | Wait | Send | Receive | Mark
 
 def function_macros(function: Function, target: Target) -> tuple[MacroOp, ...]:
     """The macro-operations of one call of `function`."""
+    own, *others = _evaluated(function, target)
+    code = _Code.of(own, others, target)
     out: list[MacroOp] = []
-    for own, *others in zip(*_evaluated(function, target), strict=True):
-        if own.kind == "compute":
-            out += _stretches(own, others, function.name, target)
-        elif own.kind == "start":
-            out.append(Start(function.collectives[own.collective], own.collective))
+    for segment in own:
+        if segment.kind == "compute":
+            out.append(code.stretch(segment, function.name, target.cores_per_bank))
+        elif segment.kind == "start":
+            out.append(Start(function.collectives[segment.collective], segment.collective))
         else:
-            out.append(Wait(own.collective))
+            out.append(Wait(segment.collective))
     return tuple(out)
 
 
@@ -132,64 +134,55 @@ def _evaluated(function: Function, target: Target) -> list[tuple[Segment, ...]]:
     ]
 
 
-def _stretches(
-    own: Segment, others: Sequence[Segment], label: str, target: Target
-) -> Iterator[Stretch]:
-    """A segment as stretches of regions that lose about as much with half of the DMA engines: what
-    a collective costs depends on the code it runs beside.
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """The code of a function that moves data, as one: how many times as long as beside an even part
+    of HBM it takes at the other points, and what it wants when nobody shares anything with it.
+
+    What a collective takes costs code the same wherever in the function it meets it. If it cost
+    more in front of a product than in front of an attention, a collective could save time by being
+    slow; and ranks are never so exactly in step that it is known which region meets it.
     """
-    groups = groupby(_paired(own, others), key=_sensitivity)
-    for regions in (list(group) for _, group in groups):
-        (segment,) = joined([points[0] for points in regions])
-        half, bank, scarce = (
-            sum(points[n].duration_ps for points in regions) for n in range(1, len(others) + 1)
+
+    half: float
+    bank: float
+    scarce: float
+    demand: Demand
+
+    @classmethod
+    def of(
+        cls, own: Sequence[Segment], others: Sequence[Sequence[Segment]], target: Target
+    ) -> _Code:
+        """Of the segments of a function at all points."""
+        moving = [n for n, segment in enumerate(own) if segment.hbm_bytes]
+        even, half, bank, scarce = (
+            sum(point[n].duration_ps for n in moving) for point in (own, *others)
         )
-        yield Stretch(
-            segment.duration_ps,
-            max(half, bank),
+        if not even:
+            return cls(1.0, 1.0, 1.0, NO_DEMAND)
+        dma_ps = sum(own[n].busy_ps.get(queue.value, 0) for n in moving for queue in _DMA)
+        hbm_bytes = sum(own[n].hbm_bytes for n in moving)
+        hbm_ps = hbm_bytes / target.hbm_bytes_per_s_per_core * PS_PER_S
+        bank = min(bank, even)
+        alone_ps = bank * target.lnc
+        demand = Demand(min(1.0, dma_ps / alone_ps), hbm=hbm_ps / alone_ps)
+        return cls(max(half, bank) / even, bank / even, max(scarce, even) / even, demand)
+
+    def stretch(self, segment: Segment, label: str, bank_cores: int) -> Stretch:
+        """A segment of the function; one that moves nothing loses and wants nothing."""
+        code = self if segment.hbm_bytes else _Code(1.0, 1.0, 1.0, NO_DEMAND)
+        even = segment.duration_ps
+        return Stretch(
+            even,
+            round(even * code.half),
             segment.compute_ps,
             segment,
             label,
-            bank_ps=min(bank, segment.duration_ps),
-            scarce_ps=max(scarce, segment.duration_ps),
-            bank_cores=target.cores_per_bank,
-            demand=_demand(segment, bank, target),
+            bank_ps=round(even * code.bank),
+            scarce_ps=round(even * code.scarce),
+            bank_cores=bank_cores,
+            demand=code.demand,
         )
-
-
-def _demand(segment: Segment, bank_ps: int, target: Target) -> Demand:
-    """What code takes of DMA engines and HBM when nothing and nobody shares them with it."""
-    dma_ps = sum(segment.busy_ps.get(queue.value, 0) for queue in (Engine.DMA_IN, Engine.DMA_OUT))
-    hbm_ps = segment.hbm_bytes / target.hbm_bytes_per_s_per_core * PS_PER_S
-    alone_ps = max(bank_ps, 1) * target.lnc
-    return Demand(min(1.0, dma_ps / alone_ps), hbm=hbm_ps / alone_ps)
-
-
-def _paired(own: Segment, others: Sequence[Segment]) -> list[tuple[RegionTime, ...]]:
-    """The regions at every point; all of them as one when physical cores do not meet at the same
-    ones.
-    """
-    points = (own, *others)
-    names = [[r.name for r in point.regions] for point in points]
-    if all(found == names[0] for found in names):
-        return list(zip(*(point.regions for point in points), strict=True))
-    return [tuple(_whole(point) for point in points)]
-
-
-def _whole(segment: Segment) -> RegionTime:
-    return RegionTime(
-        segment.regions[0].name,
-        segment.duration_ps,
-        segment.busy_ps,
-        segment.compute_ps,
-        segment.hbm_bytes,
-        segment.lone_ps,
-    )
-
-
-def _sensitivity(points: Sequence[RegionTime]) -> int:
-    """How much of its time a region adds with half of the DMA engines, in quarters."""
-    return round(4 * (points[1].duration_ps / max(points[0].duration_ps, 1) - 1))
 
 
 def program_macros(program: Program, target: Target) -> tuple[MacroOp, ...]:

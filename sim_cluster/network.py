@@ -106,15 +106,14 @@ class Network:
         )
 
     def _demand(self, time: CollectiveTime, wires: Sequence[tuple[int, int]]) -> Demand:
-        """What a collective takes of each resource while its data moves."""
-        core = self.target.core
-        wire_ps = max(time.total_ps - time.launch_ps, 1)
+        """What a collective takes of each resource, on average over all of its time."""
+        core, alone_ps = self.target.core, max(time.total_ps, 1)
         dma = self.target.lnc * core.dma_engines * core.dma_engine_bytes_per_s
         hbm = self.target.lnc * self.target.hbm_bytes_per_s_per_core
         return Demand(
-            dma=min(1.0, time.touch_bytes_per_rank * PS_PER_S / wire_ps / dma),
-            wires=tuple((number, min(1.0, busy / wire_ps)) for number, busy in wires),
-            hbm=time.touch_bytes_per_rank * PS_PER_S / wire_ps / hbm,
+            dma=min(1.0, time.touch_bytes_per_rank * PS_PER_S / alone_ps / dma),
+            wires=tuple((number, min(1.0, busy / alone_ps)) for number, busy in wires),
+            hbm=time.touch_bytes_per_rank * PS_PER_S / alone_ps / hbm,
         )
 
 
