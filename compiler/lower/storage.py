@@ -30,6 +30,11 @@ from compiler.lower.task import (
 )
 from compiler.lower.views import Coordinate, Layout, dense
 
+PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore
+BLOCKED = 64
+"""Rows whose number divides by this are moved in blocks, the fewest being two rows on each of 32
+partitions (`codegen/row_blocks.py`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -145,7 +150,8 @@ class Storage:
         self.tensors.append(Tensor(f"t{len(self.tensors)}", shape, dtype, "scratch"))
 
     def _wanted_layout(self, root: Value) -> Layout:
-        """The layout most strip readers of a contraction's result walk row-major, else dense.
+        """The layout most strip readers of a contraction's result walk row-major, else dense; where
+        short rows cannot be moved in blocks, that of its views with the longest rows.
 
         A contraction writes rows of either orientation at the same cost; a strip that reads against
         the order in memory loads element by element. Collectives need dense memory.
@@ -154,7 +160,8 @@ class Storage:
         producer = self.body.producer.get(root)
         if producer is None or producer.kind != CONTRACT:
             return natural
-        votes: Counter[Layout] = Counter()
+        strips: Counter[Layout] = Counter()
+        views = {natural}
         for task in self.body.tasks:
             for value in task.data:
                 base, chain = self.body.base(value)
@@ -162,10 +169,16 @@ class Storage:
                     continue
                 if task.kind == COLLECTIVE or task.target is root:
                     return natural
-                if task.kind == STRIP and chain:
-                    behind, layout = self._behind(value)
-                    votes[layout if behind is root else natural] += 1
-        return max(votes, key=lambda k: (votes[k], k == natural), default=natural)
+                behind, layout = self._behind(value)
+                wanted = layout if behind is root else natural
+                if task.kind == STRIP:
+                    strips[wanted] += bool(chain)
+                views.add(wanted)
+        if strips:
+            return max(strips, key=lambda k: (strips[k], k == natural))
+        if _row(natural)[1] % BLOCKED == 0:
+            return natural
+        return max(sorted(views, key=str), key=lambda k: (_row(k)[0], k == natural))
 
     def window(self, task: Task) -> Place:
         """Where a task stores its result: its home, or the range a write fills."""
@@ -212,12 +225,12 @@ class Storage:
         for view in reversed(chain):
             op = self.body.views[view]
             source = self.body.source(view)
-            if op.name not in INVERTIBLE or layout is None:
+            if layout is None or not (op.name in INVERTIBLE or _adds_unit_dims(op)):
                 return None, dense(())
             if op.name == "transpose":
                 inverse = tuple(op.attrs.permutation.index(d) for d in range(source.type.rank))
                 layout = views.transpose(layout, inverse)
-            elif op.name == "reshape":
+            elif op.name in ("reshape", "broadcast_in_dim"):
                 layout = views.reshape(layout, source.type.shape)
         return (None, dense(())) if layout is None else (base, layout)
 
@@ -262,6 +275,26 @@ class Storage:
             if task.target is not None:
                 self.must_store.add(task.target)
                 task.after |= self.order.readers(task.target) - {task.number}
+
+
+def _adds_unit_dims(op: Op) -> bool:
+    """Whether a broadcast repeats nothing and keeps the order of dims: it is a reshape."""
+    if op.name != "broadcast_in_dim":
+        return False
+    kept = list(op.attrs.dims) == sorted(op.attrs.dims)
+    return kept and op.operands[0].type.num_elements == op.result.type.num_elements
+
+
+def _row(layout: Layout) -> tuple[int, int]:
+    """(contiguous elements of a partition: those of the dims inside the first one, from the
+    innermost out, that fills the partitions; the size of that one, 0 without one).
+    """
+    row = 1
+    for size, stride in sorted((p for dim in layout.dims for p in dim), key=lambda p: p[1]):
+        if stride != row or (size >= PARTITIONS and row > 1):
+            return row, size
+        row *= size
+    return row, 0
 
 
 def _through(body: Body, view: Value, layout: Layout) -> Layout | None:

@@ -25,8 +25,8 @@ def mixed(weights: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.einsum("bhts,bshe->bhte", weights, values)
 
 
-def compiled(function: Any) -> Function:
-    shapes = ((2, 16, 256, 256), (2, 256, 16, 64))
+def compiled(function: Any, rows: int = 256) -> Function:
+    shapes = ((2, 16, rows, rows), (2, rows, 16, 64))
     arrays = [jnp.zeros(shape, jnp.bfloat16) for shape in shapes]
     return compile_unit(Unit("step", graph_of(function, *arrays), Signature()), TARGET.name)
 
@@ -46,6 +46,20 @@ def test_a_second_layout_costs_what_its_bytes_cost() -> None:
 
     one, other, two = (duration_ps(compiled(f)) for f in (mixed, turned, both))
     assert two <= 1.5 * max(one, other)
+
+
+@pytest.mark.parametrize(("rows", "stride"), [(197, 16 * 64), (256, 64)])
+def test_rows_that_make_no_blocks_lie_as_their_reader_wants_them(rows: int, stride: int) -> None:
+    """197 short rows are no blocks of several to a partition: heads lie side by side instead."""
+
+    def projected(weights: jax.Array, values: jax.Array) -> jax.Array:
+        made = jnp.transpose(mixed(weights, values), (0, 2, 1, 3))
+        return made.reshape(2, rows, 1024) @ jnp.ones((1024, 8), jnp.bfloat16)
+
+    function = compiled(projected, rows)
+    products = (r.program for r in function.regions if r.program.name == "dot_general")
+    made = next(p.nodes[-1].attrs["view"] for p in products if len(p.atoms) == 5)
+    assert stride in made.strides and (rows == 256 or 197 * 64 not in made.strides)
 
 
 def test_recovered_stalls_end_at_the_busiest_engine() -> None:
