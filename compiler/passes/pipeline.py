@@ -20,6 +20,7 @@ from compiler.passes.auto_cast import auto_cast
 from compiler.passes.barriers import drop_barriers
 from compiler.passes.cse import cse
 from compiler.passes.dce import dce
+from compiler.passes.doubled import doubled
 from compiler.passes.fold import fold
 from compiler.passes.formats import check_formats
 from compiler.passes.integers import check_integers
@@ -68,6 +69,8 @@ KEEP_PASSES: tuple[Pass, ...] = (Pass("keep_less", keep_less), *PASSES[2:])
 # For the graph a function is compiled from; barriers go last, because CSE must not run after that.
 LOCAL_PASSES: tuple[Pass, ...] = (
     *PASSES,
+    Pass("doubled", doubled),
+    PASSES[-1],
     Pass("activations", activations),
     Pass("drop_barriers", drop_barriers),
 )
