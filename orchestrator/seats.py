@@ -205,7 +205,7 @@ class SeatedExecutor(ABC):
             else:
                 unit = given.unit
                 self.emit("unit.retried", kind=unit.kind, key=unit.key, name=unit.name)
-                self._waiting.appendleft(_Try(unit, given.number + 1))
+                self._waiting.append(_Try(unit, given.number + 1))
 
     def _end_overdue(self) -> None:
         """End workers whose unit is past its time limit; units behind it are given again."""

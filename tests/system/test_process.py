@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from compiler.neff.bundle import Bundle
 from orchestrator.config import load
 from orchestrator.executor import InlineExecutor, WorkUnit
 from orchestrator.job import executor_of
 from orchestrator.process_backend import AutoExecutor, ProcessExecutor
 from tests.support.interrupts import heard_by_children
 from tests.support.scripted_units import is_running, pid_of, results, run
+from tests.support.small_job import build_on, bundle_bytes, bundle_of, small_llama
 
 WORKERS = 2
 
@@ -63,6 +65,33 @@ def test_auto_takes_processes_for_several_units_and_this_one_for_a_single_one(
     assert pid_of(alone) == os.getpid()
     assert {o.worker.partition(":")[0] for o in together} == {"process-0", "process-1"}
     assert isinstance(executor_of(load(None, ["run.workers=1"]))(), InlineExecutor)
+
+
+@pytest.mark.matrix
+def test_files_are_the_same_when_workers_are_killed(small_bundle: Bundle, tmp_path: Path) -> None:
+    """One worker in the middle of the job's every third unit, six in all."""
+    killed: list[int] = []
+
+    class Striking(ProcessExecutor):
+        def __init__(self) -> None:
+            self.given = 0
+            super().__init__(WORKERS)
+
+        def _give(self, worker, unit):
+            self.given += 1
+            if self.given % 3 == 0 and len(killed) < 6:
+                # It stands still meanwhile, or it might be done with a small unit before.
+                os.kill(worker.process.pid, signal.SIGSTOP)
+                ticket = super()._give(worker, unit)
+                worker.process.kill()
+                killed.append(worker.process.pid)
+                return ticket
+            return super()._give(worker, unit)
+
+    road = build_on(small_llama(), {"dp_shard": 4}, tmp_path / "cache", executor=Striking)
+    assert sum(row.attempts - 1 for row in road.rows) == len(killed) >= 3
+    bundle = bundle_of(road, tmp_path / "bundle")
+    assert bundle_bytes(bundle.path) == bundle_bytes(small_bundle.path)
 
 
 _LONG_JOB = """
