@@ -158,6 +158,7 @@ def task_of(w: Workload) -> TrainTask:
         ffn=w.ffn,
         vocab=-(-w.vocab // w.tp) * w.tp,
         positions=w.seq_len,
+        complete=True,
     )
     types: dict[str, Any] = {
         "params": w.storage.params,

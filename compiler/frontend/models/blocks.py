@@ -83,6 +83,9 @@ class Precision:
 class Sizes:
     """Sizes of a model. `head_dim` times `heads` may be less than `hidden`: one rank's share.
 
+    `complete` adds what published checkpoints hold and no loss needs: biases of keys, which softmax
+    does not see (so that their gradients are rounding alone), and the segments, pooler and
+    next-sentence head of BERT.
     Raises UsageError for a size that is not a positive integer.
     """
 
@@ -93,9 +96,12 @@ class Sizes:
     ffn: int
     vocab: int
     positions: int
+    complete: bool = False
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
+            if name == "complete":
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(
                     "SW_MODEL_CONFIG", f"config requires a positive integer {name}, got {value}"
@@ -120,7 +126,7 @@ def constant_leaves(shapes: Shapes, dtype: Any) -> Params:
 
 
 def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
-    """Parameters of all layers, stacked on dim 0. Keys have no bias: softmax does not see one."""
+    """Parameters of all layers, stacked on dim 0. Keys have a bias only where `complete`."""
     s, inner = sizes, sizes.heads * sizes.head_dim
     matrices = {name: (s.layers, s.hidden, inner) for name in ("wq", "wk", "wv")}
     matrices |= {
@@ -130,7 +136,8 @@ def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
     }
     wide = ("bo", "b_down", "attn_scale", "attn_shift", "mlp_scale", "mlp_shift")
     vectors = {name: (s.layers, s.hidden) for name in wide}
-    vectors |= {name: (s.layers, inner) for name in ("bq", "bv")}
+    biases = ("bq", "bk", "bv") if s.complete else ("bq", "bv")
+    vectors |= {name: (s.layers, inner) for name in biases}
     vectors["b_up"] = (s.layers, s.ffn)
     return normal_leaves(key, matrices, dtype) | constant_leaves(vectors, dtype)
 
@@ -160,6 +167,7 @@ def attention(
     p, (b, t, _) = precision, x.shape
     q = p.add_bias(p.einsum("btd,dk->btk", x, layer["wq"]), layer["bq"])
     k = p.einsum("btd,dk->btk", x, layer["wk"])
+    k = p.add_bias(k, layer["bk"]) if "bk" in layer else k
     v = p.add_bias(p.einsum("btd,dk->btk", x, layer["wv"]), layer["bv"])
     q, k, v = (y.reshape(b, t, heads, -1) for y in (q, k, v))
     scores = p.wide(p.einsum("bthe,bshe->bhts", q, k)) * q.shape[-1] ** -0.5
@@ -244,13 +252,17 @@ def language_task(
 
     Raises UsageError for a sequence longer than `positions`.
     """
+    return sample_task(init_params, loss, token_samples(vocab, positions, options), options)
+
+
+def token_samples(vocab: int, positions: int, options: TaskOptions) -> Samples:
+    """Byte-level text. Raises UsageError for a sequence longer than `positions`."""
     _check_length(options.seq_len, positions)
-    samples = Samples(
+    return Samples(
         lambda n: text.token_structs(n, options.seq_len),
         text.batch_factory(options.seq_len, vocab),
         options.seq_len,
     )
-    return sample_task(init_params, loss, samples, options)
 
 
 def sample_task(

@@ -1,21 +1,24 @@
 """A BERT-style encoder with a masked-language-model head over all positions.
 
 Post-norm layers, learned positions, full attention, GELU, a transform before the tied output
-projection. Left out, because they cost nothing next to the rest: segment embeddings and the
-next-sentence head. Dropout is left out too. `targets` of a batch are the tokens to predict.
+projection; `complete` sizes have segment embeddings, and a pooler with the head that tells whether
+the second half of a sample follows the first. Dropout is left out. `targets` of a batch are the
+tokens to predict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from compiler.frontend.models import blocks
-from compiler.frontend.models.blocks import Params, Precision, Sizes, TaskOptions
-from compiler.frontend.task import TrainTask
+from compiler.frontend.models.blocks import Params, Precision, Samples, Sizes, TaskOptions
+from compiler.frontend.task import BatchFactory, TrainTask
 
 _EPS = 1e-12  # `layer_norm_eps` of the published BERT configurations
 
@@ -28,11 +31,15 @@ def init_params(sizes: Sizes, key: jax.Array, precision: Precision) -> Params:
         "positions": (c.positions, c.hidden),
         "w_transform": (c.hidden, c.hidden),
     }
+    pair = {"b_pool": (c.hidden,), "b_next": (2,)} if c.complete else {}
+    if c.complete:
+        outer |= {"segments": (2, c.hidden), "w_pool": (c.hidden, c.hidden)}
+        outer["w_next"] = (c.hidden, 2)
     vectors = ("b_transform", "embed_scale", "embed_shift", "head_scale", "head_shift")
     outer_key, layer_key = jax.random.split(key)
     params = blocks.normal_leaves(outer_key, outer, dtype)
     params |= blocks.constant_leaves({name: (c.hidden,) for name in vectors}, dtype)
-    params |= blocks.constant_leaves({"b_vocab": (c.vocab,)}, dtype)
+    params |= blocks.constant_leaves({"b_vocab": (c.vocab,)} | pair, dtype)
     return params | {"layers": blocks.init_layers(c, layer_key, dtype)}
 
 
@@ -44,19 +51,45 @@ def encoder_layer(sizes: Sizes, precision: Precision, x: jax.Array, layer: Param
     return blocks.layer_norm(precision, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
 
 
-def logits(
-    sizes: Sizes, params: Params, tokens: jax.Array, precision: Precision, options: TaskOptions
+def hidden_states(
+    sizes: Sizes,
+    params: Params,
+    batch: Mapping[str, jax.Array],
+    precision: Precision,
+    options: TaskOptions,
 ) -> jax.Array:
-    """Logits [B, T, V] of the token at every position."""
-    p = precision
+    """What the layers make [B, T, D] of the tokens and, where `complete`, their segments."""
+    p, tokens = precision, batch["tokens"]
     x = params["embed"].astype(p.dtype)[tokens]
     x = x + params["positions"][: tokens.shape[1]].astype(p.dtype)
+    if sizes.complete:
+        x = x + params["segments"].astype(p.dtype)[batch["segments"]]
     x = blocks.layer_norm(p, x, params["embed_scale"], params["embed_shift"], _EPS)
-    x = blocks.run_layers(partial(encoder_layer, sizes, p), x, params["layers"], options.remat)
+    return blocks.run_layers(partial(encoder_layer, sizes, p), x, params["layers"], options.remat)
+
+
+def token_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array:
+    """Logits [B, T, V] of the token at every position."""
+    p = precision
     x = p.add_bias(p.einsum("btd,dk->btk", x, params["w_transform"]), params["b_transform"])
     x = jax.nn.gelu(x, approximate=False)
     x = blocks.layer_norm(p, x, params["head_scale"], params["head_shift"], _EPS)
     return p.add_bias(p.einsum("btd,vd->btv", x, params["embed"]), params["b_vocab"])
+
+
+def next_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array:
+    """Logits [B, 2] of whether the second half follows the first, from the first position."""
+    p = precision
+    pooled = p.add_bias(p.einsum("bd,dk->bk", x[:, 0], params["w_pool"]), params["b_pool"])
+    return p.add_bias(p.einsum("bd,dk->bk", jnp.tanh(pooled), params["w_next"]), params["b_next"])
+
+
+def logits(
+    sizes: Sizes, params: Params, tokens: jax.Array, precision: Precision, options: TaskOptions
+) -> jax.Array:
+    """Logits [B, T, V] of the token at every position, of sizes that are not `complete`."""
+    x = hidden_states(sizes, params, {"tokens": tokens}, precision, options)
+    return token_logits(params, x, precision)
 
 
 def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainTask:
@@ -64,8 +97,45 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
     known = sizes if isinstance(sizes, Sizes) else Sizes(**sizes)
 
     def loss(params: Params, batch: dict[str, jax.Array], precision: Precision) -> jax.Array:
-        given = logits(known, params, batch["tokens"], precision, options)
-        return blocks.cross_entropy(precision, given, batch["targets"])
+        x = hidden_states(known, params, batch, precision, options)
+        found = blocks.cross_entropy(
+            precision, token_logits(params, x, precision), batch["targets"]
+        )
+        if not known.complete:
+            return found
+        given = next_logits(params, x, precision)
+        return found + blocks.cross_entropy(precision, given, batch["is_next"])
 
-    init = partial(init_params, known)
-    return blocks.language_task(init, loss, known.vocab, known.positions, options)
+    samples = blocks.token_samples(known.vocab, known.positions, options)
+    if known.complete:
+        samples = _pairs(samples)
+    return blocks.sample_task(partial(init_params, known), loss, samples, options)
+
+
+def _pairs(samples: Samples) -> Samples:
+    """`samples` of two segments each, and whether the second one belongs to the first."""
+    length = samples.tokens
+
+    def batch(n: int) -> dict[str, Any]:
+        segments = jax.ShapeDtypeStruct((n, length), np.int32)
+        is_next = jax.ShapeDtypeStruct((n,), np.int32)
+        return {**samples.batch(n), "segments": segments, "is_next": is_next}
+
+    return Samples(batch, _paired(samples.batches, length // 2), length)
+
+
+def _paired(batches: BatchFactory, half: int) -> BatchFactory:
+    """Batches in which about half of the samples end as their neighbour does."""
+
+    def factory(seed: int, count: int, data: str | None) -> Iterator[dict[str, np.ndarray]]:
+        rng = np.random.default_rng(seed)
+        for made in batches(seed, count, data):
+            is_next = rng.integers(0, 2, count).astype(np.int32)
+            swapped = is_next == 0
+            for rows in (made["tokens"], made["targets"]):
+                rows[swapped, half:] = np.roll(rows, 1, axis=0)[swapped, half:]
+            segments = np.zeros_like(made["tokens"])
+            segments[:, half:] = 1
+            yield {**made, "segments": segments, "is_next": is_next}
+
+    return factory

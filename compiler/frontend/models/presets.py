@@ -1,7 +1,8 @@
 """Published model sizes by name, and the task of a preset.
 
 Sizes are the `config.json` values of the models' Hugging Face pages, which repeat the papers'
-tables; the source is beside each. Rotary scaling of later Llama 3 releases is not part of these.
+tables; the source is beside each. Rotary scaling of later Llama 3 releases and dropout are not part
+of these.
 """
 
 from __future__ import annotations
@@ -49,19 +50,83 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 )
 
 
+_BERT = {"vocab": 30522, "positions": 512}
+_GPT3 = {"vocab": 50257, "positions": 2048}
+_VIT = {"vocab": 1000, "positions": 197}  # classes; 14 x 14 patches and the class token
+
+
+def _whole(layers: int, hidden: int, heads: int, published: dict[str, int]) -> dict[str, int]:
+    """Sizes of a family whose MLP is four times as wide as the model."""
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "head_dim": hidden // heads}
+    return sizes | {"ffn": 4 * hidden} | published
+
+
+SIZED: MappingProxyType[str, tuple[str, dict[str, int]]] = MappingProxyType(
+    {
+        # Source: Devlin et al. 2019, "BERT" (arXiv 1810.04805), and the config.json of
+        # google-bert/bert-*-uncased.
+        "bert-base": ("encoder", _whole(12, 768, 12, _BERT)),
+        "bert-large": ("encoder", _whole(24, 1024, 16, _BERT)),
+        # Source: Brown et al. 2020, "Language Models are Few-Shot Learners" (arXiv 2005.14165),
+        # table 2.1. Its 1.3B row has heads of 128 whose number does not fit the width: 16 do. Its
+        # 13B row prints a width of 5140, which 40 heads of 128 make 5120.
+        "gpt3-125m": ("gpt", _whole(12, 768, 12, _GPT3)),
+        "gpt3-350m": ("gpt", _whole(24, 1024, 16, _GPT3)),
+        "gpt3-760m": ("gpt", _whole(24, 1536, 16, _GPT3)),
+        "gpt3-1.3b": ("gpt", _whole(24, 2048, 16, _GPT3)),
+        "gpt3-2.7b": ("gpt", _whole(32, 2560, 32, _GPT3)),
+        "gpt3-6.7b": ("gpt", _whole(32, 4096, 32, _GPT3)),
+        "gpt3-13b": ("gpt", _whole(40, 5120, 40, _GPT3)),
+        "gpt3-175b": ("gpt", _whole(96, 12288, 96, _GPT3)),
+        # Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words" (arXiv 2010.11929), table
+        # 1, and the config.json of google/vit-*-patch16-224.
+        "vit-base": ("vit", _whole(12, 768, 12, _VIT)),
+        "vit-large": ("vit", _whole(24, 1024, 16, _VIT)),
+    }
+)
+"""Models that are no Llama: family (`families.py`) and sizes."""
+
+
+def preset_names() -> tuple[str, ...]:
+    """All presets."""
+    return (*PRESETS, *SIZED)
+
+
 def preset_config(name: str) -> dict[str, Any]:
-    """The config of a preset. Raises UsageError for an unknown name."""
-    if name not in PRESETS:
-        raise UsageError("SW_PRESET", f"preset requires one of {', '.join(PRESETS)}, got {name}")
-    return dict(PRESETS[name])
+    """The config of a preset: keys of a `config.json` for Llama, sizes for the others.
 
-
-def preset_task(name: str, *, seq_len: int = 0, **options: Any) -> TrainTask:
-    """The task of a preset; `seq_len` 0 is the longest it was trained on, `options` are
-    `llama.train_task`'s.
+    Raises UsageError for an unknown name.
     """
-    from compiler.frontend.models import llama
+    if name not in preset_names():
+        raise UsageError(
+            "SW_PRESET", f"preset requires one of {', '.join(preset_names())}, got {name}"
+        )
+    return dict(PRESETS[name] if name in PRESETS else SIZED[name][1])
 
+
+def preset_task(
+    name: str,
+    *,
+    seq_len: int = 0,
+    dtype: str = "f32",
+    remat: str = "full",
+    **options: Any,
+) -> TrainTask:
+    """The task of a preset; `seq_len` 0 is the longest it was trained on, `options` are optimizer,
+    clip and lr. Parameters stay fp32.
+    """
     config = preset_config(name)
-    length = seq_len or config["max_position_embeddings"]
-    return llama.train_task(config, seq_len=length, name=name, **options)
+    if name in PRESETS:
+        from compiler.frontend.models import llama
+
+        length = seq_len or config["max_position_embeddings"]
+        options |= {"dtype": dtype, "remat": remat}
+        return llama.train_task(config, seq_len=length, name=name, **options)
+    from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+    from compiler.frontend.models.families import family_task
+
+    family, sizes = SIZED[name][0], Sizes(**config, complete=True)
+    precision = Precision(activations=dtype, matmuls=dtype)
+    length = seq_len or sizes.positions
+    chosen = TaskOptions(seq_len=length, precision=precision, remat=remat, name=name, **options)
+    return family_task(family, sizes, chosen)

@@ -17,8 +17,9 @@ import pytest
 from compiler.diagnostics import ImportRuleError, UsageError
 from compiler.dtypes import DType
 from compiler.frontend.capture import ArgInfo, capture
-from compiler.frontend.models import llama, text
-from compiler.frontend.models.presets import PRESETS, preset_config, preset_task
+from compiler.frontend.models import encoder, llama, text
+from compiler.frontend.models.blocks import Sizes, TaskOptions
+from compiler.frontend.models.presets import PRESETS, preset_config, preset_names, preset_task
 from compiler.frontend.reference import (
     batch_leaves,
     initial_state,
@@ -293,6 +294,49 @@ def test_published_parameter_counts() -> None:
         config = llama.LlamaConfig.from_dict(preset_config(name))
         shapes = jax.eval_shape(lambda c=config: llama.init_params(c, jax.random.key(0)))
         assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+def test_published_parameter_counts_of_other_families() -> None:
+    """Source: BertForPreTraining and ViTForImageClassification of the checkpoints presets.py names;
+    GPT-3 after table 2.1, whose names are these counts rounded (175.0B with the two norms, biases
+    and embeddings of its architecture).
+    """
+    published = {
+        "bert-base": 110_106_428,
+        "bert-large": 336_226_108,
+        "gpt3-125m": 125_226_240,
+        "gpt3-350m": 355_871_744,
+        "gpt3-760m": 760_300_032,
+        "gpt3-1.3b": 1_315_723_264,
+        "gpt3-2.7b": 2_651_553_280,
+        "gpt3-6.7b": 6_658_404_352,
+        "gpt3-13b": 12_853_386_240,
+        "gpt3-175b": 174_604_259_328,
+        "vit-base": 86_567_656,
+        "vit-large": 304_326_632,
+    }
+    assert set(preset_names()) == set(PRESETS) | set(published)
+    for name, count in published.items():
+        params, _ = jax.eval_shape(preset_task(name).init, jax.random.key(0))
+        assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count, name
+
+
+def test_the_task_of_bert_has_two_segments() -> None:
+    sizes = Sizes(
+        layers=1, hidden=8, heads=2, head_dim=4, ffn=16, vocab=256, positions=8, complete=True
+    )
+    task = encoder.train_task(sizes, TaskOptions(seq_len=8))
+    batch = next(iter(task.batches(0, 16, None)))
+    assert {name: leaf.shape for name, leaf in batch.items()} == {
+        name: leaf.shape for name, leaf in task.batch(16).items()
+    }
+    follows = batch["is_next"] == 1
+    assert 0 < follows.sum() < 16
+    assert (batch["segments"] == [[0] * 4 + [1] * 4] * 16).all()
+    params, state = task.init(jax.random.key(0))
+    before = task.step(params, state, batch)[2]["loss"]
+    other = batch | {"is_next": 1 - batch["is_next"]}
+    assert before != task.step(params, state, other)[2]["loss"]
 
 
 def test_preset_task() -> None:
