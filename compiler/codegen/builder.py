@@ -78,6 +78,9 @@ class Builder:
         self.body: list[Instr | Loop] = []
         self.next_register = first_register
         self.slots = 2  # of tiles that rotate with a loop: one is filled while the other is read
+        self.loads_apart = False  # tiles that a DMA fills take over no other, and none takes over
+        self.loaded: set[int] = set()  # those tiles
+        self.takes_over = False  # whether one of them did
         self.once: set[object] = set()  # marks of what was already made in `prefix`
         self._splats: dict[tuple[object, ...], Held] = {}
 
@@ -227,16 +230,29 @@ class Scope:
         """Points of `atom` this code works on; 1 for no atom."""
         return 1 if atom is None else self.boxes[atom].extent
 
-    def tile(self, name: str, partitions: int, elements: int, dtype: DType, slots: int = 0) -> int:
+    def tile(
+        self,
+        name: str,
+        partitions: int,
+        elements: int,
+        dtype: DType,
+        slots: int = 0,
+        loaded: bool = False,
+    ) -> int:
         """An SBUF tile that lives in one iteration here; a released one of the same form is taken
-        first.
+        first. One that is `loaded` waits for the last reader of what it takes over.
         """
         slots = min(self.trip, slots or self.builder.slots)
         key = (partitions, elements, dtype, slots)
-        if self._free.get(key):
-            return self._free[key].pop()
-        tile = Tile(name, Space.SBUF, partitions, elements, dtype, slots, self.register)
-        return self.builder.add_tile(tile)
+        if self._free.get(key) and not (loaded and self.builder.loads_apart):
+            number = self._free[key].pop()
+            self.builder.takes_over |= loaded or number in self.builder.loaded
+        else:
+            tile = Tile(name, Space.SBUF, partitions, elements, dtype, slots, self.register)
+            number = self.builder.add_tile(tile)
+        if loaded:
+            self.builder.loaded.add(number)
+        return number
 
     def psum(self, name: str, banks: int = 1, slots: int = 2) -> int:
         """An fp32 PSUM tile of whole banks."""
@@ -249,6 +265,8 @@ class Scope:
     def release(self, held: Held) -> None:
         """Give back the tile of a value that nobody reads any more."""
         tile = self.builder.tiles[held.tile]
+        if self.builder.loads_apart and held.tile in self.builder.loaded:
+            return
         if tile.space is Space.SBUF and tile.loop == self.register:
             key = (tile.partitions, tile.elements, tile.dtype, tile.slots)
             self._free.setdefault(key, []).append(held.tile)

@@ -43,12 +43,14 @@ _BUDGETS = (0.95, 0.85, 0.6, 0.4, 0.2, 0.1, 0.05)
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a search chose: the share of SBUF planned for, the candidate of each nest by position,
-    and how many iterations lie side by side. Regions of one structure have one recipe.
+    how many iterations lie side by side, and whether tiles of loads share with no others. Regions
+    of one structure have one recipe.
     """
 
     share: float
     positions: tuple[int, ...]
     ways: int
+    loads_apart: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +104,9 @@ class _Codes:
         self.machine = nominal_machine(target if isinstance(target, str) else target.generation)
         self.space = normalise(program)
         self.nests = _nests(self.space, tensors)
-        kinds = frozenset(_KINDS[plan] for plan, _ in self.nests)
-        self.effort = effort_of(options, kinds)
-        self._emitted: dict[tuple[Candidate, ...], Builder] = {}
+        self.kinds = frozenset(_KINDS[plan] for plan, _ in self.nests)
+        self.effort = effort_of(options, self.kinds)
+        self._emitted: dict[tuple[tuple[Candidate, ...], bool], Builder] = {}
 
     def searched(self) -> Generated:
         """The fastest code with the largest share of SBUF that anything fits in.
@@ -120,14 +122,32 @@ class _Codes:
                 failure = error
                 continue
             positions = tuple(t.index(c) for t, c in zip(tried, chosen, strict=True))
-            return replace(made, recipe=Recipe(share, positions, ways))
+            apart = self._with_loads_apart(made, chosen, ways)
+            recipe = Recipe(share, positions, ways, apart is not None)
+            return replace(apart or made, recipe=recipe)
         assert failure is not None
         raise failure
+
+    def _with_loads_apart(
+        self, made: Generated, chosen: Sequence[Candidate], ways: int
+    ) -> Generated | None:
+        """The same code with loads that wait for no other tile, where that is faster: the loads of
+        the next iteration then begin while this one is still at work.
+        """
+        tried = self.effort.loads_apart and "strip" in self.kinds
+        if not tried or not self._code(tuple(chosen)).takes_over:
+            return None
+        try:
+            apart = self._build(chosen, ways, loads_apart=True)
+        except CapacityError:
+            return None
+        return apart if self._time(apart) < self._time(made) else None
 
     def repeated(self, recipe: Recipe) -> Generated:
         """The code that a recipe names."""
         options_of = zip(self._planned(recipe.share), recipe.positions, strict=True)
-        made = self._build([tried[position] for tried, position in options_of], recipe.ways)
+        chosen = [tried[position] for tried, position in options_of]
+        made = self._build(chosen, recipe.ways, recipe.loads_apart)
         return replace(made, recipe=recipe)
 
     def _planned(self, share: float) -> list[Sequence[Candidate]]:
@@ -140,17 +160,21 @@ class _Codes:
             worth_trying(plan(self.space, sinks, room), self.effort) for plan, sinks in self.nests
         ]
 
-    def _code(self, chosen: tuple[Candidate, ...]) -> Builder:
+    def _code(self, chosen: tuple[Candidate, ...], loads_apart: bool = False) -> Builder:
         """Code before it is laid side by side and ordered."""
-        if chosen not in self._emitted:
+        key = chosen, loads_apart
+        if key not in self._emitted:
             builder = Builder(self.limits, self.tensors, self.first_register)
+            builder.loads_apart = loads_apart
             for candidate in chosen:
                 candidate.emit(builder)
-            self._emitted[chosen] = builder
-        return self._emitted[chosen]
+            self._emitted[key] = builder
+        return self._emitted[key]
 
-    def _build(self, chosen: Sequence[Candidate], ways: int) -> Generated:
-        builder = self._code(tuple(chosen))
+    def _build(
+        self, chosen: Sequence[Candidate], ways: int, loads_apart: bool = False
+    ) -> Generated:
+        builder = self._code(tuple(chosen), loads_apart)
         region = Region(self.program, *builder.code())
         if ways > 1:
             cost = partial(instr_cost, region=region, tensors=self.tensors, target=self.machine)

@@ -52,21 +52,22 @@ class Candidate:
 class Effort:
     """How many candidates of a nest are tried, up to how many times the best estimate, and how many
     iterations of an innermost loop lie side by side: tilings are compared at the first number of
-    each row of `ways`, the rest of the row is tried with the best of them. A `thorough` search asks
-    the planners for variants.
+    each row of `ways`, the rest of the row is tried with the best of them. The best code of strips
+    is tried with `loads_apart` too. A `thorough` search asks the planners for variants.
     """
 
     tries: int
     spread: float
     ways: tuple[tuple[int, ...], ...]
     thorough: bool = False
+    loads_apart: bool = False
 
 
 # Our choice, by `benchmarks/optlevels.py`: more tries than these change next to nothing there.
 EFFORTS = {
     1: Effort(1, 1.0, ((1,),)),
-    2: Effort(4, 1.5, ((1, 2, 4), (4,))),
-    3: Effort(12, 4.0, ((1, 2, 4, 8), (2,), (4, 8)), thorough=True),
+    2: Effort(4, 1.5, ((1, 2, 4), (4,)), loads_apart=True),
+    3: Effort(12, 4.0, ((1, 2, 4, 8), (2,), (4, 8)), thorough=True, loads_apart=True),
 }
 
 # Row regions lay their tiles side by side themselves, and their code takes long to make.

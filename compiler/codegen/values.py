@@ -149,10 +149,10 @@ class Frame:
     ) -> Held:
         axes = self.layout(number, value)
         name = f"{value.op}{number}"
-        moved = value.op in ("load", "load_indexed") or number in self.stored
-        slots = self.slots[0] if moved else self.slots[1]
-        elements = scope.elements(axes)
-        tile = scope.tile(name, self.rows(scope), elements, dtype or value.dtype, slots)
+        loaded = value.op in ("load", "load_indexed")
+        slots = self.slots[0] if loaded or number in self.stored else self.slots[1]
+        elements, kind = scope.elements(axes), dtype or value.dtype
+        tile = scope.tile(name, self.rows(scope), elements, kind, slots, loaded)
         return scope.hold(tile, axes)
 
     def layout(self, number: int, value: Value) -> list[int]:

@@ -19,14 +19,15 @@ from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.space import SINKS
 
 Range = tuple[int, int]
+Choices = frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Blocks of columns where the selects `true` are their first branch."""
+    """Blocks of columns where some selects are decided: pairs of a select and the branch it is."""
 
     piece: Piece
-    true: frozenset[int] = frozenset()
+    decided: Choices = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,12 @@ class Columns:
         """The same columns in segments of up to `length`; equal neighbours are one that repeats."""
         found: list[Segment] = []
         for run in self.runs(atom, rows):
-            extent, true = run.piece.extent, run.true
+            extent = run.piece.extent
             blocks = max(1, length // extent)
             for part in pieces(run.piece.trip, min(run.piece.trip, blocks)):
                 start = run.piece.start + part.start * extent
                 piece = Piece(start, part.extent * extent, part.trip)
-                alone = Segment(piece, (Run(Piece(0, extent, part.extent), true),))
+                alone = Segment(piece, (Run(Piece(0, extent, part.extent), run.decided),))
                 joined = _joined(found[-1], alone, length) if found else None
                 found[-1:] = [joined] if joined else [*found[-1:], alone]
         return found
@@ -138,25 +139,31 @@ class Columns:
 
     def _alike(
         self, kept: Sequence[Range], known: dict[Range, dict[int, Known]]
-    ) -> list[tuple[Range, frozenset[int]]]:
+    ) -> list[tuple[Range, Choices]]:
         """Neighbouring chunks with the same decided selects, joined."""
-        found: list[tuple[Range, frozenset[int]]] = []
+        found: list[tuple[Range, Choices]] = []
         for chunk in kept:
-            true = frozenset(n for n in self.selects if self._is_true(n, known[chunk]))
-            if found and found[-1][1] == true and found[-1][0][1] == chunk[0]:
-                found[-1] = ((found[-1][0][0], chunk[1]), true)
+            here = self._choices(known[chunk])
+            if found and found[-1][1] == here and found[-1][0][1] == chunk[0]:
+                found[-1] = ((found[-1][0][0], chunk[1]), here)
             else:
-                found.append((chunk, true))
+                found.append((chunk, here))
         return found
 
-    def _is_true(self, number: int, known: dict[int, Known]) -> bool:
-        return known.get(self.space.values[number].inputs[0]) is Fact.TRUE
+    def _choices(self, known: dict[int, Known]) -> Choices:
+        """Selects that are one of their branches, and which."""
+        found: set[tuple[int, int]] = set()
+        for n in self.selects:
+            pred, on_true, on_false = self.space.values[n].inputs
+            if known.get(pred) in (Fact.TRUE, Fact.FALSE):
+                found.add((n, on_true if known[pred] is Fact.TRUE else on_false))
+        return frozenset(found)
 
-    def _cut(self, span: Range, true: frozenset[int]) -> list[Run]:
+    def _cut(self, span: Range, choices: Choices) -> list[Run]:
         """Blocks of a span."""
         size = span[1] - span[0]
         return [
-            Run(Piece(span[0] + p.start, p.extent, p.trip), true)
+            Run(Piece(span[0] + p.start, p.extent, p.trip), choices)
             for p in pieces(size, min(size, self.width))
         ]
 

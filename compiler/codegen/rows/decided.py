@@ -1,9 +1,9 @@
 """What the values of a stage are in columns where some selects are decided, and which share a tile.
 
-A decided select is its first branch, so it needs no code: it lies in the tile of that branch. A
-select that is kept beyond its block has a tile already, and the branch is made there, for one
-select at most and only where nothing else keeps the branch; any other kept select is a copy.
-`group.py` emits what is left.
+A decided select is one of its branches, and a sum with a decided zero its other term, so they need
+no code: they lie in the tile of that value. What is kept beyond its block has a tile already, and
+the value is made there, for one reader at most and only where nothing else keeps it; any other kept
+one is a copy. `group.py` emits what is left.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class Decided:
 
 
 def decided(
-    plan: RowPlan, stage: Stage, true: frozenset[int], is_kept: Callable[[int], bool]
+    plan: RowPlan, stage: Stage, branches: Mapping[int, int], is_kept: Callable[[int], bool]
 ) -> Decided:
-    """The stage where the selects `true` are their first branch; `is_kept` tells which values have
-    a tile beyond their block.
+    """The stage where selects are one of their `branches`; `is_kept` tells which values have a tile
+    beyond their block.
     """
     values: dict[int, Value] = {}
     same: dict[int, int] = {}
     home: dict[int, int] = {}
     for n in stage.values:
         value = plan.space.values[n]
-        values[n] = value if n in true else _unscaled(plan, values, value, same)
-        if n not in true:
+        branch = branches.get(n, _without_zero(plan, branches, value))
+        if branch is None:
+            values[n] = _unscaled(plan, values, value, same)
             continue
-        branch = value.inputs[1]
         values[n] = replace(value, op="convert", inputs=(branch,), attrs={})
         owner = same.get(branch, branch)
         if not _alike(plan, value, plan.space.values[branch]):
@@ -64,6 +64,18 @@ def decided(
         elif owner in values and owner not in home and not is_kept(owner):
             same[n], home[owner] = owner, n
     return Decided(values, same, home)
+
+
+def _without_zero(plan: RowPlan, branches: Mapping[int, int], value: Value) -> int | None:
+    """What a sum is where the other term is decided to be 0, as masks that are added are."""
+    if value.op != "add":
+        return None
+    given = [plan.space.values[branches.get(i, i)] for i in value.inputs]
+    for term, rest in zip(given, reversed(value.inputs), strict=True):
+        other = plan.space.values[rest]
+        if term.op == "constant" and term.attrs["value"] == 0 and other.dtype is value.dtype:
+            return rest
+    return None
 
 
 def _alike(plan: RowPlan, value: Value, branch: Value) -> bool:

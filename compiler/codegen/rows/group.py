@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
 from compiler.codegen.reductions import accumulate, accumulator_type
-from compiler.codegen.rows.columns import Run
+from compiler.codegen.rows.columns import Choices, Run
 from compiler.codegen.rows.decided import Decided, decided
 from compiler.codegen.rows.levels import Stage
 from compiler.codegen.rows.online import Running
@@ -230,7 +230,7 @@ class Group(Products):
         """One block after the other."""
         for at, run in enumerate(runs):
             block = place.within(atom, run.piece, at == 0)
-            self._block(stage, block, run.true)
+            self._block(stage, block, run.decided)
 
     def _returns(self, stage: Stage) -> bool:
         """Whether blocks go from the tensor engine to other engines and back."""
@@ -246,14 +246,14 @@ class Group(Products):
             places[1] = replace(places[1], banks=places[0].banks)
         flights = []
         for run in runs:
-            here = self._decided(stage, run.true)
+            here = self._decided(stage, run.decided)
             needed = self._needed(stage, here)
             phases = {s: self._phase(s) for n in needed for s in self._steps_of(n)}
             moving = crossing(phases, {n: here.inputs(n) for n in stage.values})
             moving |= {here.owner(n) for n in moving}
             flights.append([Flight(phases, moving, p) for p in places])
         for at, scope, self.flight in in_phases(place, atom, runs, flights):
-            self._block(stage, scope, runs[at].true)
+            self._block(stage, scope, runs[at].decided)
         self.flight = None
         for held in (h for p in places for h in p.tiles.values()):
             place.release(held)
@@ -268,14 +268,14 @@ class Group(Products):
             return 2
         return int(step.number not in self.panels and self.space.values[step.number].op != "load")
 
-    def _block(self, stage: Stage, scope: Scope, true: frozenset[int] = frozenset()) -> None:
-        """The values of a stage in the boxes of `scope`, where the selects `true` are decided; in a
-        skewed sweep those of one phase.
+    def _block(self, stage: Stage, scope: Scope, choices: Choices = frozenset()) -> None:
+        """The values of a stage in the boxes of `scope`, where the selects of `choices` are
+        decided; in a skewed sweep those of one phase.
         """
         kept, flight = self.held, self.flight
         self.held = {n: placed(held, scope) for n, held in kept.items()}
         self.held |= flight.held if flight else {}
-        self.decided = here = self._decided(stage, true)
+        self.decided = here = self._decided(stage, choices)
         needed = self._needed(stage, here)
         last = {here.owner(i): n for n in needed if self._reads(n) for i in here.inputs(n)}
         for step in (s for n in needed for s in self._steps_of(n)):
@@ -290,9 +290,9 @@ class Group(Products):
             flight.held |= {n: h for n, h in self.held.items() if n in flight.crossing}
         self.held, self.decided = kept, Decided()
 
-    def _decided(self, stage: Stage, true: frozenset[int]) -> Decided:
-        """The stage where the selects `true` are decided."""
-        return decided(self.plan, stage, true, self._is_kept)
+    def _decided(self, stage: Stage, choices: Choices) -> Decided:
+        """The stage where the selects of `choices` are decided."""
+        return decided(self.plan, stage, dict(choices), self._is_kept)
 
     def _reads(self, number: int) -> bool:
         """Whether a value has code that reads its inputs."""

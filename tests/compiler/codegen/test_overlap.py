@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from compiler.codegen.overlap import schedule
@@ -14,7 +16,7 @@ from compiler.target import load_target
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, check, count
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter
-from tests.compiler.codegen.test_strips import rms_norm, rms_norm_backward, softmax
+from tests.compiler.codegen.test_strips import cross_entropy, rms_norm, rms_norm_backward, softmax
 
 CASES = {
     "softmax": lambda: softmax(1024, 4100, over=1),
@@ -85,3 +87,14 @@ def test_writes_and_reads_of_a_tile_keep_their_order() -> None:
     scalar = Engine.SCALAR
     reused = [unary(1, 0), unary(2, 1, scalar), unary(1, 3), unary(4, 1, scalar)]
     assert ordered(reused, {Engine.VECTOR: 1, scalar: 50}) == [0, 1, 2, 3]
+
+
+def test_loads_of_the_next_rows_wait_for_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that take over the tiles of loads are stored before those load again."""
+    times = []
+    for loads_apart in (False, True):
+        monkeypatch.setitem(EFFORTS, 2, replace(EFFORTS[2], loads_apart=loads_apart))
+        m = cross_entropy(1024, 4096)
+        times.append(region_time(m.region(), m.tensors, load_target(TARGET)).duration_ps)
+    check(m)
+    assert times[1] < 0.97 * times[0]

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from compiler.evaluate import region_time
 from compiler.isa.region import Affine
-from tests.compiler.codegen.region_harness import F32, I32, PRED, Maker, check
+from compiler.target import load_target
+from tests.compiler.codegen.region_harness import F32, I32, PRED, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import D, E, S, T
 from tests.compiler.codegen.test_rows_masks import busy
 from tests.compiler.codegen.test_rows_streamed import streamed_limits
@@ -94,10 +96,14 @@ SPELLINGS: tuple[Spelling, ...] = (nested, together, filled, additive)
 
 
 def attention(
-    masks: list[Mask], low: float, scores: Spelling, maxima: Spelling, columns: int = COLUMNS
+    masks: list[Mask],
+    low: float,
+    scores: Spelling,
+    maxima: Spelling,
+    size: tuple[int, int] = (ROWS, COLUMNS),
 ) -> Maker:
     """Softmax of masked scores times values; the scores are masked again for the maximum."""
-    m = Maker((1, ROWS, columns, 32, 32), "masked")
+    m = Maker((1, *size, 32, 32), "masked")
     q, k, v = m.load((T, D)), m.load((S, D)), m.load((S, E))
     s = m.contract(q, k, (D,), F32)
     x, y = scores(m, s, masks, low), maxima(m, s, masks, low)
@@ -145,9 +151,20 @@ def test_equal_masks_spelled_apart_leave_out_the_same_columns(
     assert busy(m) < 0.9 * busy(attention([Mask("data")], -1e9, scores, maxima))
 
 
+@pytest.mark.parametrize(("spelling", "most"), [(filled, 1.25), (additive, 1.4)])
+def test_blocks_without_a_mask_cost_the_same_in_any_spelling(
+    spelling: Spelling, most: float
+) -> None:
+    times = []
+    for each in (nested, spelling):
+        m = attention([CAUSAL], -1e9, each, each, (1024, 1024))
+        times.append(region_time(m.region(), m.tensors, load_target(TARGET)).duration_ps)
+    assert times[1] < most * times[0]
+
+
 @pytest.mark.parametrize("masks", [[CAUSAL], [CAUSAL, LATER], [Mask("most", 2000), PAST]])
 def test_streamed_rows(masks: list[Mask]) -> None:
-    m = attention(masks, -1e9, nested, together, 4500)
+    m = attention(masks, -1e9, nested, together, (ROWS, 4500))
     check(m, 1e-5, target=streamed_limits(m))
 
 
