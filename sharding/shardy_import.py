@@ -359,7 +359,7 @@ def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
             f"{op.name} over {'+'.join(op.attrs.axes)} requires partial results that a sum, a "
             f"maximum, a minimum or a logical fold completes, got those of {name}",
             loc,
-            hint="scatter into zeros and add the result; fold with add, max, min, and, or",
+            hint="scatter with add; fold with add, max, min, and, or",
         )
     if op.name == "all_reduce":
         return AllReduceAttrs(op.attrs.axes, kind)
@@ -377,14 +377,5 @@ def _partial_kind(source: Op | None, made: Mapping[Value, Op]) -> str | None:
             return kind if kind in COMPLETING else None
         case "scatter":
             assert source is not None
-            zeros = _is_zeros(source.operands[0], made)
-            return "add" if source.attrs.kind == "add" and zeros else None
+            return "add" if source.attrs.kind == "add" else None  # see `localize/rules/gather.py`
     return None
-
-
-def _is_zeros(value: Value, made: Mapping[Value, Op]) -> bool:
-    """True when every element is a constant zero."""
-    op = made.get(value)
-    while op is not None and op.name in ("broadcast_in_dim", "reshape"):
-        op = made.get(op.operands[0])
-    return op is not None and op.name == "constant" and not any(op.attrs.data)

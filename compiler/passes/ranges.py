@@ -33,6 +33,12 @@ def integer_ranges(graph: Graph, known: Mapping[Value, Range] | None = None) -> 
         if op.name == "loop":
             _loop(found, op)
             continue
+        if op.name in _SIDE_BY_SIDE:
+            for operand, result in zip(op.operands, op.results, strict=True):
+                _note(found, result, found.get(operand))
+            continue
+        if not any(result.type.dtype.is_integer for result in op.results):
+            continue
         rule = _RULES.get(op.name)
         operands = [found[v] for v in op.operands if v in found]
         complete = len(operands) == sum(v.type.dtype.is_integer for v in op.operands)
@@ -134,6 +140,7 @@ def _gather(op: Op, operands: Operands) -> Range:
     return min(low, 0), max(high, 0)
 
 
+_SIDE_BY_SIDE = ("optimization_barrier", "sort")  # result i has the elements of operand i
 _MOVES = (
     *("all_gather", "all_slice", "broadcast_in_dim", "collective_permute", "dynamic_slice"),
     *("reshape", "reverse", "sharding_constraint", "slice", "transpose"),

@@ -78,7 +78,22 @@ def merge_dim(a: FactoredDim, b: FactoredDim) -> FactoredDim:
         return a
     if not counts_samples(a):
         return b
-    return ((math.prod(f[0] for f in a), True),)
+    return _refined(a, b) or ((math.prod(f[0] for f in a), True),)
+
+
+def _refined(a: FactoredDim, b: FactoredDim) -> FactoredDim:
+    """The factors of both, cut wherever either is; none when sizes interleave."""
+    left, right = list(a[::-1]), list(b[::-1])
+    found: list[Factor] = []
+    while left and right:
+        (m, own), (n, other) = left.pop(), right.pop()
+        part = min(m, n)
+        if max(m, n) % part:
+            return ()
+        found.append((part, own or other))
+        left += [(m // part, own)] if m > part else []
+        right += [(n // part, other)] if n > part else []
+    return (*found, *left[::-1], *right[::-1])
 
 
 def merge(labels: Sequence[Label], shape: Sequence[int]) -> Label:

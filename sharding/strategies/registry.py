@@ -14,6 +14,7 @@ from sharding.mesh import Mesh
 from sharding.padding import pad_indices
 from sharding.partitioned import Slot
 from sharding.settings import StrategySettings
+from sharding.sorted_rows import sorted_per_sample
 from sharding.strategies import Recipe
 from sharding.strategies.activations import (
     gather_sequences,
@@ -63,7 +64,11 @@ def recipe_of(
             f"got {settings.name}",
         )
     free = without_constraints(graph)
-    step = Decisions(own_counts(free), inputs, outputs, mesh)
+    pairs = zip(inputs, graph.inputs, strict=True)
+    batch = {value: slot.batch_dim or 0 for slot, value in pairs if slot.role == "batch"}
+    sorted_rows, notes = sorted_per_sample(free, batch, by_expert=mesh.sizes.get("ep", 1) > 1)
+    step = Decisions(own_counts(sorted_rows), inputs, outputs, mesh)
+    step.findings += notes
     if free is not graph or (user is not None and user.meshes):
         step.findings.append(_not_read(name))
     step.read_graph()

@@ -403,15 +403,17 @@ def scattered_graph(start: str, kind: str = "add") -> tuple[Graph, dict]:
     return graph, specs | {(OUTPUT, 0): ShardingSpec(((), ())), (1, 0): ShardingSpec(((), ()))}
 
 
-def test_updates_scattered_into_zeros_are_summed_over_cores() -> None:
-    graph, specs = scattered_graph("zeros")
+@pytest.mark.parametrize("start", ["zeros", "table"])
+def test_scattered_updates_are_summed_over_cores(start: str) -> None:
+    """A table they are added to is counted on one core."""
+    graph, specs = scattered_graph(start)
     part = shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
     assert counts(part.graph) == {("all_reduce", ("dp_shard",)): 1}
     rng = np.random.default_rng(2)
     inputs = [
         rng.integers(0, 6, (8, 1)).astype(np.int32),
         rng.standard_normal((8, 4)).astype(np.float32),
-        np.zeros((6, 4), np.float32),
+        rng.standard_normal((6, 4)).astype(np.float32),
     ]
     (given,), (wanted,) = run_whole(part, inputs), evaluate(graph, inputs)
     np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
@@ -423,10 +425,16 @@ def test_replacing_updates_are_gathered_not_summed() -> None:
     assert counts(part.graph) == {("all_gather", ("dp_shard",)): 2}
 
 
-def test_a_scatter_into_a_table_is_refused() -> None:
-    """The partitioner would add the table once per core."""
-    graph, specs = scattered_graph("table")
-    specs.pop((1, 0))
+def folded_graph() -> tuple[Graph, dict]:
+    """A product of rows that lie on several cores."""
+    b = Builder(loc=Loc("model.py", 8, "step"))
+    graph = b.finish(b.reduce(b.input((8, 4)), "multiply", (0,)))
+    specs = {(INPUT, 0): sharded(2, 0, ("dp_shard",)), (OUTPUT, 0): ShardingSpec(((),))}
+    return graph, specs
+
+
+def test_a_fold_that_no_reduction_completes_is_refused() -> None:
+    graph, specs = folded_graph()
     with pytest.raises(ShardingError) as caught:
         shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
     assert caught.value.code == "SW_PARTITIONER_REDUCTION"
@@ -514,8 +522,7 @@ def test_the_child_gives_the_same_bytes_as_this_process() -> None:
 
 
 def test_a_refusal_crosses_the_process_with_code_and_hint() -> None:
-    graph, specs = scattered_graph("table")
-    specs.pop((1, 0))
+    graph, specs = folded_graph()
     with pytest.raises(ShardingError) as caught:
         shardy.partition(graph, make_mesh({"dp_shard": 4}), specs)
     assert caught.value.code == "SW_PARTITIONER_REDUCTION"

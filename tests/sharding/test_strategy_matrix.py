@@ -46,12 +46,12 @@ ALL = {
     **SEQUENCE_DISTRIBUTIONS,
     **EXPERT_DISTRIBUTIONS,
 }
-SEQUENCE_MODELS = ("gqa", "bert", "tied gpt", "flax", "moe", "dropless", "dropout")
+SEQUENCE_MODELS = ("gqa", "bert", "tied gpt", "flax", "moe", "dropless", "grouped", "dropout")
 EXPERT_MODELS = ("moe", "dropless")
 CELLS = [
     *((model, name) for model in MODELS for name in (*DISTRIBUTIONS, *MANUAL_DISTRIBUTIONS)),
     *((model, name) for model in SEQUENCE_MODELS for name in SEQUENCE_DISTRIBUTIONS),
-    *((model, name) for model in EXPERT_MODELS for name in EXPERT_DISTRIBUTIONS),
+    *((model, name) for model in (*EXPERT_MODELS, "grouped") for name in EXPERT_DISTRIBUTIONS),
 ]
 
 
@@ -162,6 +162,16 @@ def test_expert_layers_exchange_rows_twice_per_pass(model: str) -> None:
     forward, backward = loops(partitioned(model, distribution("fsdp", dp_shard=2, ep=2)))
     assert counts(forward, "ep") == {"all_to_all": 2}
     assert counts(backward, "ep") == {"all_to_all": 4}
+
+
+def test_rows_of_all_samples_stay_on_their_core() -> None:
+    """One sorted list of all rows: data-parallel cores sort their own, and send nothing."""
+    assert {f.code for f in partitioned("grouped", ALL["fsdp 4"]).findings} == {"SW_ROWS_SORTED"}
+    for body in loops(partitioned("grouped", distribution("generic", dp_shard=4))):
+        assert {op.name for op in collectives(body)} <= {"all_reduce"}
+    forward, backward = loops(partitioned("grouped", distribution("fsdp", dp_shard=2, ep=2)))
+    assert counts(forward, "ep") == {"all_to_all": 5}, "rows to every product and back, once"
+    assert counts(backward, "ep")["all_gather"] == 0
 
 
 def in_context(model: str, context: str, **axes: int) -> list[Graph]:

@@ -79,6 +79,11 @@ def dropless() -> TrainTask:
     return experts(mixtral.Experts.dropless(8))
 
 
+def grouped() -> TrainTask:
+    """The same with the rows of all samples as one sorted list."""
+    return experts(mixtral.Experts(8, routing="grouped"))
+
+
 def experts(how: mixtral.Experts) -> TrainTask:
     config = llama.LlamaConfig(
         hidden_size=32,
@@ -114,6 +119,7 @@ MODELS: dict[str, Callable[[], TrainTask]] = {
     "flax": flax,
     "moe": moe,
     "dropless": dropless,
+    "grouped": grouped,
     "vit": vit,
     "dropout": dropout_decoder.train_task,
 }

@@ -3,8 +3,10 @@
 Rows go to experts by products with one-hot tensors, within each sequence and up to a capacity per
 expert (GShard, Lepikhin et al. 2020): rows beyond it keep only their residual. `capacity_factor`
 times the even share is the capacity; at `experts / chosen` no row is ever dropped. With `routing =
-"sorted"` rows are sorted by expert and looked up instead (dropless: `Experts.dropless`). Gradients
-of the router come through the weights of the chosen experts; there is no auxiliary loss.
+"sorted"` rows are sorted by expert and looked up instead (dropless: `Experts.dropless`); with
+"grouped" the rows of all samples are one sorted list with a product per group, and no row is ever
+dropped (MegaBlocks, Gale et al. 2022; MaxText spells it with `ragged_dot` too). Gradients of the
+router come through the weights of the chosen experts; there is no auxiliary loss.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from compiler.frontend.models.blocks import Params, Precision, TaskOptions
 from compiler.frontend.models.llama import LlamaConfig
 from compiler.frontend.task import TrainTask
 
+ROUTINGS = ("products", "sorted", "grouped")
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -36,12 +40,12 @@ class Experts:
     routing: str = "products"
 
     def __post_init__(self) -> None:
-        room = self.capacity_factor > 0 and self.routing in ("products", "sorted")
+        room = self.capacity_factor > 0 and self.routing in ROUTINGS
         if not 1 <= self.chosen <= self.count or not room:
             raise UsageError(
                 "SW_MODEL_CONFIG",
-                "experts require 1 <= chosen <= count, room, and a routing by products or sorted,"
-                f" got {self}",
+                "experts require 1 <= chosen <= count, room, and a routing of"
+                f" {', '.join(ROUTINGS)}, got {self}",
             )
 
     @classmethod
@@ -98,6 +102,8 @@ def feed_forward(experts: Experts, layer: Params, x: jax.Array) -> jax.Array:
     dtype = x.dtype
     if experts.routing == "sorted":
         return _sorted_feed_forward(experts, layer, x)
+    if experts.routing == "grouped":
+        return _grouped_feed_forward(experts, layer, x)
     seats, shares = (t.astype(dtype) for t in routes(experts, layer["router"], x))
     given = _blocks(layer, jnp.einsum("btec,btd->ebcd", seats, x))
     return jnp.einsum("btec,ebcd->btd", shares, given)
@@ -123,6 +129,23 @@ def _sorted_feed_forward(experts: Experts, layer: Params, x: jax.Array) -> jax.A
     )
     shares = (best * (seat < room)).astype(x.dtype)
     return jnp.sum(back * shares[..., None], axis=2)
+
+
+def _grouped_feed_forward(experts: Experts, layer: Params, x: jax.Array) -> jax.Array:
+    """The same with the rows of all samples as one list, and one product per group of it."""
+    rows = x.reshape(-1, x.shape[-1])
+    best, chosen = choices(experts, layer["router"], rows)
+    order = jnp.argsort(chosen.reshape(-1), stable=True)
+    source, sizes = order // experts.chosen, jnp.bincount(chosen.reshape(-1), length=experts.count)
+
+    def product(taken: jax.Array, name: str) -> jax.Array:
+        return jax.lax.ragged_dot(taken, layer[name].astype(taken.dtype), sizes)
+
+    taken = rows[source]
+    wide = jax.nn.silu(product(taken, "w_gate")) * product(taken, "w_up")
+    shares = best.reshape(-1)[order].astype(x.dtype)
+    given = product(wide, "w_down") * shares[:, None]
+    return jnp.zeros_like(rows).at[source].add(given).reshape(x.shape)
 
 
 def _seats(experts: Experts, chosen: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

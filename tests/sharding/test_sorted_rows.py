@@ -1,0 +1,183 @@
+"""Rows of all samples sorted as one list: sorted per sample where nothing depends on their order,
+left alone where something does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compiler.diagnostics import Diagnostic
+from compiler.frontend.stablehlo import import_module
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph
+from compiler.passes.pipeline import run, step_passes
+from compiler.passes.ranges import integer_ranges
+from sharding.linearity.labels import merge_dim
+from sharding.sorted_rows import sorted_per_sample
+from sharding.sorted_rows.proof import is_row_sort
+
+SAMPLES, LENGTH, WIDTH, WIDE, EXPERTS, CHOSEN = 4, 3, 5, 7, 6, 2
+Leaf = Mapping[str, jax.Array]
+Experts = Callable[[Leaf, jax.Array], jax.Array]
+
+
+def routed(z: Leaf, rows: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Weights [N, K], flat choices, the order that sorts them, and the sorted rows."""
+    best, chosen = jax.lax.top_k(jax.nn.softmax(rows @ z["router"]), CHOSEN)
+    expert = chosen.reshape(-1)
+    order = jnp.argsort(expert)
+    return best, expert, order, rows[order // CHOSEN]
+
+
+def added(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Group sizes by bincount, rows added back."""
+    best, expert, order, taken = routed(z, rows)
+    sizes = jnp.bincount(expert, length=EXPERTS)
+    wide = jnp.tanh(jax.lax.ragged_dot(taken, z["up"], sizes))
+    given = jax.lax.ragged_dot(wide, z["down"], sizes) * best.reshape(-1)[order][:, None]
+    return jnp.zeros_like(rows).at[order // CHOSEN].add(given)
+
+
+def placed(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Group sizes by one-hot sums, rows looked up at their places."""
+    best, expert, order, taken = routed(z, rows)
+    sizes = jax.nn.one_hot(expert, EXPERTS, dtype=jnp.int32).sum(0)
+    wide = jnp.tanh(jax.lax.ragged_dot(taken, z["up"], sizes))
+    given = jnp.take(jax.lax.ragged_dot(wide, z["down"], sizes), jnp.argsort(order), axis=0)
+    return jnp.einsum("tkd,tk->td", given.reshape(*best.shape, -1), best)
+
+
+def multiplied(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Products with one-hot rows of the sorted choices."""
+    best, expert, order, taken = routed(z, rows)
+    mine = jax.nn.one_hot(expert[order], EXPERTS)
+    wide = jnp.tanh(jnp.einsum("nd,ne,edf->nf", taken, mine, z["up"]))
+    given = jnp.einsum("nf,ne,efd->nd", wide, mine, z["down"]) * best.reshape(-1)[order][:, None]
+    return jnp.zeros_like(rows).at[order // CHOSEN].add(given)
+
+
+def gone(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Only the first rows of the whole list are kept."""
+    best, _, order, taken = routed(z, rows)
+    kept = taken * (jnp.arange(taken.shape[0]) < 9)[:, None]
+    return jnp.zeros_like(rows).at[order // CHOSEN].add(kept) * best[:, :1]
+
+
+def summed(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Every row sees the rows in front of it."""
+    _, _, order, taken = routed(z, rows)
+    return jnp.zeros_like(rows).at[order // CHOSEN].add(jnp.cumsum(taken, axis=0))
+
+
+def written(z: Leaf, rows: jax.Array) -> jax.Array:
+    """One place of the list is overwritten."""
+    _, _, order, taken = routed(z, rows)
+    return jnp.zeros_like(rows).at[order // CHOSEN].add(taken.at[3].set(0.0))
+
+
+def first(z: Leaf, rows: jax.Array) -> jax.Array:
+    """The sorted rows themselves."""
+    return routed(z, rows)[3][: rows.shape[0]]
+
+
+def wrong(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Groups that are not those of the choices: sizes of another list."""
+    _, expert, order, taken = routed(z, rows)
+    sizes = jnp.bincount(EXPERTS - 1 - expert, length=EXPERTS)
+    wide = jax.lax.ragged_dot(jax.lax.ragged_dot(taken, z["up"], sizes), z["down"], sizes)
+    return jnp.zeros_like(rows).at[order // CHOSEN].add(wide)
+
+
+def last(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Of all rows of a token the one written last stays."""
+    _, _, order, taken = routed(z, rows)
+    return jnp.zeros_like(rows).at[order // CHOSEN].set(taken * z["router"][:, 0])
+
+
+def graph_of(experts: Experts) -> Graph:
+    """Loss and gradients of a step on flattened samples; the samples are input 0."""
+
+    def loss(z: Leaf, x: jax.Array) -> jax.Array:
+        rows = x.reshape(-1, WIDTH)
+        return jnp.sum(jnp.sin(rows + experts(z, rows)) ** 2)
+
+    def step(x: jax.Array, z: Leaf) -> object:
+        return jax.value_and_grad(loss, argnums=(0, 1))(z, x)
+
+    sizes = {
+        "router": (WIDTH, EXPERTS),
+        "up": (EXPERTS, WIDTH, WIDE),
+        "down": (EXPERTS, WIDE, WIDTH),
+    }
+    leaves = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in sizes.items()}
+    x = jax.ShapeDtypeStruct((SAMPLES, LENGTH, WIDTH), jnp.float32)
+    lowered = jax.jit(step, keep_unused=True).lower(x, leaves)
+    return run(import_module(lowered.as_text(debug_info=True)), step_passes())
+
+
+def inputs_of(graph: Graph) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [rng.standard_normal(v.type.shape).astype(np.float32) for v in graph.inputs]
+
+
+def rewritten(graph: Graph, *, by_expert: bool = False) -> tuple[Graph, tuple[Diagnostic, ...]]:
+    return sorted_per_sample(graph, {graph.inputs[0]: 0}, by_expert=by_expert)
+
+
+@pytest.mark.parametrize("by_expert", [False, True])
+@pytest.mark.parametrize("experts", [added, placed, multiplied])
+def test_lists_are_sorted_per_sample(experts: Experts, by_expert: bool) -> None:
+    graph = graph_of(experts)
+    found, notes = rewritten(graph, by_expert=by_expert)
+    assert any(map(is_row_sort, graph.walk())) and not any(map(is_row_sort, found.walk()))
+    assert {(note.code, note.severity) for note in notes} == {("SW_ROWS_SORTED", "note")}
+    given = inputs_of(graph)
+    for got, want in zip(evaluate(found, given), evaluate(graph, given), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("experts", [gone, summed, written, first, wrong, last])
+def test_lists_whose_order_matters_are_left_alone(experts: Experts) -> None:
+    """All of these would give other values when sorted per sample."""
+    graph = graph_of(experts)
+    found, notes = rewritten(graph)
+    assert any(map(is_row_sort, found.walk()))
+    assert {(note.code, note.severity) for note in notes} == {("SW_ROWS_SORTED", "warning")}
+    assert all(note.loc is not None and note.loc.line for note in notes)
+    given = inputs_of(graph)
+    for got, want in zip(evaluate(found, given), evaluate(graph, given), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_experts_become_a_batch_of_products() -> None:
+    graph, _ = rewritten(graph_of(added))
+    found, _ = rewritten(graph_of(added), by_expert=True)
+
+    def batched(given: Graph) -> int:
+        return sum(op.name == "dot_general" and bool(op.attrs.lhs_batch) for op in given.walk())
+
+    assert batched(graph) == 2, "gradients of the weights"
+    assert batched(found) == 6, "and two products each way"
+
+
+def test_sorts_keep_the_ranges_of_their_operands() -> None:
+    graph = graph_of(added)
+    ranges = integer_ranges(graph)
+    (sort,) = (op for op in graph.walk() if is_row_sort(op))
+    assert [ranges[v] for v in sort.results] == [
+        (0, EXPERTS - 1),
+        (0, SAMPLES * LENGTH * CHOSEN - 1),
+    ]
+
+
+def test_factors_of_a_dim_are_refined() -> None:
+    """Samples stay apart when one operand counts tokens and choices, another rows."""
+    samples = (4, True)
+    coarse, fine = (samples, (32, False)), (samples, (16, False), (2, False))
+    assert merge_dim(coarse, fine) == merge_dim(fine, coarse) == fine
+    assert merge_dim(((2, True), (3, False)), ((3, True), (2, False))) == ((6, True),)
