@@ -35,6 +35,7 @@ from sharding.one_sample import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
     TRACED_SAMPLES,
+    Twins,
     check_means,
     is_alone,
 )
@@ -299,8 +300,8 @@ def decide(
     try:
         twins = _traced(job, task, TRACED_SAMPLES, stages)
         with_four = _traced(job, task, PROOF_SAMPLES, stages)
-        check_means(twins.step.graph, with_four.step.graph)
-        return use(_decided(job, layout, twins, stages))
+        proof = check_means(twins.step.graph, with_four.step.graph)
+        return use(_decided(job, layout, twins, stages, proof))
     except ShardingError as refused:
         if refused.code != MIXED_SAMPLES:
             raise
@@ -310,12 +311,13 @@ def decide(
             raise refused from None
 
 
-def _decided(job: JobConfig, layout: Layout, traced: Traced, stages: Stages) -> Decided:
-    """The decisions about a traced step; more samples than a micro-batch has are those of twins."""
+def _decided(
+    job: JobConfig, layout: Layout, traced: Traced, stages: Stages, twins: Twins | None = None
+) -> Decided:
+    """The decisions about a traced step; `twins` is the proof for one with a second sample."""
     with stages.timed("recipe"):
         step = traced.step.parts
-        has_twin = traced.samples > layout.captured_batch
-        prepared = prepare(*step, layout.mesh, job.strategy, traced.user, has_twin)
+        prepared = prepare(*step, layout.mesh, job.strategy, traced.user, twins)
     return Decided(traced, prepared)
 
 

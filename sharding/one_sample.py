@@ -12,7 +12,7 @@ samples before that is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,15 +46,41 @@ def is_alone(mesh: Mesh, settings: StrategySettings, samples: int, num_microbatc
 
 def with_twin(mesh: Mesh) -> Mesh:
     """`mesh`, of one data rank, with a twin of every rank."""
-    assert mesh.size(DATA_AXES) == 1
     return make_mesh({**mesh.sizes, TWIN_AXIS: TRACED_SAMPLES})
 
 
-def check_means(two: Graph, four: Graph) -> None:
-    """Refuse a step that is not proven to take the mean over its samples, from its traces with
-    `TRACED_SAMPLES` and with `PROOF_SAMPLES`: a sum would come out as that of two samples.
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """A trace with `TRACED_SAMPLES`, of a step that is proven to take the mean over its samples;
+    made by `check_means` alone.
+    """
 
-    Raises: ShardingError SW_ONE_SAMPLE.
+    traced: Graph
+
+    def check(self, graph: Graph, inputs: Sequence[Slot], mesh: Mesh) -> None:
+        """Refuse another step than the proven one, other samples, or several data ranks.
+
+        Raises: ShardingError SW_ONE_SAMPLE.
+        """
+        pairs = zip(inputs, graph.inputs, strict=True)
+        leaves = [(v.type.shape, s.batch_dim or 0) for s, v in pairs if s.role == "batch"]
+        samples = {shape[dim] for shape, dim in leaves if shape}
+        ranks = mesh.size(DATA_AXES)
+        if graph is not self.traced or samples != {TRACED_SAMPLES} or ranks != 1:
+            raise ShardingError(
+                MIXED_SAMPLES,
+                f"a twin requires the step that was proven, {TRACED_SAMPLES} samples of it and one"
+                f" data rank, got {'it' if graph is self.traced else 'another'}, samples"
+                f" {sorted(samples)} and {ranks} data ranks",
+                hint="trace the step with two samples, and pass what `check_means` returns for it",
+            )
+
+
+def check_means(two: Graph, four: Graph) -> Twins:
+    """The proof that a step takes the mean over its samples, from its traces with `TRACED_SAMPLES`
+    and with `PROOF_SAMPLES`: a sum would come out as that of two samples.
+
+    Raises: ShardingError SW_ONE_SAMPLE for a step that is not known to do so.
     """
     where = scaled_output(two, four)
     if where is not None:
@@ -65,6 +91,7 @@ def check_means(two: Graph, four: Graph) -> None:
             where,
             "use strategy.micro_batch = 2, or divide sums by the number of samples",
         )
+    return Twins(two)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from sharding.fold import Folded, fold
 from sharding.footprint import Footprint, footprint
 from sharding.localize import localize
 from sharding.mesh import SHARD_AXIS, Mesh
-from sharding.one_sample import TWIN_AXIS, with_twin, without_twin
+from sharding.one_sample import TWIN_AXIS, Twins, with_twin, without_twin
 from sharding.overlap import Shifts, hoisted, overlap
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
 from sharding.pipeline.balance import PartShare
@@ -106,17 +106,17 @@ def build_plan(
     num_microbatches: int = 1,
     partition: PartitionUnit = run_child,
     user: ModuleShardings | None = None,
-    has_twin: bool = False,
+    twins: Twins | None = None,
 ) -> Plan:
     """Plan a step whose batch inputs hold one micro-batch of the whole mesh.
 
     `partition` runs the partition unit; by default a child process of this one. `user` is what the
-    module of the step says about its distribution, `has_twin` that it is traced with two samples
-    where a micro-batch has one.
+    module of the step says about its distribution, `twins` the proof that it may be traced with two
+    samples where a micro-batch has one.
     Raises: ShardingError for an unknown strategy, a mesh or batch that does not fit, or a step that
     cannot be localized or cut.
     """
-    prepared = prepare(graph, inputs, outputs, mesh, settings, user, has_twin)
+    prepared = prepare(graph, inputs, outputs, mesh, settings, user, twins)
     return complete(
         prepared,
         partitioned(prepared, partition),
@@ -131,13 +131,15 @@ def prepare(
     mesh: Mesh,
     settings: StrategySettings = DEFAULTS,
     user: ModuleShardings | None = None,
-    has_twin: bool = False,
+    twins: Twins | None = None,
 ) -> Prepared:
     """Share layers out over stages, pad what does not divide, run the recipe and fold what it
     annotated.
 
     Raises ShardingError.
     """
+    if twins is not None:
+        twins.check(graph, inputs, mesh)
     graph = rounded_graph(graph, inputs, settings)
     stacks = {slot.name: slot.leaves for slot in inputs if slot.leaves}
     staged = None
@@ -147,7 +149,7 @@ def prepare(
         staged = stage_layers(graph, inputs, outputs, parts, settings.stage_balance)
         graph, inputs, outputs = staged.graph, staged.inputs, staged.outputs
         mesh = mesh.without(STAGE_AXIS)
-    mesh = with_twin(mesh) if has_twin else mesh
+    mesh = with_twin(mesh) if twins is not None else mesh
     graph, inputs, outputs, notes = padded_step(graph, inputs, outputs, mesh, settings)
     recipe = recipe_of(graph, inputs, outputs, mesh, settings, user)
     recipe = replace(recipe, findings=(*notes, *recipe.findings))
@@ -163,7 +165,7 @@ def prepare(
         stacks=stacks,
         num_stages=stages,
         staged=staged,
-        has_twin=has_twin,
+        has_twin=twins is not None,
     )
 
 

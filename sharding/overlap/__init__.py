@@ -22,7 +22,7 @@ from sharding.overlap.assign import Shifts, delays
 from sharding.overlap.buckets import UNLIMITED, bucketed
 from sharding.overlap.deferred import hoisted
 from sharding.overlap.groups import grouped
-from sharding.overlap.idle import idle_shifts, idle_streams, note
+from sharding.overlap.idle import idle_shifts, idle_streams, note, waiting_layers
 from sharding.overlap.pipelined import pipelined
 from sharding.overlap.streams import streams_of
 from sharding.overlap.threads import threaded
@@ -64,6 +64,8 @@ def overlap(
         if not _differ(step, whole):
             why = "no layer has collectives of its own beside those of weights and gradients"
             notes.append(note("dependency_tokens", "true", why))
+        elif not shifts.gather:
+            notes.append(waiting_layers())
     found = streams_of(step, streams)
     notes += idle_streams(found, streams)
     findings = step.metadata.get("findings", ())

@@ -41,6 +41,18 @@ def note(knob: str, value: object, why: str) -> Diagnostic:
     )
 
 
+def waiting_layers() -> Diagnostic:
+    """What is said about tokens in layers that wait for their own weights."""
+    return Diagnostic(
+        "SW_OVERLAP_TOKENS",
+        "strategy.dependency_tokens = true starts gathers of weights behind the collectives of the"
+        " layer that waits for them: without strategy.early_all_gather_shift a step gets longer",
+        hint="add early_all_gather_shift = 1 (and late_reduce_scatter_shift = 1), or leave the"
+        " tokens out",
+        severity="warning",
+    )
+
+
 def _moves(step: StepPlan, shifts: Shifts) -> bool:
     """True when some loop can be shifted."""
     loops = (op for p in step.programs for op in p.graph.ops if op.name == "loop" and op.attrs.trip)

@@ -156,6 +156,10 @@ def test_shifts_and_streams_without_collectives_are_said(knob: str) -> None:
     assert (knob in said) == (knob == "early_all_gather_shift")  # gradients are reduced in the loop
 
 
+def _codes(step: StepPlan) -> set[str]:
+    return {finding.code for finding in step.metadata["findings"]}
+
+
 def test_only_state_gives_way_and_only_to_layers() -> None:
     """Tokens mark collectives of weights and gradients where a layer has its own beside them."""
     threaded = overlap(_step("gqa", "fsdp tp 8"), Shifts(), tokens=True)
@@ -167,6 +171,9 @@ def test_only_state_gives_way_and_only_to_layers() -> None:
     yields = [op.attrs.yields for op in body.ops if op.name == "all_gather"]
     assert any(yields)
     assert not all(yields)
+    assert _codes(threaded) == {"SW_OVERLAP_TOKENS"}, "no layer is ahead of its weights"
+    ahead = overlap(_step("gqa", "fsdp tp 8"), Shifts(gather=1), tokens=True)
+    assert "SW_OVERLAP_TOKENS" not in _codes(ahead)
     alone = overlap(_step("gqa", "fsdp 4"), Shifts(), tokens=True)
     assert "dependency_tokens" in alone.metadata["findings"][0].message
 

@@ -8,6 +8,7 @@ up to eight cores once and every model; the whole matrix is behind its marker.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,7 @@ from compiler.frontend.task import TrainTask
 from compiler.ir.types import Graph
 from compiler.neff.schedule import Transfer
 from compiler.program import StepPlan
-from sharding.one_sample import TRACED_SAMPLES
+from sharding.one_sample import PROOF_SAMPLES, TRACED_SAMPLES, Twins, check_means
 from sharding.pipeline.balance import PartShare
 from sharding.pipeline.divide import divide
 from sharding.pipeline.unstack import Staged
@@ -233,11 +234,21 @@ def test_samples_that_mix_are_not_told_apart() -> None:
             mesh,
             num_microbatches=2,
             partition=answer_request,
-            has_twin=True,
+            twins=Twins(graph),  # whatever the proof says: `check_means` refuses this step
         )
     assert caught.value.loc is not None and caught.value.loc.file.endswith(Path(__file__).name)
     with pytest.raises(ShardingError, match="SW_STAGES_CUT"):
         plan_of(mixing, distribution("llm-training", tp=2), 2, 1)
+
+
+def test_a_twin_needs_the_proof_of_its_step() -> None:
+    make, mesh = PIPELINE_MODELS["flax"], distribution("llm-training", tp=2).mesh
+    (two, *slots), four = captured(make, TRACED_SAMPLES), captured(make, PROOF_SAMPLES)
+    proof, plan = check_means(two, four[0]), functools.partial(build_plan, partition=answer_request)
+    with pytest.raises(ShardingError, match=r"SW_ONE_SAMPLE.*got another, samples \[4\]"):
+        plan(*four, mesh, twins=proof)
+    with pytest.raises(ShardingError, match=r"SW_ONE_SAMPLE.*got it, .* and 2 data ranks"):
+        plan(two, *slots, distribution("fsdp", dp_shard=2).mesh, twins=proof)
 
 
 def test_a_sequence_is_not_gathered_more_often_for_one_sample() -> None:

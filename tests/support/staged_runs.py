@@ -21,6 +21,7 @@ from sharding.one_sample import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
     TRACED_SAMPLES,
+    Twins,
     check_means,
     is_alone,
 )
@@ -48,15 +49,19 @@ def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int =
     if not is_alone(how.mesh, how.settings, micro, num_microbatches):
         return _plan(make, how, num_microbatches, micro)
     try:
-        check_means(captured(make, TRACED_SAMPLES)[0], captured(make, PROOF_SAMPLES)[0])
-        return _plan(make, how, num_microbatches, TRACED_SAMPLES, has_twin=True)
+        twins = check_means(captured(make, TRACED_SAMPLES)[0], captured(make, PROOF_SAMPLES)[0])
+        return _plan(make, how, num_microbatches, TRACED_SAMPLES, twins)
     except ShardingError as refused:
         assert refused.code == MIXED_SAMPLES
         return _plan(make, how, num_microbatches, micro)
 
 
 def _plan(
-    make: Make, how: Distribution, num_microbatches: int, samples: int, has_twin: bool = False
+    make: Make,
+    how: Distribution,
+    num_microbatches: int,
+    samples: int,
+    twins: Twins | None = None,
 ) -> Plan:
     graph, inputs, outputs = captured(make, samples)
     return build_plan(
@@ -67,7 +72,7 @@ def _plan(
         settings=how.settings,
         num_microbatches=num_microbatches,
         partition=answer_request,
-        has_twin=has_twin,
+        twins=twins,
     )
 
 
