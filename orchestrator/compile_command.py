@@ -37,6 +37,7 @@ from compiler.surface.resolve import Resolved, resolve
 from orchestrator.bundling import compiler_version
 from orchestrator.compile_flags import of_environment, parse
 from orchestrator.compile_log import CompileLog
+from orchestrator.compile_partition import with_partitions
 from sharding.coordinates import coordinate_axes, coordinate_name, hoist_coordinates
 
 COMPILE_FAILURE, USAGE = 70, 2
@@ -159,6 +160,11 @@ def _import(
         )
     with log.stage("passes"):
         graph = run(graph, step_passes(resolved.options), temps and temps / "module")
+    if module.facts.shardings is not None:
+        with log.stage("partition"):
+            graph, module = with_partitions(graph, module)
+        shown = ", ".join(f"{axis} = {size}" for axis, size in module.facts.mesh)
+        log.say("info", f"{file}: partitioned by its own shardings over {shown}")
     log.dot()
     return graph, module
 

@@ -35,7 +35,9 @@ from compiler.diagnostics import (
 )
 from compiler.frontend.detect import Module
 from compiler.frontend.locations import MODULE_FILE
+from compiler.frontend.shardings import ModuleShardings
 from compiler.frontend.stablehlo import Facts
+from compiler.ir.ops import ShardingConstraintAttrs
 from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph
 from compiler.surface.releases import Profile
@@ -163,8 +165,27 @@ def read_answer(answer: Mapping[str, Any], name: str) -> tuple[Graph, Module]:
     findings = []
     for code, message, loc, hint, severity in answer["findings"]:
         findings.append(Diagnostic(code, message, _loc_of(loc, name), hint, severity))
-    facts = Facts(answer["aliases"], answer["mesh"], tuple(findings))
+    facts = Facts(
+        answer["aliases"], answer["mesh"], tuple(findings), _shardings_of(answer["shardings"])
+    )
     return load(answer["graph"]), Module(answer["form"], answer["stablehlo"], facts)
+
+
+def _shardings_of(rows: tuple[Any, ...] | None) -> ModuleShardings | None:
+    """Shardings from their fields."""
+    if rows is None:
+        return None
+    meshes, *sides = rows
+    given = [tuple(s and ShardingConstraintAttrs(*s) for s in side) for side in sides]
+    return ModuleShardings(meshes, *given)
+
+
+def _rows_of(asked: ModuleShardings | None) -> tuple[Any, ...] | None:
+    """The fields of shardings."""
+    if asked is None:
+        return None
+    sides = [[s and (s.spec, s.open_dims) for s in side] for side in (asked.inputs, asked.outputs)]
+    return asked.meshes, *sides
 
 
 def _loc_of(row: tuple[str, int, str] | None, name: str) -> Loc | None:
@@ -224,6 +245,7 @@ def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
             "stablehlo": module.stablehlo,
             "aliases": module.facts.aliases,
             "mesh": module.facts.mesh,
+            "shardings": _rows_of(module.facts.shardings),
             "findings": [_fields(finding) for finding in module.facts.findings],
         }
     except DiagnosticError as error:

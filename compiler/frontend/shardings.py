@@ -8,6 +8,7 @@ reads it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from compiler.frontend.importer import entry_name, functions_of
 from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules.gspmd import splits
 from compiler.frontend.rules.process_groups import MeshAxes
-from compiler.frontend.rules.ranks import module_meshes
+from compiler.frontend.rules.ranks import declared_grid, module_meshes
 from compiler.frontend.rules.registry import RefusedError
 from compiler.frontend.rules.sharding import constraint_attrs
 from compiler.ir.ops import ShardingConstraintAttrs
@@ -75,12 +76,7 @@ def unused_shardings(module: Any, locations: LocationReader) -> tuple[Diagnostic
     """What to tell about shardings that split values of a module compiled for one core, if there
     are any.
     """
-    sizes = {name: size for axes, _ in module_meshes(module).values() for name, size in axes}
-    found = [
-        (text, loc)
-        for text, loc in _shardings(module, locations)
-        if splits(text) or any(sizes.get(axis, 1) > 1 for axis in _AXIS.findall(text))
-    ]
+    found = _splitting(module, locations)
     if not found:
         return ()
     text, loc = next(((t, where) for t, where in found if where.file), found[0])
@@ -93,11 +89,39 @@ def unused_shardings(module: Any, locations: LocationReader) -> tuple[Diagnostic
             f"{count} of the module and {'are' if found[1:] else 'is'} not applied, for"
             f" example {text}: the file is one program for one core, on whole values",
             loc,
-            "to partition the step, give it to `shardwright run` or `plan` with --strategy manual;"
-            " or compile what XLA's partitioner made of the module",
+            "write the module as StableHLO for a mesh of as many cores as mhlo.num_partitions, give"
+            " the step to `shardwright run` or `plan` with --strategy manual, or compile what XLA's"
+            " partitioner made of the module",
             "warning",
         ),
     )
+
+
+def asked_shardings(module: Any, locations: LocationReader) -> ModuleShardings | None:
+    """The shardings of a module that asks for as many partitions as its one mesh has cores, in the
+    order of the mesh, and says with `sdy` alone how; None for any other.
+
+    Raises: ImportRuleError, as `read_shardings`.
+    """
+    meshes = {mesh for mesh in module_meshes(module).values() if mesh[0]}
+    found = _splitting(module, locations)
+    if len(meshes) != 1 or not found or any(splits(text) for text, _ in found):
+        return None
+    ((axes, order),) = meshes
+    count = math.prod(size for _, size in axes)
+    grid = declared_grid(module)
+    asks = grid is not None and (grid.replicas, grid.partitions) == (1, count) and not order
+    return read_shardings(module) if asks else None
+
+
+def _splitting(module: Any, locations: LocationReader) -> list[tuple[str, Loc]]:
+    """The shardings that split a value, as text, and where they stand."""
+    sizes = {name: size for axes, _ in module_meshes(module).values() for name, size in axes}
+    return [
+        (text, loc)
+        for text, loc in _shardings(module, locations)
+        if splits(text) or any(sizes.get(axis, 1) > 1 for axis in _AXIS.findall(text))
+    ]
 
 
 def _shardings(module: Any, locations: LocationReader) -> Iterator[tuple[str, Loc]]:

@@ -21,7 +21,12 @@ from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules import RULES, Rule
 from compiler.frontend.rules.process_groups import MeshAxes
 from compiler.frontend.rules.ranks import RankMesh, read_ranks, whole
-from compiler.frontend.shardings import ModuleShardings, read_shardings, unused_shardings
+from compiler.frontend.shardings import (
+    ModuleShardings,
+    asked_shardings,
+    read_shardings,
+    unused_shardings,
+)
 from compiler.ir.types import Graph
 from compiler.passes.indices import check_indices
 
@@ -45,13 +50,14 @@ def import_module(source: bytes | str, *, base_dir: str | None = None) -> Graph:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a module says besides its graph: outputs that take over an input, the ranks its
-    collectives are over as axes of a mesh (none without collectives), and what is not done as it
-    says.
+    collectives are over as axes of a mesh (none without collectives), what is not done as it says,
+    and the shardings it asks to be partitioned by.
     """
 
     aliases: Aliases = ()
     mesh: MeshAxes = ()
     findings: tuple[Diagnostic, ...] = ()
+    shardings: ModuleShardings | None = None
 
 
 NO_FACTS = Facts()
@@ -70,8 +76,12 @@ def import_partition(
     locations = LocationReader(base_dir)
 
     def read(module: Any, graph: Graph, ranks: RankMesh) -> Facts:
-        unused = unused_shardings(module, locations) if ranks.count == 1 else ()
-        return Facts(read_aliases(module, graph), ranks.axes, unused)
+        aliases = read_aliases(module, graph)
+        if ranks.count > 1:
+            return Facts(aliases, ranks.axes)
+        asked = asked_shardings(module, locations)
+        unused = unused_shardings(module, locations) if asked is None else ()
+        return Facts(aliases, ranks.axes, unused, asked)
 
     return _imported(source, read, base_dir, checks, lambda module: read_ranks(module, locations))
 

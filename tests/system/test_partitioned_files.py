@@ -28,6 +28,7 @@ SUM = """({
   })"""
 X = "tensor<8x8xf32>"
 INNER, OUTER = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
+WIDE = PartitionSpec("data", "model")
 MIDDLE = [[0, 2], [1, 3], [4, 6], [5, 7]]
 OTHER_ORDER = [[0, 4, 2, 6], [1, 5, 3, 7]]  # the middle digit of the rank is major to the outer
 
@@ -114,6 +115,12 @@ def on_eight_replicas(text: str, parts: np.ndarray) -> list[np.ndarray]:
     placed = jax.device_put(parts.reshape(-1, *parts.shape[2:]), over)
     results = program.execute_sharded([placed]).disassemble_into_single_device_arrays()
     return [np.stack([np.asarray(part) for part in row]) for row in results]
+
+
+def parts(array: np.ndarray, where: NamedSharding) -> np.ndarray:
+    """What each device of a mesh has, [devices, ...]."""
+    shards = jax.device_put(array, where).addressable_shards
+    return np.stack([np.asarray(s.data) for s in sorted(shards, key=lambda s: s.device.id)])
 
 
 def compiled(tmp_path: Path, name: str, data: str | bytes) -> Path:
@@ -222,10 +229,6 @@ def test_what_xla_partitioned_gives_the_gradients_of_the_whole(
     neff = compiled(tmp_path, "step.hlo.pb", proto.read_bytes())
     assert "SW_SHARDING_UNUSED" not in capsys.readouterr().err
 
-    def parts(array: np.ndarray, where: NamedSharding) -> np.ndarray:
-        shards = jax.device_put(array, where).addressable_shards
-        return np.stack([np.asarray(s.data) for s in sorted(shards, key=lambda s: s.device.id)])
-
     value, gradients = jax.jit(step)(*arrays)
     found = run_neff(neff, [parts(a, s) for a, s in zip(arrays, placed, strict=True)])
     np.testing.assert_allclose(found[0], np.full(RANKS, value), rtol=1e-5)
@@ -257,7 +260,58 @@ def test_groups_that_cannot_be_are_refused_at_their_line(
     assert code in shown and why in shown and "net.py:1" in shown, shown
 
 
-@pytest.mark.parametrize("form", ["mlir", "hlo", "hlo.pb"])
+def test_a_file_is_partitioned_by_its_own_shardings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module nobody has partitioned yet, as JAX writes it for a mesh: columns, then rows, and a
+    donated sum of gradients; each rank has what JAX's own devices have.
+    """
+    monkeypatch.chdir(tmp_path)
+    mesh = Mesh(np.array(jax.devices("cpu")[:RANKS]).reshape(2, 4), ("data", "model"))
+    specs = (("data",), (None, "model"), ("model",), ("model",))
+    placed = [NamedSharding(mesh, PartitionSpec(*spec)) for spec in specs]
+
+    def step(x: jax.Array, up: jax.Array, down: jax.Array, total: jax.Array) -> tuple:
+        hidden = jax.lax.with_sharding_constraint(jnp.tanh(x @ up), NamedSharding(mesh, WIDE))
+        return hidden @ down, total + hidden.T @ (hidden @ down)
+
+    rng = np.random.default_rng(5)
+    shapes = ((8, 6), (6, 12), (12, 4), (12, 4))
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    results = (placed[0], placed[3])
+    jitted = jax.jit(step, in_shardings=placed, out_shardings=results, donate_argnums=3)
+    Path("m.mlir").write_text(jitted.lower(*arrays).as_text())
+    line = "neuronx-cc compile m.mlir --framework XLA --target trn1 --output m.neff"
+    assert compile_line(line) == 0
+    assert "SW_SHARDING_UNUSED" not in capsys.readouterr().err
+    assert meta_of(Path("m.neff"))["mesh"] == [["data", 2], ["model", 4]]
+    given = [parts(a, where) for a, where in zip(arrays, placed, strict=True)]
+    for level in ("L1", "L0"):
+        found = run_neff(Path("m.neff"), given, level)
+        for have, whole, where in zip(found, step(*map(jnp.asarray, arrays)), results, strict=True):
+            np.testing.assert_allclose(have, parts(np.asarray(whole), where), atol=1e-4)
+
+
+def test_a_file_whose_axes_do_not_divide_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.mlir").write_text(
+        """module attributes {mhlo.num_partitions = 8 : i32} {
+  sdy.mesh @mesh = <["x"=8]>
+  func.func public @main(%a: tensor<12xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>})
+      -> tensor<12xf32> {
+    %b = stablehlo.tanh %a : tensor<12xf32>
+    return %b : tensor<12xf32>
+  }
+}"""
+    )
+    assert compile_line("neuronx-cc compile m.mlir --framework XLA --target trn1") == 70
+    shown = capsys.readouterr().err
+    assert "SW_MANUAL_DIVIDE" in shown and "arg0" in shown and "pad the dim to 16" in shown
+
+
+@pytest.mark.parametrize("form", ["hlo", "hlo.pb"])
 def test_shardings_that_are_not_applied_are_said(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

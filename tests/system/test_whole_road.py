@@ -56,7 +56,7 @@ def deep() -> TrainTask:
     return prime_model.train_task(num_blocks=9, seq_len=7)
 
 
-def sorted_experts() -> TrainTask:
+def sorted_experts(how: moe.Experts | None = None) -> TrainTask:
     """Rows sorted by expert, none dropped."""
     config = llama.LlamaConfig(
         hidden_size=16,
@@ -67,7 +67,13 @@ def sorted_experts() -> TrainTask:
         vocab_size=256,
         head_dim=8,
     )
-    return moe.train_task(config, moe.Experts.dropless(4), TaskOptions(seq_len=8, remat="full"))
+    how = how or moe.Experts.dropless(4)
+    return moe.train_task(config, how, TaskOptions(seq_len=8, remat="full"))
+
+
+def grouped_experts() -> TrainTask:
+    """The rows of all samples as one sorted list."""
+    return sorted_experts(moe.Experts(4, routing="grouped"))
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,8 @@ CASES = {
     "llama two physical cores": Case(small_llama, {"dp_shard": 2, "tp": 2}, lnc=2),
     "llama fsdp cp tp": Case(small_llama, {"dp_shard": 2, "cp": 2, "tp": 2}),
     "sorted experts fsdp ep": Case(sorted_experts, {"dp_shard": 2, "ep": 2}),
+    "grouped experts fsdp": Case(grouped_experts, {"dp_shard": 4}),
+    "grouped experts fsdp ep": Case(grouped_experts, {"dp_shard": 2, "ep": 2}),
     "llama ring": Case(
         small_llama, {"dp_shard": 2, "cp": 2}, settings=StrategySettings(context="ring")
     ),
@@ -169,6 +177,8 @@ ONLY_IN_MATRIX = (
     "prime fsdp",
     "flax hsdp",
     "flax pp dp",
+    "grouped experts fsdp",
+    "grouped experts fsdp ep",
 )
 """Their model, strategy and type run in other cases too, each with another partner."""
 

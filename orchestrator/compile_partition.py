@@ -1,0 +1,40 @@
+"""A model file that asks for partitions: its own shardings, completed and applied.
+
+JAX writes the mesh, the shardings and `mhlo.num_partitions` into a module that nobody has
+partitioned yet. Such a file is partitioned as strategy `manual` partitions a step, and compiled as
+the program of one rank of many, like a file that XLA's partitioner wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.detect import Module
+from compiler.ir.types import Graph
+from sharding.localize import localize
+from sharding.partitioned import Slot, decode_partitioned
+from sharding.rewrite import rewrite
+from sharding.shardy import encode_request, run_child
+from sharding.strategies.manual import manual, user_mesh
+
+
+def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:
+    """The program of one rank and the facts of its file; both as they are for a file that asks for
+    no partitions.
+
+    Raises: ShardingError for axes that do not divide their dims, and as the partitioner does.
+    """
+    asked = module.facts.shardings
+    if asked is None:
+        return graph, module
+    owners = dict(module.facts.aliases)
+    inputs = tuple(Slot(f"arg{k}", "parameter") for k in range(len(graph.inputs)))
+    outputs = tuple(
+        Slot(f"arg{owners[k]}", "parameter") if k in owners else Slot(f"out{k}", "metric")
+        for k in range(len(graph.outputs))
+    )
+    recipe = manual(graph, inputs, outputs, user_mesh(asked), asked)
+    request = encode_request(recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied)
+    part = rewrite(decode_partitioned(run_child(request)))
+    facts = replace(module.facts, mesh=part.mesh.axes, shardings=None)
+    return localize(part).graph, replace(module, facts=facts)
