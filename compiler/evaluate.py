@@ -1,8 +1,9 @@
 """Time of compiled functions on one core: instruction costs at given rates, evaluated by
 `max_plus.py`.
 
-Shares scale what a core contends for: `dma_share` the rate of the DMA queues, `hbm_share` the HBM
-bandwidth. Busy times and bytes are sums over the code; only clocks need evaluation.
+Shares scale what a core contends for, the rate of the DMA queues and the HBM bandwidth; code is
+costed once for any number of them. Busy times and bytes are sums over the code; only clocks need
+evaluation.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from compiler.isa.costs import instr_interval_ps
 from compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
 from compiler.isa.region import Tensor
 from compiler.max_plus import QUEUE, Timed, TimedLoop, Timeline, timed_loop
-from compiler.target import PS_PER_S, CoreModel, Target
+from compiler.target import PS_PER_S, Target
 
 _DMA = (Engine.DMA_IN, Engine.DMA_OUT)
+_TOKENS = ("wait", "signal")
+_EVENTS = ("collective_start", "collective_wait")
 _COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
 
@@ -55,69 +58,103 @@ class Segment:
         return sum(r.lone_ps for r in self.regions)
 
 
-class _Totals:
-    """What a region's code adds up to, whatever waits for what."""
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of what a core contends for: the rate of its DMA queues, and its bandwidth of HBM."""
 
-    def __init__(self) -> None:
-        self.busy = dict.fromkeys(Engine, 0)
+    dma: float = 1.0
+    hbm: float = 1.0
+
+
+class _Costs:
+    """A region's code with its costs at several shares, and what it adds up to at each, whatever
+    waits for what. Only DMA differs between shares. `recorded`: intervals of compute engines are
+    kept at the first.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        tensors: Sequence[Tensor],
+        target: Target,
+        points: Sequence[Shares],
+        recorded: bool,
+    ) -> None:
+        self.region, self.tensors, self.core = region, tensors, target.core
+        rate = target.hbm_bytes_per_s_per_core
+        self.rates = [(point.dma, rate * point.hbm) for point in points]
+        self.recorded = recorded
+        self.busy = [dict.fromkeys(Engine, 0) for _ in points]
+        self.moves: list[list[int]] = [[] for _ in points]  # intervals of DMA instructions
         self.hbm_bytes = 0
 
-    @property
-    def dma_ps(self) -> int:
-        """Loads and stores are separate queues but share the DMA engines."""
-        return sum(self.busy[e] for e in _DMA)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """A core at given shares of what it contends for."""
-
-    core: CoreModel
-    hbm_bytes_per_s: float
-    dma_share: float
-
-    def timed(
-        self, instr: Instr, region: Region, tensors: Sequence[Tensor], recorded: bool
-    ) -> Timed:
-        """Costs of an instruction; intervals of compute engines are kept when `recorded`."""
-        queue, waits, signals = QUEUE[instr.engine], instr.waits, instr.signals
-        if instr.opcode in ("wait", "signal"):
-            return Timed(queue, 0, 0, waits, signals)
-        interval = instr_interval_ps(instr, region.tiles, tensors, self.core)
-        if instr.engine in _DMA:
-            floor = round(_hbm_bytes(instr, tensors) / self.hbm_bytes_per_s * PS_PER_S)
-            interval = max(round(interval / self.dma_share), floor)
-            return Timed(queue, interval, self.core.dma_fixed_ps, waits, signals)
-        hertz = self.core.clock_hz[instr.engine.value]
-        latency = self.core.compute_latency_cycles * PS_PER_S // hertz
-        latency += self.core.semaphore_ps if signals else 0
-        kept = recorded and interval > 0 and instr.engine in _COMPUTE
-        return Timed(queue, interval, latency, waits, signals, kept)
-
-
-@dataclass(frozen=True, slots=True)
-class _Timing:
-    """The costs of a region's code; `totals` is what the code that was seen adds up to."""
-
-    region: Region
-    tensors: Sequence[Tensor]
-    rates: _Rates
-    recorded: bool
-    totals: _Totals = field(default_factory=_Totals)
-
-    def body(self, items: Sequence[Instr | Loop], times: int = 1) -> list[Timed | TimedLoop]:
-        """Instructions and loops that run `times` times, with their costs."""
-        out: list[Timed | TimedLoop] = []
+    def bodies(
+        self, items: Sequence[Instr | Loop], times: int = 1
+    ) -> list[list[Timed | TimedLoop]]:
+        """Instructions and loops that run `times` times with their costs, per point."""
+        out: list[list[Timed | TimedLoop]] = [[] for _ in self.rates]
         for item in items:
             if isinstance(item, Loop):
-                out.append(timed_loop(item.trip, self.body(item.body, times * item.trip)))
+                loops = _loops(item.trip, self.bodies(item.body, times * item.trip))
+                for body, loop in zip(out, loops, strict=True):
+                    body.append(loop)
                 continue
-            timed = self.rates.timed(item, self.region, self.tensors, self.recorded)
-            self.totals.busy[item.engine] += times * timed.interval_ps
-            if timed.interval_ps and item.engine in _DMA:
-                self.totals.hbm_bytes += times * _hbm_bytes(item, self.tensors)
-            out.append(timed)
+            is_move = item.engine in _DMA and item.opcode not in _TOKENS
+            costed = self._dma(item, times) if is_move else self._compute(item, times)
+            for body, timed in zip(out, costed, strict=True):
+                body.append(timed)
         return out
+
+    def _dma(self, instr: Instr, times: int) -> list[Timed]:
+        queue, fixed = QUEUE[instr.engine], self.core.dma_fixed_ps
+        whole = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
+        moved = _hbm_bytes(instr, self.tensors)
+        out = []
+        for n, (share, bytes_per_s) in enumerate(self.rates):
+            interval = max(round(whole / share), round(moved / bytes_per_s * PS_PER_S))
+            self.busy[n][instr.engine] += times * interval
+            self.moves[n].append(interval)
+            out.append(Timed(queue, interval, fixed, instr.waits, instr.signals))
+        self.hbm_bytes += times * moved
+        return out
+
+    def _compute(self, instr: Instr, times: int) -> list[Timed]:
+        queue, waits, signals = QUEUE[instr.engine], instr.waits, instr.signals
+        if instr.opcode in _TOKENS:
+            return [Timed(queue, 0, 0, waits, signals)] * len(self.rates)
+        interval = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
+        latency = self.core.compute_latency_cycles * PS_PER_S
+        latency //= self.core.clock_hz[instr.engine.value]
+        latency += self.core.semaphore_ps if signals else 0
+        for busy in self.busy:
+            busy[instr.engine] += times * interval
+        kept = self.recorded and interval > 0 and instr.engine in _COMPUTE
+        first = Timed(queue, interval, latency, waits, signals, kept)
+        later = first._replace(recorded=False) if kept else first
+        return [first, *[later] * (len(self.rates) - 1)]
+
+    def time(self, point: int, body: Sequence[Timed | TimedLoop]) -> RegionTime:
+        """The region at one point.
+
+        The duration is at least the summed time of loads and stores, separate queues that share the
+        DMA engines. What it is above the time of the busiest engine, neighbours fill as far as the
+        core's `stall_recovery` says.
+        """
+        timeline, busy = Timeline(self.region.tokens), self.busy[point]
+        timeline.run(body)
+        dma_ps = sum(busy[e] for e in _DMA)
+        duration = max(timeline.end_ps, dma_ps)
+        busiest = max(dma_ps, *(busy[e] for e in _COMPUTE))
+        duration -= round(self.core.stall_recovery * (duration - busiest))
+        compute = min(duration, timeline.recorded_ps)
+        of_engines = {e.value: t for e, t in busy.items() if t}
+        return RegionTime(self.region.program.name, duration, of_engines, compute, self.hbm_bytes)
+
+
+def _loops(trip: int, bodies: Sequence[Sequence[Timed | TimedLoop]]) -> list[TimedLoop]:
+    """A loop around each of the bodies, which differ in costs alone."""
+    first = timed_loop(trip, bodies[0])
+    return [first, *(first._replace(body=tuple(body)) for body in bodies[1:])]
 
 
 def _hbm_bytes(instr: Instr, tensors: Sequence[Tensor]) -> int:
@@ -136,32 +173,38 @@ def instr_cost(
     instr: Instr, region: Region, tensors: Sequence[Tensor], target: Target
 ) -> tuple[int, int]:
     """(initiation interval, latency after it) of one instruction that signals; ps."""
-    rates = _Rates(target.core, target.hbm_bytes_per_s_per_core, 1.0)
-    timed = rates.timed(replace(instr, signals=(0,)), region, tensors, recorded=False)
+    costs = _Costs(region, tensors, target, (Shares(),), recorded=False)
+    ((timed,),) = costs.bodies((replace(instr, signals=(0,)),))
+    assert isinstance(timed, Timed)
     return timed.interval_ps, timed.latency_ps
 
 
-def region_time(
+def region_times(
     region: Region,
     tensors: Sequence[Tensor],
     target: Target,
-    dma_share: float = 1.0,
-    hbm_share: float = 1.0,
+    points: Sequence[Shares],
     recorded: bool = True,
-) -> RegionTime:
-    """Time of one region from barrier to barrier; `compute_ps` is 0 unless `recorded`.
-
-    The duration is at least the summed time of loads and stores. What it is above the time of the
-    busiest engine, neighbours fill as far as the core's `stall_recovery` says.
+) -> list[RegionTime]:
+    """Time of one region from barrier to barrier at every point. `compute_ps` is that of the first
+    and of points that cost the same, if `recorded`; else 0.
     """
-    rates = _Rates(target.core, target.hbm_bytes_per_s_per_core * hbm_share, dma_share)
-    timeline, totals = _evaluated(region, tensors, rates, recorded)
-    duration = max(timeline.end_ps, totals.dma_ps)
-    busiest = max(totals.dma_ps, *(totals.busy[e] for e in _COMPUTE))
-    duration -= round(target.core.stall_recovery * (duration - busiest))
-    compute = min(duration, timeline.recorded_ps)
-    busy = {e.value: t for e, t in totals.busy.items() if t}
-    return RegionTime(region.program.name, duration, busy, compute, totals.hbm_bytes)
+    costs = _Costs(region, tensors, target, points, recorded)
+    known: dict[tuple[int, ...], RegionTime] = {}
+    out = []
+    for point, body in enumerate(costs.bodies(region.body)):
+        key = tuple(costs.moves[point])
+        if key not in known:
+            known[key] = costs.time(point, body)
+        out.append(known[key])
+    return out
+
+
+def region_time(
+    region: Region, tensors: Sequence[Tensor], target: Target, recorded: bool = True
+) -> RegionTime:
+    """Time of one region that shares nothing; `compute_ps` is 0 unless `recorded`."""
+    return region_times(region, tensors, target, (Shares(),), recorded)[0]
 
 
 def region_duration_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
@@ -169,40 +212,49 @@ def region_duration_ps(region: Region, tensors: Sequence[Tensor], target: Target
     return region_time(region, tensors, target, recorded=False).duration_ps
 
 
-def _evaluated(
-    region: Region, tensors: Sequence[Tensor], rates: _Rates, recorded: bool
-) -> tuple[Timeline, _Totals]:
-    timing = _Timing(region, tensors, rates, recorded)
-    timeline = Timeline(region.tokens)
-    timeline.run(timing.body(region.body))
-    return timeline, timing.totals
-
-
 def function_segments(
-    function: Function,
-    target: Target,
-    dma_share: float = 1.0,
-    hbm_share: float = 1.0,
-    recorded: bool = True,
+    function: Function, target: Target, recorded: bool = True
 ) -> tuple[Segment, ...]:
-    """The function as compute stretches between collective starts and waits; arguments as in
+    """The function as compute stretches between collective starts and waits; `recorded` as in
     `region_time`.
+    """
+    return segments_at(function, target, (Shares(),), recorded)[0]
+
+
+def segments_at(
+    function: Function, target: Target, points: Sequence[Shares], recorded: bool = True
+) -> list[tuple[Segment, ...]]:
+    """`function_segments` at every point; `recorded` as in `region_times`.
 
     Physical cores of a logical one run side by side: busy times and bytes are sums over them, the
     duration is that of the slower one.
     """
+    steps = list(zip(*function.subgraphs, strict=True))
+    times: list[list[list[RegionTime]]] = []  # [step][core][point]
+    for regions in steps:
+        bank = _bank_share(regions)
+        shared = [replace(point, hbm=point.hbm * bank) for point in points]
+        found = (_timed_region(r, function.tensors, target, shared, recorded) for r in regions)
+        times.append(list(found))
+    per_point = range(len(points))
+    at = [[[core[point] for core in cores] for cores in times] for point in per_point]
+    return [_segments(steps, at[point], target.core.semaphore_ps) for point in per_point]
+
+
+def _segments(
+    steps: Sequence[Sequence[Region]], times: Sequence[Sequence[RegionTime]], semaphore_ps: int
+) -> tuple[Segment, ...]:
+    """Regions of every core, with their times, as segments."""
     out: list[Segment] = []
-    pending = _Pair(target.core.semaphore_ps, len(function.subgraphs))
-    for number, regions in enumerate(zip(*function.subgraphs, strict=True)):
+    pending = _Pair(semaphore_ps, len(steps[0]) if steps else 1)
+    for number, (regions, found) in enumerate(zip(steps, times, strict=True)):
         first = regions[0].program
-        if first.kind in ("collective_start", "collective_wait"):
+        if first.kind in _EVENTS:
             out += joined(pending.taken(number + 1))
             kind = first.kind.removeprefix("collective_")
             out.append(Segment(kind, collective=first.attrs["collective"]))
-            continue
-        shares = dma_share, hbm_share * _bank_share(regions)
-        times = [_timed_region(r, function.tensors, target, shares, recorded) for r in regions]
-        pending.add(regions, times)
+        else:
+            pending.add(regions, found)
     return tuple(out + joined(pending.taken(0)))
 
 
@@ -217,15 +269,15 @@ def _timed_region(
     region: Region,
     tensors: Sequence[Tensor],
     target: Target,
-    shares: tuple[float, float],
+    points: Sequence[Shares],
     recorded: bool,
-) -> RegionTime:
-    match region.program.kind:
-        case "register_load":
-            return RegionTime(region.program.name, target.core.dma_fixed_ps, {}, 0, 4)
-        case "idle":
-            return RegionTime(region.program.name, 0, {}, 0, 0)
-    return region_time(region, tensors, target, *shares, recorded)
+) -> list[RegionTime]:
+    name, kind = region.program.name, region.program.kind
+    if kind == "register_load":
+        return [RegionTime(name, target.core.dma_fixed_ps, {}, 0, 4)] * len(points)
+    if kind == "idle" or kind in _EVENTS:
+        return [RegionTime(name, 0, {}, 0, 0)] * len(points)
+    return region_times(region, tensors, target, points, recorded)
 
 
 class _Pair:

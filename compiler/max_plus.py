@@ -136,7 +136,7 @@ class Timeline:
         if known is not None:
             self._repeat(loop, mark.base_ps, known)
             return
-        self._loop(loop)
+        self._loop(loop, mark)
         intervals = merged(self.intervals[mark.num_intervals :])
         self.intervals[mark.num_intervals :] = intervals
         moved = tuple([(a - mark.base_ps, b - mark.base_ps) for a, b in intervals])
@@ -156,10 +156,11 @@ class Timeline:
         self.intervals += [(base_ps + a, base_ps + b) for a, b in known.intervals]
         self.folded_ps += known.folded_ps
 
-    def _loop(self, loop: TimedLoop) -> None:
+    def _loop(self, loop: TimedLoop, mark: _Mark) -> None:
+        """Every iteration, until it is periodic; `mark` is the state before the first."""
         history: list[_Mark] = []
         for turn in range(loop.trip):
-            history.append(self._mark(loop))
+            history.append(self._mark(loop) if turn else mark)
             period = _period(history)
             if period and loop.trip - turn >= period:
                 repeats, rest = divmod(loop.trip - turn, period)

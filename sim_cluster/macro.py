@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.dtypes import DType
-from compiler.evaluate import Segment, function_segments
+from compiler.evaluate import Segment, Shares, segments_at
 from compiler.isa.program import Call, CollectiveCall, Engine, Function, Program, Repeat
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer, flat, run_counts
 from compiler.target import PS_PER_S, Target
@@ -126,12 +126,8 @@ def _evaluated(function: Function, target: Target) -> list[tuple[Segment, ...]]:
     whole bank; with half of the even part.
     """
     whole = float(target.cores_per_bank)
-    return [
-        function_segments(function, target),
-        function_segments(function, target, HALF_SHARE, whole, recorded=False),
-        function_segments(function, target, 1.0, whole, recorded=False),
-        function_segments(function, target, 1.0, HALF_SHARE, recorded=False),
-    ]
+    points = (Shares(), Shares(HALF_SHARE, whole), Shares(hbm=whole), Shares(hbm=HALF_SHARE))
+    return segments_at(function, target, points)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from compiler.core_order import order_cores
 from compiler.dtypes import DType
-from compiler.evaluate import function_segments
+from compiler.evaluate import Shares, function_segments, segments_at
 from compiler.isa.program import Function, Region
 from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from compiler.options import CompileOptions
@@ -108,3 +108,18 @@ def test_every_region_is_on_core_zero_and_copies_of_it_nowhere() -> None:
             assert mine.program.kind == "compute"
             points = [np.prod(r.program.atoms) for r in (mine, other) if r.program.atoms]
             assert sum(points) == 512 * 512
+
+
+def test_points_timed_together_are_those_timed_alone() -> None:
+    heads = ones(2, 256, 64)
+    points = (Shares(), Shares(0.5, 2.0), Shares(hbm=2.0), Shares(hbm=0.05))
+    target = load_target(TRN2)
+    for built in pair(attention, heads, heads, heads):
+        for function in built.program.functions:
+            together = segments_at(function, target, points, recorded=False)
+            assert together == [
+                segments_at(function, target, (point,), recorded=False)[0] for point in points
+            ]
+            whole, half, bank, scarce = (sum(s.duration_ps for s in at) for at in together)
+            assert bank <= whole < min(half, scarce)
+            assert segments_at(function, target, points)[0] == function_segments(function, target)
