@@ -1,6 +1,6 @@
 """How long one simulated step takes to time: Llama-2-70B on 512 trn1n.32xlarge, 16,384 cores.
 
-    python benchmarks/cluster_time.py [--cache DIR]
+    python benchmarks/cluster_time.py [--cache DIR] [--micro-batches N]
 
 Prints CPU seconds of one answer (one profile: functions evaluated, classes refined, loop replayed),
 which hardly change with the load of the machine. Bars (DESIGN.md section 7): 2 s uniform, 5 s with
@@ -32,11 +32,11 @@ FAULTS = {
 }
 
 
-def built_step(cache: str) -> Step:
+def built_step(cache: str, micro_batches: int) -> Step:
     """The compiled step."""
     mesh = ("mesh.dp_replicate=32", "mesh.dp_shard=512")
     common = ("model.preset=llama2-70b", "cluster.instances=512", f"cache.dir={cache}")
-    job = load(None, [*common, *mesh])
+    job = load(None, [*common, *mesh, f"strategy.global_batch={16384 * micro_batches}"])
     with unit_service(job, None) as service:
         built = build(job, service, Stages())
     return step_of(built, built.programs)
@@ -46,7 +46,9 @@ def main() -> None:
     """Print one line per case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cache", default="")
-    step = built_step(parser.parse_args().cache)
+    parser.add_argument("--micro-batches", type=int, default=1)
+    args = parser.parse_args()
+    step = built_step(args.cache, args.micro_batches)
     print(f"{'case':22}{'cpu s':>8}{'classes':>9}{'step s':>10}")
     for name, faults in FAULTS.items():
         start = time.process_time()

@@ -62,11 +62,8 @@ class CollectiveUse:
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """The loop at an instant; `furthest` is the number of program runs that the class ahead of all
-    has begun, one more if it has finished.
-    """
+    """Classes that share nothing with others at an instant."""
 
-    furthest: int
     actors: tuple[object, ...] = field(repr=False)
     jobs: tuple[object, ...] = field(repr=False)
     pending: tuple[object, ...] = field(repr=False)
@@ -92,8 +89,6 @@ class ClassResult:
     lone_ps: int = 0  # one physical core of a logical one works, the other has no part in it
     ran: list[Ran] = field(default_factory=list)
     last: Span | None = None  # of the core
-    # Of the whole loop, when the last class began its nth program run.
-    states: Mapping[int, LoopState] = field(default_factory=dict, repr=False, compare=False)
 
     def spend(self, name: str, start_ps: int, end_ps: int, charged_ps: Mapping[str, int]) -> None:
         """Charge an interval of the core; it goes on with the last one of that name."""
@@ -164,6 +159,12 @@ class Job:
         self.end_ps = now + round(self.left * self.cost.duration_ps / rate)
         self.version += 1
 
+    def skip(self, later_ps: int) -> None:
+        """Be as far as it is, that much later."""
+        self.start_ps += later_ps
+        self.since_ps += later_ps
+        self.end_ps += later_ps
+
 
 @dataclass(frozen=True, slots=True)
 class Wants:
@@ -212,6 +213,16 @@ class Actor:
             op = self.macros[self.position]
             return op if isinstance(op, Stretch) else None
         return None
+
+    def skip(self, runs: int, places: int, later_ps: int) -> None:
+        """Be as many program runs and macro-operations further, that much later."""
+        self.runs += runs
+        self.position += places
+        self.entered_at += places
+        self.since_ps += later_ps
+        self.began_ps += later_ps
+        name, since = self.entered
+        self.entered = name, since + later_ps
 
     def now_wants(self, bank_cores: int) -> Wants:
         """What it wants of its resources from now on, on a bank of so many cores. Code in lock step

@@ -96,6 +96,18 @@ EVEN_PART = Bank()
 
 
 @lru_cache(maxsize=16384)
+def bank_beside(parts: int, mates: tuple[tuple[float, float], ...]) -> Bank:
+    """What a core may have of a bank of so many parts beside others, of which each wants so much on
+    average and as their code claims it.
+    """
+    rings, code = (
+        bank_shares([float(parts), *sorted(wanted)], parts)[0]
+        for wanted in ([average for average, _ in mates], [claim for _, claim in mates])
+    )
+    return Bank(rings, code)
+
+
+@lru_cache(maxsize=16384)
 def core_rates(
     jobs: tuple[tuple[Demand, int], ...],
     packets: Packets,

@@ -18,14 +18,13 @@ def loop_state(
     now: int,
     runs: int,
 ) -> LoopState:
-    """The state at `now`, when all classes have begun `runs` program runs; `pending` are events in
-    their order: when, of which class, or of which job.
+    """The state of `actors` at `now`, when all of them have begun `runs` program runs; `pending`
+    are their events in order: when, of which class, or of which job.
     """
     seen = _Jobs(now)
     states = tuple(_actor(actor, seen, now, runs) for actor in actors)
     events = tuple((when - now, index, job and seen.number(job)) for when, index, job in pending)
-    furthest = max(a.runs + (a.position >= len(a.macros)) for a in actors)
-    return LoopState(furthest, states, tuple(seen.states), events)
+    return LoopState(states, tuple(seen.states), events)
 
 
 class _Jobs:

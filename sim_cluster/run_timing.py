@@ -12,7 +12,6 @@ bubble while another stage has not come to that, launch, or idle at the end.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from compiler.diagnostics import SimulationError
@@ -24,7 +23,6 @@ from sim_cluster.actors import (
     CollectiveDuration,
     CollectiveUse,
     Job,
-    LoopState,
     Span,
 )
 from sim_cluster.classes import RankClasses
@@ -33,14 +31,12 @@ from sim_cluster.contention import (
     EVEN_PART,
     Bank,
     Packets,
-    bank_shares,
+    bank_beside,
     core_rates,
 )
 from sim_cluster.faults import HEALTHY, Health, hanging
-from sim_cluster.loop_state import loop_state
 from sim_cluster.macro import MacroOp, Mark, Receive, Send, Start, Stretch, Wait
-
-Event = tuple[int, int, int, int, Job | None]  # when, in order, of which class or job, its version
+from sim_cluster.steady import Event, Repeats, Steady
 
 __all__ = ["ClassResult", "ClusterLoop", "CollectiveDuration", "CollectiveUse", "axis_category"]
 
@@ -71,6 +67,7 @@ class ClusterLoop:
         packets: Packets = DEFAULT_PACKETS,
         whole_axes: Mapping[str, str] | None = None,
         bank_cores: int = 1,
+        repeats: Repeats | None = None,
     ) -> None:
         self.bank_cores = bank_cores
         self.unsettled: dict[Actor, None] = {}  # whose wants or collectives are new at this instant
@@ -84,10 +81,7 @@ class ClusterLoop:
         self.delays = health.delays(classes)
         self.events: list[Event] = []
         self.sequence = 0
-        self.states: dict[int, LoopState] = {}
-        self.begun: Counter[int] = Counter()  # classes that have begun their nth program run
-        for actor in self.actors:
-            actor.result.states = self.states
+        self.steady = Steady(repeats, classes, self.actors) if repeats else None
         self.jobs: dict[tuple[CollectiveCall, frozenset[int], int], Job] = {}
         self.costs: dict[tuple[CollectiveCall, frozenset[int]], CollectiveDuration] = {}
 
@@ -105,7 +99,6 @@ class ClusterLoop:
             while self.events and self.events[0][0] == now:
                 self._take(heapq.heappop(self.events))
             self._settle(now)
-            self._note_states(now)
         stuck = [a.index for a in self.actors if a.position < len(a.macros)]
         if self.health.dead:
             raise hanging(self.classes, self.health, self._stuck(stuck))
@@ -125,18 +118,6 @@ class ClusterLoop:
                 self._finished(job, now)
         elif self.actors[index].version == version:
             self._stretch_done(self.actors[index], now)
-
-    def _note_states(self, now: int) -> None:
-        """Note the state when all classes have begun another program run."""
-        runs = len(self.states) + 1
-        while self.begun[runs] == len(self.actors):
-            pending = [
-                (when, index, job)
-                for when, _, index, version, job in sorted(self.events, key=lambda e: e[:2])
-                if version == (job.version if job else self.actors[index].version)
-            ]
-            self.states[runs] = loop_state(self.actors, pending, now, runs)
-            runs += 1
 
     def _stuck(self, stuck: Sequence[int]) -> dict[int, tuple[str, int]]:
         """What stuck classes wait for, and since when."""
@@ -169,7 +150,8 @@ class ClusterLoop:
                 self._send(actor, op, now)
             elif isinstance(op, Mark):
                 _enter(actor, op, now)
-                self.begun[actor.runs] += bool(op.name)
+                if self.steady and op.name:
+                    self.steady.begin(actor)
             elif not self._passed(actor, self._awaited(actor, op), now):
                 return
             actor.position += 1
@@ -269,6 +251,8 @@ class ClusterLoop:
             if rate != job.rate:
                 job.speed(rate, now)
                 self._post(job.end_ps, None, job)
+        if self.steady:
+            self.steady.settled(self.events, now)
 
     def _with_mates(self, actors: Iterable[Actor]) -> Iterable[Actor]:
         """Actors, and those on the HBM banks of which they want more or less than before."""
@@ -281,15 +265,10 @@ class ClusterLoop:
 
     def _bank(self, actor: Actor) -> Bank:
         """What a core may have of its bank, in even parts."""
-        parts = self.bank_cores
-        if parts == 1:
+        if self.bank_cores == 1:
             return EVEN_PART
-        mates = [self.actors[mate].wants for mate in self.classes.mates(actor.index)]
-        rings, code = (
-            bank_shares([float(parts), *sorted(wanted)], parts)[0]
-            for wanted in ([w.rings for w in mates], [w.claim for w in mates])
-        )
-        return Bank(rings, code)
+        mates = (self.actors[mate].wants for mate in self.classes.mates(actor.index))
+        return bank_beside(self.bank_cores, tuple((w.rings, w.claim) for w in mates))
 
     def _finished(self, job: Job, now: int) -> None:
         actors = [self.actors[m] for m in sorted(job.members)]

@@ -1,64 +1,161 @@
-"""Micro-batches in their steady state: a schedule that repeats its programs often is replayed with
-a few repetitions, and what one more adds is multiplied.
+"""Micro-batches in their steady state: repetitions of programs that would go on as the last one did
+are skipped.
 
-That is done only where the state of the whole loop (`loop_state.py`) repeats from one repetition to
-the next while no class has left the repetitions: the loop knows no absolute time, so that it then
-repeats for good. Equal increments would not show it: classes that advance at different rates may
-change who is last at the end. Such a schedule is replayed in full. Spans for traces end with the
-repetitions that were replayed.
+Parts of a cluster that share no group and no HBM bank in the repeated programs go their own ways
+until these end: copies of the state, for instance, of which one has a straggler. Each part is
+watched for itself: when its state (`loop_state.py`) at the beginning of a repetition is that at the
+beginning of the one before, it repeats for good, since the loop knows no absolute time; what lies
+between is then added as often as repetitions are left, and the part goes on that much later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import replace
-from itertools import pairwise
+import heapq
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 from compiler.neff.schedule import Schedule
-from sim_cluster.actors import ClassResult
+from sim_cluster.actors import Actor, ClassResult, CollectiveUse, Job, LoopState
+from sim_cluster.classes import RankClasses
+from sim_cluster.loop_state import loop_state
 
-SAMPLED = (4, 5)
-"""Repetitions that are replayed."""
-
+Event = tuple[int, int, int, int, Job | None]  # when, in order, of which class or job, its version
 Numbers = dict[Hashable, int]
 
 
-def steady_results(
-    run: Callable[[Schedule], list[ClassResult]], schedule: Schedule
-) -> list[ClassResult]:
-    """What `run` gives for a schedule of one pipeline stage, per class."""
-    longest = max(range(len(schedule)), key=lambda entry: schedule[entry][1])
-    more = schedule[longest][1] - SAMPLED[-1]
-    if more <= 0:
-        return run(schedule)
-    before, after = (run(_repeated(schedule, longest, count)) for count in SAMPLED)
-    if not _repeats(after, schedule, longest):
-        return run(schedule)
-    found = []
-    for result, fewer in zip(after, before, strict=True):
-        added = _added(_numbers(fewer), _numbers(result))
-        assert min(added.values()) >= 0, "a repetition takes something away"
-        found.append(_extended(result, {key: more * n for key, n in added.items()}))
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Program runs that repeat: how many come before, how many are one repetition, how often, and
+    the mesh axes of the collectives in them.
+    """
+
+    head: int
+    programs: int
+    count: int
+    axes: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, schedule: Schedule, axes_of: Callable[[str], Iterable[tuple[str, ...]]]) -> Repeats:
+        """The longest repetition of a schedule; `axes_of` are those of a program by its name."""
+        longest = max(range(len(schedule)), key=lambda entry: schedule[entry][1])
+        names, count = schedule[longest]
+        head = sum(len(programs) * times for programs, times in schedule[:longest])
+        axes = sorted({axes for name in names for axes in axes_of(name)})
+        return cls(head, len(names), count, tuple(axes))
+
+    def begins(self, runs: int) -> bool:
+        """Whether a class that has begun so many program runs is at the head of a repetition."""
+        since = runs - self.head - 1
+        return 0 <= since < self.programs * self.count and since % self.programs == 0
+
+    def left(self, runs: int) -> int:
+        """How many more repetitions such a class can go through and be in one still."""
+        return max(0, self.head + self.programs * self.count - runs) // self.programs
+
+
+def parts(classes: RankClasses, axes: Iterable[tuple[str, ...]]) -> list[frozenset[int]]:
+    """Classes that meet, directly or through others, over `axes` or on HBM banks."""
+    found: list[frozenset[int]] = []
+    for index in range(classes.count):
+        met = frozenset({index, *classes.mates(index)}).union(
+            *(classes.groups[a][index] for a in axes)
+        )
+        apart = [part for part in found if not part & met]
+        found = [*apart, met.union(*(part for part in found if part & met))]
     return found
 
 
-def _repeats(results: list[ClassResult], schedule: Schedule, entry: int) -> bool:
-    """Whether the loop was in one state at the beginning of two repetitions, before any class was
-    through with the last one: what lies between is then what any further repetition adds.
-    """
-    states = results[0].states
-    programs, _ = schedule[entry]
-    head = sum(len(names) * count for names, count in schedule[:entry])
-    end = head + SAMPLED[-1] * len(programs)
-    begun = [head + 1 + n * len(programs) for n in range(1, SAMPLED[-1])]
-    found = [states[runs] for runs in begun if runs in states and states[runs].furthest <= end]
-    return any(b.repeats(a) for a, b in pairwise(found))
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A part at the beginning of a repetition."""
+
+    now: int
+    state: LoopState
+    positions: tuple[int, ...]
+    numbers: tuple[Numbers, ...]
 
 
-def _repeated(schedule: Schedule, entry: int, count: int) -> Schedule:
-    """A schedule with another count of one entry."""
-    programs, _ = schedule[entry]
-    return (*schedule[:entry], (programs, count), *schedule[entry + 1 :])
+class Steady:
+    """Watches the parts of a cluster and skips what they would repeat."""
+
+    def __init__(self, repeats: Repeats, classes: RankClasses, actors: Sequence[Actor]) -> None:
+        self.repeats, self.actors = repeats, actors
+        self.watched = {part: None for part in parts(classes, repeats.axes)}
+        self.part_of = {index: part for part in self.watched for index in part}
+        self.begun: Counter[tuple[frozenset[int], int]] = Counter()
+        self.due: list[tuple[frozenset[int], int]] = []
+        self.seen: dict[frozenset[int], _Moment] = {}
+        self.skipped = 0  # repetitions, over all parts
+
+    def begin(self, actor: Actor) -> None:
+        """A class has begun another program run."""
+        part = self.part_of[actor.index]
+        if part in self.watched and self.repeats.begins(actor.runs):
+            self.begun[part, actor.runs] += 1
+            if self.begun[part, actor.runs] == len(part):
+                self.due.append((part, actor.runs))
+
+    def settled(self, events: list[Event], now: int) -> None:
+        """All that happens at `now` has happened; `events` are changed in place where a part
+        skips."""
+        due, self.due = self.due, []
+        for part, runs in due:
+            moment = self._moment(part, runs, events, now)
+            before = self.seen.get(part)
+            self.seen[part] = moment
+            if before is not None and moment.state.repeats(before.state):
+                self._skip(part, before, moment, events)
+
+    def _moment(
+        self, part: frozenset[int], runs: int, events: Sequence[Event], now: int
+    ) -> _Moment:
+        own = [self.actors[index] for index in sorted(part)]
+        pending = [
+            (when, index, job)
+            for when, _, index, version, job in sorted(events, key=lambda e: e[:2])
+            if _belongs(index, job, part)
+            and version == (job.version if job else self.actors[index].version)
+        ]
+        return _Moment(
+            now,
+            loop_state(own, pending, now, runs),
+            tuple(actor.position for actor in own),
+            tuple(_numbers(actor.result) for actor in own),
+        )
+
+    def _skip(
+        self, part: frozenset[int], before: _Moment, here: _Moment, events: list[Event]
+    ) -> None:
+        """Add what lies between two moments as often as every class of the part can repeat it."""
+        del self.watched[part]
+        own = [self.actors[index] for index in sorted(part)]
+        times = min(self.repeats.left(actor.runs) for actor in own)
+        later = times * (here.now - before.now)
+        self.skipped += times
+        for number, actor in enumerate(own):
+            places = times * (here.positions[number] - before.positions[number])
+            actor.skip(times * self.repeats.programs, places, later)
+            more = _added(before.numbers[number], here.numbers[number])
+            assert min(more.values()) >= 0, "a repetition takes something away"
+            _extend(actor.result, {key: times * n for key, n in more.items()})
+        for job in _in_flight(own):
+            job.skip(later)
+        events[:] = [
+            (when + later if _belongs(index, job, part) else when, order, index, version, job)
+            for when, order, index, version, job in events
+        ]
+        heapq.heapify(events)
+
+
+def _belongs(index: int, job: Job | None, part: frozenset[int]) -> bool:
+    """Whether an event is one of a part."""
+    return index in part if job is None else not part.isdisjoint(job.members)
+
+
+def _in_flight(actors: Iterable[Actor]) -> set[Job]:
+    """The collectives that have begun and not finished."""
+    return {job for actor in actors for job in actor.active}
 
 
 def _numbers(result: ClassResult) -> Numbers:
@@ -80,21 +177,18 @@ def _added(before: Numbers, after: Numbers) -> Numbers:
     return {key: after[key] - before.get(key, 0) for key in after}
 
 
-def _extended(result: ClassResult, more: Numbers) -> ClassResult:
-    """A result with more of everything."""
-    return replace(
-        result,
-        end_ps=result.end_ps + more["end"],
-        lone_ps=result.lone_ps + more["lone"],
-        charged_ps={k: ps + more["charged", k] for k, ps in result.charged_ps.items()},
-        busy_ps={k: ps + more["busy", k] for k, ps in result.busy_ps.items()},
-        uses={
-            call: replace(
-                use,
-                count=use.count + more[call, "count"],
-                total_ps=use.total_ps + more[call, "total"],
-                exposed_ps=use.exposed_ps + more[call, "exposed"],
-            )
-            for call, use in result.uses.items()
-        },
-    )
+def _extend(result: ClassResult, more: Numbers) -> None:
+    """Add to everything in a result."""
+    result.end_ps += more["end"]
+    result.lone_ps += more["lone"]
+    for spent, name in ((result.charged_ps, "charged"), (result.busy_ps, "busy")):
+        for key in spent:
+            spent[key] += more[name, key]
+    for use in result.uses.values():
+        _extend_use(use, more)
+
+
+def _extend_use(use: CollectiveUse, more: Numbers) -> None:
+    use.count += more[use.call, "count"]
+    use.total_ps += more[use.call, "total"]
+    use.exposed_ps += more[use.call, "exposed"]

@@ -21,7 +21,7 @@ from sim_cluster.macro import Start, program_macros, schedule_macros
 from sim_cluster.network import Network
 from sim_cluster.profiles import PROFILES, Profile, credited
 from sim_cluster.run_timing import ClusterLoop, axis_category
-from sim_cluster.steady import steady_results
+from sim_cluster.steady import Repeats
 
 CATEGORIES = ("compute", "memory", "bubble", "launch", "idle")
 
@@ -81,11 +81,8 @@ def time_step(
     for faults of cores, instances and links that are not there.
     """
     replay = _Replay(step, profile, folded, credit or PROFILES[profile])
-    if len(step.schedules) > 1 or not folded or traced or step.faults.jitter:
-        results = replay.run(step.schedules)
-    else:
-        results = steady_results(lambda schedule: replay.run((schedule,)), step.schedules[0])
-    return _timing(profile, results, replay)
+    whole = len(step.schedules) > 1 or not folded or traced or step.faults.jitter > 0
+    return _timing(profile, replay.run(whole), replay)
 
 
 class _Replay:
@@ -105,14 +102,18 @@ class _Replay:
 
     def _axes_met(self) -> list[tuple[str, ...]]:
         """Axes over which ranks meet in the programs of a step."""
-        starts = (op for p in self.programs.values() for op in p if isinstance(op, Start))
-        met = {op.call.axes for op in starts}
+        met = {axes for name in self.programs for axes in self._axes_of(name)}
         if len(self.step.schedules) > 1:
             met.add((STAGE_AXIS,))  # messages tie the same cores of all stages
         return sorted(met)
 
-    def run(self, schedules: Sequence[Schedule]) -> list[ClassResult]:
-        """Results per class."""
+    def _axes_of(self, name: str) -> set[tuple[str, ...]]:
+        """Axes over which ranks meet in a program."""
+        return {op.call.axes for op in self.programs[name] if isinstance(op, Start)}
+
+    def run(self, whole: bool) -> list[ClassResult]:
+        """Results per class; `whole`: of every repetition of the schedules."""
+        schedules = self.step.schedules
         by_stage = [
             schedule_macros(self.programs, schedule, self.step.transfers, stage)
             for stage, schedule in enumerate(schedules)
@@ -126,6 +127,7 @@ class _Replay:
             packets=self.step.packets,
             whole_axes=self.step.whole_axes,
             bank_cores=self.ranks.cores_per_bank,
+            repeats=None if whole else Repeats.of(schedules[0], self._axes_of),
         )
         return loop.run()
 

@@ -1,6 +1,8 @@
-"""Steady micro-batches: what is multiplied is what would have been replayed."""
+"""Steady micro-batches: what is skipped is what would have been replayed."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
@@ -9,12 +11,12 @@ from compiler.evaluate import Segment
 from compiler.isa.program import CollectiveCall
 from compiler.neff.schedule import Schedule
 from sim_cluster.actors import ClassResult, CollectiveDuration
-from sim_cluster.classes import refine
+from sim_cluster.classes import RankClasses, refine
 from sim_cluster.contention import Demand
 from sim_cluster.faults import Health
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait, schedule_macros
 from sim_cluster.run_timing import ClusterLoop
-from sim_cluster.steady import SAMPLED, steady_results
+from sim_cluster.steady import Repeats, parts
 from tests.sim_cluster.test_timing_loop import AXES, MESH, duration, layer
 
 
@@ -30,34 +32,44 @@ PROGRAMS: dict[str, list[MacroOp]] = {
 SLOW = [1.0, 1.0, 1.3, 1.0, 1.0, 1.7, 1.0, 1.0]
 
 
-class Runs:
-    """The cluster loop for any schedule, which it remembers."""
-
-    def __init__(self) -> None:
-        self.seen: list[Schedule] = []
-        self.classes = refine(MESH, AXES, SLOW)
-
-    def __call__(self, schedule: Schedule) -> list[ClassResult]:
-        self.seen.append(schedule)
-        macros = [schedule_macros(PROGRAMS, schedule)] * self.classes.count
-        slow = {c: SLOW[self.classes.representative(c)] for c in range(self.classes.count)}
-        return ClusterLoop(self.classes, macros, duration, Health(slow=slow)).run()
+def axes_in(programs: dict[str, list[MacroOp]], name: str) -> set[tuple[str, ...]]:
+    return {op.call.axes for op in programs[name] if isinstance(op, Start)}
 
 
-def schedule_of(count: int) -> Schedule:
-    return ((("forward", "backward"), count), (("update",), 1))
-
-
-@pytest.mark.parametrize("count", [6, 7, 64])
-def test_multiplied_is_replayed(count: int) -> None:
-    runs = Runs()
-    quick = steady_results(runs, schedule_of(count))
-    assert [s[0][1] for s in runs.seen] == list(SAMPLED)
-    for found, expected in zip(quick, Runs()(schedule_of(count)), strict=True):
+def both_ways(
+    programs: dict[str, list[MacroOp]],
+    schedule: Schedule,
+    classes: RankClasses,
+    price: Callable[[CollectiveCall, frozenset[int]], CollectiveDuration],
+    slow: dict[int, float],
+) -> tuple[list[ClassResult], ClusterLoop]:
+    """A schedule replayed in full, and the loop that skipped what repeats, which says the same."""
+    macros = [schedule_macros(programs, schedule)] * classes.count
+    full = ClusterLoop(classes, macros, price, Health(slow=slow)).run()
+    repeats = Repeats.of(schedule, lambda name: axes_in(programs, name))
+    loop = ClusterLoop(classes, macros, price, Health(slow=slow), repeats=repeats)
+    for found, expected in zip(loop.run(), full, strict=True):
         assert found.end_ps == expected.end_ps
         assert found.charged_ps == expected.charged_ps
         assert found.busy_ps == expected.busy_ps
+        assert found.lone_ps == expected.lone_ps
         assert found.uses == expected.uses
+    return full, loop
+
+
+def skipped(loop: ClusterLoop) -> int:
+    assert loop.steady is not None
+    return loop.steady.skipped
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 7, 64])
+def test_skipped_is_replayed(count: int) -> None:
+    classes = refine(MESH, AXES, SLOW)
+    slow = {c: SLOW[classes.representative(c)] for c in range(classes.count)}
+    schedule = ((("forward", "backward"), count), (("update",), 1))
+    _, loop = both_ways(PROGRAMS, schedule, classes, duration, slow)
+    assert skipped(loop) >= count - 5
+    assert len(loop.jobs) == len({id(job) for job in loop.jobs.values()})
 
 
 TP_GATHER = CollectiveCall("all_gather", ("tp",), DType.F32, (1, 8, 4))
@@ -78,37 +90,52 @@ def test_classes_that_advance_at_different_rates_change_who_is_last(count: int) 
     classes = refine(MESH, AXES, colours)
     of = [colours[classes.representative(c)] for c in range(classes.count)]
     slow = {c: 1.1 for c, colour in enumerate(of) if colour == "slow"}
-    seen = []
 
     def price(call: CollectiveCall, members: frozenset[int]) -> CollectiveDuration:
         late = call is TP_GATHER and any(of[m] == "link" for m in members)
         return CollectiveDuration(5000 if late else 500, Demand(0.5), "", "", 1, 2)
 
-    def run(schedule: Schedule) -> list[ClassResult]:
-        seen.append(schedule[1][1])
-        macros = [schedule_macros(CROSSING, schedule)] * classes.count
-        return ClusterLoop(classes, macros, price, Health(slow=slow)).run()
-
     schedule = ((("gather",), 1), (("micro",), count), (("update",), 1))
-    found, expected = steady_results(run, schedule), run(schedule)
-    assert seen == [*SAMPLED, count, count]
-    assert [r.end_ps for r in found] == [r.end_ps for r in expected]
-    assert [r.charged_ps for r in found] == [r.charged_ps for r in expected]
+    full, loop = both_ways(CROSSING, schedule, classes, price, slow)
     last = max(5000 + 1000 * count, 500 + 1100 * count)
-    assert max(r.end_ps for r in found) == last + 500 + 500 + 109
+    assert max(r.end_ps for r in full) == last + 500 + 500 + 109
+    assert skipped(loop) >= classes.count * (count - 4)
 
 
-def test_few_micro_batches_are_replayed() -> None:
-    runs = Runs()
-    steady_results(runs, schedule_of(SAMPLED[-1]))
-    assert runs.seen == [schedule_of(SAMPLED[-1])]
+def test_copies_of_the_state_skip_for_themselves() -> None:
+    """Copies meet in the update alone; one of them has a straggler, and collectives of the last
+    micro-batch are in flight where it ends."""
+    mesh = {"rep": 2, "dp": 4}
+    gather = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
+    scatter = CollectiveCall("reduce_scatter", ("dp",), DType.F32, (1, 1, 64), "add", 1)
+    total = CollectiveCall("all_reduce", ("rep",), DType.F32, (1, 1, 64), "add")
+    programs: dict[str, list[MacroOp]] = {
+        "micro": [Start(gather, 0), code(777), Wait(0), code(1000), Start(scatter, 1), code(300)],
+        "update": [Start(total, 0), Wait(0), code(99)],
+    }
+    colours = [1.3 if rank == 5 else 1.0 for rank in range(8)]
+    classes = refine(mesh, [("rep",), ("dp",)], colours, [rank // 2 for rank in range(8)])
+    slow = {c: colours[classes.representative(c)] for c in range(classes.count)}
+    count = 50
+    schedule = ((("micro",), count), (("update",), 1))
+
+    def price(call: CollectiveCall, _: frozenset[int]) -> CollectiveDuration:
+        return CollectiveDuration(900 if call is scatter else 500, Demand(0.4), "", "", 1, 2)
+
+    _, loop = both_ways(programs, schedule, classes, price, slow)
+    assert len(parts(classes, [("dp",)])) == 2
+    assert skipped(loop) >= 2 * (count - 6)
 
 
-def test_what_is_not_steady_is_replayed_in_full() -> None:
-    def run(schedule: Schedule) -> list[ClassResult]:
-        counts.append(schedule[0][1])
-        return [ClassResult(end_ps=schedule[0][1] ** 2)]
-
-    counts: list[int] = []
-    (result,) = steady_results(run, schedule_of(20))
-    assert (result.end_ps, counts) == (400, [*SAMPLED, 20])
+def test_what_never_repeats_is_replayed_in_full() -> None:
+    """Classes of one part that drift apart: nothing is skipped, and nothing is wrong."""
+    classes = refine(MESH, AXES, [0, 0, 0, 0, 0, 0, 1, 0])
+    slow = {c: 1.1 if classes.representative(c) == 6 else 1.0 for c in range(classes.count)}
+    programs = {**CROSSING, "micro": [code(1000)]}
+    schedule = ((("micro",), 20), (("update",), 1))
+    macros = [schedule_macros(programs, schedule)] * classes.count
+    full = ClusterLoop(classes, macros, duration, Health(slow=slow)).run()
+    together = Repeats(0, 1, 20, (("dp",), ("tp",)))  # as if they met in every micro-batch
+    loop = ClusterLoop(classes, macros, duration, Health(slow=slow), repeats=together)
+    assert [r.end_ps for r in loop.run()] == [r.end_ps for r in full]
+    assert skipped(loop) == 0
