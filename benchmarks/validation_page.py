@@ -55,10 +55,12 @@ def main() -> None:
 
 
 def _settings() -> Iterator[str]:
-    yield _header("profile", "attention", "recomputation", "sums in fp32", "source")
+    yield _header("profile", "attention", "recomputation", "sums in fp32", "projections", "source")
     for one in profiles():
         sums = _yes(one.accumulation)
-        yield _line(one.name, one.attention, one.remat, sums, one.source)
+        joint = "fused" if one.fused else "separate"
+        joint += ", kv heads of every rank" if one.replicated_kv else ""
+        yield _line(one.name, one.attention, one.remat, sums, joint, one.source)
 
 
 def _header(*names: str) -> str:

@@ -34,7 +34,7 @@ def kernel_of(name: str, shape: str, dtype: str) -> MeasuredKernel:
     words = name.lower()
     if "attention" in words:
         sizes = _sizes(shape, "seq", "d_head")
-        form = "unfused" if "through hbm" in words else "flash"
+        form = _attention_form(words)
         return MeasuredKernel("attention", sizes, DTYPES[dtype], attention=form)
     if "matmul" in words or "gemm" in words:
         if "argmax" in words:
@@ -43,6 +43,15 @@ def kernel_of(name: str, shape: str, dtype: str) -> MeasuredKernel:
         gelu = "gelu" in words
         return MeasuredKernel("product", sizes, DTYPES[dtype], gelu, gelu and "baseline" in words)
     raise ValueError(f"kernel requires a matmul, GEMM or attention, got {name}")
+
+
+def _attention_form(words: str) -> str:
+    """How a row's words say that scores are kept: three phases are a product, a softmax in one pass
+    over stored scores, and a product.
+    """
+    if "through hbm" not in words:
+        return "flash"
+    return "fused" if "three phases" in words else "unfused"
 
 
 def _sizes(shape: str, *names: str) -> tuple[int, ...]:

@@ -159,6 +159,7 @@ def task_of(w: Workload) -> TrainTask:
         vocab=-(-w.vocab // w.tp) * w.tp,
         positions=w.seq_len,
         complete=True,
+        fused=w.fused_projections,
     )
     types: dict[str, Any] = {
         "params": w.storage.params,
@@ -172,4 +173,5 @@ def task_of(w: Workload) -> TrainTask:
         remat=w.remat,
         name="published",
     )
-    return family_task(w.family, sizes, options, w.kv_heads)
+    kv_heads = max(w.kv_heads, w.tp) if w.replicated_kv else w.kv_heads
+    return family_task(w.family, sizes, options, kv_heads)

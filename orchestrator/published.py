@@ -98,6 +98,8 @@ class Workload:
     attention: str
     remat: str
     accumulation: bool  # sums of short types stay fp32 between operations
+    fused_projections: bool = False  # projections of one input are one matrix
+    replicated_kv: bool = False  # every tensor-parallel rank has key-value heads of its own
     sequence_parallel: bool
     nodes: int
     target: str
@@ -217,6 +219,8 @@ def _workload(text: Mapping[str, str], settings: RunSettings, loc: Loc) -> Workl
         attention=settings.attention,
         remat=remat,
         accumulation=settings.accumulation,
+        fused_projections=settings.fused,
+        replicated_kv=settings.replicated_kv,
         sequence_parallel=text["sequence_parallel"].lower().startswith("yes"),
         # "trn1.32xlarge/trn1n.32xlarge" does not say which was measured: the first is taken.
         target=machines[0] if machines else text["instance"],

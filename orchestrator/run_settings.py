@@ -21,7 +21,9 @@ Release = tuple[int, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """One profile: how attention keeps scores, what is computed again (`column`: as the row says),
-    whether sums of short types stay fp32.
+    whether sums of short types stay fp32, whether projections that read the same input are one
+    matrix, and whether key-value heads fewer than tensor-parallel ranks are copied into weights of
+    every rank.
     """
 
     name: str
@@ -29,6 +31,8 @@ class RunSettings:
     remat: str
     accumulation: bool
     source: str
+    fused: bool = False
+    replicated_kv: bool = False
     match: Mapping[str, str] = field(default_factory=dict)
     since: str = ""
     until: str = ""

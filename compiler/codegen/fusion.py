@@ -45,6 +45,9 @@ _DIVIDE_CYCLES = 8.0
 # A divisor with as many times fewer points than its quotient is inverted first (inferred: 8 cycles
 # per inverse and 2 per product are then fewer than 8 per quotient).
 _FEW = 2
+# So many times longer may Vector take that Scalar can begin the next tile early (our choice, by
+# time of softmax forward and backward at 512 to 4096 columns).
+_WAITING = 1.25
 # What Scalar and Vector round alike as they write it.
 _ANY_ENGINE = (DType.F32, DType.BF16, DType.F16)
 
@@ -239,10 +242,11 @@ def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) 
             engine = engine_of(space.values[n])
             busy[engine] += taken(n, engine)
     ends = _ends(space, values) if _leads(space, values) else set()
-    for n in sorted(free, key=lambda n: (-taken(n, Engine.VECTOR), -n)):
-        engine = min(busy, key=lambda e: busy[e] + taken(n, e))
-        if n in ends:
-            engine = Engine.VECTOR
+    for n in sorted(free, key=lambda n: (n in ends, -taken(n, Engine.VECTOR), -n)):
+        after = {e: busy[e] + taken(n, e) for e in busy}
+        if n in ends:  # unless that makes Vector what all waits for
+            after[Engine.SCALAR] *= _WAITING
+        engine = min(after, key=after.__getitem__)
         busy[engine] += taken(n, engine)
         space.values[n] = _placed(space.values[n], engine)
 

@@ -97,10 +97,12 @@ class Sizes:
     vocab: int
     positions: int
     complete: bool = False
+    fused: bool = False
+    """Whether projections that read the same input are one matrix (Megatron-LM, NxD)."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name == "complete":
+            if name in ("complete", "fused"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(
@@ -128,7 +130,10 @@ def constant_leaves(shapes: Shapes, dtype: Any) -> Params:
 def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
     """Parameters of all layers, stacked on dim 0. Keys have a bias only where `complete`."""
     s, inner = sizes, sizes.heads * sizes.head_dim
+    matrices: dict[str, tuple[int, ...]]
     matrices = {name: (s.layers, s.hidden, inner) for name in ("wq", "wk", "wv")}
+    if s.fused:
+        matrices = {"w_qkv": (s.layers, s.hidden, 3, inner)}
     matrices |= {
         "wo": (s.layers, inner, s.hidden),
         "w_up": (s.layers, s.hidden, s.ffn),
@@ -160,15 +165,22 @@ def softmax(scores: jax.Array) -> jax.Array:
     return powers / jnp.sum(powers, axis=-1, keepdims=True)
 
 
+def _projected(p: Precision, layer: Params, x: jax.Array) -> list[jax.Array]:
+    """Queries, keys and values without biases."""
+    if "w_qkv" in layer:
+        wide = p.einsum("btd,dck->btck", x, layer["w_qkv"])
+        return [wide[:, :, i] for i in range(3)]
+    return [p.einsum("btd,dk->btk", x, layer[name]) for name in ("wq", "wk", "wv")]
+
+
 def attention(
     precision: Precision, layer: Params, x: jax.Array, heads: int, *, causal: bool
 ) -> jax.Array:
     """Multi-head attention with biases, every position against every other (or every earlier)."""
     p, (b, t, _) = precision, x.shape
-    q = p.add_bias(p.einsum("btd,dk->btk", x, layer["wq"]), layer["bq"])
-    k = p.einsum("btd,dk->btk", x, layer["wk"])
+    q, k, v = _projected(p, layer, x)
+    q, v = p.add_bias(q, layer["bq"]), p.add_bias(v, layer["bv"])
     k = p.add_bias(k, layer["bk"]) if "bk" in layer else k
-    v = p.add_bias(p.einsum("btd,dk->btk", x, layer["wv"]), layer["bv"])
     q, k, v = (y.reshape(b, t, heads, -1) for y in (q, k, v))
     scores = p.wide(p.einsum("bthe,bshe->bhts", q, k)) * q.shape[-1] ** -0.5
     if causal:

@@ -41,6 +41,7 @@ def _llama_task(sizes: Sizes, kv_heads: int, options: TaskOptions) -> TrainTask:
         vocab_size=sizes.vocab,
         max_position_embeddings=sizes.positions,
         head_dim=sizes.head_dim,
+        fused=sizes.fused,
     )
     config.check()
 

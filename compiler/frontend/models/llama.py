@@ -46,6 +46,8 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     max_position_embeddings: int = 4096
     head_dim: int = 0
+    fused: bool = False
+    """Whether projections that read the same input are one matrix (Megatron-LM, NxD)."""
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> LlamaConfig:
@@ -130,21 +132,23 @@ def init_params(config: LlamaConfig, key: jax.Array) -> Params:
 
 
 _OUTER = ("embed", "lm_head")
+_FUSED = {"w_qkv": ("wq", "wk", "wv"), "w_kv": ("wk", "wv"), "w_gate_up": ("w_gate", "w_up")}
+"""Matrices of fused projections -> what they stand for, of equal widths; the first that fits."""
 
 
 def _matrix_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of the matrices; those of the layers are stacked on dim 0."""
     c = config
     q_width, kv_width = (n * c.head_dim for n in (c.num_attention_heads, c.num_key_value_heads))
-    stacked = {
-        "wq": (c.hidden_size, q_width),
-        "wk": (c.hidden_size, kv_width),
-        "wv": (c.hidden_size, kv_width),
-        "wo": (q_width, c.hidden_size),
-        "w_gate": (c.hidden_size, c.intermediate_size),
-        "w_up": (c.hidden_size, c.intermediate_size),
-        "w_down": (c.intermediate_size, c.hidden_size),
-    }
+    reading = {"wq": q_width, "wk": kv_width, "wv": kv_width}
+    reading |= dict.fromkeys(("w_gate", "w_up"), c.intermediate_size)
+    stacked: dict[str, tuple[int, ...]] = {n: (c.hidden_size, w) for n, w in reading.items()}
+    stacked |= {"wo": (q_width, c.hidden_size), "w_down": (c.intermediate_size, c.hidden_size)}
+    for name, parts in _FUSED.items() if c.fused else ():
+        widths = {stacked[part][1] for part in parts if part in stacked}
+        if len(widths) == 1 and set(parts) <= stacked.keys():
+            stacked = {n: s for n, s in stacked.items() if n not in parts}
+            stacked[name] = (c.hidden_size, len(parts), *widths)
     shapes: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size)}
     shapes |= {name: (c.num_hidden_layers, *shape) for name, shape in stacked.items()}
     if not c.tie_word_embeddings:
@@ -174,15 +178,24 @@ def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
 
 
+def projected(layer: Params, x: jax.Array, *names: str) -> list[jax.Array]:
+    """`x` [B, T, D] times the matrices `names`, of those that are fused as one product."""
+    found = {name: x @ layer[name].astype(x.dtype) for name in names if name in layer}
+    for fused, parts in _FUSED.items():
+        if fused in layer and set(parts) <= set(names):
+            wide = jnp.einsum("btd,dcn->btcn", x, layer[fused].astype(x.dtype))
+            found |= {part: wide[:, :, i] for i, part in enumerate(parts)}
+    return [found[name] for name in names]
+
+
 def attention(
     config: LlamaConfig, layer: Params, x: jax.Array, tables: tuple[jax.Array, jax.Array]
 ) -> jax.Array:
     """Causal grouped-query attention."""
     c, (b, t, _), dtype = config, x.shape, x.dtype
     kv_heads, group = c.num_key_value_heads, c.num_attention_heads // c.num_key_value_heads
-    q = (x @ layer["wq"].astype(dtype)).reshape(b, t, c.num_attention_heads, c.head_dim)
-    k = (x @ layer["wk"].astype(dtype)).reshape(b, t, kv_heads, c.head_dim)
-    v = (x @ layer["wv"].astype(dtype)).reshape(b, t, kv_heads, c.head_dim)
+    made = projected(layer, x, "wq", "wk", "wv")
+    q, k, v = (y.reshape(b, t, -1, c.head_dim) for y in made)
     q, k = rotate(q, tables), rotate(k, tables)
     q = q.reshape(b, t, kv_heads, group, c.head_dim)
     scores = jnp.einsum("btkge,bske->bkgts", q, k).astype(jnp.float32) * c.head_dim**-0.5
@@ -195,9 +208,8 @@ def attention(
 
 def swiglu(layer: Params, x: jax.Array) -> jax.Array:
     """The gated feed-forward block."""
-    dtype = x.dtype
-    gate = jax.nn.silu(x @ layer["w_gate"].astype(dtype))
-    return (gate * (x @ layer["w_up"].astype(dtype))) @ layer["w_down"].astype(dtype)
+    gate, up = projected(layer, x, "w_gate", "w_up")
+    return (jax.nn.silu(gate) * up) @ layer["w_down"].astype(x.dtype)
 
 
 def decoder_layer(
