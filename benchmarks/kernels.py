@@ -214,6 +214,7 @@ def movers() -> list[Kernel]:
         Kernel(
             "top 8 of 4096x1024", lambda x: jax.lax.top_k(x, 8), (array(4096, 1024, dtype=f32),)
         ),
+        Kernel("top 8 of 4096x64", lambda x: jax.lax.top_k(x, 8), (array(4096, 64, dtype=f32),)),
         Kernel("transpose 4096x4096", lambda x: x.T, (array(4096, 4096),)),
         Kernel("to channels last", lambda x: x.transpose(0, 2, 3, 1), (array(8, 64, 56, 56),)),
     ]

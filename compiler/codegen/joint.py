@@ -4,6 +4,7 @@ Two loads (or stores) whose views differ only in their offset, by exactly the ru
 atom, together make runs of twice the length, and short runs are what a DMA is slow at. They become
 one load of a value that spans one more atom, the joint atom, and each old value is a `part` of it;
 stored values become the parts of a `join`, computed straight into its tile. Neither has code.
+Numbers per row (`top_k`, statistics) that are stored side by side are runs of one element.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from compiler.isa.region import Tensor
 # efficiency_by_bytes_per_partition); longer ones are left as they are.
 _RUN_BYTES = 2048
 # Values that do not make a tile of their own where they are computed.
-_NO_TILE = (*CODELESS, *PARTS, "load", "load_indexed", "reduce")
+_NO_TILE = (*CODELESS, *PARTS, "load", "load_indexed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,9 @@ def _adjacent(space: Space, members: list[int], tensors: Sequence[Tensor]) -> _G
     """The members as a group, when they continue each other's runs and the runs are short."""
     walk = space.values[members[0]].walk
     assert walk is not None
-    steps = [space.sizes[a] for a, stride in walk.strides.items() if stride == 1]
-    if not steps or steps[0] * tensors[walk.tensor].dtype.bytes >= _RUN_BYTES:
+    # Without an atom along the run it is one element: numbers per row, side by side.
+    steps = [space.sizes[a] for a, stride in walk.strides.items() if stride == 1] or [1]
+    if steps[0] * tensors[walk.tensor].dtype.bytes >= _RUN_BYTES:
         return None
     offsets = {_offset(space.values[n]): n for n in members}
     first = min(offsets)

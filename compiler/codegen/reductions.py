@@ -69,18 +69,37 @@ def finish(frame: Frame, number: int, partial: Held, scope: Scope) -> None:
     """Turn partial results into the value of reduce `number`."""
     value = frame.space.values[number]
     if over_partitions(frame, value):
-        result = frame.new(number, value, scope)
+        result = _own(frame, number, value, scope)
         if value.attrs["kind"] == "add":
             _sum_partitions(frame, partial, result, scope)
         else:
             _extreme_of_partitions(frame, value, partial, result, scope)
         scope.release(partial)
+        _settle(frame, number, scope)
     elif frame.builder.dtype(partial) is value.dtype:
         frame.held[number] = partial
+        _settle(frame, number, scope)
     else:
         result = frame.new(number, value, scope)
         frame.apply(scope, "tensor_copy", Engine.VECTOR, result, (partial,))
         scope.release(partial)
+
+
+def _own(frame: Frame, number: int, value: Value, scope: Scope) -> Held:
+    """A dense tile for a reduced value, also for one that becomes part of a join."""
+    if number in frame.joining:
+        frame.held[number] = frame.scratch(value, scope, value.dtype, number)
+        return frame.held[number]
+    return frame.new(number, value, scope)
+
+
+def _settle(frame: Frame, number: int, scope: Scope) -> None:
+    """Put a value that is part of a join in its place."""
+    if number in frame.joining:
+        own = frame.held[number]
+        part = frame.new(number, frame.space.values[number], scope)
+        frame.apply(scope, "tensor_copy", frame.engine(own), part, (own,))
+        scope.release(own)
 
 
 def emit_reduce(frame: Frame, number: int, scope: Scope) -> None:

@@ -11,7 +11,7 @@ from compiler.dtypes import DType
 from compiler.isa.limits import walk
 from compiler.isa.program import Region, Space
 from compiler.isa.region import Affine, Tensor, View
-from tests.compiler.codegen.region_harness import BF16, F32, Maker, check
+from tests.compiler.codegen.region_harness import BF16, F32, I32, Maker, check
 
 
 def half_view(m: Maker, tensor: int, half: int) -> View:
@@ -108,3 +108,25 @@ def test_nests_of_a_region_are_rewritten_one_at_a_time() -> None:
         rewritten, (moved,) = defer_scaling(space, [sink])
         assert rewritten.values[moved].op == "store"
         assert len(rewritten.values) >= len(space.values)
+
+
+def statistics(rows: int, d: int, over: int, dtype: DType) -> Maker:
+    """Largest, smallest and sum along one dim, side by side."""
+    m = Maker((rows, d), "statistics")
+    x, kept = m.load((0, 1), dtype), 1 - over
+    m.tensors.append(Tensor("y", (m.atoms[kept], 3), dtype, "output"))
+    for at, kind in enumerate(("max", "min", "add")):
+        strides = (3, 0) if kept == 0 else (0, 3)
+        view = View(len(m.tensors) - 1, Affine(at), strides)
+        m.node("store", m.reduce(x, (over,), kind), atoms=(kept,), dtype=dtype, view=view)
+    return m
+
+
+@pytest.mark.parametrize("over", [0, 1])
+@pytest.mark.parametrize("dtype", [F32, BF16, I32])
+@pytest.mark.parametrize("sizes", [(300, 70), (130, 20000), (9000, 33)])
+def test_numbers_of_rows_side_by_side(sizes: tuple[int, int], dtype: DType, over: int) -> None:
+    """Made by reductions of one tile, over loops, or over the partitions."""
+    m = statistics(*sizes, over, dtype)
+    region = check(m, 1e-2 if dtype is BF16 else 1e-6)
+    assert min(runs(region, len(m.tensors) - 1)) >= 3
