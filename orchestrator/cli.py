@@ -313,9 +313,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     from orchestrator import plan_cache, screen
+    from orchestrator.progress import Progress
 
     _check_explain(args.explain)
-    report = plan_cache.plan(job_config(args), args.trace)
+    asked = job_config(args)
+    with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
+        report = plan_cache.plan(asked, args.trace, progress)
     _explained(args, report)
     _show(report, args.json, screen.plan_screen)
     return plan_cache.exit_code(report)

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compiler.target import load_target
 from orchestrator.cache import Cache, default_directory
@@ -18,10 +18,15 @@ from orchestrator.config import JobConfig
 from orchestrator.model import source_files
 from orchestrator.units import PACKAGES, digest, source_digest
 
+if TYPE_CHECKING:
+    from orchestrator.progress import Progress
+
 _NOT_IN_KEY = ("output", "cache", "run", "base")
 
 
-def plan(job: JobConfig, trace: Path | None = None) -> dict[str, Any]:
+def plan(
+    job: JobConfig, trace: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
     """The report of a job without values, from the plan cache when nothing it depends on has
     changed; never when a `trace` is wanted, which the cache does not hold."""
     start = time.perf_counter()
@@ -32,7 +37,7 @@ def plan(job: JobConfig, trace: Path | None = None) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(stored)
         report["provenance"]["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
         return report
-    report = _fresh(job, trace)
+    report = _fresh(job, trace, progress)
     cache.put("plan", key, json.dumps(report).encode())
     return report
 
@@ -52,14 +57,14 @@ def plan_key(job: JobConfig) -> str:
     return digest([*parts, load_target(job.cluster.target).digest.encode(), *files])
 
 
-def _fresh(job: JobConfig, trace: Path | None) -> dict[str, Any]:
+def _fresh(job: JobConfig, trace: Path | None, progress: Progress | None) -> dict[str, Any]:
     from orchestrator.build import Stages, build
     from orchestrator.job import time_programs, unit_service
     from orchestrator.report import base_report
     from sim_cluster.trace import write_trace
 
     stages = Stages()
-    with unit_service(job, None) as service:
+    with unit_service(job, progress) as service:
         built = build(job, service, stages)
     with stages.timed("time"):
         timings = time_programs(built, built.programs, trace is not None)

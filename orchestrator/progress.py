@@ -18,10 +18,11 @@ from orchestrator.batch import Counts, UnitRow
 
 
 class Progress:
-    """Progress of units and steps: `form` is that of `[run] progress`."""
+    """Progress of units and steps: `form` is that of `[run] progress`, `elsewhere` what auto is
+    where there is no terminal."""
 
-    def __init__(self, form: str = "auto") -> None:
-        self._form = form if form != "auto" else "bar" if sys.stderr.isatty() else "plain"
+    def __init__(self, form: str = "auto", elsewhere: str = "plain") -> None:
+        self._form = form if form != "auto" else "bar" if sys.stderr.isatty() else elsewhere
         quiet = self._form in ("quiet", "json")
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._start = time.perf_counter()

@@ -28,13 +28,18 @@ from orchestrator.seats import MAX_ATTEMPTS
 from orchestrator.service import UnitService
 from tests.support.interrupts import heard_by_children
 from tests.support.scripted_units import answer, is_running, scripted, unit
+from tests.support.small_job import write_job
 
 pytestmark = pytest.mark.matrix
 KILLS, UNITS = 20, 60
 
 
 @pytest.fixture(autouse=True)
-def scripts(tmp_path: Path) -> Iterator[None]:
+def scripts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """Scripted units, except where whole jobs run."""
+    if "whole_jobs" in request.node.name:
+        yield
+        return
     with scripted(tmp_path):
         yield
 
@@ -137,6 +142,58 @@ def test_racing_jobs_compute_each_unit_once_and_survive_each_other(tmp_path: Pat
         if not kill:
             assert sum(int(words[0]) for words in told) == 24
             assert len(list((folder / "ends").iterdir())) == 24
+
+
+def plans(folder: Path, number: int) -> subprocess.Popen[str]:
+    """A whole `plan` on the cache of `folder`, with an event log and a report of its own."""
+    flags = f"--executor process --workers 2 --json --events {folder}/events-{number}".split()
+    command = [sys.executable, "-m", "orchestrator", "plan", str(folder / "job.toml"), *flags]
+    return subprocess.Popen(command, stdout=(folder / f"report-{number}").open("w"), text=True)
+
+
+def computed(folder: Path) -> list[str]:
+    """Keys of units that were computed, over all event logs."""
+    lines = [line for log in folder.glob("events-*") for line in log.read_text().splitlines()]
+    events = map(json.loads, lines)
+    return sorted(event["key"] for event in events if event["event"] == "unit.done")
+
+
+def answered(folder: Path, number: int) -> dict[str, object]:
+    report = json.loads((folder / f"report-{number}").read_text())
+    return {key: report[key] for key in ("programs", "memory", "timing", "collectives")}
+
+
+def test_whole_jobs_race_and_are_killed_and_answer_alike(tmp_path: Path) -> None:
+    """Three commands: a calm one; two at the same time; one that is killed in the middle and then
+    repeated."""
+    folders = {name: tmp_path / name for name in ("calm", "race", "killed")}
+    for folder in folders.values():
+        folder.mkdir()
+        write_job(folder)
+    assert plans(folders["calm"], 0).wait(120) == 0
+    calm = computed(folders["calm"])
+    assert len(calm) == len(set(calm)) >= 6
+
+    racing = [plans(folders["race"], number) for number in range(2)]
+    assert [job.wait(120) for job in racing] == [0, 0]
+    assert computed(folders["race"]) == calm
+
+    job = plans(folders["killed"], 0)
+    while len(found := computed_so_far(folders["killed"])) < 3:
+        assert job.poll() is None, found
+        time.sleep(0.05)
+    job.kill()
+    job.wait()
+    assert plans(folders["killed"], 1).wait(120) == 0
+    assert computed(folders["killed"]) == calm
+
+    expected = answered(folders["calm"], 0)
+    others = [(folders["race"], 0), (folders["race"], 1), (folders["killed"], 1)]
+    assert all(answered(folder, number) == expected for folder, number in others)
+
+
+def computed_so_far(folder: Path) -> list[str]:
+    return computed(folder) if (folder / "events-0").exists() else []
 
 
 _LONG_JOB = """
