@@ -26,7 +26,7 @@ from compiler.dtypes import DType
 from compiler.evaluate import function_segments
 from compiler.frontend.capture import artifact_of
 from compiler.frontend.stablehlo import import_module
-from compiler.ir.analysis import flops
+from compiler.ir.analysis import CONTRACTIONS, flops
 from compiler.ir.types import Graph, Op, Value
 from compiler.isa.limits import walk
 from compiler.isa.program import Function
@@ -40,7 +40,6 @@ HEADER = (
     f"{'kernel':36}{'us':>10}{'bound us':>10}{'ratio':>7}{'tensor':>8}{'GB/s':>7}"
     f"{'regions':>9}{'instrs':>8}{'cpu s':>7}"
 )
-CONTRACTIONS = ("convolution", "dot_general")
 INDEXED = ("dynamic_slice", "gather", "slice")
 FP32_PASSES = 4  # documented: hardware.json, fp32 products take four passes
 

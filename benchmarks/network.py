@@ -19,11 +19,12 @@ from collectives.cost import closed_time, schedule_time
 from collectives.layout import place
 from collectives.ops import CollectiveKind, ReplicaGroups
 from collectives.recipe import Choice
+from collectives.timing import COPY_TOUCHES, REDUCE_TOUCHES
 from collectives.topology import torus
 from compiler.target import Target, load_target, logical, target_names
 from orchestrator.published_collectives import CollectivePrediction, predict_file
 from sim_cluster.calibration import constants
-from sim_cluster.collective_costs import COPY_TOUCHES, REDUCE_TOUCHES, collective_costs
+from sim_cluster.collective_costs import collective_costs
 from sim_cluster.network import cluster_topology
 from sim_cluster.profiles import PROFILES
 from sim_cluster.what_if import WhatIf

@@ -15,7 +15,7 @@ from typing import Any
 from collectives.placement import place_mesh, where
 from compiler.budget import count_instructions
 from compiler.diagnostics import Diagnostic
-from compiler.ir.analysis import count_ops, flops
+from compiler.ir.analysis import CONTRACTIONS, count_ops, flops
 from compiler.isa.program import Call, Function, Program, Repeat
 from compiler.passes.integers import downcasts
 from compiler.target import PS_PER_S, hypothetical_text
@@ -271,11 +271,12 @@ def model_flops(built: Built) -> float:
     same count taken from the forward program's own contractions, so that it holds for any
     architecture.
     """
-    kinds = ("convolution", "dot_general")
     step = built.plan.step
     cores = built.layout.mesh.num_cores // len(step.schedules)  # that run each program
-    whole = [flops(p.graph, kinds) for p in step.programs if p.name == "step"]
-    forward = [3.0 * flops(p.graph, kinds) for p in step.programs if p.name.startswith("forward")]
+    whole = [flops(p.graph, CONTRACTIONS) for p in step.programs if p.name == "step"]
+    forward = [
+        3.0 * flops(p.graph, CONTRACTIONS) for p in step.programs if p.name.startswith("forward")
+    ]
     return sum(whole or forward) * built.layout.num_microbatches * cores
 
 

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.ir.analysis import invariant_carries
+from compiler.ir.analysis import CONTRACTIONS, invariant_carries
 from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph, Op, Value
 from sharding.dims import reached
-
-CONTRACTIONS = ("convolution", "dot_general")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.dtypes import DType
+from compiler.ir.analysis import CONTRACTIONS
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConvertAttrs
 from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.passes.dce import dce
 from compiler.passes.narrow import narrow
 from sharding.dims import batch_labels, reached
-from sharding.layers import CONTRACTIONS, scanned_layers, unrolled_layers
+from sharding.layers import scanned_layers, unrolled_layers
 from sharding.partitioned import PartitionedGraph, Slot, all_values
 from sharding.pins import CARRYING, NARROWING, GatherUse, gather_uses
 from sharding.rewrite import REDUCTIONS

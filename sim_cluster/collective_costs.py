@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from collectives.costs import CollectiveCosts
+from collectives.timing import COPY_TOUCHES, REDUCE_TOUCHES
 from compiler.target import Target
 from sim_cluster.calibration import constants
 
 US = 1_000_000  # picoseconds
-COPY_TOUCHES, REDUCE_TOUCHES = 2, 3  # inferred: read + write; two reads + write
 REDUCE_AT_PEAK = 0.5  # documented: reducing halves the rate of a DMA engine before v4 (NKI DMA)
 
 # Inferred: 53 of 100 GB/s per node in a published two-node table of trn1; 270 of 400 GB/s and 19.3

@@ -14,6 +14,15 @@ import numpy as np
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 
+CONTRACTIONS = frozenset(("convolution", "dot_general"))
+"""Ops that multiply and add over an index: the tensor engine's."""
+_REARRANGING = frozenset(("broadcast_in_dim", "constant", "iota", "reshape", "slice", "transpose"))
+
+
+def is_light(op: Op) -> bool:
+    """Whether an op costs at most one pass over its elements: others may repeat it."""
+    return op.name in _REARRANGING or OPS[op.name].elementwise
+
 
 def flops(graph: Graph, only: Collection[str] = ()) -> int:
     """Useful arithmetic of one execution, loop bodies counted once per iteration; of the op names

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.dtypes import DType
+from compiler.ir.analysis import CONTRACTIONS
 from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import ConvertAttrs
 from compiler.ir.types import Graph, Op, Value, tensor_type
@@ -22,7 +23,6 @@ CAST_TYPES = {
     "tf32": DType.TF32,
     "fp8_e4m3": DType.F8E4M3,
 }
-_CONTRACTIONS = frozenset(("dot_general", "convolution"))
 
 
 def auto_cast(options: CompileOptions) -> Callable[[Graph], Graph]:
@@ -31,7 +31,7 @@ def auto_cast(options: CompileOptions) -> Callable[[Graph], Graph]:
     if options.auto_cast == "none":
         return lambda graph: graph
     arithmetic = _arithmetic() if options.auto_cast == "all" else frozenset()
-    computes = _CONTRACTIONS | arithmetic
+    computes = CONTRACTIONS | arithmetic
     return lambda graph: _Caster(graph, cast, computes).run()
 
 
@@ -92,7 +92,7 @@ class _Caster:
             self._as(v, self.cast if _is_fp32(v) else v.type.dtype) for v in op.operands
         )
         for result in op.results:
-            if _is_fp32(result) and op.name not in _CONTRACTIONS:
+            if _is_fp32(result) and op.name not in CONTRACTIONS:
                 self.values[result] = Value(tensor_type(result.type.shape, self.cast))
         results = tuple(self.values.get(r, r) for r in op.results)
         self.ops.append(Op(op.name, operands, results, op.attrs, op.regions, op.loc))

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.ir.opdef import OPS
+from compiler.ir.analysis import is_light
 from compiler.ir.types import Graph, Op, Value
 from compiler.passes.rewrite import Level, with_regions
 
 MAX_OPS = 1024
 """Ops a loop may become: threefry takes 5 iterations of about 60 (our choice)."""
-
-_LIGHT = frozenset(("broadcast_in_dim", "constant", "iota", "reshape", "slice", "transpose"))
 
 
 def unroll(graph: Graph) -> Graph:
@@ -36,8 +34,7 @@ def unroll(graph: Graph) -> Graph:
 def _is_short(loop: Op) -> bool:
     """True for a body of light ops that stays short when written out."""
     body = loop.regions[0].ops
-    light = all(op.name in _LIGHT or OPS[op.name].elementwise for op in body)
-    return light and loop.attrs.trip * len(body) <= MAX_OPS
+    return all(map(is_light, body)) and loop.attrs.trip * len(body) <= MAX_OPS
 
 
 def _written_out(level: Level, loop: Op) -> tuple[Value, ...]:

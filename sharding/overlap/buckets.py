@@ -8,7 +8,6 @@ stay, launches are saved. What makes its parts fills it, and what comes out are 
 
 from __future__ import annotations
 
-import heapq
 import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -20,6 +19,7 @@ from compiler.ir.types import Graph, Op, Value
 from compiler.joins import consecutive, joins_stages
 from compiler.passes.rewrite import with_regions
 from sharding.overlap.streams import moves_state
+from sharding.topological import topological
 
 Key = tuple[object, ...]
 
@@ -160,25 +160,6 @@ def _ordered(ops: Sequence[Op], buckets: Sequence[Sequence[Op]]) -> tuple[Op, ..
     ]
     for first, then in consecutive(ops):
         before[unit_of[then]].add(unit_of[first])
-    return tuple(op for n in _sorted(before, places) for op in units[n])
-
-
-def _sorted(before: Sequence[Collection[int]], places: Sequence[int]) -> list[int]:
-    """Numbers in an order that respects `before`, the lowest place first among the ready."""
-    after: dict[int, list[int]] = {}
-    for number, earlier in enumerate(before):
-        for other in earlier:
-            after.setdefault(other, []).append(number)
-    waiting = [len(earlier) for earlier in before]
-    ready = [(places[n], n) for n, count in enumerate(waiting) if not count]
-    heapq.heapify(ready)
-    found: list[int] = []
-    while ready:
-        number = heapq.heappop(ready)[1]
-        found.append(number)
-        for later in after.get(number, ()):
-            waiting[later] -= 1
-            if not waiting[later]:
-                heapq.heappush(ready, (places[later], later))
-    assert len(found) == len(before), "buckets wait for each other"
-    return found
+    order = topological(dict(enumerate(before)), places.__getitem__)
+    assert len(order) == len(units), "buckets wait for each other"
+    return tuple(op for n in order for op in units[n])

@@ -13,12 +13,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from compiler.ir.analysis import CONTRACTIONS
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 from compiler.target import FIRST_TARGET, load_target
 from sharding.dims import batch_labels
 from sharding.gradients import depends_on
-from sharding.layers import CONTRACTIONS, ScannedLayers, UnrolledLayers
+from sharding.layers import ScannedLayers, UnrolledLayers
 from sharding.partitioned import Slot
 
 Layers = ScannedLayers | UnrolledLayers

@@ -6,7 +6,6 @@ stand where their last op stood, because lifetimes follow from the order.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +19,7 @@ from sharding.reroll.body import Body
 from sharding.reroll.packs import Leaves, Mapped, Pack, Packer, RefusedError, Results
 from sharding.reroll.sections import Section
 from sharding.reroll.sums import Sum
+from sharding.topological import topological
 
 Node = Op | Section | Pack | Sum
 
@@ -50,7 +50,11 @@ class Emitter:
             self._ends.update((section.values(p)[-1], section) for p in section.carries)
         for value in graph.inputs:
             self._input(value)
-        for node in self._ordered(self._needed(outputs)):
+        needed = self._needed(outputs)
+        order = topological(needed, self._place)
+        if len(order) < len(needed):
+            raise RefusedError("what layers read in between depends on other layers")
+        for node in order:
             self._write(node)
         results = tuple([self._read(o) for o in outputs])
         return Graph(tuple(self.level.inputs), tuple(self.level.ops), results, graph.name)
@@ -116,27 +120,6 @@ class Emitter:
                     yield Body.kept(source)
                 elif isinstance(source, Value):
                     yield from Body.outside(self.packer, source)
-
-    def _ordered(self, sources: Mapping[Node, Sequence[Node]]) -> Iterator[Node]:
-        """Nodes behind what they depend on, else in program order. Raises RefusedError."""
-        readers: dict[Node, list[Node]] = {node: [] for node in sources}
-        waiting = {node: len(read) for node, read in sources.items()}
-        for node, read in sources.items():
-            for one in read:
-                readers[one].append(node)
-        ready = [(self._place(n), i, n) for i, n in enumerate(sources) if not waiting[n]]
-        heapq.heapify(ready)
-        count = len(sources)
-        while ready:
-            node = heapq.heappop(ready)[-1]
-            yield node
-            for reader in readers[node]:
-                waiting[reader] -= 1
-                if not waiting[reader]:
-                    count += 1
-                    heapq.heappush(ready, (self._place(reader), count, reader))
-        if any(waiting.values()):
-            raise RefusedError("what layers read in between depends on other layers")
 
     def _place(self, node: Node) -> int:
         """Where a node stood: its last op."""

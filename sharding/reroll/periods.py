@@ -14,19 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from compiler.ir.analysis import structure
+from compiler.ir.analysis import CONTRACTIONS, is_light, structure
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 
-CONTRACTIONS = frozenset(("convolution", "dot_general"))
 MIN_REPEATS = 3
 """Two layers cost less than the loop around them (our choice)."""
 MAX_MULTIPLE = 4
 """How often a layer may contain the same code (our choice)."""
 CANDIDATES = 64
 """Periods that are tried; a layer's own is among the first few (our choice)."""
-
-LIGHT = frozenset(("broadcast_in_dim", "constant", "iota", "reshape", "slice", "transpose"))
 
 Tokens = npt.NDArray[np.int64]
 
@@ -87,8 +84,7 @@ def light_ops(graph: Graph, varying: Varying, spans: Sequence[tuple[Op, Op]]) ->
     found: dict[Op, bool] = {}
     made = graph.producers()
     for op, at in number.items():
-        light = op.name in LIGHT or OPS[op.name].elementwise
-        if not light or op.results[0] not in varying.shared:
+        if not is_light(op) or op.results[0] not in varying.shared:
             continue
         fixed = all(v in made and found.get(made[v], False) for v in op.operands)
         if fixed or any(first < at < last for first, last in ranges):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 
+from compiler.ir.analysis import CONTRACTIONS
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 from compiler.lower.body import LABEL_VIEWS, VIEWS, is_constant_like
@@ -61,11 +62,8 @@ class Recipe:
 def contracts(op: Op) -> bool:
     """True for ops that contract, in a loop body or themselves."""
     if op.name == "loop":
-        return any(inner.name in _CONTRACTIONS for inner in op.regions[0].walk())
-    return op.name in _CONTRACTIONS
-
-
-_CONTRACTIONS = frozenset(("dot_general", "convolution"))
+        return any(inner.name in CONTRACTIONS for inner in op.regions[0].walk())
+    return op.name in CONTRACTIONS
 
 
 def is_cheap(op: Op) -> bool:
