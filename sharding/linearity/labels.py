@@ -8,8 +8,9 @@ union of their sample dims.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.types import Value
@@ -82,18 +83,33 @@ def merge_dim(a: FactoredDim, b: FactoredDim) -> FactoredDim:
 
 
 def _refined(a: FactoredDim, b: FactoredDim) -> FactoredDim:
-    """The factors of both, cut wherever either is; none when sizes interleave."""
-    left, right = list(a[::-1]), list(b[::-1])
+    """The factors of both, cut wherever either is; none where sizes interleave, and where nothing
+    but samples would be left.
+
+    Merging only ever cuts and marks more, up to the one factor that callers make of none, so that
+    labels of loops settle. A sample of one element is a mark at a cut.
+    """
+    parts = [*_parts(a), *_parts(b)]
+    marks = {low for low, high, flag in parts if low == high and flag}
+    ends = sorted({end for low, high, _ in parts for end in (low, high)})
+    if any(high % low for low, high in itertools.pairwise(ends)):
+        return ()
     found: list[Factor] = []
-    while left and right:
-        (m, own), (n, other) = left.pop(), right.pop()
-        part = min(m, n)
-        if max(m, n) % part:
-            return ()
-        found.append((part, own or other))
-        left += [(m // part, own)] if m > part else []
-        right += [(n // part, other)] if n > part else []
-    return (*found, *left[::-1], *right[::-1])
+    for low, high in itertools.zip_longest(ends, ends[1:]):
+        found += [(1, True)] if low in marks else []
+        if high is not None:
+            flag = any(f for start, end, f in parts if start <= low and high <= end)
+            found.append((high // low, flag))
+    only = all(flag for _, flag in found)
+    return () if only and len(ends) > 1 else tuple(found)
+
+
+def _parts(dim: FactoredDim) -> Iterator[tuple[int, int, bool]]:
+    """(product in front, product with it, flag) of every factor."""
+    low = 1
+    for size, flag in dim:
+        yield low, low * size, flag
+        low *= size
 
 
 def merge(labels: Sequence[Label], shape: Sequence[int]) -> Label:

@@ -38,6 +38,7 @@ from tests.support.strategy_cells import (
     Distribution,
     distribution,
     dropless,
+    grouped,
     moe,
     random_inputs,
     tied_gpt,
@@ -239,6 +240,12 @@ def test_samples_that_mix_are_not_told_apart() -> None:
     assert caught.value.loc is not None and caught.value.loc.file.endswith(Path(__file__).name)
     with pytest.raises(ShardingError, match="SW_STAGES_CUT"):
         plan_of(mixing, distribution("llm-training", tp=2), 2, 1)
+
+
+def test_one_list_of_the_rows_of_two_samples_has_no_twin() -> None:
+    """Its proof compares traces before lists are sorted per sample: refused, with what to do."""
+    with pytest.raises(ShardingError, match=r"micro_batch = 2"):
+        plan_of(grouped, distribution("llm-training", tp=2), 2, 1)
 
 
 def test_a_twin_needs_the_proof_of_its_step() -> None:

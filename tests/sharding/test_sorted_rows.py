@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compiler.diagnostics import Diagnostic
 from compiler.frontend.stablehlo import import_module
@@ -20,6 +22,9 @@ from compiler.passes.ranges import integer_ranges
 from sharding.linearity.labels import merge_dim
 from sharding.sorted_rows import sorted_per_sample
 from sharding.sorted_rows.proof import is_row_sort
+from tests.support.road import worst
+from tests.support.staged_runs import step_errors
+from tests.support.strategy_cells import distribution, grouped
 
 SAMPLES, LENGTH, WIDTH, WIDE, EXPERTS, CHOSEN = 4, 3, 5, 7, 6, 2
 Leaf = Mapping[str, jax.Array]
@@ -136,8 +141,8 @@ def test_lists_are_sorted_per_sample(experts: Experts, by_expert: bool) -> None:
     found, notes = rewritten(graph, by_expert=by_expert)
     assert any(map(is_row_sort, graph.walk())) and not any(map(is_row_sort, found.walk()))
     assert {(note.code, note.severity) for note in notes} == {("SW_ROWS_SORTED", "note")}
-    given = inputs_of(graph)
-    for got, want in zip(evaluate(found, given), evaluate(graph, given), strict=True):
+    arrays = inputs_of(graph)
+    for got, want in zip(evaluate(found, arrays), evaluate(graph, arrays), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
 
 
@@ -149,17 +154,24 @@ def test_lists_whose_order_matters_are_left_alone(experts: Experts) -> None:
     assert any(map(is_row_sort, found.walk()))
     assert {(note.code, note.severity) for note in notes} == {("SW_ROWS_SORTED", "warning")}
     assert all(note.loc is not None and note.loc.line for note in notes)
-    given = inputs_of(graph)
-    for got, want in zip(evaluate(found, given), evaluate(graph, given), strict=True):
+    arrays = inputs_of(graph)
+    for got, want in zip(evaluate(found, arrays), evaluate(graph, arrays), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("axes", [{"dp_shard": 4}, {"dp_shard": 2, "ep": 2}])
+def test_a_step_with_one_list_is_cut_at_its_gradients(axes: dict[str, int]) -> None:
+    """Two micro-batches with one sample on each core."""
+    leaf, error = worst(step_errors(grouped, distribution("fsdp", **axes), 2, 1))
+    assert error <= 1e-5, leaf
 
 
 def test_experts_become_a_batch_of_products() -> None:
     graph, _ = rewritten(graph_of(added))
     found, _ = rewritten(graph_of(added), by_expert=True)
 
-    def batched(given: Graph) -> int:
-        return sum(op.name == "dot_general" and bool(op.attrs.lhs_batch) for op in given.walk())
+    def batched(whole: Graph) -> int:
+        return sum(op.name == "dot_general" and bool(op.attrs.lhs_batch) for op in whole.walk())
 
     assert batched(graph) == 2, "gradients of the weights"
     assert batched(found) == 6, "and two products each way"
@@ -181,3 +193,24 @@ def test_factors_of_a_dim_are_refined() -> None:
     coarse, fine = (samples, (32, False)), (samples, (16, False), (2, False))
     assert merge_dim(coarse, fine) == merge_dim(fine, coarse) == fine
     assert merge_dim(((2, True), (3, False)), ((3, True), (2, False))) == ((6, True),)
+
+
+FACTORED = st.lists(st.tuples(st.sampled_from((1, 2, 3)), st.booleans()), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(FACTORED, min_size=2, max_size=3))
+def test_merging_a_dim_again_and_again_settles(dims: list) -> None:
+    """Labels of loops are joined until nothing changes, whatever order they come in."""
+    rest = [36 * 36 * 4 // np.prod([n for n, _ in dim], dtype=int) for dim in dims]
+    whole = 36 * 36 * 4
+    fitting = [(*dim, (int(n), False)) for dim, n in zip(dims, rest, strict=True)]
+    fitting = [dim for dim in fitting if np.prod([n for n, _ in dim]) == whole]
+    carry = fitting[0] if fitting else ()
+    for _ in range(40):
+        before = carry
+        for dim in fitting:
+            carry = merge_dim(carry, dim)
+        if carry == before:
+            return
+    assert not fitting, "no label settles"
