@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from compiler.dtypes import DType
 from compiler.evaluate import Segment
 from compiler.isa.program import CollectiveCall
 from compiler.target import load_target
+from orchestrator.job import step_of
 from sim_cluster.actors import CollectiveDuration
 from sim_cluster.classes import refine
 from sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets
@@ -22,8 +24,9 @@ from sim_cluster.faults import Faults, Health
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait
 from sim_cluster.network import Network
 from sim_cluster.run_timing import ClassResult, ClusterLoop
-from sim_cluster.step_time import Ranks, Step
+from sim_cluster.step_time import Ranks, Step, time_step
 from tests.support.fluid_cluster import FluidCluster
+from tests.support.small_job import build_on, small_llama
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
 REDUCE = CollectiveCall("all_reduce", ("dp",), DType.F32, (1, 1, 64), "add", 1)
@@ -229,6 +232,21 @@ def test_classes_of_512_ranks_give_every_rank_its_own_time(name: str) -> None:
     assert (count < 64, ranks) == (True, 512)
     assert [r.end_ps for r in folded] == [r.end_ps for r in unfolded]
     assert [r.charged_ps for r in folded] == [r.charged_ps for r in unfolded]
+
+
+def test_a_compiled_step_on_512_ranks_is_the_same_folded_and_not(tmp_path: Path) -> None:
+    """FSDP with copies of the state, from the JAX step to the end of every rank, healthy and with a
+    straggler."""
+    mesh = {"dp_replicate": 64, "dp_shard": 8}
+    built = build_on(small_llama(), mesh, tmp_path, num_microbatches=1).built
+    healthy = replace(step_of(built, built.programs), instances=16)
+    for step in (healthy, replace(healthy, faults=Faults(slow_cores={77: 1.3}))):
+        folded, unfolded = time_step(step), time_step(step, folded=False)
+        assert folded.classes.count < unfolded.classes.count == 512
+        alone = [folded.results[c] for c in folded.classes.of_rank]
+        each = [unfolded.results[c] for c in unfolded.classes.of_rank]
+        assert [r.end_ps for r in alone] == [r.end_ps for r in each]
+        assert [r.charged_ps for r in alone] == [r.charged_ps for r in each]
 
 
 def test_faults_only_ever_slow_down() -> None:
