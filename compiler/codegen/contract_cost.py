@@ -20,6 +20,7 @@ from compiler.codegen.rates import MIN_CYCLES
 from compiler.codegen.search import Room
 from compiler.codegen.space import Walk, contiguous_run
 from compiler.codegen.turned_store import turned_block
+from compiler.codegen.whole_panel import fetch_ns, whole_elements
 from compiler.isa.program import Engine
 
 _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)
@@ -52,6 +53,12 @@ def nanoseconds(
     )
     turned = moved = 0.0
     for operand, walk, runs, free in loads:
+        if plan.whole and operand is plan.stationary and walk is not None:
+            fetched = math.prod(groups.values())
+            taken, columns = fetch_ns(plan, walk, tensors[walk.tensor].dtype.bytes)
+            moved += fetched * taken
+            turned += fetched * columns * whole_elements(plan)
+            continue
         elements = runs * depth_tiles * size[plan.depth] * free
         if walk is None:
             turned += elements / size[plan.depth] * operand.natural

@@ -46,7 +46,8 @@ class ContractPlan:
     `columns` are the atoms of a panel, major to minor. `outer`, `across` and `along` are loops of
     single points: batch and other m atoms, other n atoms, other k atoms. `block` row tiles and
     `chunk` depth tiles are in SBUF at a time; `resident` keeps all of k of the stationary block,
-    `held` the whole moving operand over all row blocks. `staged` multiplies one row tile by one
+    `whole` that of all row tiles (`whole_panel.py`), `held` the whole moving operand over all row
+    blocks. `staged` multiplies one row tile by one
     PSUM bank of columns at a time and collects the products of a panel in SBUF. Neighbouring points
     of the batch atoms `group` (at most one, only in staged plans) share the panels of both operands
     and the tile of the result, which makes runs in HBM longer; `extents` says how many.
@@ -76,6 +77,7 @@ class ContractPlan:
     accumulator_slots: int
     turning_slots: int
     cost: float
+    whole: bool = False
     variant: bool = False  # see `Candidate`
     rates: Rates | None = None  # None: rows are folded already, not put into blocks
 

@@ -37,6 +37,7 @@ from compiler.codegen.space import (
     split,
 )
 from compiler.codegen.turned_store import is_plain
+from compiler.codegen.whole_panel import can_be_whole, panel_bytes
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 
@@ -201,6 +202,8 @@ class _Planner:
             tiles = self._staged(form, keep, block)
             if tiles is not None:
                 yield tiles
+        if keep.stationary and (tiles := self._whole(form, keep)) is not None:
+            yield tiles
 
     def _variants(self, form: _Form, tiles: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """For a thorough search, other chunks of k: what is turned at a time, and how soon the next
@@ -301,6 +304,26 @@ class _Planner:
             return None
         slots = {"staged": True, "accumulator_slots": _STAGED_SLOTS}
         return self._blocking(form, keep, block, sums, slots)
+
+    def _whole(self, form: _Form, keep: _Keep) -> dict[str, Any] | None:
+        """The same with all row tiles of the stationary operand fetched whole, where it can be."""
+        made = (form.row_split, form.depth_split)
+        inside = {self.depth, form.depth_split.major}
+        if form.row_split.minor < 0 or self.over - inside:
+            return None
+        if not can_be_whole(form.space, form.stationary.number, made):
+            return None
+        points = math.prod(form.extents[a] for a in form.group)
+        size = panel_bytes(form.space, made, points, self.panel_type.bytes)
+        if not form.stationary.natural:  # it may be turned twice
+            size += panel_bytes(form.space, made[::-1], points, self.panel_type.bytes)
+        sums = 4 * math.prod(form.extents.values()) if self._depth_tiles(form) > 1 else 0
+        if sums + size > _RESIDENT_SHARE * self.budget:
+            return None
+        slots = {"staged": True, "accumulator_slots": _STAGED_SLOTS, "whole": True}
+        tiles = self._blocking(form, keep, 1, sums + size, slots)
+        fits = 2 * size + sums <= _RESIDENT_SHARE * self.budget
+        return tiles and tiles | {"stationary_slots": 2 if fits else 1}
 
     def _depth_tiles(self, form: _Form) -> int:
         inside = {self.depth, form.depth_split.major}

@@ -24,6 +24,7 @@ from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import CODELESS, Space
 from compiler.codegen.turned_store import store_turned
 from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
+from compiler.codegen.whole_panel import WholeLoader
 from compiler.dtypes import DType
 from compiler.isa.program import AccessPattern, Engine
 from compiler.isa.region import Affine
@@ -58,6 +59,7 @@ class _Nest:
         self.chunks = plan.depth_split.major
         self.bank = builder.limits.psum_bank_bytes // DType.F32.bytes
         self.resident: Held | None = None
+        self.kept: Held | None = None  # the stationary operand of all row blocks
         self.moving: Held | None = None  # the whole moving operand, when it is held
 
     def emit(self) -> None:
@@ -76,7 +78,7 @@ class _Nest:
         def blocks(inner: Scope) -> None:
             if self.plan.held:
                 self._hold(inner, extents)
-            self._loops(inner, [*rest, self.blocks], extents, lambda s: self._block(s, extents))
+            self._loops(inner, rest, extents, lambda s: self._row_tiles(s, extents))
 
         self._loops(scope, shared, extents, blocks)
 
@@ -110,11 +112,24 @@ class _Nest:
         for piece in parts:
             self._loops(scope.enter(atom, piece), rest, extents, body)
 
+    def _row_tiles(self, scope: Scope, extents: dict[int, int]) -> None:
+        """All row blocks of a point of the outer loops."""
+        if self.plan.whole:
+            walk = self.space.values[self.plan.stationary.number].walk
+            assert walk is not None
+            item = self.builder.tensors[walk.tensor].dtype.bytes
+            self.kept = WholeLoader(self.plan, self.panels.copiers, item).load(scope)
+        self._loops(scope, [self.blocks], extents, lambda s: self._block(s, extents))
+
     def _block(self, scope: Scope, extents: dict[int, int]) -> None:
         """One stationary block: load it if it stays, then pass all panels by."""
         plan = self.plan
         depths = [*plan.along, self.chunks]
-        if plan.resident:
+        if self.kept is not None:
+            at = scope.boxes[self.blocks].origin if self.blocks >= 0 else Affine()
+            step = self.kept.strides[self.blocks]
+            self.resident = replace(self.kept, offset=self.kept.offset + at * step)
+        elif plan.resident:
             tiles = 1
             for atom in depths:
                 tiles *= self.panels.tiles_of(atom) if atom >= 0 else 1

@@ -1,0 +1,237 @@
+"""A stationary operand of odd lengths, kept for all its row tiles and fetched whole.
+
+Tiles of 128 leave a tail of rows and a tail of k, and runs in HBM that are cut there: up to four
+transfers of short runs where one would do. An operand that is a plain load is fetched without those
+cuts. Rows along k that follow each other in memory come several to a partition, in any number; the
+transposes put them in order (as in `row_blocks.py`, whose blocks want rows in even numbers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.codegen.builder import Dims, Held, Scope, merge_dims
+from compiler.codegen.contract_plan import TRANSPOSED, ContractPlan
+from compiler.codegen.row_blocks import PSUM_COLUMNS
+from compiler.codegen.space import Space, Split, Walk
+from compiler.isa.program import AccessPattern, Engine
+
+MOST_TILES = 4  # of k and of rows: the code of each is written out (our choice)
+_EACH = PSUM_COLUMNS // TRANSPOSED  # rows of a partition: what is turned of them fills a bank
+_WORTH = 0.75  # of the time of a plain transfer, as for `row_blocks.py`
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Rows of an operand: where they start in memory and in the panel, how many, elements from one
+    to the next in memory, and how many of them a partition takes.
+    """
+
+    memory: int
+    panel: int
+    count: int
+    pitch: int
+    each: int
+
+    def blocks(self) -> Iterator[tuple[int, int, int]]:
+        """(first row, partitions, rows of a partition); what is left over lies one to each."""
+        first = 0
+        for each in (self.each, 1):
+            while (parts := min(TRANSPOSED, (self.count - first) // each)) > 0:
+                yield first, parts, each
+                first += parts * each
+
+
+def length(space: Space, made: Split) -> int:
+    """Points of an atom before it was split."""
+    return space.sizes.get(made.major, 1) * space.sizes[made.minor] + made.tail
+
+
+def can_be_whole(space: Space, number: int, made: Sequence[Split]) -> bool:
+    """Whether an operand, of rows and k split as in `made`, is one that is fetched whole: a plain
+    load, with a tail, of few tiles.
+    """
+    value = space.values[number]
+    if value.op != "load" or value.walk is None or value.walk.bounds:
+        return False
+    own = all(m.major < 0 or space.splits.get(m.major) == m for m in made)
+    few = own and all(length(space, m) <= MOST_TILES * space.sizes[m.minor] for m in made)
+    return few and any(m.tail for m in made)
+
+
+def panel_bytes(space: Space, made: tuple[Split, Split], points: int, item: int) -> int:
+    """Bytes per partition of the whole panel of (rows, k) for `points` of a group."""
+    rows, depth = made
+    tiles = math.ceil(length(space, depth) / space.sizes[depth.minor])
+    return tiles * length(space, rows) * points * item
+
+
+def whole_elements(plan: ContractPlan) -> int:
+    """Elements of a panel."""
+    return length(plan.space, plan.row_split) * length(plan.space, plan.depth_split) * plan.points
+
+
+def fetch_ns(plan: ContractPlan, walk: Walk, item: int) -> tuple[float, float]:
+    """(time of the transfers of one panel, transposed columns per element) at nominal rates."""
+    made = (plan.row_split, plan.depth_split)
+    rows, k = (length(plan.space, m) for m in made)
+    points = {a: plan.extents[a] for a in plan.group}
+    if plan.stationary.natural:
+        return _lines_ns(plan, _lines(plan, walk, (made[0], made[1]), points), k, item), 1 / k
+    if not turns_twice(plan, walk, item):
+        return _direct_ns(plan, walk, item), 0.0
+    return _lines_ns(plan, _lines(plan, walk, (made[1], made[0]), points), rows, item), _twice(plan)
+
+
+def turns_twice(plan: ContractPlan, walk: Walk, item: int) -> bool:
+    """Whether a direct operand is better fetched by its short rows, several to a partition, which
+    k counts: turned so that the rows' own index lies on the partitions, and back.
+    """
+    assert plan.rates is not None
+    if walk.stride(plan.row_split.minor) != 1:
+        return False
+    points = {a: plan.extents[a] for a in plan.group}
+    lines = _lines(plan, walk, (plan.depth_split, plan.row_split), points)
+    columns = whole_elements(plan) * _twice(plan) * plan.passes
+    ns = _lines_ns(plan, lines, length(plan.space, plan.row_split), item)
+    turned = plan.rates.engine_ns(Engine.TENSOR, columns)
+    return ns + turned < _WORTH * _direct_ns(plan, walk, item)
+
+
+def _twice(plan: ContractPlan) -> float:
+    """Transposed columns per element of what is turned and turned back."""
+    return sum(1 / plan.space.sizes[m.minor] for m in (plan.row_split, plan.depth_split))
+
+
+def _direct_ns(plan: ContractPlan, walk: Walk, item: int) -> float:
+    assert plan.rates is not None
+    rows = length(plan.space, plan.row_split) if walk.stride(plan.row_split.minor) == 1 else 1
+    partitions = plan.space.sizes[plan.depth]
+    return plan.rates.transfer_ns(whole_elements(plan) * item, rows * item, partitions)
+
+
+def _lines_ns(plan: ContractPlan, lines: Sequence[Lines], row: int, item: int) -> float:
+    assert plan.rates is not None
+    found = ((parts, each * row * item) for line in lines for _, parts, each in line.blocks())
+    return sum(plan.rates.transfer_ns(parts * run, run, parts) for parts, run in found)
+
+
+def _lines(
+    plan: ContractPlan, walk: Walk, made: tuple[Split, Split], points: Mapping[int, int]
+) -> list[Lines]:
+    """Rows that the first of `made` counts, along the second: one line where those of the points of
+    a group follow each other.
+    """
+    count, row = (length(plan.space, m) for m in made)
+    pitch, number = walk.stride(made[0].minor), math.prod(points.values())
+    between = walk.stride(plan.group[0]) if plan.group else count * pitch
+    if pitch == row and between == count * pitch:
+        return [Lines(0, 0, number * count, pitch, _EACH)]
+    each = _EACH if pitch == row else 1
+    return [Lines(at * between, at * count, count, pitch, each) for at in range(number)]
+
+
+class WholeLoader:
+    """Fetches the whole stationary operand of one plan; `item` bytes per element in memory."""
+
+    def __init__(self, plan: ContractPlan, copiers: Sequence[Engine], item: int) -> None:
+        self.plan, self.copiers, self.item, self.turn = plan, copiers, item, 0
+        walk = plan.space.values[plan.stationary.number].walk
+        assert walk is not None
+        self.walk = walk
+        self.rows = length(plan.space, plan.row_split)
+        self.k = length(plan.space, plan.depth_split)
+
+    def load(self, scope: Scope) -> Held:
+        """The panel [k, tiles of k, group, rows] at `scope`, filled."""
+        plan, points = self.plan, {a: scope.extent(a) for a in self.plan.group}
+        made = (plan.row_split, plan.depth_split)
+        step = math.prod(points.values()) * self.rows
+        panel = self._panel("stationary", step, plan.depth_split, scope)
+        strides = {made[0].minor: 1, made[0].major: plan.space.sizes[made[0].minor]}
+        strides |= dict.fromkeys(plan.group, self.rows) | {made[1].major: step}
+        if plan.stationary.natural:
+            for line in _lines(plan, self.walk, made, points):
+                self._turned(line, panel, step, made[1], scope)
+        elif turns_twice(plan, self.walk, self.item):
+            across_step = math.prod(points.values()) * self.k
+            across = self._panel("across", across_step, made[0], scope)
+            for line in _lines(plan, self.walk, (made[1], made[0]), points):
+                self._turned(line, across, across_step, made[0], scope)
+            self._turned_back(across, across_step, panel, step, scope)
+        else:
+            self._direct(panel, step, scope)
+        return Held(panel.tile, strides)
+
+    def _panel(self, name: str, step: int, made: Split, scope: Scope) -> Held:
+        """Tiles of `made` on the partitions, `step` elements each."""
+        plan, tiles = self.plan, len(list(self._tiles(made)))
+        slots, partitions = plan.stationary_slots, plan.space.sizes[made.minor]
+        return Held(scope.tile(name, partitions, tiles * step, plan.panel_type, slots), {})
+
+    def _tiles(self, made: Split) -> Iterator[tuple[int, int, int]]:
+        """(number, first point, how many) of the tiles of a split atom."""
+        size, tile = length(self.plan.space, made), self.plan.space.sizes[made.minor]
+        for number, first in enumerate(range(0, size, tile)):
+            yield number, first, min(tile, size - first)
+
+    def _direct(self, panel: Held, step: int, scope: Scope) -> None:
+        """A transfer per tile of k, of all rows."""
+        group = self.plan.group
+        sizes = [*(scope.extent(a) for a in group), self.rows]
+        memory = [self.walk.stride(a) for a in (*group, self.plan.row_split.minor)]
+        source, target = merge_dims(sizes, [memory, [*[self.rows] * len(group), 1]])
+        for number, first, count in self._tiles(self.plan.depth_split):
+            by_k = self.walk.stride(self.plan.depth)
+            hbm = self._memory(scope, first * by_k, ((by_k, count), *source))
+            into = scope.on_chip(panel, count, target, number * step)
+            scope.add("dma", Engine.DMA_IN, into, (hbm,))
+
+    def _memory(self, scope: Scope, at: int, dims: Dims) -> AccessPattern:
+        found = scope.hbm(self.walk, dims)
+        return replace(found, offset=found.offset + at)
+
+    def _turned(self, line: Lines, panel: Held, step: int, along: Split, scope: Scope) -> None:
+        """Blocks of rows, each row turned per tile of what it runs along; those of a partition go
+        to every `each`-th column of a bank, which leaves it in the order of the rows.
+        """
+        length_of_row = length(self.plan.space, along)
+        for first, parts, each in line.blocks():
+            run = each * length_of_row
+            rows = Held(scope.tile("rows", parts, run, self.plan.panel_type), {})
+            into = scope.on_chip(rows, parts, ((1, run),))
+            across = ((line.pitch * each, parts), (1, run))
+            hbm = self._memory(scope, line.memory + first * line.pitch, across)
+            scope.add("dma", Engine.DMA_IN, into, (hbm,))
+            for number, low, count in self._tiles(along):
+                bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+                for row in range(each):
+                    at = row * length_of_row + low
+                    source = scope.on_chip(rows, parts, ((1, count),), at)
+                    target = scope.on_chip(bank, count, ((each, parts),), row)
+                    scope.add("transpose", Engine.TENSOR, target, (source,))
+                at = number * step + line.panel + first
+                self._copy(scope, scope.on_chip(panel, count, ((1, parts * each),), at), bank)
+
+    def _turned_back(
+        self, across: Held, across_step: int, panel: Held, step: int, scope: Scope
+    ) -> None:
+        """Tiles of k of every point, their rows side by side in a bank."""
+        for point in range(across_step // self.k):
+            for number, first, count in self._tiles(self.plan.depth_split):
+                bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
+                for turn, low, size in self._tiles(self.plan.row_split):
+                    at = turn * across_step + point * self.k + first
+                    source = scope.on_chip(across, size, ((1, count),), at)
+                    target = scope.on_chip(bank, count, ((1, size),), low)
+                    scope.add("transpose", Engine.TENSOR, target, (source,))
+                at = number * step + point * self.rows
+                self._copy(scope, scope.on_chip(panel, count, ((1, self.rows),), at), bank)
+
+    def _copy(self, scope: Scope, target: AccessPattern, bank: Held) -> None:
+        self.turn += 1
+        copier = self.copiers[self.turn % len(self.copiers)]
+        source = scope.on_chip(bank, target.dims[0][1], target.dims[1:])
+        scope.add("tensor_copy", copier, target, (source,))
