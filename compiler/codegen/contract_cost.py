@@ -67,19 +67,10 @@ def nanoseconds(
         run, partitions, columns = _loaded(plan, operand, walk, item)
         turned += elements * columns
         moved += rates.transfer_ns(elements * item, run, partitions)
-    extents = plan.extents if plan.rows is None else {**plan.extents, plan.rows: height}
+    total = row_blocks * rows * panels * width * points
     for out, plain in stores:
-        item = tensors[out.tensor].dtype.bytes
-        run, partitions = (
-            contiguous_run(plan.space, out, plan.out_axes, plan.extents) * item,
-            height,
-        )
-        total = row_blocks * rows * panels * width * points * item
-        block = turned_block(plan, out, extents, item) if plain else None
-        if block is not None:
-            run, partitions = block.run * item, block.partitions
-            turned += total / item / block.partitions
-        moved += rates.transfer_ns(total, run, partitions)
+        taken, columns = _stored_ns(plan, out, plain, total, room)
+        moved, turned = moved + taken, turned + columns
     issued = row_blocks * plan.block * panels * points * max(width, MIN_CYCLES)
     evicted = row_blocks * plan.block * panels * max(width * points, MIN_CYCLES)
     products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + turned) * plan.passes)
@@ -91,6 +82,25 @@ def nanoseconds(
     copied = rates.engine_ns(Engine.VECTOR, copies)
     shown = (products, moved, copied)
     return max(shown) + _OVERLAP * (sum(shown) - max(shown))
+
+
+def _stored_ns(
+    plan: ContractPlan, out: Walk, plain: bool, total: int, room: Room
+) -> tuple[float, float]:
+    """(time of the transfers of `total` elements of a result to one place, columns transposed on
+    their way).
+    """
+    item, height = room.tensors[out.tensor].dtype.bytes, 1
+    extents = plan.extents
+    if plan.rows is not None:
+        height = plan.space.sizes[plan.rows]
+        extents = {**extents, plan.rows: height}
+    block = turned_block(plan, out, extents, item) if plain else None
+    if block is not None:
+        taken = room.rates.transfer_ns(total * item, block.run * item, block.partitions)
+        return taken, total / block.partitions
+    run = contiguous_run(plan.space, out, plan.out_axes, plan.extents) * item
+    return room.rates.transfer_ns(total * item, run, height), 0.0
 
 
 def _loaded(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tuple[int, int, float]:
