@@ -7,8 +7,9 @@ cannot be cut, or gains nothing, stays on core 0 while core 1 is idle.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from compiler.codegen.cores import cuts
@@ -19,10 +20,12 @@ from compiler.options import CompileOptions
 from compiler.target import Target
 from compiler.trial import Trial, meaning
 
-MAX_CUTS = 3  # cuts of a region that are timed, those along its longest atoms (our choice)
+MAX_CUTS = 3  # cuts of a region that are timed, those that share most work first (our choice)
+_EVEN = 1.98  # gain behind which no other cut is timed: two cores give about 2 (our choice)
 _PAIRED = ("register_load",)  # both cores follow one control flow, so both load registers
 
 Pair = tuple[RegionProgram, ...]  # what each physical core computes
+Judge = Callable[[RegionProgram, Sequence[Tensor]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,6 @@ class LogicalCore:
     def __init__(self, target: Target, options: CompileOptions) -> None:
         self.target, self.options = target, options
         self._trial = Trial(target, options)
-        self._sketch = Trial(target, replace(options, optlevel=1))
         self._ways: dict[Hashable, int] = {}  # which of `_offered` a region takes
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
@@ -85,13 +87,23 @@ class LogicalCore:
             return Way(((program, other),))
         key = meaning(program, tensors)
         if key not in self._ways:
-            times = [self._sketched(way, tensors) for way in _offered(program, tensors)]
-            self._ways[key] = times.index(min(times))
+            self._ways[key] = self._chosen(program, tensors)
         return next(islice(_offered(program, tensors), self._ways[key], None))
+
+    def _chosen(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Which way is the fastest; the whole on a tie, else the first. Ways behind one that shares
+        the work evenly are not looked at.
+        """
+        times: list[float] = []
+        for way in _offered(program, tensors):
+            times.append(self._sketched(way, tensors))
+            if math.isfinite(times[0]) and times[-1] * _EVEN <= times[0]:
+                break
+        return times.index(min(times))
 
     def _sketched(self, way: Way, tensors: Sequence[Tensor]) -> float:
         try:
-            return _time(self._sketch, way, tensors)
+            return _time(self._trial.sketch, way, tensors)
         except DiagnosticError:
             return float("inf")
 
@@ -109,9 +121,11 @@ def idle(program: RegionProgram) -> RegionProgram:
     return RegionProgram("idle", program.name, loc=program.loc)
 
 
-def _time(trial: Trial, way: Way, tensors: Sequence[Tensor]) -> int:
+def _time(
+    judge: Callable[[RegionProgram, Sequence[Tensor]], int], way: Way, tensors: Sequence[Tensor]
+) -> int:
     """One pair after the other; of a pair the slower core counts."""
     known = [*tensors, *way.scratch]
     return sum(
-        max(trial(part, known) for part in pair if part.kind != "idle") for pair in way.pairs
+        max(judge(part, known) for part in pair if part.kind != "idle") for pair in way.pairs
     )

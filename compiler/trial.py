@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from compiler.codegen.generate import Generated, Recipe, generate
+from compiler.codegen.generate import Codes, Generated, Recipe, generate
 from compiler.codegen.in_place import root_of
 from compiler.codegen.relocate import relocated
 from compiler.diagnostics import DiagnosticError
@@ -23,6 +23,7 @@ from compiler.options import CompileOptions
 from compiler.target import Target
 
 _FIRST_REGISTER = 1 << 20  # above every register of a function
+_MOST_BEGUN = 24  # regions whose code is kept for a search: the ways to cut one, twice (our choice)
 
 
 class Trial:
@@ -32,31 +33,45 @@ class Trial:
         self.target = target
         self.options = options
         self._known: dict[Hashable, int | DiagnosticError] = {}
+        self._sketched: dict[Hashable, int | DiagnosticError] = {}
         self._recipes: dict[Hashable, Recipe] = {}
         self._codes: dict[Hashable, tuple[Generated, Sequence[int]]] = {}  # and their tensors
+        self._begun: dict[Hashable, Codes] = {}
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
         key = _structure(program, tensors)
         if key not in self._known:
             self._known[key] = self._measure(key, program, tensors)
-        found = self._known[key]
-        if isinstance(found, DiagnosticError):
-            raise found
-        return found
+        return _or_raised(self._known[key])
+
+    def sketch(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of a region with its first tiling; a search that follows goes on from there. Raises
+        as a call does.
+        """
+        return _or_raised(self._sketch(_structure(program, tensors), program, tensors))
+
+    def _sketch(
+        self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
+    ) -> int | DiagnosticError:
+        if key not in self._sketched:
+            try:
+                made = self._begin(program, tensors).first()
+                self._sketched[key] = region_duration_ps(made.region, tensors, self.target)
+            except DiagnosticError as error:
+                self._sketched[key] = error
+        return self._sketched[key]
 
     def _measure(
         self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
     ) -> int | DiagnosticError:
+        if _is_row_region(program) and self.options.optlevel > 1:
+            return self._sketch(key, program, tensors)
         try:
-            if _is_row_region(program) and self.options.optlevel > 1:
-                quick = replace(self.options, optlevel=1)
-                made = generate(program, tensors, self.target.name, _FIRST_REGISTER, quick)
-            else:
-                made = self._searched(key, program, tensors, _FIRST_REGISTER)
-                self._codes[meaning(program, tensors)] = made, _tensors(program)
+            made = self._searched(key, program, tensors)
         except DiagnosticError as error:
             return error
+        self._codes[meaning(program, tensors)] = made, _tensors(program)
         return region_duration_ps(made.region, tensors, self.target)
 
     def generate(
@@ -66,27 +81,44 @@ class Trial:
 
         Raises CompileError, CapacityError.
         """
-        known = self._codes.get(meaning(program, tensors))
-        if known is None:
-            return self._searched(_structure(program, tensors), program, tensors, first_register)
-        made, numbers = known
+        made, numbers = self._codes.get(meaning(program, tensors), (None, ()))
+        if made is None:
+            made = self._searched(_structure(program, tensors), program, tensors)
+            numbers = _tensors(program)
         renamed = dict(zip(numbers, _tensors(program), strict=True))
         region = relocated(made.region, program, renamed, _FIRST_REGISTER, first_register)
         last = made.next_register - _FIRST_REGISTER + first_register
         return replace(made, region=region, next_register=last)
 
     def _searched(
-        self,
-        key: Hashable,
-        program: RegionProgram,
-        tensors: Sequence[Tensor],
-        first_register: int,
+        self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
     ) -> Generated:
-        target, known = self.target.name, self._recipes.get(key)
-        made = generate(program, tensors, target, first_register, self.options, known)
-        if made.recipe is not None:
-            self._recipes[key] = made.recipe
+        """Code whose registers begin at `_FIRST_REGISTER`."""
+        known = self._recipes.get(key)
+        if known is not None or program.kind != "compute":
+            target = self.target.name
+            return generate(program, tensors, target, _FIRST_REGISTER, self.options, known)
+        made = self._begin(program, tensors).searched()
+        assert made.recipe is not None
+        self._recipes[key] = made.recipe
         return made
+
+    def _begin(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Codes:
+        """What was planned and made for a region lately."""
+        key = meaning(program, tensors), (*_tensors(program),)
+        if key not in self._begun:
+            if len(self._begun) == _MOST_BEGUN:
+                del self._begun[next(iter(self._begun))]
+            self._begun[key] = Codes(
+                program, tensors, self.target.name, _FIRST_REGISTER, self.options
+            )
+        return self._begun[key]
+
+
+def _or_raised(found: int | DiagnosticError) -> int:
+    if isinstance(found, DiagnosticError):
+        raise found
+    return found
 
 
 def _is_row_region(program: RegionProgram) -> bool:

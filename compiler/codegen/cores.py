@@ -8,6 +8,7 @@ other one stores. Which cut is taken is `compiler/logical_core.py`'s choice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,18 +33,27 @@ class Cut:
 
 
 def cuts(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Cut]:
-    """The ways to cut a region in two, those along the longest atoms first; along atoms it sums
-    over only where there is no other.
+    """The ways to cut a region in two, those first that leave least work to do on both cores, along
+    the longest atoms first among equals; along atoms it sums over only where there is no other.
 
     Halves are equal, or the first one is longer by one point.
     """
-    longest = sorted(range(len(program.atoms)), key=lambda a: -program.atoms[a])
-    atoms = [a for a in longest if program.atoms[a] > 1]
+    atoms = [a for a, size in enumerate(program.atoms) if size > 1]
+    atoms.sort(key=lambda a: (_shared_points(program, a), -program.atoms[a]))
     plain = [cut for a in atoms if (cut := _plain(program, a, tensors)) is not None]
     yield from plain
     if not plain:
         summed = (_summed(program, a, tensors) for a in atoms)
         yield from (cut for cut in summed if cut is not None)
+
+
+def _shared_points(program: RegionProgram, atom: int) -> int:
+    """Points of what both halves would make for themselves if the region were cut along an atom."""
+    return sum(
+        math.prod(program.atoms[a] for a in node.atoms)
+        for node in program.nodes
+        if atom not in (*node.atoms, *node.attrs.get("over", ()))
+    )
 
 
 def _plain(program: RegionProgram, atom: int, tensors: Sequence[Tensor]) -> Cut | None:

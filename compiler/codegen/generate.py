@@ -21,7 +21,7 @@ from compiler.codegen.in_place import refuse_stale_reads
 from compiler.codegen.overlap import overlap
 from compiler.codegen.rates import Rates
 from compiler.codegen.rows import row_candidates
-from compiler.codegen.search import Candidate, Room, effort_of, fastest, worth_trying
+from compiler.codegen.search import Candidate, Effort, Room, effort_of, fastest, worth_trying
 from compiler.codegen.space import Space, normalise
 from compiler.codegen.strip_plan import strip_candidates
 from compiler.codegen.turns import is_turn, turn_candidates
@@ -82,14 +82,14 @@ def generate(
     """
     if program.kind != "compute":
         return Generated(Region(program), first_register)
-    codes = _Codes(program, tensors, target, first_register, options)
-    made = codes.searched() if recipe is None else codes.repeated(recipe)
-    _verify(made.region, codes.limits)
-    return made
+    codes = Codes(program, tensors, target, first_register, options)
+    return codes.searched() if recipe is None else codes.repeated(recipe)
 
 
-class _Codes:
-    """The codes of one region that planners offer."""
+class Codes:
+    """The codes of one region that planners offer, each planned and made once: a search goes on
+    from what a quick look has made. Regions of kind `compute`; arguments as in `generate`.
+    """
 
     def __init__(
         self,
@@ -106,35 +106,55 @@ class _Codes:
         self.nests = _nests(self.space, tensors)
         self.kinds = frozenset(_KINDS[plan] for plan, _ in self.nests)
         self.effort = effort_of(options, self.kinds)
+        self._least = effort_of(replace(options, optlevel=1), self.kinds)
+        self._offers: dict[tuple[float, bool], list[Sequence[Candidate]]] = {}
         self._emitted: dict[tuple[tuple[Candidate, ...], bool], Builder] = {}
+        self._built: dict[Choice, Generated | CapacityError] = {}
 
     def searched(self) -> Generated:
         """The fastest code with the largest share of SBUF that anything fits in.
 
         Raises CapacityError when nothing does.
         """
+        return self._fastest(self.effort)
+
+    def first(self) -> Generated:
+        """The code with the cheapest estimate that fits. Raises CapacityError when none does."""
+        return self._fastest(self._least)
+
+    def repeated(self, recipe: Recipe) -> Generated:
+        """The code that a recipe names."""
+        planned = self._planned(recipe.share, self.effort)
+        options_of = zip(planned, recipe.positions, strict=True)
+        chosen = [tried[position] for tried, position in options_of]
+        made = self._build(chosen, recipe.ways, recipe.loads_apart)
+        _verify(made.region, self.limits)
+        return replace(made, recipe=recipe)
+
+    def _fastest(self, effort: Effort) -> Generated:
         failure: CapacityError | None = None
         for share in _BUDGETS:
-            tried = self._planned(share)
+            tried = self._planned(share, effort)
             try:
-                made, chosen, ways = fastest(tried, self.effort, self._build, self._time)
+                made, chosen, ways = fastest(tried, effort, self._build, self._time)
             except CapacityError as error:
                 failure = error
                 continue
             positions = tuple(t.index(c) for t, c in zip(tried, chosen, strict=True))
-            apart = self._with_loads_apart(made, chosen, ways)
-            recipe = Recipe(share, positions, ways, apart is not None)
-            return replace(apart or made, recipe=recipe)
+            apart = self._with_loads_apart(made, chosen, ways, effort)
+            found = apart or made
+            _verify(found.region, self.limits)
+            return replace(found, recipe=Recipe(share, positions, ways, apart is not None))
         assert failure is not None
         raise failure
 
     def _with_loads_apart(
-        self, made: Generated, chosen: Sequence[Candidate], ways: int
+        self, made: Generated, chosen: Sequence[Candidate], ways: int, effort: Effort
     ) -> Generated | None:
         """The same code with loads that wait for no other tile, where that is faster: the loads of
         the next iteration then begin while this one is still at work.
         """
-        tried = self.effort.loads_apart and "strip" in self.kinds
+        tried = effort.loads_apart and "strip" in self.kinds
         if not tried or not self._code(tuple(chosen)).takes_over:
             return None
         try:
@@ -143,22 +163,18 @@ class _Codes:
             return None
         return apart if self._time(apart) < self._time(made) else None
 
-    def repeated(self, recipe: Recipe) -> Generated:
-        """The code that a recipe names."""
-        options_of = zip(self._planned(recipe.share), recipe.positions, strict=True)
-        chosen = [tried[position] for tried, position in options_of]
-        made = self._build(chosen, recipe.ways, recipe.loads_apart)
-        return replace(made, recipe=recipe)
+    def _planned(self, share: float, effort: Effort) -> list[Sequence[Candidate]]:
+        """Per nest what a search of `effort` tries."""
+        return [worth_trying(offers, effort) for offers in self._offered(share, effort.thorough)]
 
-    def _planned(self, share: float) -> list[Sequence[Candidate]]:
-        """Per nest what the level of optimisation tries."""
-        budget = int(share * self.limits.sbuf_bytes)
-        room = Room(
-            self.limits, Rates(self.machine.core), self.tensors, budget, self.effort.thorough
-        )
-        return [
-            worth_trying(plan(self.space, sinks, room), self.effort) for plan, sinks in self.nests
-        ]
+    def _offered(self, share: float, thorough: bool) -> list[Sequence[Candidate]]:
+        """Per nest what its planner offers."""
+        key = share, thorough
+        if key not in self._offers:
+            budget = int(share * self.limits.sbuf_bytes)
+            room = Room(self.limits, Rates(self.machine.core), self.tensors, budget, thorough)
+            self._offers[key] = [plan(self.space, sinks, room) for plan, sinks in self.nests]
+        return self._offers[key]
 
     def _code(self, chosen: tuple[Candidate, ...], loads_apart: bool = False) -> Builder:
         """Code before it is laid side by side and ordered."""
@@ -174,7 +190,19 @@ class _Codes:
     def _build(
         self, chosen: Sequence[Candidate], ways: int, loads_apart: bool = False
     ) -> Generated:
-        builder = self._code(tuple(chosen), loads_apart)
+        key = tuple(chosen), ways, loads_apart
+        if key not in self._built:
+            try:
+                self._built[key] = self._made(*key)
+            except CapacityError as error:
+                self._built[key] = error
+        found = self._built[key]
+        if isinstance(found, CapacityError):
+            raise found
+        return found
+
+    def _made(self, chosen: tuple[Candidate, ...], ways: int, loads_apart: bool) -> Generated:
+        builder = self._code(chosen, loads_apart)
         region = Region(self.program, *builder.code())
         if ways > 1:
             cost = partial(instr_cost, region=region, tensors=self.tensors, target=self.machine)
@@ -188,6 +216,7 @@ class _Codes:
         return region_duration_ps(made.region, self.tensors, self.machine)
 
 
+Choice = tuple[tuple[Candidate, ...], int, bool]  # of each nest; iterations side by side; apart
 Plan = Callable[[Space, list[int], Room], Sequence[Candidate]]
 
 

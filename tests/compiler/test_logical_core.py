@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from compiler.codegen.generate import Codes, Generated
+from compiler.codegen.search import Candidate
 from compiler.core_order import order_cores
 from compiler.dtypes import DType
 from compiler.evaluate import Shares, function_segments, segments_at
 from compiler.isa.program import Function, Region
 from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
+from compiler.logical_core import LogicalCore, Way
 from compiler.options import CompileOptions
 from compiler.target import load_target
+from compiler.trial import Trial
+from tests.compiler.codegen.region_harness import Maker
 from tests.support.model_run import CompiledFunction, compile_function, figures
 
 TRN2 = "trn2.48xlarge"
@@ -123,3 +130,33 @@ def test_points_timed_together_are_those_timed_alone() -> None:
             whole, half, bank, scarce = (sum(s.duration_ps for s in at) for at in together)
             assert bank <= whole < min(half, scarce)
             assert segments_at(function, target, points)[0] == function_segments(function, target)
+
+
+def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the sketch planned and made is not made again, and the code is that of a search alone;
+    behind a cut that halves the time no other one is looked at.
+    """
+    judge = LogicalCore(load_target(TRN2), CompileOptions(lnc=2))
+    made, sketched = Counter[int](), list[float]()
+    build, sketch = Codes._made, LogicalCore._sketched
+
+    def counted(codes: Codes, chosen: tuple[Candidate, ...], ways: int, apart: bool) -> Generated:
+        made[id(codes)] += 1
+        return build(codes, chosen, ways, apart)
+
+    def noted(core: LogicalCore, way: Way, tensors: Sequence[Tensor]) -> float:
+        sketched.append(sketch(core, way, tensors))
+        return sketched[-1]
+
+    monkeypatch.setattr(Codes, "_made", counted)
+    monkeypatch.setattr(LogicalCore, "_sketched", noted)
+    m = Maker((2048, 2048), "exponential")
+    m.store(m.node("exponential", m.load((0, 1))), (0, 1))
+    judge(m.program(), m.tensors)
+    assert len(sketched) == 2
+    assert sketched[1] * 1.98 <= sketched[0]
+    (half, *_) = judge.way(m.program(), m.tensors).pairs[0]
+    alone = Trial(load_target(TRN2), CompileOptions(lnc=2))
+    before = made.total()
+    assert alone(half, m.tensors) == judge(m.program(), m.tensors)
+    assert made.total() - before == max(made.values())

@@ -177,7 +177,7 @@ def test_rows_picked_by_index_are_cut_along_the_index_only_when_no_row_is_picked
     rows = np.random.default_rng(0).permutation(50)[:12].astype(np.int32)
     want = arrays(m.tensors, 0, {1: rows})
     regions.run_region(m.program(), want, {})
-    assert sizes(m) == [(12, 8), (6, 16)]
+    assert sizes(m) == [(6, 16), (12, 8)]
     for cut in cuts(m.program(), m.tensors):
         got = arrays(m.tensors, 0, {1: rows})
         for half in cut.halves[::-1]:
@@ -285,3 +285,21 @@ def test_memory_that_is_read_again_behind_the_sums_stays_as_it_was() -> None:
     m.store(m.node("negate", kept), (), tensor=out)
     m.store(m.node("add", m.reduce(x, (0,)), kept), ())
     assert not list(cuts(m.program(), m.tensors))
+
+
+def test_the_cut_that_shares_most_work_comes_first() -> None:
+    """Rows are few, but both halves of the columns would load all of them for themselves; of equal
+    work the longer atom comes first.
+    """
+    wide, tall = Maker((40, 8, 300), "wide"), Maker((8, 40, 300), "tall")
+    for m in (wide, tall):
+        m.store(m.contract(m.load((0, 2)), m.load((2, 1)), (2,)), (0, 1))
+        first, second = cuts(m.program(), m.tensors)
+        longest = m.program().atoms.index(40)
+        assert first.halves[0].atoms[longest] == 20
+        assert second.halves[0].atoms[longest] == 40
+    shared = Maker((64, 8, 16), "shared")
+    exponential = shared.node("exponential", shared.load((1, 2)))
+    shared.store(shared.node("add", shared.load((0, 1, 2)), exponential), (0, 1, 2))
+    sizes = [cut.halves[0].atoms for cut in cuts(shared.program(), shared.tensors)]
+    assert sizes == [(64, 8, 8), (64, 4, 16), (32, 8, 16)]
