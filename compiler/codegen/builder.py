@@ -97,6 +97,13 @@ class Builder:
         ]
         return tiles, _copied([*self.prefix, *self.body])
 
+    def is_alike(self, other: Builder) -> bool:
+        """Whether both have made the same code so far."""
+        mine, theirs = (
+            (b.next_register, b.takes_over, b.tiles, b.prefix, b.body) for b in (self, other)
+        )
+        return mine == theirs
+
     def root(self, tensor: int) -> int:
         """The tensor whose memory `tensor` uses."""
         return root_of(self.tensors, tensor)

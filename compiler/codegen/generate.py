@@ -9,7 +9,7 @@ of the target before anybody else sees it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from compiler.codegen.builder import Builder
 from compiler.codegen.contraction import contraction_candidates
 from compiler.codegen.copies import copy_candidates, is_copy
 from compiler.codegen.in_place import refuse_stale_reads
-from compiler.codegen.overlap import overlap
+from compiler.codegen.overlap import overlap, turns
 from compiler.codegen.rates import Rates
 from compiler.codegen.rows import row_candidates
 from compiler.codegen.search import Candidate, Effort, Room, effort_of, fastest, worth_trying
@@ -109,7 +109,9 @@ class Codes:
         self._least = effort_of(replace(options, optlevel=1), self.kinds)
         self._offers: dict[tuple[float, bool], list[Sequence[Candidate]]] = {}
         self._emitted: dict[tuple[tuple[Candidate, ...], bool], Builder] = {}
-        self._built: dict[Choice, Generated | CapacityError] = {}
+        self._distinct: dict[Hashable, list[Builder]] = {}  # by size: who has code of its own
+        # By builder, which `_distinct` keeps, and turns.
+        self._made: dict[Hashable, Generated | CapacityError] = {}
 
     def searched(self) -> Generated:
         """The fastest code with the largest share of SBUF that anything fits in.
@@ -184,39 +186,48 @@ class Codes:
             builder.loads_apart = loads_apart
             for candidate in chosen:
                 candidate.emit(builder)
-            self._emitted[key] = builder
+            self._emitted[key] = self._first_alike(builder)
         return self._emitted[key]
+
+    def _first_alike(self, builder: Builder) -> Builder:
+        """The first that made the same code: what limits tilings makes many of them one."""
+        alike = self._distinct.setdefault((len(builder.tiles), len(builder.body)), [])
+        for other in alike:
+            if other.is_alike(builder):
+                return other
+        alike.append(builder)
+        return builder
 
     def _build(
         self, chosen: Sequence[Candidate], ways: int, loads_apart: bool = False
     ) -> Generated:
-        key = tuple(chosen), ways, loads_apart
-        if key not in self._built:
+        builder = self._code(tuple(chosen), loads_apart)
+        beside = turns([*builder.prefix, *builder.body], ways) if ways > 1 else ()
+        key = id(builder), beside if any(beside) else ()
+        if key not in self._made:
             try:
-                self._built[key] = self._made(*key)
+                self._made[key] = self._ordered(builder, ways)
             except CapacityError as error:
-                self._built[key] = error
-        found = self._built[key]
-        if isinstance(found, CapacityError):
-            raise found
-        return found
+                self._made[key] = error
+        made, notes = self._made[key], tuple(c.note for c in chosen if c.note)
+        if isinstance(made, CapacityError):
+            raise made
+        return made if made.notes == notes else replace(made, notes=notes)
 
-    def _made(self, chosen: tuple[Candidate, ...], ways: int, loads_apart: bool) -> Generated:
-        builder = self._code(chosen, loads_apart)
+    def _ordered(self, builder: Builder, ways: int) -> Generated:
+        """Code with `ways` iterations side by side, addresses and tokens."""
         region = Region(self.program, *builder.code())
         if ways > 1:
             cost = partial(instr_cost, region=region, tensors=self.tensors, target=self.machine)
             overlap(region, self.tensors, ways, cost)
         allocate(region, self.limits)
         order_engines(region, self.tensors, self.limits)
-        notes = tuple(c.note for c in chosen if c.note)
-        return Generated(region, builder.next_register, notes=notes)
+        return Generated(region, builder.next_register)
 
     def _time(self, made: Generated) -> int:
         return region_duration_ps(made.region, self.tensors, self.machine)
 
 
-Choice = tuple[tuple[Candidate, ...], int, bool]  # of each nest; iterations side by side; apart
 Plan = Callable[[Space, list[int], Room], Sequence[Candidate]]
 
 

@@ -29,13 +29,20 @@ _MAX_INSTRUCTIONS = 96
 def overlap(region: Region, tensors: Sequence[Tensor], ways: int, cost: Cost) -> None:
     """Unroll and order the innermost loops of `region` in place, before tiles have addresses."""
     memory = Memory(region, tensors)
-    for loop in _innermost(region.body):
-        count = _ways(loop, ways)
-        if len(loop.body) * count <= _MAX_INSTRUCTIONS:
+    for loop, count in zip(_innermost(region.body), turns(region.body, ways), strict=True):
+        if count:
             costs = [cost(i) for i in loop.body if isinstance(i, Instr)]
             copies = [c for u in range(count) for c in _copy(loop, u, count, region.tiles)]
             loop.trip //= count
             loop.body[:] = schedule(copies, memory, costs * count)
+
+
+def turns(body: Sequence[Instr | Loop], ways: int) -> tuple[int, ...]:
+    """How many iterations of each innermost loop `overlap` lays side by side; 0 where it leaves the
+    loop alone. The same turns of the same code give the same code, whatever the ways.
+    """
+    counts = ((len(loop.body), _ways(loop, ways)) for loop in _innermost(body))
+    return tuple(n if size * n <= _MAX_INSTRUCTIONS else 0 for size, n in counts)
 
 
 def _innermost(body: Sequence[Instr | Loop]) -> list[Loop]:

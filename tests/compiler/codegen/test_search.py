@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compiler.codegen import generate
+from compiler.codegen.generate import Codes
+from compiler.codegen.overlap import turns
 from compiler.codegen.search import EFFORTS, Candidate, Effort, fastest, walk, worth_trying
 from compiler.diagnostics import CapacityError
 from compiler.evaluate import region_time
@@ -112,3 +114,25 @@ def test_a_higher_level_is_never_slower(make) -> None:
         region = generate(m.program(), m.tensors, TARGET, 0, options).region
         times.append(region_time(region, m.tensors, machine).duration_ps)
     assert times[0] >= times[1] >= times[2] > 0
+
+
+@pytest.mark.parametrize("make", [products, softmax])
+def test_tilings_that_come_to_the_same_code_are_ordered_once(
+    make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, asked, ordered = make(), [], []
+    build, order = Codes._build, Codes._ordered
+
+    def counted(self, chosen, ways, **apart):
+        asked.append(ways)
+        return build(self, chosen, ways, **apart)
+
+    def recorded(self, builder, ways):
+        beside = turns([*builder.prefix, *builder.body], ways) if ways > 1 else ()
+        ordered.append((repr(builder.code()), beside))
+        return order(self, builder, ways)
+
+    monkeypatch.setattr(Codes, "_build", counted)
+    monkeypatch.setattr(Codes, "_ordered", recorded)
+    generate(m.program(), m.tensors, TARGET, 0, CompileOptions(optlevel=3))
+    assert len(ordered) == len(set(ordered)) < len(asked)
