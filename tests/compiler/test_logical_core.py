@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from compiler.codegen.builder import Builder
 from compiler.codegen.generate import Codes, Generated
-from compiler.codegen.search import Candidate
 from compiler.core_order import order_cores
 from compiler.dtypes import DType
 from compiler.evaluate import Shares, function_segments, segments_at
@@ -138,17 +138,17 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     """
     judge = LogicalCore(load_target(TRN2), CompileOptions(lnc=2))
     made, sketched = Counter[int](), list[float]()
-    build, sketch = Codes._made, LogicalCore._sketched
+    build, sketch = Codes._ordered, LogicalCore._sketched
 
-    def counted(codes: Codes, chosen: tuple[Candidate, ...], ways: int, apart: bool) -> Generated:
+    def counted(codes: Codes, builder: Builder, ways: int) -> Generated:
         made[id(codes)] += 1
-        return build(codes, chosen, ways, apart)
+        return build(codes, builder, ways)
 
     def noted(core: LogicalCore, way: Way, tensors: Sequence[Tensor]) -> float:
         sketched.append(sketch(core, way, tensors))
         return sketched[-1]
 
-    monkeypatch.setattr(Codes, "_made", counted)
+    monkeypatch.setattr(Codes, "_ordered", counted)
     monkeypatch.setattr(LogicalCore, "_sketched", noted)
     m = Maker((2048, 2048), "exponential")
     m.store(m.node("exponential", m.load((0, 1))), (0, 1))
