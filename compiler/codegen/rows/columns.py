@@ -4,7 +4,7 @@ out.
 The columns of an inner atom are looked at in chunks of one transpose. A chunk is left out when all
 that its sweeps would add is neutral: nothing to a maximum (LOW), nothing to a sum (ZERO). That is
 right only if every row of the band keeps an element that is not masked, which is checked point by
-point; otherwise all columns are computed.
+point; otherwise all columns are computed, as they are where every chunk is neutral.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Columns:
             return tuple(Run(p) for p in pieces(size, min(size, self.width)))
         known = {c: self._facts(atom, c, rows) for c in self._chunks(atom)}
         skipped = {c for c, found in known.items() if self._is_neutral(atom, found)}
-        if not self._rows_live(atom, rows, known, skipped):
-            skipped = set()
+        if len(skipped) == len(known) or not self._rows_live(atom, rows, known, skipped):
+            skipped = set()  # what is read later needs code that writes it, all zero or not
         kept = [c for c in known if c not in skipped]
         return tuple(run for group in self._alike(kept, known) for run in self._cut(*group))
 

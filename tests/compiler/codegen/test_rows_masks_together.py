@@ -180,3 +180,17 @@ def test_a_window_of_two_masks_is_left_out_on_both_sides() -> None:
     both = attention([Mask("most", 20), Mask("least", -60)], -1e9, nested, additive)
     check(both, 1e-5)
     assert busy(both) < 0.95 * busy(one)
+
+
+@pytest.mark.parametrize("kind", ["product", "sum"])
+@pytest.mark.parametrize("window", [PAST, Mask("least", 250)])
+def test_rows_whose_columns_are_all_zero(window: Mask, kind: str) -> None:
+    """The mask leaves whole row tiles nothing, and what adds their columns up is zero."""
+    m = Maker((1, 640, 512, 32, 32), "zeros")
+    s = m.contract(m.load((T, D)), m.load((S, D)), (D,), F32)
+    x = nested(m, s, [window], 0.0)
+    if kind == "product":
+        m.store(m.contract(x, m.load((S, E)), (S,)), (T, E))
+    else:
+        m.store(m.reduce(x, (S,)), (T,))
+    check(m, 1e-5)
