@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.diagnostics import UNKNOWN_LOC
+from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.dtypes import DType
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConstantAttrs, ConvertAttrs
@@ -42,7 +42,7 @@ def narrow(graph: Graph, dtype: DType, among: Collection[Value]) -> Graph:
     outputs keep their types.
     """
     kept = _Exact(graph, dtype).values() | _Rounded(graph, dtype).values()
-    chosen = {v for v in kept if v in among}
+    chosen = {v for v in kept if v in among}.difference(graph.inputs)
     loops = (op for op in graph.walk() if op.name == "loop")
     for op in loops:  # a carry is one value with four names
         for names in _carries(op):
@@ -97,6 +97,7 @@ class _Exact:
                         self.found.difference_update(names[1:])
                 self._sweep(op.regions[0])
                 continue
+            assert not op.regions, op.name  # what another region makes would be taken for exact
             for number, result in enumerate(op.results):
                 if result in self.found and not self._is_exact(op, number):
                     self.found.remove(result)
@@ -243,10 +244,17 @@ class _Level:
             source = self.now.get(maker.operands[0], maker.operands[0])
             if source.type.dtype is self.dtype:
                 return source
+        loc = self._loc(value)
         if maker is not None and maker.name == "constant" and maker.attrs.is_splat:
-            return self._added(make_op("constant", (), _constant(maker.attrs, self.dtype)))
+            attrs = _constant(maker.attrs, self.dtype)
+            return self._added(make_op("constant", (), attrs, loc=loc))
         source = self._as_it_was(value)
-        return self._added(make_op("convert", (source,), ConvertAttrs(self.dtype)))
+        return self._added(make_op("convert", (source,), ConvertAttrs(self.dtype), loc=loc))
+
+    def _loc(self, value: Value) -> Loc:
+        """Where a value of this level is made; inputs have no place."""
+        maker = self.made.get(value)
+        return maker.loc if maker else UNKNOWN_LOC
 
     def _added(self, op: Op) -> Value:
         self.ops.append(op)
@@ -255,8 +263,7 @@ class _Level:
     def _as_it_was(self, value: Value) -> Value:
         """`value` in its own type."""
         if value in self.short and value in self.narrow and value not in self.there:
-            attrs, maker = ConvertAttrs(value.type.dtype), self.made.get(value)
-            loc = maker.loc if maker else UNKNOWN_LOC
+            attrs, loc = ConvertAttrs(value.type.dtype), self._loc(value)
             self.ops.append(Op("convert", (self.short[value],), (value,), attrs, (), loc))
             self.there.add(value)
         return self.now.get(value, value)

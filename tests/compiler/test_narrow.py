@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.diagnostics import Loc
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.reference import evaluate
@@ -139,22 +140,58 @@ STEPS = {
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(sorted(STEPS)), max_size=8), st.integers(0, 3))
-def test_random_chains_keep_their_bits(names: list[str], inside: int) -> None:
-    """Some of the chain in a loop; every second value is an output too."""
+@given(
+    st.lists(st.sampled_from(sorted(STEPS)), max_size=8),
+    st.integers(0, 3),
+    st.sampled_from(["rounded", "as it is", "also dropped"]),
+)
+def test_random_chains_keep_their_bits(names: list[str], inside: int, given_as: str) -> None:
+    """Some of the chain in a loop; every second value is an output too. The chain starts at an
+    input or at its rounding; the loop may carry the input, too, and read nothing of it.
+    """
     b = Builder()
-    value = rounded(b, b.input((4, 3)))
+    x = b.input((4, 3))
+    value = x if given_as == "as it is" else rounded(b, x)
 
     def body(inner: Builder, _: Value, carries: Sequence[Value]) -> list[Value]:
-        (now,) = carries
+        now, *dropped = carries
         for name in names[:inside]:
             now = STEPS[name](inner, now)
-        return [inner.reshape(now, (4, 3))]
+        return [inner.reshape(now, (4, 3)), *(inner.full((4, 3), 1.5) for _ in dropped)]
 
-    outputs = [*b.loop(2, [value], body)]
+    dropped = [x] if given_as == "also dropped" else []
+    value, *last = b.loop(2, [value, *dropped], body)
+    outputs = [value]
     for name in names[inside:]:
         outputs.append(STEPS[name](b, outputs[-1]))
-    graph = b.finish(*outputs[::2], b.convert(outputs[-1], BF16))
+    ends = [b.convert(v, BF16) for v in (x, outputs[-1], *last)]
+    graph = b.finish(*outputs[::2], *ends)
+    assert same_bits(graph, short(graph))
+
+
+def test_inputs_keep_their_types() -> None:
+    """One that is only rounded, and carried by a loop that does not read it."""
+    b = Builder()
+    x = b.input(SHAPE)
+    a = b.op("sine", b.convert(x, BF16))
+    (z,) = b.loop(3, [x], lambda inner, i, carries: [inner.full(SHAPE, 1.5)])
+    graph = b.finish(a, b.convert(z, BF16))
+    found = short(graph)
+    assert found.inputs == graph.inputs
+    assert same_bits(graph, found)
+
+
+def test_conversions_stand_where_their_values_do() -> None:
+    """What is added has the place of the value it converts; an input has none."""
+    b = Builder(loc=Loc("net.py", 3))
+    x = b.input(SHAPE)
+    held = b.barrier(b.op("sine", x))[0]
+    graph = b.finish(b.convert(held, BF16), b.convert(b.transpose(x, (1, 0)), BF16))
+    converts = [op for op in short(graph).ops if op.name == "convert"]
+    assert [(op.operands[0] in graph.inputs, op.loc.line) for op in converts] == [
+        (False, 3),
+        (True, 0),
+    ]
     assert same_bits(graph, short(graph))
 
 
