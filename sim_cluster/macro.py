@@ -162,7 +162,9 @@ class _Code:
         bank = min(bank, even)
         alone_ps = bank * target.lnc
         demand = Demand(min(1.0, dma_ps / alone_ps), hbm=hbm_ps / alone_ps)
-        return cls(max(half, bank) / even, bank / even, max(scarce, even) / even, demand)
+        # Who wants nothing of the engines is left nothing of them in a fight, and loses nothing.
+        half = max(half, bank) if demand.dma else bank
+        return cls(half / even, bank / even, max(scarce, even) / even, demand)
 
     def stretch(self, segment: Segment, label: str, bank_cores: int) -> Stretch:
         """A segment of the function; one that moves nothing loses and wants nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -16,7 +17,7 @@ from compiler.isa.program import CollectiveCall
 from compiler.target import Target, load_target, logical, target_names
 from sim_cluster.classes import refine
 from sim_cluster.contention import DEFAULT_PACKETS, Demand, Packets, core_rates, shares
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from sim_cluster.macro import MacroOp, Start, Stretch, Wait, _Code
 from sim_cluster.network import Network
 from sim_cluster.profiles import PROFILES
 from sim_cluster.run_timing import ClusterLoop, CollectiveDuration
@@ -197,3 +198,20 @@ def test_bytes_cost_code_the_same_however_fast_they_move(half: int) -> None:
     assert max(lost) - min(lost) <= 1
     assert lost == {0} or half > 1000
     assert (max(lost) in (159, 160, 161)) == (half == 2000)
+
+
+@pytest.mark.parametrize("bank", [1000, 500, 100])
+def test_code_that_takes_no_engines_is_not_stopped_by_who_takes_all(bank: int) -> None:
+    """Two collectives leave nothing of the DMA engines to code that says it does not use them: its
+    bytes of HBM alone decide how long it takes."""
+    points = [[Segment("compute", ps, hbm_bytes=64)] for ps in (1000, 2000, bank, 1000)]
+    target = load_target("trn1.32xlarge")
+    code = _Code.of(points[0], points[1:], target).stretch(points[0][0], "f", 2)
+    assert code.demand.dma == 0
+    gathers = [replace(GATHER, stream=stream) for stream in (0, 1)]
+    cost = CollectiveDuration(5000, Demand(0.9), "ring", "", 128, 4)
+    starts: list[MacroOp] = [Start(call, call.stream) for call in gathers]
+    classes = refine({"dp": 4}, [("dp",)], [0] * 4)
+    loop = ClusterLoop(classes, [[*starts, code]], lambda call, _: cost)
+    loop.run()
+    assert loop.actors[0].result.ran[0].end_ps == 1000
