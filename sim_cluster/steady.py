@@ -5,7 +5,9 @@ Parts of a cluster that share no group and no HBM bank in the repeated programs 
 until these end: copies of the state, for instance, of which one has a straggler. Each part is
 watched for itself: when its state (`loop_state.py`) at the beginning of a repetition is that at the
 beginning of the one before, it repeats for good, since the loop knows no absolute time; what lies
-between is then added as often as repetitions are left, and the part goes on that much later.
+between is then added as often as repetitions are left, and the part goes on that much later. A part
+that is still to meet another in a collective begun before the repetitions is not alone until that
+is over: it skips nothing, for the other's clock would not go on with it.
 """
 
 from __future__ import annotations
@@ -104,8 +106,15 @@ class Steady:
             moment = self._moment(part, runs, events, now)
             before = self.seen.get(part)
             self.seen[part] = moment
-            if before is not None and moment.state.repeats(before.state):
+            if before is None or not self._alone(part):
+                continue
+            if moment.state.repeats(before.state):
                 self._skip(part, before, moment, events)
+
+    def _alone(self, part: frozenset[int]) -> bool:
+        """Whether nothing that a part has started is shared with classes outside of it."""
+        queues = (queue for index in part for queue in self.actors[index].queues.values())
+        return all(job.members <= part for queue in queues for job in queue)
 
     def _moment(
         self, part: frozenset[int], runs: int, events: Sequence[Event], now: int
@@ -159,8 +168,10 @@ def _in_flight(actors: Iterable[Actor]) -> set[Job]:
 
 
 def _numbers(result: ClassResult) -> Numbers:
-    """Everything that adds up in a result."""
-    found: Numbers = {"end": result.end_ps, "lone": result.lone_ps}
+    """Everything that adds up in a result. Its end does not: it is that of the last thing done,
+    and what comes after the repetitions is later than anything in them.
+    """
+    found: Numbers = {"lone": result.lone_ps}
     found |= {("charged", k): ps for k, ps in result.charged_ps.items()}
     found |= {("busy", k): ps for k, ps in result.busy_ps.items()}
     for call, use in result.uses.items():
@@ -179,7 +190,6 @@ def _added(before: Numbers, after: Numbers) -> Numbers:
 
 def _extend(result: ClassResult, more: Numbers) -> None:
     """Add to everything in a result."""
-    result.end_ps += more["end"]
     result.lone_ps += more["lone"]
     for spent, name in ((result.charged_ps, "charged"), (result.busy_ps, "busy")):
         for key in spent:

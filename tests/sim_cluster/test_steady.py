@@ -127,6 +127,34 @@ def test_copies_of_the_state_skip_for_themselves() -> None:
     assert skipped(loop) >= 2 * (count - 6)
 
 
+def early_total(total_ps: int) -> ClusterLoop:
+    """Two copies of the state, the second 2.5 times as slow, that start a collective over both of
+    them in the head and await it in the update."""
+    total = CollectiveCall("all_reduce", ("rep",), DType.F32, (1, 1, 64), "add", 1)
+    gather = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
+    programs: dict[str, list[MacroOp]] = {
+        "head": [code(9000), Start(total, 0)],
+        "micro": [Start(gather, 0), code(1000), Wait(0)],
+        "update": [Wait(0), code(99)],
+    }
+    colours = [0, 0, 1, 1]
+    classes = refine({"rep": 2, "dp": 2}, [("rep",), ("dp",)], colours)
+    slow = {c: 1 + 1.5 * colours[classes.representative(c)] for c in range(classes.count)}
+
+    def price(call: CollectiveCall, _: frozenset[int]) -> CollectiveDuration:
+        return CollectiveDuration(total_ps if call is total else 950, Demand(0.45), "", "", 1, 2)
+
+    schedule = ((("head",), 1), (("micro",), 60), (("update",), 1))
+    assert len(parts(classes, [("dp",)])) == 2
+    return both_ways(programs, schedule, classes, price, slow)[1]
+
+
+@pytest.mark.parametrize(("total_ps", "least"), [(20_000, 60), (60_000, 20), (10**6, 0)])
+def test_copies_that_still_have_to_meet_do_not_skip(total_ps: int, least: int) -> None:
+    """The sooner they have met, the more each of them skips after it."""
+    assert skipped(early_total(total_ps)) >= least
+
+
 def test_what_never_repeats_is_replayed_in_full() -> None:
     """Classes of one part that drift apart: nothing is skipped, and nothing is wrong."""
     classes = refine(MESH, AXES, [0, 0, 0, 0, 0, 0, 1, 0])
