@@ -113,10 +113,10 @@ class Shuffle:
 
     def _is_inverse(self, op: Op) -> bool:
         """True for a sort by the order itself: it brings rows back."""
-        if op.name != "sort" or op.operands[0].type.rank != 1 or len(op.attrs.keys) != 1:
+        if not is_row_sort(op):
             return False
-        number, direction, _ = op.attrs.keys[0]
-        return direction == "LT" and self._is_order(op.operands[number], by_token=False)
+        number = op.attrs.keys[0][0]
+        return self._is_order(op.operands[number], by_token=False)
 
     def _is_order(self, value: Value, *, by_token: bool) -> bool:
         """True for the order of the rows, or with `by_token` for its inverse, in any shape."""
@@ -196,11 +196,27 @@ class Shuffle:
         if op.name == "scatter" and self._writes_all(op):
             self.marks[op.result] = Mark(op.attrs.inserted_window_dims[0])
             return
-        shaped = op.name in SHAPING or OPS[op.name].elementwise
-        if not shaped or not self._tabulate(op):
+        if not self._is_of_one_place(op) or not self._tabulate(op):
             raise self._refused(op)
         if varies(self.tables[op.result].ravel(), 0):
             self.marks[op.result] = Mark(0, by_token=True)
+
+    def _is_of_one_place(self, op: Op) -> bool:
+        """True when every element of the result is the same function of the place of its row.
+
+        A table is made as if nothing were sorted. What else varies by token (a count, the order)
+        would hold in it by chance: place and token are then the same number.
+        """
+        dims = op.attrs.dims if op.name == "broadcast_in_dim" else ()
+        in_order = list(dims) == sorted(dims)  # or elements are those of other rows
+        whole = op.result.type.num_elements == self.rows
+        return whole and in_order and all(map(self._is_place_or_uniform, op.operands))
+
+    def _is_place_or_uniform(self, value: Value) -> bool:
+        if value in self.marks:
+            return self.marks[value].by_token
+        known = self.tables[value] if value in self.tables else elements(self.level, value)
+        return known is not None and not varies(known.ravel(), 0)
 
     def _takes_all(self, op: Op, rows: Value) -> bool:
         """True for a gather that looks every row up at its place."""

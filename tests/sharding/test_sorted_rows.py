@@ -104,6 +104,49 @@ def last(z: Leaf, rows: jax.Array) -> jax.Array:
     return jnp.zeros_like(rows).at[order // CHOSEN].set(taken * z["router"][:, 0])
 
 
+def still(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Rows that keep their place weigh more."""
+    best, _, order, taken = routed(z, rows)
+    place = jnp.argsort(order)
+    weight = jnp.where(place == jnp.arange(place.size, dtype=place.dtype), 1.0, 0.25)
+    given = jnp.take(taken, place, axis=0) * weight[:, None]
+    return jnp.einsum("tkd,tk->td", given.reshape(*best.shape, -1), best)
+
+
+def moved(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Rows weigh how far they moved."""
+    best, _, order, _ = routed(z, rows)
+    place = jnp.argsort(order)
+    far = jnp.abs(place - jnp.arange(place.size, dtype=place.dtype)).astype(rows.dtype)
+    return jnp.einsum("td,tk->td", rows, far.reshape(best.shape))
+
+
+def later(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Rows are looked up at the later one of their place and what came to theirs."""
+    best, _, order, taken = routed(z, rows)
+    given = jnp.take(taken, jnp.maximum(jnp.argsort(order), order), axis=0)
+    return jnp.einsum("tkd,tk->td", given.reshape(*best.shape, -1), best)
+
+
+def mirrored(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Rows are looked up as far in front of their token as their place is behind it."""
+    best, _, order, taken = routed(z, rows)
+    place = jnp.argsort(order)
+    other = 2 * jnp.arange(place.size, dtype=place.dtype) - place
+    given = jnp.take(taken, other, axis=0, mode="clip")
+    return jnp.einsum("tkd,tk->td", given.reshape(*best.shape, -1), best)
+
+
+def turned(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Rows are looked up at the place of another token, turned so that it looks like their own."""
+    best, _, order, taken = routed(z, rows)
+    wide = (SAMPLES, order.size // SAMPLES)
+    place = jax.lax.broadcast_in_dim(jnp.argsort(order).reshape(wide), wide[::-1], (1, 0))
+    back = jax.lax.rem(place, wide[1]) * wide[0] + jax.lax.div(place, wide[1])
+    given = jnp.take(taken, back.reshape(-1), axis=0)
+    return jnp.einsum("tkd,tk->td", given.reshape(*best.shape, -1), best)
+
+
 def graph_of(experts: Experts) -> Graph:
     """Loss and gradients of a step on flattened samples; the samples are input 0."""
 
@@ -146,7 +189,10 @@ def test_lists_are_sorted_per_sample(experts: Experts, by_expert: bool) -> None:
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("experts", [gone, summed, written, first, wrong, last])
+PLACED = [still, moved, later, mirrored, turned]
+
+
+@pytest.mark.parametrize("experts", [gone, summed, written, first, wrong, last, *PLACED])
 def test_lists_whose_order_matters_are_left_alone(experts: Experts) -> None:
     """All of these would give other values when sorted per sample."""
     graph = graph_of(experts)
