@@ -17,7 +17,7 @@ from compiler.frontend.rules.ranks import DECLARED
 _TEXT_START = "HloModule"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _HEADER = re.compile(r"^\s*HloModule[^\n]*(?:(?<=,)\n[^\n]*)*", re.MULTILINE)
-_COUNT = re.compile(r"\b(replica_count|num_partitions)=(\d+)")
+_COUNT = re.compile(r"\b(replica_count|num_partitions)=(-?\d+)")
 _ATTRIBUTES = {"replica_count": DECLARED["replicas"], "num_partitions": DECLARED["partitions"]}
 
 
@@ -64,7 +64,7 @@ def _declaring(bytecode: bytes, counts: dict[str, int]) -> bytes:
 
     with make_context():
         module, out = parse_module(bytecode), io.BytesIO()
-        number = ir.IntegerType.get_signless(32)
+        number = ir.IntegerType.get_signless(64)  # what HLO counts with
         for name, count in counts.items():
             module.operation.attributes[name] = ir.IntegerAttr.get(number, count)
         module.operation.write_bytecode(out)

@@ -177,7 +177,7 @@ class Importer:
         self.rules = rules
         self.checks = checks
         self.is_partition = ranks is not None  # one rank's program, as opposed to a whole step
-        self.ranks = ranks or whole(module)
+        self.ranks = ranks or whole(module, locations)
         self.locations = locations
         self.hooks = hooks
         self._observed = hooks.on_op is not None or hooks.on_block is not None

@@ -109,7 +109,7 @@ def asked_shardings(module: Any, locations: LocationReader) -> ModuleShardings |
         return None
     ((axes, order),) = meshes
     count = math.prod(size for _, size in axes)
-    grid = declared_grid(module)
+    grid = declared_grid(module, locations)
     asks = grid is not None and (grid.replicas, grid.partitions) == (1, count) and not order
     return read_shardings(module) if asks else None
 

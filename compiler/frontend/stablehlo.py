@@ -107,7 +107,7 @@ def _imported(
         merge_equal(module)
         ranks = ranks_of(module) if ranks_of else None
         graph = import_parsed(module, base_dir=base_dir, checks=checks, ranks=ranks)
-        found = read(module, graph, ranks or whole(module))
+        found = read(module, graph, ranks or whole(module, LocationReader(base_dir)))
     check_indices(graph)
     return graph, found
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from compiler.dtypes import DType
 from compiler.frontend.rules.bits import constant, convert, splat
-from compiler.frontend.rules.ranks import Axes, ordered
+from compiler.frontend.rules.ranks import UNPARTITIONED, Axes, ordered
 from compiler.frontend.rules.reduce import body_kind
 from compiler.frontend.rules.registry import imports, refuse
 from compiler.ir.ops import (
@@ -36,8 +36,6 @@ from compiler.ir.types import Value, tensor_type
 
 if TYPE_CHECKING:
     from compiler.frontend.importer import Site
-
-UNPARTITIONED = "give the unpartitioned module, and the mesh and strategy beside it"
 
 
 def _runs(site: Site, *, any_order: bool = False) -> list[Axes]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compiler.frontend.rules.collective import UNPARTITIONED
+from compiler.frontend.rules.ranks import UNPARTITIONED
 from compiler.frontend.rules.registry import refuse, refuses
 from compiler.ir.types import Value
 

@@ -168,7 +168,7 @@ def check_ids(op: Any, grid: Grid, meshes: Meshes) -> None:
         required, is_right = f"{mode.counted} below {count}", int(ids.max(initial=0)) < count
     else:
         required = f"each of {count} {mode.counted} once"
-        is_right = sorted(ids.flat) == list(range(count))
+        is_right = ids.size == count and sorted(ids.flat) == list(range(count))
     if not is_right:
         refuse(
             CODE,

@@ -40,6 +40,7 @@ Axes = tuple[str, ...]
 PARTITION_ID, REPLICA_ID = RANK_IDS = "stablehlo.partition_id", "stablehlo.replica_id"
 DECLARED = {"replicas": "mhlo.num_replicas", "partitions": "mhlo.num_partitions"}
 """The attributes of a module that say its grid."""
+UNPARTITIONED = "give the unpartitioned module, and the mesh and strategy beside it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,14 @@ class RankMesh:
         return [(int(source), int(target)) for source, target in found]
 
     def numbered(self, name: str) -> Axes:
-        """The axes whose ranks the op `name` (partition_id or replica_id) numbers."""
+        """The axes whose ranks the op `name` (partition_id or replica_id) numbers; none where
+        there is one. Refuses a whole step that runs on several.
+        """
         partitions = self.grid.partitions
+        count = partitions if name == PARTITION_ID else self.grid.replicas
+        if count > 1 and not self.axes:
+            short = name.partition(".")[2]
+            refuse("NCC_EVRF001", f"{short} requires one rank, got {count}", UNPARTITIONED)
         ends = (1, partitions) if name == PARTITION_ID else (partitions, self.count)
         return tuple(self._between(*ends))
 
@@ -114,9 +121,9 @@ def read_ranks(module: Any, locations: LocationReader) -> RankMesh:
     """
     ops, meshes = _rank_ops(module), module_meshes(module)
     if not ops:
-        return whole(module)
+        return whole(module, locations)
     with_ids = [(op, locations.read(op.location)) for op in ops if op.name not in RANK_IDS]
-    declared = declared_grid(module)
+    declared = declared_grid(module, locations)
     grid = declared or _least_grid(with_ids, meshes, {op.name for op in ops})
     cuts = {1, grid.count} | ({grid.partitions} if len(with_ids) < len(ops) else set())
     for op, loc in with_ids:
@@ -128,17 +135,45 @@ def read_ranks(module: Any, locations: LocationReader) -> RankMesh:
     return RankMesh(axes, meshes, grid, grid.count > 1 or declared is not None)
 
 
-def whole(module: Any) -> RankMesh:
-    """The ranks of a module that is a whole step: no axes, collectives of one rank only."""
-    declared = declared_grid(module)
+def whole(module: Any, locations: LocationReader) -> RankMesh:
+    """The ranks of a module that is a whole step: no axes, collectives of one rank only.
+
+    Raises: ImportRuleError, as `declared_grid`.
+    """
+    declared = declared_grid(module, locations)
     return RankMesh((), module_meshes(module), declared or ONE, declared is not None)
 
 
-def declared_grid(module: Any) -> Grid | None:
-    """The replicas and partitions that a module says it has; None when it says neither."""
+def declared_grid(module: Any, locations: LocationReader) -> Grid | None:
+    """The replicas and partitions that a module says it has; None when it says neither.
+
+    Raises: ImportRuleError SW_REPLICA_GROUPS for what is no count.
+    """
     attributes = module.operation.attributes
-    said = {name: int(attributes[key].value) for name, key in DECLARED.items() if key in attributes}
-    return Grid(**said) if said else None
+    said = {name: key for name, key in DECLARED.items() if key in attributes}
+    counts = {name: _count(module, key, attributes[key], locations) for name, key in said.items()}
+    return Grid(**counts) if counts else None
+
+
+def _count(module: Any, key: str, attribute: Any, locations: LocationReader) -> int:
+    from jaxlib.mlir import ir
+
+    value = int(attribute.value) if isinstance(attribute, ir.IntegerAttr) else 0
+    if value < 1:
+        raise ImportRuleError(
+            CODE,
+            f"{key} requires an integer of at least 1, got {attribute}",
+            _place(module, locations),
+            "declare how many replicas and partitions the program runs on, or neither",
+        )
+    return value
+
+
+def _place(module: Any, locations: LocationReader) -> Loc:
+    """Where a module is; JAX locates only what is in it."""
+    own = locations.read(module.operation.location)
+    inner = (locations.read(view.operation.location) for view in module.body.operations)
+    return own if own.file else next((loc for loc in inner if loc.file), own)
 
 
 def _least_grid(ops: Sequence[tuple[Any, Loc]], meshes: Meshes, names: Collection[str]) -> Grid:

@@ -4,7 +4,7 @@ replicas and partitions, against a model of the specification in NumPy and again
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -19,7 +19,7 @@ from jaxlib import _hlo, _jax
 from collectives.ops import ReplicaGroups, group_index
 from compiler.diagnostics import ImportRuleError
 from compiler.frontend.detect import import_file
-from compiler.frontend.stablehlo import import_module, import_partition
+from compiler.frontend.stablehlo import import_module, import_partition, import_with_shardings
 from compiler.ir.reference import steps
 from compiler.ir.types import Graph
 from tests.support.reference_ranks import run_collective
@@ -339,3 +339,51 @@ def test_a_whole_step_has_one_replica_and_no_other_partitions_to_name() -> None:
     everyone = Line("all_reduce", CHANNEL, [[0]], [[0]])
     with pytest.raises(ImportRuleError, match="groups of one rank, got 4"):
         import_module(of_lines([everyone], (1, 4)))
+
+
+COUNTS = ["= 0 : i32", "= -4 : i32", '= "4"', "= 4.5 : f32", "= true", "= [4]", ""]
+
+
+@pytest.mark.parametrize("said", COUNTS)
+@pytest.mark.parametrize("name", ["num_replicas", "num_partitions"])
+@pytest.mark.parametrize("read", [import_partition, import_module, import_with_shardings])
+def test_counts_are_whole_numbers_from_one_on(
+    read: Callable[[str], object], name: str, said: str
+) -> None:
+    """In modules with collectives and without; JAX gives only what is inside a place."""
+    for line in ("stablehlo.tanh %x : " + X, GLOBALLY.text(0)):
+        text = f"""module attributes {{mhlo.{name} {said}}} {{
+          func.func @main(%x: {X}) -> {X} {{
+            %y = {line}
+            return %y : {X}
+          }} loc("net.py":7:1)
+        }} loc(unknown)"""
+        with pytest.raises(ImportRuleError, match=f"{name} requires an integer") as caught:
+            read(text)
+        assert caught.value.code == "SW_REPLICA_GROUPS"
+        assert (caught.value.loc.file, caught.value.loc.line) == ("net.py", 7)
+
+
+@pytest.mark.parametrize("count", ["0", "-1"])
+@pytest.mark.parametrize("name", ["replica_count", "num_partitions"])
+def test_counts_of_hlo_text_are_whole_numbers_from_one_on(name: str, count: str) -> None:
+    text = f"HloModule m, {name}={count}\n\nENTRY e {{\n  ROOT r = u32[] partition-id()\n}}\n"
+    with pytest.raises(ImportRuleError, match=f"at least 1, got {count} ") as caught:
+        import_file(text.encode())
+    assert caught.value.code == "SW_REPLICA_GROUPS"
+
+
+@pytest.mark.parametrize("read", [import_module, import_with_shardings])
+def test_a_whole_step_on_several_ranks_does_not_ask_for_its_own(
+    read: Callable[[str], object],
+) -> None:
+    """A number that is 0 on every rank is known."""
+    for kind, alone in (("partition", (3, 1)), ("replica", (1, 4))):
+        line = f'stablehlo.{kind}_id : tensor<ui32> loc("net.py":3:1)'
+        read(module([line], ["tensor<ui32>"], alone))
+        with pytest.raises(
+            ImportRuleError, match=f"{kind}_id requires one rank, got [34]"
+        ) as caught:
+            read(module([line], ["tensor<ui32>"], (3, 4)))
+        assert caught.value.code == "NCC_EVRF001"
+        assert caught.value.loc is not None and caught.value.loc.line == 3
