@@ -15,6 +15,7 @@ import numpy as np
 from compiler.ir.build import Builder
 from compiler.ir.types import Graph, Op, Value
 from compiler.passes.rewrite import Level as Rewrite
+from sharding.sorted_rows.order import masks_behind
 from sharding.sorted_rows.proof import Mask, Shuffle
 
 
@@ -31,7 +32,7 @@ class Blocks:
         """The level with rows sorted per sample."""
         by_sort = {op: s for s in self.shuffles for op in (s.sort, *s.inverses)}
         masks = {op: (s, mask) for s in self.shuffles for op, mask in s.masks.items()}
-        for op in graph.ops:
+        for op in masks_behind(graph, {op: s.sort for op, (s, _) in masks.items()}):
             now = self.level.update(op)
             if op in by_sort:
                 self._sort(now)

@@ -3,16 +3,18 @@
 How many rows have which key is a histogram of the keys; sums of it say where segments begin and
 end: row p of the sorted list is in front of "as many rows as have keys below k" exactly when its
 own key is below k. Everything linear in the histogram is followed with one unit histogram per key,
-so that sums need not be recognised by their spelling.
+so that sums need not be recognised by their spelling. What is followed never counts further than
+the number of rows, in a type that holds it: unit histograms do not show what wraps or rounds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from compiler.dtypes import DType, cast
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Op, Value
 from compiler.passes.ranges import limits
@@ -40,6 +42,7 @@ class Thresholds:
         self.rows: int = key.type.num_elements
         self.root = self._root(key)
         self._counts: dict[Value, np.ndarray] | None = None
+        self._exact: dict[DType, bool] = {}
 
     def _root(self, value: Value) -> Value:
         """The keys before they were made a list."""
@@ -85,11 +88,11 @@ class Thresholds:
     ) -> None:
         """A function of keys, or a histogram."""
         if op.name == "scatter" and (found := self._scattered(op, keyed)) is not None:
-            counts[op.result] = found
+            self._take(op, found, counts)
         elif op.name == "reduce" and self._leads(op.operands[0], len(op.attrs.dims)):
             if op.attrs.kind == "add" and op.attrs.dims == tuple(range(len(op.attrs.dims))):
                 per_row = keyed[op.operands[0]].reshape(self.rows, *op.result.type.shape)
-                counts[op.result] = per_row[: self.num_keys]
+                self._take(op, per_row[: self.num_keys], counts)
         elif op.name in SHAPING or OPS[op.name].elementwise:
             given = [keyed[v] if v in keyed else self._alike(v) for v in op.operands]
             if self._keeps(op) and op.result.type.num_elements <= MOST:
@@ -144,9 +147,26 @@ class Thresholds:
         rest = [elements(self.level, v) for v in op.operands if v not in counts]
         if any(array is None or array.any() for array in rest):
             return
-        counts[op.result] = np.stack([self._unit(op, counts, k) for k in range(self.num_keys)])
+        if op.name in FOLDING:  # with signs that cancel, a part of a sum is more than all of it
+            sizes = {v: np.abs(counts[v]) for v in op.operands if v in counts}
+            if (self._units(op, sizes) > 1).any():
+                return
+        self._take(op, self._units(op, counts), counts)
 
-    def _unit(self, op: Op, counts: dict[Value, np.ndarray], key: int) -> np.ndarray:
+    def _take(self, op: Op, units: np.ndarray, counts: dict[Value, np.ndarray]) -> None:
+        """Follow a result, when it is exact for any histogram of the rows."""
+        dtype = op.result.type.dtype
+        if dtype not in self._exact:
+            whole = np.arange(self.rows + 1)
+            with np.errstate(over="ignore"):
+                self._exact[dtype] = np.array_equal(cast(whole, dtype), whole)
+        if self._exact[dtype] and np.isin(units, (-1, 0, 1)).all():
+            counts[op.result] = units
+
+    def _units(self, op: Op, counts: Mapping[Value, np.ndarray]) -> np.ndarray:
+        return np.stack([self._unit(op, counts, k) for k in range(self.num_keys)])
+
+    def _unit(self, op: Op, counts: Mapping[Value, np.ndarray], key: int) -> np.ndarray:
         given: Sequence[np.ndarray] = [
             counts[v][key].astype(v.type.dtype.numpy)
             if v in counts

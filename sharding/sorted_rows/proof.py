@@ -20,6 +20,7 @@ from compiler.ir.types import Op, Value
 from sharding.dims import Factor, factors
 from sharding.sorted_rows.counts import Thresholds
 from sharding.sorted_rows.level import SHAPING, Level, elements, is_count, varies
+from sharding.sorted_rows.order import masks_behind
 
 POSITION_FIRST = ("LT", "GE")
 POSITION_LAST = ("GT", "LE")
@@ -290,8 +291,20 @@ def proven(sorts: Sequence[Op], level: Level) -> tuple[list[Shuffle], list[Order
         shuffle = Shuffle(sort, level, Thresholds(level, sort))
         try:
             shuffle.prove()
+            _check_order(level, [*found, shuffle])
         except OrderMattersError as error:
             refused.append(error)
         else:
             found.append(shuffle)
     return found, refused
+
+
+def _check_order(level: Level, shuffles: Sequence[Shuffle]) -> None:
+    """Refuse the last of `shuffles` when masks, which read what sorts make, would be needed before
+    it.
+    """
+    sort_of = {mask: shuffle.sort for shuffle in shuffles for mask in shuffle.masks}
+    if sort_of and len(masks_behind(level.graph, sort_of)) < len(level.graph.ops):
+        raise OrderMattersError(
+            "what is sorted needs a mask of its segments", shuffles[-1].sort.loc
+        )

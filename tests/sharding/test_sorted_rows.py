@@ -66,6 +66,24 @@ def multiplied(z: Leaf, rows: jax.Array) -> jax.Array:
     return jnp.zeros_like(rows).at[order // CHOSEN].add(given)
 
 
+def segments(expert: jax.Array, dtype: jnp.dtype = jnp.int32) -> jax.Array:
+    """Which places of the sorted list are of which expert, [N, E], by sums of what is chosen."""
+    ends = jnp.cumsum(jax.nn.one_hot(expert, EXPERTS, dtype=jnp.int32).sum(0))
+    starts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends[:-1]])
+    place = jnp.arange(expert.size, dtype=ends.dtype)[:, None]
+    return ((place >= starts) & (place < ends)).astype(dtype)
+
+
+def early(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Masks of segments stand in front of the sort."""
+    best, chosen = jax.lax.top_k(jax.nn.softmax(rows @ z["router"]), CHOSEN)
+    mine = segments(chosen.reshape(-1), jnp.float32)
+    order = jnp.argsort(chosen.reshape(-1))
+    wide = jnp.tanh(jnp.einsum("nd,ne,edf->nf", rows[order // CHOSEN], mine, z["up"]))
+    given = jnp.einsum("nf,ne,efd->nd", wide, mine, z["down"]) * best.reshape(-1)[order][:, None]
+    return jnp.zeros_like(rows).at[order // CHOSEN].add(given)
+
+
 def gone(z: Leaf, rows: jax.Array) -> jax.Array:
     """Only the first rows of the whole list are kept."""
     best, _, order, taken = routed(z, rows)
@@ -147,7 +165,30 @@ def turned(z: Leaf, rows: jax.Array) -> jax.Array:
     return jnp.einsum("tkd,tk->td", given.reshape(*best.shape, -1), best)
 
 
-def graph_of(experts: Experts) -> Graph:
+def ringed(z: Leaf, rows: jax.Array) -> jax.Array:
+    """What is sorted needs the masks of its own segments."""
+    chosen = jax.lax.top_k(jax.nn.softmax(rows @ z["router"]), CHOSEN)[1].reshape(-1)
+    share = segments(chosen, jnp.float32).sum(0)[chosen]
+    count = jnp.arange(chosen.size, dtype=jnp.int32)
+    _, order, weight = jax.lax.sort((chosen, count, share), num_keys=1)
+    return jnp.zeros_like(rows).at[order // CHOSEN].add(rows[order // CHOSEN] * weight[:, None])
+
+
+def counted(dtype: jnp.dtype) -> Experts:
+    """Group sizes are counted in a type that wraps or rounds when there are many rows."""
+
+    def experts(z: Leaf, rows: jax.Array) -> jax.Array:
+        best, expert, order, taken = routed(z, rows)
+        sizes = jnp.sum(jax.nn.one_hot(expert, EXPERTS, dtype=dtype), 0, dtype=dtype)
+        wide = jax.lax.ragged_dot(taken, z["up"], sizes.astype(jnp.int32))
+        given = jax.lax.ragged_dot(jnp.tanh(wide), z["down"], sizes.astype(jnp.int32))
+        given = given * best.reshape(-1)[order][:, None]
+        return jnp.zeros_like(rows).at[order // CHOSEN].add(given)
+
+    return experts
+
+
+def graph_of(experts: Experts, length: int = LENGTH) -> Graph:
     """Loss and gradients of a step on flattened samples; the samples are input 0."""
 
     def loss(z: Leaf, x: jax.Array) -> jax.Array:
@@ -163,7 +204,7 @@ def graph_of(experts: Experts) -> Graph:
         "down": (EXPERTS, WIDE, WIDTH),
     }
     leaves = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in sizes.items()}
-    x = jax.ShapeDtypeStruct((SAMPLES, LENGTH, WIDTH), jnp.float32)
+    x = jax.ShapeDtypeStruct((SAMPLES, length, WIDTH), jnp.float32)
     lowered = jax.jit(step, keep_unused=True).lower(x, leaves)
     return run(import_module(lowered.as_text(debug_info=True)), step_passes())
 
@@ -178,7 +219,7 @@ def rewritten(graph: Graph, *, by_expert: bool = False) -> tuple[Graph, tuple[Di
 
 
 @pytest.mark.parametrize("by_expert", [False, True])
-@pytest.mark.parametrize("experts", [added, placed, multiplied])
+@pytest.mark.parametrize("experts", [added, placed, multiplied, early])
 def test_lists_are_sorted_per_sample(experts: Experts, by_expert: bool) -> None:
     graph = graph_of(experts)
     found, notes = rewritten(graph, by_expert=by_expert)
@@ -192,7 +233,7 @@ def test_lists_are_sorted_per_sample(experts: Experts, by_expert: bool) -> None:
 PLACED = [still, moved, later, mirrored, turned]
 
 
-@pytest.mark.parametrize("experts", [gone, summed, written, first, wrong, last, *PLACED])
+@pytest.mark.parametrize("experts", [gone, summed, written, first, wrong, last, ringed, *PLACED])
 def test_lists_whose_order_matters_are_left_alone(experts: Experts) -> None:
     """All of these would give other values when sorted per sample."""
     graph = graph_of(experts)
@@ -203,6 +244,15 @@ def test_lists_whose_order_matters_are_left_alone(experts: Experts) -> None:
     arrays = inputs_of(graph)
     for got, want in zip(evaluate(found, arrays), evaluate(graph, arrays), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(("dtype", "length"), [(jnp.int8, 15), (jnp.bfloat16, 32)])
+def test_counts_are_borders_while_their_type_holds_them(dtype: jnp.dtype, length: int) -> None:
+    """One more token per sample, and the rows are more than the type counts exactly."""
+    for more, severity in ((0, "note"), (1, "warning")):
+        found, notes = rewritten(graph_of(counted(dtype), length + more))
+        assert [note.severity for note in notes] == [severity]
+        assert any(map(is_row_sort, found.walk())) == bool(more)
 
 
 @pytest.mark.parametrize("axes", [{"dp_shard": 4}, {"dp_shard": 2, "ep": 2}])
