@@ -143,8 +143,10 @@ class Batch:
         return True
 
     def _fail(self, unit: WorkUnit, outcome: Outcome) -> None:
-        command = keep(self._cache, unit)
         error: DiagnosticError | None = outcome.error
+        # What is refused needs no second run to be understood, and its payload no place on disk.
+        again = error is None or isinstance(error, ExecutionError)
+        command = keep(self._cache, unit) if again else ""
         if error is None:
             text = f"{unit.kind} unit {unit.name} raised\n{outcome.defect}"
             self.failures[unit.key] = UnitDefectError(f"{text}\nreproduce with: {command}")

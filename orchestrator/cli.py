@@ -21,6 +21,7 @@ from compiler.diagnostics import DiagnosticError, UsageError
 from orchestrator import cc_flags, config
 from orchestrator.compile_flags import split_verb
 from orchestrator.host import collect_rarely
+from orchestrator.strict_json import dumps
 
 _FLAGS = {
     "strategy": ("strategy.name", "distribution strategy"),
@@ -362,7 +363,7 @@ def _explained(args: argparse.Namespace, report: dict[str, Any]) -> None:
 
 def _show(report: dict[str, Any], as_json: bool, screen: Any) -> None:
     if as_json:
-        print(json.dumps(report, indent=1))
+        print(dumps(report, indent=1))
         return
     screen(report)
     if "fusion" in report:

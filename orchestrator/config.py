@@ -331,20 +331,21 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def with_absolute_output(job: JobConfig) -> JobConfig:
-    """The job with `output.dir` made absolute.
+    """The job with `output.dir` and `output.events` made absolute: both lie beside where the
+    command was given, wherever the job file is.
 
     Raises UsageError inside a Ray job: its working directory is Ray's private copy, so a relative
     path would be lost.
     """
-    path = Path(job.output.dir)
-    if path.is_absolute():
-        return job
-    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
+    given = {"dir": job.output.dir, "events": job.output.events}
+    relative = {key: path for key, path in given.items() if path and not Path(path).is_absolute()}
+    if relative and os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
+        key, path = next(iter(relative.items()))
         raise UsageError(
             "SW_RELATIVE_OUTPUT",
-            f"output.dir requires an absolute path inside a Ray job, got {job.output.dir}",
+            f"output.{key} requires an absolute path inside a Ray job, got {path}",
             None,
-            "pass --out /absolute/path",
+            f"pass --{'out' if key == 'dir' else key} /absolute/path",
         )
-    output = dataclasses.replace(job.output, dir=str(path.resolve()))
-    return dataclasses.replace(job, output=output)
+    absolute = {key: str(Path(path).resolve()) for key, path in relative.items()}
+    return dataclasses.replace(job, output=dataclasses.replace(job.output, **absolute))

@@ -6,13 +6,14 @@ Names: `batch.started`, `unit.hit`, `unit.waiting` (another job computes it), `u
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from orchestrator.strict_json import dumps
 
 
 class EventLog:
@@ -32,7 +33,7 @@ class EventLog:
         if file is None:
             return
         line = {"time_s": round(time.time(), 6), "job": self.job, "event": event, **fields}
-        self._try(lambda: os.write(file, json.dumps(line).encode() + b"\n"))
+        self._try(lambda: os.write(file, dumps(line).encode() + b"\n"))
 
     def close(self) -> None:
         """Close the file."""

@@ -8,7 +8,7 @@ now and some later.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 from orchestrator.executor import Executor, Outcome, WorkUnit
@@ -28,7 +28,7 @@ class Source(Protocol):
         """Whether there may be one later."""
 
 
-def fly(executor: Callable[[], Executor], source: Source) -> Iterator[Outcome]:
+def fly(executor: Callable[[], Executor], source: Source) -> Generator[Outcome, None, None]:
     """Outcomes of all units of `source`; `executor` is asked for only when there is one to run.
 
     Units in flight are cancelled when the iterator is closed or interrupted.

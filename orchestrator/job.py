@@ -6,7 +6,6 @@ it back -> values against the unsharded step -> time -> report.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from orchestrator.packets import packets_of
 from orchestrator.progress import Progress
 from orchestrator.report import base_report
 from orchestrator.service import UnitService
+from orchestrator.strict_json import dumps
 from orchestrator.unsharded import unsharded
 from sim_cluster.network import cluster_topology
 from sim_cluster.run_values import ValueRun
@@ -92,7 +92,7 @@ def exit_code(report: Mapping[str, Any]) -> int:
 def unit_service(job: JobConfig, progress: Progress | None) -> UnitService:
     """The unit service of a job: its executor (started when first needed), its cache, its log."""
     cache = Cache(default_directory(job.cache.dir))
-    events = EventLog(Path(job.base, job.output.events) if job.output.events else None)
+    events = EventLog(Path(job.output.events) if job.output.events else None)
     return UnitService(executor_of(job), cache, progress.unit if progress else None, events)
 
 
@@ -228,4 +228,4 @@ def _write(report: dict[str, Any], out: Path, timing: StepTiming) -> None:
         "trace": str(out / "trace.json"),
     }
     write_trace(out / "trace.json", timing)
-    (out / "report.json").write_text(json.dumps(report, indent=1))
+    (out / "report.json").write_text(dumps(report, indent=1))

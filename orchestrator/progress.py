@@ -3,7 +3,6 @@ elsewhere, JSON lines on request. Stdout stays the result."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -13,8 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 from orchestrator.batch import Counts, UnitRow
+from orchestrator.strict_json import dumps
 
 
 class Progress:
@@ -69,12 +70,14 @@ class Progress:
             self._print(f"{row.kind} {text}")
 
     def _print(self, text: str) -> None:
-        self._console.print(f"[dim]{time.perf_counter() - self._start:6.1f}s[/] {text}")
+        # No markup: names of units are the user's, and may have brackets.
+        seconds = f"{time.perf_counter() - self._start:6.1f}s"
+        self._console.print(Text.assemble((seconds, "dim"), " ", text))
 
     def _json(self, what: str, **fields: Any) -> None:
         if self._form == "json":
             line = {"seconds": round(time.perf_counter() - self._start, 3), "progress": what}
-            print(json.dumps(line | fields), file=sys.stderr, flush=True)
+            print(dumps(line | fields), file=sys.stderr, flush=True)
 
     def _end_bar(self) -> None:
         if self._bars is not None:

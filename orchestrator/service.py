@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from compiler.diagnostics import Diagnostic
@@ -41,8 +42,10 @@ class UnitService:
         """
         batch = Batch(units, self._cache, self._emit, self._note, self._epoch)
         try:
-            for outcome in fly(self._started, batch):
-                batch.settle(outcome)
+            # Closed here and now: what is in flight ends before its locks are given back.
+            with closing(fly(self._started, batch)) as flight:
+                for outcome in flight:
+                    batch.settle(outcome)
         finally:
             batch.release()
         failure = batch.first_failure()
@@ -70,8 +73,9 @@ class UnitService:
     @property
     def findings(self) -> list[Diagnostic]:
         """What the cache and the event log had to say: damaged entries, a disk that refuses."""
-        told = [*self._cache.warnings, *self._events.warnings]
-        return [Diagnostic("SW_CACHE", w, severity="warning") for w in told]
+        told = [("SW_CACHE", text) for text in self._cache.warnings]
+        told += [("SW_EVENTS", text) for text in self._events.warnings]
+        return [Diagnostic(code, text, severity="warning") for code, text in told]
 
     def close(self) -> None:
         """End the executor if it was started."""

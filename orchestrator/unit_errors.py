@@ -1,5 +1,5 @@
-"""Errors of units: which of them are results, how those are stored, and how a failed unit is kept
-so that it can be run again by itself.
+"""Errors of units: which of them are results, how those are stored, and how a unit that failed
+otherwise is kept so that it can be run again by itself.
 
 A refusal is decided by the unit's bytes and our sources, which its key covers, so it is stored like
 a result. What died, took too long or was interrupted says nothing about the unit and is not.

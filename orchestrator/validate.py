@@ -119,9 +119,11 @@ def training(path: Path, rows: Sequence[str], fit: bool, quiet: bool) -> dict[st
     from orchestrator.job import unit_service
 
     runs = select(read_runs(path), ("all",) if fit and not rows else rows)
-    progress = Progress("quiet" if quiet else "auto")
     job = JobConfig()
-    with unit_service(job, progress) as service:
+    with (
+        Progress("quiet" if quiet else "auto") as progress,
+        unit_service(job, progress) as service,
+    ):
         predictor = Predictor(service, Cache(default_directory(job.cache.dir)))
         if fit:
             _fit([item for item in runs if item.primary], predictor, progress)

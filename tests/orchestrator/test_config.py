@@ -9,6 +9,7 @@ import pytest
 from compiler.diagnostics import UsageError
 from orchestrator import config
 from orchestrator.build import layout_of
+from orchestrator.job import unit_service
 
 JOB = """
 [model]
@@ -75,6 +76,29 @@ def test_a_relative_output_is_refused_inside_a_ray_job(monkeypatch: pytest.Monke
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     with pytest.raises(UsageError, match="absolute path"):
         config.with_absolute_output(config.JobConfig())
+
+
+def test_a_relative_event_log_lies_beside_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are relative to the working directory, not to the job file; in a Ray job neither is
+    taken."""
+    path = write(tmp_path, JOB)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    settings = ["output.events=log", "output.dir=out", f"cache.dir={tmp_path}"]
+    job = config.with_absolute_output(config.load(path, settings))
+    assert (job.output.events, job.output.dir) == (str(here / "log"), str(here / "out"))
+    with unit_service(job, None):
+        assert (here / "log").exists()
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    for key, flag in (("events", "--events"), ("dir", "--out")):
+        given = [f"output.dir={here}", f"output.events={here}", f"output.{key}=x"]
+        with pytest.raises(UsageError, match=rf"output.{key} requires .* got x.*") as caught:
+            config.with_absolute_output(config.load(path, given))
+        assert f"pass {flag} /absolute/path" in str(caught.value.diagnostic.hint)
+    assert config.with_absolute_output(config.load(path, given[:1])).output.events == ""
 
 
 def test_a_mesh_that_does_not_fill_the_cores_is_a_usage_error(tmp_path: Path) -> None:

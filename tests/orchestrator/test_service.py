@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from compiler.diagnostics import ShardingError
-from orchestrator.batch import Counts, UnitRow
+from orchestrator.batch import Batch, Counts, UnitRow
 from orchestrator.cache import Cache
-from orchestrator.cli import main
+from orchestrator.cli import _show, main
 from orchestrator.config import load
 from orchestrator.events import EventLog
-from orchestrator.executor import Executor, InlineExecutor, WorkUnit
+from orchestrator.executor import Executor, InlineExecutor, Outcome, WorkUnit
+from orchestrator.flight import Source, fly
 from orchestrator.job import executor_of
 from orchestrator.process_backend import ProcessExecutor
 from orchestrator.progress import Progress, counts_text
@@ -57,6 +58,58 @@ def test_a_refusal_is_stored_like_a_result(tmp_path: Path) -> None:
     assert ("unit.failed", "SW_TEST") in codes[0]
     assert ("unit.hit", "SW_TEST") in codes[1]
     assert "unit.started" not in {event for event, _ in codes[1]}
+
+
+def test_what_was_refused_is_not_kept_and_a_defect_is(tmp_path: Path) -> None:
+    """Only for what is kept is there a command that runs it."""
+    broken = WorkUnit("no such kind", "0" * 64, "broken", b"x")
+    with service(tmp_path, log="log") as one, pytest.raises(UnitFailedError):
+        one.run([unit("refused", refusal("SW_TEST")), broken])
+    kept = [path for path in (tmp_path / "cache" / FAILED).rglob("*") if path.is_file()]
+    assert kept == [Cache(tmp_path / "cache").path(FAILED, broken.key)]
+    failed = [line for line in logged(tmp_path / "log") if line["event"] == "unit.failed"]
+    commands = {line["code"]: line["reproduce"] for line in failed}
+    assert commands == {"SW_TEST": "", "defect": f"shardwright unit {kept[0]}"}
+
+
+class Telling(InlineExecutor):
+    """Says when it is told to forget its units, and has always room for another."""
+
+    slots = 9
+
+    def __init__(self, told: list[str]) -> None:
+        super().__init__()
+        self.told = told
+
+    def cancel(self) -> None:
+        self.told.append("cancelled")
+        super().cancel()
+
+
+def test_what_is_in_flight_ends_before_its_lock_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the job is interrupted between two units, also while something else (a debugger, a
+    traceback) still looks at the flight."""
+    told: list[str] = []
+    flights: list[Iterator[Outcome]] = []
+    release = Batch.release
+    monkeypatch.setattr(Batch, "release", lambda b: (told.append("released"), release(b)))
+
+    def held(executor: Callable[[], Executor], source: Source) -> Iterator[Outcome]:
+        flights.append(fly(executor, source))
+        return flights[-1]
+
+    monkeypatch.setattr("orchestrator.service.fly", held)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    cache = Cache(tmp_path / "cache")
+    with UnitService(lambda: Telling(told), cache, progress=interrupted) as one:
+        with pytest.raises(KeyboardInterrupt):
+            one.run([unit(f"u{n}", answer(b"x")) for n in range(3)])
+        assert told == ["cancelled", "released"]
 
 
 def test_a_crash_is_not_stored_and_can_be_run_alone(
@@ -139,7 +192,8 @@ def test_a_log_that_cannot_be_written_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with service(tmp_path, log="file/log") as one:
         assert one.run([unit("u", answer(b"x"))])
-        assert [f.severity for f in one.findings] == ["warning"]
+        assert [(f.code, f.severity) for f in one.findings] == [("SW_EVENTS", "warning")]
+        assert "event log" in one.findings[0].message
 
 
 def test_counts_and_time_left_reach_the_watcher(tmp_path: Path) -> None:
@@ -177,6 +231,36 @@ def test_progress_in_every_form(form: str, capsys: pytest.CaptureFixture[str]) -
     else:
         assert ("SW_TEST" in err) == (form != "quiet")
         assert ("3 s left" in err) == (form == "plain")
+
+
+@pytest.mark.parametrize("form", ["plain", "bar"])
+def test_names_are_no_markup(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["layer[0]/[/b]x", "fwd[bold]x", ":smile:"]
+    with Progress(form) as progress:
+        for name in names:
+            row = UnitRow("compile", "k", name, 0.0, 0.1, "w", "miss", error="SW_TEST")
+            progress.unit(row, Counts(total=9, done=1, hits=0, failed=1, eta_s=None))
+        progress.say("[/]")
+    err = capsys.readouterr().err
+    assert all(text in err for text in (*names, "[/]"))
+
+
+def test_what_diverged_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NaN and Infinity are no JSON."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    _show({"numerics": {"losses": [float("nan")]}}, True, None)
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse)["numerics"] == {
+        "losses": [None]
+    }
+    Progress("json").step(0, 2, float("nan"), float("inf"))
+    EventLog(tmp_path / "log")("some", seconds=float("inf"), rows=[{"loss": float("nan")}])
+    texts = capsys.readouterr().err, (tmp_path / "log").read_text()
+    step, event = (json.loads(text, parse_constant=refuse) for text in texts)
+    assert (step["loss"], step["reference"], step["step"]) == (None, None, 1)
+    assert (event["seconds"], event["rows"]) == (None, [{"loss": None}])
 
 
 def test_inline_takes_no_time_limit(tmp_path: Path) -> None:

@@ -408,6 +408,20 @@ def test_nothing_asked_is_refused() -> None:
         validate.run(validate.Asked())
 
 
+def test_progress_ends_when_a_run_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a bar would stay on the terminal, over what is printed next."""
+    ended: list[bool] = []
+    monkeypatch.setattr(validate.Progress, "__exit__", lambda *_: ended.append(True))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(validate, "_told", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        validate.training(write_csv(tmp_path / "runs.csv", BERT), (), False, True)
+    assert ended == [True]
+
+
 def test_band_covers_what_lies_between_the_profiles(tmp_path: Path) -> None:
     run = parsed(tmp_path, BERT)
 
