@@ -11,9 +11,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 Node = TypeVar("Node", bound=Hashable)
+Place = int | tuple[int, ...]
 
 
-def topological(before: Mapping[Node, Iterable[Node]], place: Callable[[Node], int]) -> list[Node]:
+def topological(
+    before: Mapping[Node, Iterable[Node]], place: Callable[[Node], Place]
+) -> list[Node]:
     """The keys of `before`, each behind what it maps to, the lowest place first among the ready.
     Nodes that wait for each other are left out, and so is what waits for them.
     """

@@ -8,7 +8,6 @@ builds the loops. It works on per-core graphs, before they are cut into programs
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +20,7 @@ from sharding.ring.index import Index, Level, TwoIndicesError
 from sharding.ring.loops import ring_ops
 from sharding.ring.reorder import reordered
 from sharding.ring.terms import FREE, Pass, passes
+from sharding.topological import topological
 
 AXIS = "cp"
 
@@ -192,21 +192,8 @@ Keyed = tuple[tuple[int, int], Op]
 def _ordered(keyed: Sequence[Keyed]) -> list[Op]:
     """The ops in the order of their keys, but every value before its readers."""
     maker = {v: n for n, (_, op) in enumerate(keyed) for v in op.results}
-    missing = [0] * len(keyed)
-    readers: list[list[int]] = [[] for _ in keyed]
-    for n, (_, op) in enumerate(keyed):
-        for m in {maker[v] for v in op.operands if v in maker}:
-            missing[n] += 1
-            readers[m].append(n)
-    ready = [(key, n) for n, (key, _) in enumerate(keyed) if not missing[n]]
-    heapq.heapify(ready)
-    found: list[Op] = []
-    while ready:
-        _, n = heapq.heappop(ready)
-        found.append(keyed[n][1])
-        for reader in readers[n]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                heapq.heappush(ready, (keyed[reader][0], reader))
-    assert len(found) == len(keyed), "passes follow each other"
-    return found
+    before = {n: {maker[v] for v in op.operands if v in maker} for n, (_, op) in enumerate(keyed)}
+    places = [(*key, n) for n, (key, _) in enumerate(keyed)]  # two passes may have one key
+    order = topological(before, places.__getitem__)
+    assert len(order) == len(keyed), "passes follow each other"
+    return [keyed[n][1] for n in order]

@@ -13,6 +13,12 @@ def test_the_lowest_place_first_among_the_ready() -> None:
     assert topological(before, "dcba".index) == ["c", "b", "d", "a"]
 
 
+def test_a_place_may_be_a_row_of_numbers() -> None:
+    before = {"a": [], "b": ["d"], "c": [], "d": []}
+    places = {"a": (1, 0), "b": (0, 9), "c": (1, -1), "d": (2,)}
+    assert topological(before, places.__getitem__) == ["c", "a", "d", "b"]
+
+
 def test_rings_and_what_waits_for_them_are_left_out() -> None:
     before = {1: [2], 2: [1], 3: [2], 4: []}
     assert topological(before, lambda node: node) == [4]
