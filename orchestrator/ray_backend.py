@@ -112,6 +112,7 @@ class RayExecutor(SeatedExecutor):
         else:
             environment = {"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
             self._ray.init(
+                address="local",  # a cluster that happens to run here was not asked for
                 num_cpus=workers or num_cpus(),
                 include_dashboard=False,
                 logging_level="error",

@@ -34,3 +34,23 @@ def test_bundles_are_the_same_as_inline(
     ray_bundle = bundle_of(road, tmp_path / "bundle")
     assert bundle_bytes(ray_bundle.path) == bundle_bytes(small_bundle.path)
     assert {row.worker.partition(":")[0] for row in small_road.rows} == {"inline"}
+
+
+def test_a_cluster_that_happens_to_run_on_this_host_is_not_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`ray.init` without an address joins one, and refuses the number of CPUs then."""
+    import ray
+
+    class AskedError(Exception):
+        pass
+
+    def init(**options: object) -> None:
+        assert options["address"] == "local"
+        raise AskedError
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(AskedError):
+        RayExecutor(WORKERS)
