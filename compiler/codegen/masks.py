@@ -1,18 +1,20 @@
 """Predicates over positions that need no tile: GpSimd decides them as it applies the mask.
 
 A comparison of sums of positions and numbers is one number per point, an offset plus a step per
-atom, against 0. Where all its readers choose between a float and a constant it becomes a `mask`: a
-value without code, and each reader one `affine_select`. What decides masked blocks beforehand
-(`rows/facts.py`) reads the same form. Next: `values.py` for everything else a value may be.
+atom, against 0, unless some sum or the number itself may leave 32 bits and wrap. Where all its
+readers choose between a float and a constant it becomes a `mask`: a value without code, and each
+reader one `affine_select`. What decides masked blocks beforehand (`rows/facts.py`) reads the same
+form. Next: `values.py` for everything else a value may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from compiler.dtypes import DType
+from compiler.intervals import Interval, corners, within
 from compiler.isa.region import Affine
 
 if TYPE_CHECKING:
@@ -45,46 +47,82 @@ def _is_masked(space: Space, mask: int, reader: int) -> bool:
     return sum(space.values[i].op == "constant" for i in value.inputs[1:]) == 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """A 32-bit integer: a walk, or a number where no atom moves it, and what it may be."""
+
+    walk: Walk | Affine
+    range: Interval
+
+
+def reach(space: Space, walk: Walk, ranges: Mapping[int, Interval]) -> Interval | None:
+    """The least and the largest number of a walk where each atom stays in its range (first, end);
+    None where registers move it.
+    """
+    if walk.offset.terms:
+        return None
+    low = high = walk.offset.const
+    for atom, step in walk.strides.items():
+        first, end = ranges.get(atom, (0, space.sizes[atom]))
+        low += min(step * first, step * (end - 1))
+        high += max(step * first, step * (end - 1))
+    return low, high
+
+
 def _difference(space: Space, value: Value) -> Walk | None:
     """a - b of a comparison of positions, where some atom moves it."""
     found = _sum([_position(space, i) for i in value.inputs], -1)
-    return None if found is None or isinstance(found, Affine) or not found.strides else found
+    walk = None if found is None else found.walk
+    return None if isinstance(walk, Affine) or walk is None or not walk.strides else walk
 
 
-def _position(space: Space, number: int) -> Walk | Affine | None:
-    """A 32-bit integer as a walk, or as a number where no atom moves it; None when it is neither
-    (sums of shorter or unsigned ones may wrap).
-    """
+def _position(space: Space, number: int) -> _Position | None:
+    """What a value is as a position; None when it is none, or may wrap."""
     value = space.values[number]
     if value.dtype is not DType.I32:
         return None
     match value.op:
         case "iota":
-            return value.walk
+            assert value.walk is not None
+            range = reach(space, value.walk, {}) or _told(value)
+            return _in_word(value.walk, range)
         case "constant":
-            return Affine(int(value.attrs["value"]))
+            only = int(value.attrs["value"])
+            return _in_word(Affine(only), (only, only))
         case "register":
-            start: Affine = value.attrs["value"]
-            return start
+            return _in_word(value.attrs["value"], _told(value))
         case "add" | "subtract":
             given = [_position(space, i) for i in value.inputs]
             return _sum(given, 1 if value.op == "add" else -1)
     return None
 
 
-def _sum(given: Sequence[Walk | Affine | None], sign: int) -> Walk | Affine | None:
+def _told(value: Value) -> Interval | None:
+    """What is known of a number that registers move."""
+    known = value.attrs
+    return (known["low"], known["high"]) if "low" in known else None
+
+
+def _in_word(walk: Walk | Affine, range: Interval | None) -> _Position | None:
+    kept = within(range, DType.I32)
+    return None if kept is None else _Position(walk, kept)
+
+
+def _sum(given: Sequence[_Position | None], sign: int) -> _Position | None:
     """a + sign * b."""
     a, b = given
     if a is None or b is None:
         return None
-    (start, steps), (more, others) = (_parts(x) for x in (a, b))
+    range = corners(lambda x, y: x + sign * y, a.range, b.range)
+    (start, steps), (more, others) = (_parts(x.walk) for x in (a, b))
     offset = start + more * sign
     atoms = sorted({*steps, *others})
     strides = {n: steps.get(n, 0) + sign * others.get(n, 0) for n in atoms}
-    walk = next((x for x in (a, b) if not isinstance(x, Affine)), None)
+    walk = next((x.walk for x in (a, b) if not isinstance(x.walk, Affine)), None)
     if walk is None:
-        return offset
-    return replace(walk, offset=offset, strides={n: s for n, s in strides.items() if s})
+        return _in_word(offset, range)
+    moving = {n: step for n, step in strides.items() if step}
+    return _in_word(replace(walk, offset=offset, strides=moving), range)
 
 
 def _parts(position: Walk | Affine) -> tuple[Affine, Mapping[int, int]]:

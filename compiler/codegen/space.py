@@ -172,7 +172,7 @@ def _append(space: Space, node: Node, inputs: tuple[int, ...]) -> int:
         atoms = atoms.union(*(values[i].atoms for i in inputs))
     over = frozenset(attrs.pop("over", ())) & set(space.sizes)
     if node.op in SPLATS:
-        attrs = {"value": attrs["value"]}
+        attrs = {k: attrs[k] for k in ("value", "low", "high") if k in attrs}
     if node.op == "load_indexed":
         inputs = inputs[:1]  # what lies outside is only counted, by whoever runs the region
     if "order" in attrs:

@@ -104,8 +104,9 @@ class Node:
         elements per point; `rows` legal rows; mode "clamp" (the index) or "fill" (out of range
         reads 0). Points where `inside` is false count as out of bounds; it has no other effect.
     constant (), value: a splat.
-    iota (), atom, start: Affine, step: start + step * position along the atom.
-    register (), value: Affine: a register as data, a splat.
+    iota (), atom, start: Affine, step[, low, high]: start + step * position along the atom, known
+        to stay in low .. high.
+    register (), value: Affine[, low, high]: a register as data, a splat, known to stay there.
     Elementwise names of the graph IR (a[, b[, c]]): add subtract multiply divide maximum minimum
         power remainder and or xor shift_left shift_right_logical shift_right_arithmetic not negate
         abs sign sqrt rsqrt exponential exponential_minus_one log log_plus_one logistic tanh sine

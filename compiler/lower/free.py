@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from compiler.dtypes import DType
+from compiler.intervals import within
 from compiler.ir.types import Op, Value
 from compiler.isa.region import Affine
 from compiler.lower.labels import Label, Labels, leaves, regroup
@@ -41,7 +42,8 @@ def _make(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int
     body = emitter.body
     known = body.known.get(value)
     if known is not None and not known.is_constant:
-        return emitter.node("register", (), (), value.type.dtype, {"value": known.value})
+        attrs = {"value": known.value, "low": known.low, "high": known.high}
+        return emitter.node("register", (), (), value.type.dtype, attrs)
     if known is not None:
         return _constant(emitter, value.type.dtype, known.low)
     op = body.made[value]
@@ -73,19 +75,31 @@ def _count(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> in
     """start + step * position along the dim of an iota."""
     dim = emitter.body.made[value].attrs.dim
     start, step = origin[dim]
-    return count(emitter, labels[dim], value.type.dtype, start, step)
+    size = value.type.shape[dim]
+    return count(emitter, labels[dim], value.type.dtype, start, step, size)
 
 
-def count(emitter: Emitter, label: Label, dtype: DType, start: Affine = ZERO, step: int = 1) -> int:
-    """The node of start + step * position along the dim with this label."""
+def count(
+    emitter: Emitter,
+    label: Label,
+    dtype: DType,
+    start: Affine = ZERO,
+    step: int = 1,
+    size: int = 0,
+) -> int:
+    """The node of start + step * position along the dim with this label; a start that registers
+    move is told to stay in `size` positions.
+    """
     parts: list[int] = []
+    told = within((0, size - 1), dtype) if start.terms and size else None
+    known = {} if told is None else {"low": told[0], "high": told[1]}
     for atom in reversed(leaves(label)):
         (number,) = emitter.numbers((atom,))
-        attrs = {"atom": number, "start": start, "step": step}
+        attrs = {"atom": number, "start": start, "step": step, **known}
         parts.append(emitter.node("iota", (), (atom,), dtype, attrs))
-        start, step = ZERO, step * atom.size
+        start, step, known = ZERO, step * atom.size, {}
     if not parts:
-        return emitter.node("register", (), (), dtype, {"value": start})
+        return emitter.node("register", (), (), dtype, {"value": start, **known})
     total = parts[0]
     for part in parts[1:]:
         span = emitter.atoms_of(total) | emitter.atoms_of(part)

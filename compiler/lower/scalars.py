@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.dtypes import DType
+from compiler.intervals import within
 from compiler.ir.types import Graph, Op, Value
 from compiler.isa.region import Affine
 
@@ -52,26 +53,13 @@ def known_scalars(graph: Graph, parameters: Mapping[Value, Known]) -> dict[Value
         if len(op.results) != 1 or not _may_be_known(op.result):
             continue
         found = _evaluate(op, known, iotas)
-        if found is not None and _fits(found, op.result.type.dtype):
+        if found is not None and within((found.low, found.high), op.result.type.dtype):
             known[op.result] = found
     return known
 
 
 def _may_be_known(value: Value) -> bool:
     return value.type.num_elements == 1 and not value.type.dtype.is_float
-
-
-def _fits(known: Known, dtype: DType) -> bool:
-    """False when the range wraps around in `dtype`."""
-    if dtype is DType.PRED:
-        return True
-    bits = 8 * dtype.bytes
-    low, high = (
-        (0, 2**bits - 1)
-        if dtype.value.startswith("ui")
-        else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    )
-    return low <= known.low and known.high <= high
 
 
 def _evaluate(op: Op, known: Mapping[Value, Known], iotas: set[Value]) -> Known | None:

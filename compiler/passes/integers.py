@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 from compiler.diagnostics import CompileError, Diagnostic
 from compiler.dtypes import DType
+from compiler.intervals import Interval, limits
 from compiler.ir.types import Graph, Op, Value
 from compiler.options import CompileOptions
-from compiler.passes.ranges import Range, integer_ranges, limits
+from compiler.passes.ranges import integer_ranges
 
 KINDS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
 _CODES = {
@@ -93,7 +94,7 @@ def wide_operations(graph: Graph) -> list[Op]:
     return [op for op in graph.walk() if op.name != "loop" and _is_cut(op, ranges)]
 
 
-def _is_cut(op: Op, ranges: dict[Value, Range]) -> bool:
+def _is_cut(op: Op, ranges: dict[Value, Interval]) -> bool:
     if op.name == "constant":
         return False  # an error of its own (NCC_ESFH002)
     target = op.results[0].type.dtype if op.results else DType.PRED
@@ -102,7 +103,7 @@ def _is_cut(op: Op, ranges: dict[Value, Range]) -> bool:
     return any(not _fits(v, ranges) for v in (*op.operands, *op.results))
 
 
-def _fits(value: Value, ranges: dict[Value, Range]) -> bool:
+def _fits(value: Value, ranges: dict[Value, Interval]) -> bool:
     """Whether 32 bits hold every element; the limits of the type stand for infinity."""
     held = _HELD_AS.get(value.type.dtype)
     if held is None:

@@ -8,14 +8,12 @@ fit the machine's 32.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import product
-
-import numpy as np
 
 from compiler.dtypes import DType
+from compiler.intervals import Interval as Range
+from compiler.intervals import corners, limits, within
 from compiler.ir.types import Graph, Op, Value
 
-Range = tuple[int, int]
 Operands = list[Range]
 Rule = Callable[[Op, Operands], Range]
 
@@ -47,22 +45,16 @@ def integer_ranges(graph: Graph, known: Mapping[Value, Range] | None = None) -> 
     return found
 
 
-def limits(dtype: DType) -> Range:
-    """Least and largest value of an integer type."""
-    info = np.iinfo(dtype.numpy)
-    return int(info.min), int(info.max)
-
-
 def _note(found: dict[Value, Range], value: Value, range: Range | None) -> None:
     """Remember `range`; one that leaves the type wraps, so that only the type bounds it."""
     dtype = value.type.dtype
     if not dtype.is_integer:
         return
-    low, high = limits(dtype)
-    if range is not None and low <= range[0] <= range[1] <= high:
-        found[value] = range
+    kept = within(range, dtype)
+    if kept is not None:
+        found[value] = kept
     elif dtype.bytes <= _WORD_BYTES:
-        found[value] = (low, high)
+        found[value] = limits(dtype)
 
 
 def _loop(found: dict[Value, Range], op: Op) -> None:
@@ -88,8 +80,8 @@ def _corners(fn: Callable[[int, int], int]) -> Rule:
     """A function of two numbers that is monotone in each: its extremes are at the corners."""
 
     def rule(op: Op, operands: Operands) -> Range:
-        values = [fn(a, b) for a, b in product(*operands)]
-        return min(values), max(values)
+        a, b = operands
+        return corners(fn, a, b)
 
     return rule
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from compiler.dtypes import DType, cast
+from compiler.intervals import limits
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Op, Value
-from compiler.passes.ranges import limits
 from sharding.sorted_rows.level import MOST, SHAPING, Level, elements, varies
 
 MOST_KEYS = 1 << 12  # different keys that are told apart (our choice)

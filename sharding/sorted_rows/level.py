@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from compiler.intervals import Interval
 from compiler.ir.analysis import invariant_carries, known_elements
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
-from compiler.passes.ranges import Range
 from sharding.dims import factors
 
 SHAPING = ("broadcast_in_dim", "convert", "reshape")
@@ -27,7 +27,7 @@ class Level:
 
     graph: Graph
     made: Mapping[Value, Op]
-    ranges: Mapping[Value, Range]
+    ranges: Mapping[Value, Interval]
     _repeats: dict[tuple[Value, int], bool] = field(default_factory=dict)
 
     def inside(self, loop: Op) -> Level:

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from compiler.codegen.fusion import SCALED
-from compiler.codegen.masks import MASK
+from compiler.codegen.masks import MASK, reach
 from compiler.codegen.rows import spans
 from compiler.codegen.rows.spans import DATA, Span
 from compiler.codegen.space import Space, Value
+from compiler.intervals import Interval, corners, within
 
 
 class Fact(enum.Enum):
@@ -30,7 +31,6 @@ class Fact(enum.Enum):
     ZERO = "zero"
 
 
-Interval = tuple[int, int]
 Known = Fact | Interval | Span
 Ranges = Mapping[int, tuple[int, int]]  # atom -> first point, end
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -81,18 +81,18 @@ def _fact(space: Space, value: Value, known: Mapping[int, Known], ranges: Ranges
     given = [known.get(i) for i in value.inputs]
     if value.op == "constant":
         return _constant(value)
-    if value.op == "iota":
-        return _interval(space, value, ranges) if value.dtype.is_integer else None
+    if value.op == "iota" and value.dtype.is_integer:
+        return within(_walked(space, value, ranges), value.dtype)
     if value.op == "compare":
         return _compare(value.attrs["direction"], given)
     if value.op == MASK:
-        return _compare(value.attrs["direction"], [_interval(space, value, ranges), (0, 0)])
+        return _compare(value.attrs["direction"], [_walked(space, value, ranges), (0, 0)])
     if value.op in ("and", "or", "not"):
         return _logic(value.op, given)
     if value.op == "select":
         return _select(value, given)
     if value.dtype.is_integer:
-        return _integer(value.op, given)
+        return within(_integer(value.op, given), value.dtype)
     return _real(space, value, given) if value.dtype.is_float and given else None
 
 
@@ -106,17 +106,10 @@ def _constant(value: Value) -> Known | None:
     return int(number), int(number)
 
 
-def _interval(space: Space, value: Value, ranges: Ranges) -> Interval | None:
-    """What the walk of an iota or a mask runs through."""
+def _walked(space: Space, value: Value, ranges: Ranges) -> Interval | None:
+    """What the walk of an iota or a mask runs through; a mask's is within 32 bits."""
     assert value.walk is not None
-    if value.walk.offset.terms:
-        return None
-    low = high = value.walk.offset.const
-    for atom, step in value.walk.strides.items():
-        first, end = ranges.get(atom, (0, space.sizes[atom]))
-        low += min(step * first, step * (end - 1))
-        high += max(step * first, step * (end - 1))
-    return low, high
+    return reach(space, value.walk, ranges)
 
 
 def _compare(direction: str, given: list[Known | None]) -> Known | None:
@@ -140,7 +133,7 @@ def _logic(op: str, given: list[Known | None]) -> Known | None:
     decides = Fact.FALSE if op == "and" else Fact.TRUE
     if decides in given:
         return decides
-    return given[0] if given[0] == given[1] else None
+    return given[0] if given[0] == given[1] and isinstance(given[0], Fact) else None
 
 
 def _select(value: Value, given: list[Known | None]) -> Known | None:
@@ -154,15 +147,15 @@ def _select(value: Value, given: list[Known | None]) -> Known | None:
     return _told(spans.either(span_of(on_true), span_of(on_false)))
 
 
-def _integer(op: str, given: list[Known | None]) -> Known | None:
+def _integer(op: str, given: list[Known | None]) -> Interval | None:
+    """What an integer would be if its type had no end."""
     if op == "convert":
         return given[0] if isinstance(given[0], tuple) else None
     if op not in _ARITHMETIC or not all(isinstance(g, tuple) for g in given):
         return None
     a, b = given
     assert isinstance(a, tuple) and isinstance(b, tuple)
-    ends = [int(_ARITHMETIC[op](x, y)) for x in a for y in b]
-    return min(ends), max(ends)
+    return corners(_ARITHMETIC[op], a, b)
 
 
 def span_of(known: Known | None) -> Span:
@@ -258,29 +251,38 @@ def _scaled(value: Value, given: list[Known | None]) -> Known | None:
 
 
 def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
-    """A predicate or integer over all points of two atoms as an array [first axis, second]; None
-    when it depends on data or on other atoms.
+    """A predicate or integer over all points of two atoms as an array [first axis, second], in its
+    type, where sums wrap; None when it depends on data or on other atoms.
     """
     value = space.values[number]
-    if value.op == "constant":
-        return np.asarray(value.attrs["value"]).reshape(1, 1)
-    if value.op == "iota":
-        return _exact_walk(value, ranges, axes)
     if value.op == MASK:
         walked = _exact_walk(value, ranges, axes)
         return None if walked is None else _COMPARE[value.attrs["direction"]](walked, 0)
-    given = [exact(space, i, ranges, axes) for i in value.inputs]
-    if any(g is None for g in given):
+    if value.op == "constant":
+        found: Any = np.asarray(value.attrs["value"]).reshape(1, 1)
+    elif value.op == "iota":
+        found = _exact_walk(value, ranges, axes)
+    else:
+        found = _exact_sum(space, value, ranges, axes)
+    if found is None or value.dtype.is_float:
+        return None
+    return found.astype(value.dtype.numpy)
+
+
+def _exact_sum(space: Space, value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
+    """What follows from other values; numbers may be of a wider type."""
+    given: list[Any] = [exact(space, i, ranges, axes) for i in value.inputs]
+    if not given or any(g is None for g in given):
         return None
     if value.op == "compare":
         return _COMPARE[value.attrs["direction"]](*given)
+    if value.op == "convert":
+        return given[0] if value.dtype.is_integer else None
+    if value.dtype.is_integer:
+        return _ARITHMETIC[value.op](*given) if value.op in _ARITHMETIC else None
     if value.op == "not":
-        return ~np.asarray(given[0], bool)
-    if value.op in _LOGIC:
-        return _LOGIC[value.op](*given)
-    if value.op in _ARITHMETIC and value.dtype.is_integer:
-        return _ARITHMETIC[value.op](*given)
-    return given[0] if value.op == "convert" and value.dtype.is_integer else None
+        return np.logical_not(given[0])
+    return _LOGIC[value.op](*given) if value.op in _LOGIC else None
 
 
 def _exact_walk(value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:

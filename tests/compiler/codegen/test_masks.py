@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from compiler.codegen import generate
 from compiler.isa.limits import walk
 from compiler.isa.region import Affine
-from tests.compiler.codegen.region_harness import F32, I32, PRED, Maker, check
+from tests.compiler.codegen.region_harness import F32, I32, PRED, TARGET, Maker, check
 
 DIRECTIONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
 
@@ -45,6 +46,49 @@ def test_one_instruction_means_a_comparison_and_a_select(
     m.store(m.node("select", predicate(m, direction, shift, step), *branches, dtype=F32), (0, 1))
     check(m)
     assert min(sizes) == 1 or ("affine_select" in opcodes(m) and "select" not in opcodes(m))
+
+
+MOST = 2**31 - 1
+ENDS = st.builds(
+    lambda end, by: end + by if end < 0 else end - by,
+    st.sampled_from((-MOST - 1, MOST)),
+    st.integers(0, 120),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(60, 130), st.integers(30, 70)),
+    direction=st.sampled_from(DIRECTIONS),
+    op=st.sampled_from(("add", "subtract")),
+    shift=st.one_of(ENDS, st.integers(-40, 40)),
+    limit=st.one_of(ENDS, st.integers(-40, 40)),
+)
+@example(sizes=(100, 60), direction="LT", op="add", shift=MOST - 100, limit=0)
+@example(sizes=(100, 60), direction="GE", op="subtract", shift=100 - MOST, limit=MOST - 50)
+def test_sums_that_wrap(
+    sizes: tuple[int, int], direction: str, op: str, shift: int, limit: int
+) -> None:
+    """row + column and a number near the ends of 32 bits, against another one."""
+    m = Maker(sizes, "wraps")
+    both = m.node("add", position(m, 0), position(m, 1))
+    moved = m.node(op, both, m.const(shift, I32))
+    keep = m.node("compare", moved, m.const(limit, I32), dtype=PRED, direction=direction)
+    m.store(m.node("select", keep, m.load((0, 1)), m.const(0.0), dtype=F32), (0, 1))
+    check(m)
+
+
+@pytest.mark.parametrize(("known", "expected"), [((0, 900), True), ((0, MOST), False), ((), False)])
+def test_a_register_needs_a_range(known: tuple[int, int], expected: bool) -> None:
+    """An offset that a loop counts moves a mask where the sum cannot wrap."""
+    m = Maker((130, 40), "moved")
+    told = dict(zip(("low", "high"), known, strict=False))
+    offset = m.node("register", atoms=(), dtype=I32, value=Affine(0, ((0, 1),)), **told)
+    row = m.node("add", position(m, 0), offset)
+    keep = m.node("compare", row, position(m, 1), dtype=PRED, direction="GE")
+    m.store(m.node("select", keep, m.load((0, 1)), m.const(0.0), dtype=F32), (0, 1))
+    region = generate(m.program(), m.tensors, TARGET, 1).region
+    assert ("affine_select" in {i.opcode for i in walk(region.body)}) is expected
 
 
 def test_readers_share_a_mask_without_a_tile() -> None:

@@ -5,13 +5,14 @@ in rows that no column is left of.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from compiler.dtypes import DType
 from compiler.evaluate import region_time
 from compiler.isa.region import Affine
 from compiler.target import load_target
@@ -193,4 +194,39 @@ def test_rows_whose_columns_are_all_zero(window: Mask, kind: str) -> None:
         m.store(m.contract(x, m.load((S, E)), (S,)), (T, E))
     else:
         m.store(m.reduce(x, (S,)), (T,))
+    check(m, 1e-5)
+
+
+def _short(m: Maker, dtype: DType, factor: int, shift: int) -> int:
+    """(row * factor - column * factor + shift) in a type, where it wraps, against 0."""
+    row, column = (
+        m.node("convert", m.node("iota", atoms=(a,), dtype=I32, atom=a, start=Affine(), step=1))
+        for a in (T, S)
+    )
+    by, more = m.const(factor, dtype), m.const(shift, dtype)
+    ends = []
+    for count in (row, column):
+        m.nodes[count] = replace(m.nodes[count], dtype=dtype)
+        ends.append(m.node("multiply", count, by))
+    gap = m.node("add", m.node("subtract", *ends), more)
+    return _compare(m, gap, "LT" if shift < 0 else "GT", m.const(abs(shift), dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor", "shift"),
+    [
+        (DType.U32, 1, 200),
+        (DType.I8, 1, 3),
+        (DType.I16, 100, 7),
+        (DType.I32, 5_000_000, 1),
+        (DType.I32, 1, 2**31 - 200),
+    ],
+)
+def test_positions_that_leave_their_type(dtype: DType, factor: int, shift: int) -> None:
+    """What wraps is decided as it is computed, and where that is unknown it is not decided."""
+    m = Maker((1, ROWS, COLUMNS, 32, 32), "wraps")
+    s = m.contract(m.load((T, D)), m.load((S, D)), (D,), F32)
+    x = m.node("select", _short(m, dtype, factor, shift), s, m.const(-1e30), dtype=F32)
+    p = m.node("exponential", m.node("subtract", x, m.reduce(x, (S,), "max")))
+    m.store(m.contract(m.node("divide", p, m.reduce(p, (S,))), m.load((S, E)), (S,)), (T, E))
     check(m, 1e-5)
