@@ -123,8 +123,8 @@ class _Costs:
         if instr.opcode in _TOKENS:
             return [Timed(queue, 0, 0, waits, signals)] * len(self.rates)
         interval = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
-        latency = self.core.compute_latency_cycles * PS_PER_S
-        latency //= self.core.clock_hz[instr.engine.value]
+        cycles = self.core.compute_latency_cycles
+        latency = int(cycles * PS_PER_S // self.core.clock_hz[instr.engine.value])
         latency += self.core.semaphore_ps if signals else 0
         for busy in self.busy:
             busy[instr.engine] += times * interval

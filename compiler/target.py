@@ -54,11 +54,11 @@ class CoreModel:
     dma_engines: int
     dma_engine_bytes_per_s: float
     dma_fixed_ps: int
-    dma_descriptor_min_bytes: int
-    dma_descriptor_extra_bytes: int
+    dma_descriptor_min_bytes: float  # a what-if may ask for parts of a byte, or of a cycle
+    dma_descriptor_extra_bytes: float
     dma_descriptor_max_bytes: int
     dma_partitions_per_engine: int
-    compute_latency_cycles: int
+    compute_latency_cycles: float
     wide_stride_factor: float
     semaphore_ps: int
     semaphores: int

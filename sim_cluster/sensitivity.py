@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from collectives.costs import THRESHOLDS
 from compiler.target import Fact, Target, altered, facts_of
 from sim_cluster.calibration import constants
 from sim_cluster.collective_costs import EFA_EFFICIENCY, collective_costs
@@ -139,16 +140,23 @@ def _moved(step: Step, profile: str, name: str, value: Any) -> Iterator[tuple[St
             yield step, replace(credit, stall_recovery=min(1.0, max(0.0, value + share)))
         elif name in NETWORK:
             costs = collective_costs(step.target, profile, **step.collectives)
-            rates = {field: _scaled(getattr(costs, field), share) for field in NETWORK[name]}
+            values = {field: getattr(costs, field) for field in NETWORK[name]}
+            rates = {field: _scaled(v, share, isinstance(v, int)) for field, v in values.items()}
             yield replace(step, collectives={**step.collectives, **rates}), credit
         else:
-            other = altered(step.target, {name: _scaled(value, share)})
-            yield replace(step, target=other), credit
+            yield replace(step, target=with_moved(step.target, name, value, share)), credit
 
 
-def _scaled(value: Any, share: float) -> Any:
-    """A figure moved by `share`; whole numbers stay whole, lists move together."""
+def with_moved(target: Target, name: str, value: Any, share: float) -> Target:
+    """The machine with the value of one of its facts moved by `share`."""
+    return altered(target, {name: _scaled(value, share, whole=name in THRESHOLDS)})
+
+
+def _scaled(value: Any, share: float, whole: bool = False) -> Any:
+    """A figure moved by `share`; lists move together. `whole` is for bytes that are compared or
+    counted one by one; a duration or rate that happens to be written as 18 moves to 14.4.
+    """
     if isinstance(value, list):
-        return [_scaled(one, share) for one in value]
+        return [_scaled(one, share, whole) for one in value]
     moved = value * (1 + share)
-    return round(moved) if isinstance(value, int) else moved
+    return round(moved) if whole else moved

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from compiler.target import altered, facts_of, load_target, logical, target_names
 from orchestrator.job import step_of
 from sim_cluster.calibration import constants
-from sim_cluster.sensitivity import COUNTED, EFA, TIMED, assumptions, sensitivity
+from sim_cluster.sensitivity import COUNTED, EFA, SHARE, TIMED, assumptions, sensitivity, with_moved
 from tests.support.small_job import Road
 
 
@@ -35,6 +36,32 @@ def test_assumptions_have_a_source_and_leave_out_what_is_not_there() -> None:
     assert found["collective_touch"].status == "fitted"
     assert "efa_gbps" in found
     assert not {"efa_gbps", EFA} & set(assumptions(load_target("inf2.48xlarge")))
+
+
+FIELDS = {
+    "tensor_clock_ghz": lambda t: t.core.clock_hz["tensor"],
+    "compute_latency_cycles": lambda t: t.core.compute_latency_cycles,
+    "dma_fixed_ns": lambda t: t.core.dma_fixed_ps,
+    "dma_descriptor_extra_bytes": lambda t: t.core.dma_descriptor_extra_bytes,
+    "neuronlink_gb_per_s_per_link_per_direction": lambda t: sum(t.link_bytes_per_s),
+    "efa_hop_us": lambda t: t.collectives.efa_hop_ps,
+    "efa_gbps": lambda t: t.efa_bytes_per_s,
+}
+
+
+@pytest.mark.parametrize("name", target_names())
+def test_figures_move_by_the_share_that_is_said(name: str) -> None:
+    """Also those that are written as small whole numbers; thresholds in bytes stay whole."""
+    target = load_target(name)
+    facts = facts_of(target)
+    for fact, share in product(FIELDS, (-SHARE, SHARE)):
+        moved = FIELDS[fact](with_moved(target, fact, facts[fact].value, share))
+        assert moved == pytest.approx(FIELDS[fact](target) * (1 + share), rel=1e-9), fact
+    size = target.collectives.mesh_max_bytes
+    moved = with_moved(target, "mesh_max_bytes", size, SHARE).collectives.mesh_max_bytes
+    assert moved == round(size * (1 + SHARE)) and isinstance(moved, int)
+    small = with_moved(target, "compute_latency_cycles", 2, SHARE)
+    assert small.core.compute_latency_cycles == 2.4
 
 
 def test_what_a_step_uses_moves_it_and_nothing_else_does(small_road: Road) -> None:
