@@ -246,6 +246,84 @@ def test_lists_whose_order_matters_are_left_alone(experts: Experts) -> None:
         np.testing.assert_array_equal(got, want)
 
 
+def falling(z: Leaf, rows: jax.Array) -> jax.Array:
+    """From the greatest key down."""
+    keys = (rows @ z["router"]).argmax(1).astype(jnp.int32)
+    return rows[jnp.argsort(keys, descending=True)]
+
+
+def twofold(z: Leaf, rows: jax.Array) -> jax.Array:
+    """By two keys."""
+    keys = (rows @ z["router"]).argmax(1).astype(jnp.int32)
+    count = jnp.arange(keys.size, dtype=jnp.int32)
+    return rows[jax.lax.sort((keys, -keys, count), num_keys=2)[2]]
+
+
+def crossed(z: Leaf, rows: jax.Array) -> jax.Array:
+    """The first rows of all samples stand in front of all second rows."""
+    wide = rows.reshape(SAMPLES, -1, WIDTH).transpose(1, 0, 2).reshape(-1, WIDTH)
+    return added(z, wide).reshape(-1, SAMPLES, WIDTH).transpose(1, 0, 2).reshape(rows.shape)
+
+
+def cut(z: Leaf, rows: jax.Array) -> jax.Array:
+    """The last row is not sorted."""
+    return jnp.concatenate([added(z, rows[:-1]), rows[-1:]])
+
+
+def few(z: Leaf, rows: jax.Array) -> jax.Array:
+    """One key for every sample."""
+    wide = rows.reshape(SAMPLES, -1)
+    return wide[jnp.argsort(wide.argmax(1))].reshape(rows.shape)
+
+
+def alone(z: Leaf, rows: jax.Array) -> jax.Array:
+    """Sorts within each sample, in the first one, and how much the batch has of every feature."""
+    wide = rows.reshape(SAMPLES, -1, WIDTH)
+    order = jnp.argsort((rows @ z["router"]).argmax(1).reshape(SAMPLES, -1), axis=1)
+    given = jnp.take_along_axis(wide, order[..., None], 1).reshape(rows.shape)
+    return given * jnp.argsort(rows.sum(0)) * jnp.sort(jax.lax.stop_gradient(wide[0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("experts", "reason"),
+    [
+        (falling, "not followed"),
+        (twofold, "one integer key"),
+        (crossed, "not followed"),
+        (cut, "not followed"),
+        (few, "several of each"),
+        (alone, None),
+    ],
+)
+def test_sorts_over_samples_that_stay_are_found(experts: Experts, reason: str | None) -> None:
+    graph = graph_of(experts)
+    found, notes = rewritten(graph)
+    assert sum(op.name == "sort" for op in found.walk()) > 0
+    if reason is None:
+        assert not notes
+    else:
+        assert {note.severity for note in notes} == {"warning"}
+        assert all(reason in note.message for note in notes)
+
+
+@pytest.mark.parametrize("shape", [(), (9,)])
+def test_batch_inputs_with_other_numbers_of_samples(shape: tuple[int, ...]) -> None:
+    """A scalar has no samples; with two numbers of samples a list is not cut."""
+
+    def step(x: jax.Array, scale: jax.Array, router: jax.Array) -> jax.Array:
+        rows = x.reshape(-1, WIDTH)
+        order = jnp.argsort((rows @ router).argmax(1))
+        return jnp.zeros_like(rows).at[order].add(jnp.sin(rows[order])) * scale.sum()
+
+    shapes = (SAMPLES, LENGTH, WIDTH), shape, (WIDTH, EXPERTS)
+    leaves = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    text = jax.jit(step).lower(*leaves).as_text(debug_info=True)
+    graph = run(import_module(text), step_passes())
+    found, notes = sorted_per_sample(graph, {graph.inputs[0]: 0, graph.inputs[1]: 0})
+    assert any(map(is_row_sort, found.walk())) == bool(shape)
+    assert [note.severity for note in notes] == ["warning" if shape else "note"]
+
+
 @pytest.mark.parametrize(("dtype", "length"), [(jnp.int8, 15), (jnp.bfloat16, 32)])
 def test_counts_are_borders_while_their_type_holds_them(dtype: jnp.dtype, length: int) -> None:
     """One more token per sample, and the rows are more than the type counts exactly."""
