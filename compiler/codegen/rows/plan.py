@@ -316,15 +316,16 @@ def _rewritten(levels: Levels, again: Again) -> Levels:
 
 def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
     """Values without the row atom that follow from counts and constants: blocks of them are made
-    where they are read.
+    where they are read, unless a vector that is held for all rows reads them too.
     """
-    ops = ("iota", *CODELESS)
-    return frozenset(
+    ops = {"iota", *CODELESS, "compare", "convert"}
+    free = {
         n
         for n in roles.shared
         if inner_of(roles, space.values[n]) is not None
-        and {space.values[m].op for m in space.slice([n])} <= {*ops, "compare", "convert"}
-    )
+        and {space.values[m].op for m in space.slice([n])} <= ops
+    }
+    return frozenset(free.difference(space.slice(set(roles.shared) - free)))
 
 
 def _formed(plan: RowPlan, form: _Form, streamed: int, limits: Limits) -> RowPlan:

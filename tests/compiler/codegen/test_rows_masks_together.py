@@ -230,3 +230,20 @@ def test_positions_that_leave_their_type(dtype: DType, factor: int, shift: int) 
     p = m.node("exponential", m.node("subtract", x, m.reduce(x, (S,), "max")))
     m.store(m.contract(m.node("divide", p, m.reduce(p, (S,))), m.load((S, E)), (S,)), (T, E))
     check(m, 1e-5)
+
+
+@pytest.mark.parametrize(("atom", "other"), [(T, S), (S, T)])
+def test_a_predicate_of_rows_and_of_what_they_share(atom: int, other: int) -> None:
+    """A vector that is held for all rows reads it, and so do the rows themselves."""
+    m = Maker((1, 384, 512, 32, 32), "held")
+    s = m.contract(m.load((T, D)), m.load((S, D)), (D,), F32)
+    first, second = (
+        m.node("iota", atoms=(a,), dtype=I32, atom=a, start=Affine(), step=1) for a in (atom, other)
+    )
+    late = _compare(m, first, "GT", m.const(101, I32))
+    slope = m.node("multiply", m.node("convert", second, dtype=F32), m.const(0.01))
+    term = m.node("select", late, m.const(0.0), m.const(-1e4), dtype=F32)
+    x = m.node("add", m.node("subtract", s, slope), term)
+    x = m.node("select", late, x, m.const(0.0), dtype=F32)
+    m.store(m.contract(x, m.load((S, E)), (S,)), (T, E))
+    check(m, 1e-5)
