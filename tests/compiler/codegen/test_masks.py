@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from compiler.codegen import generate
 from compiler.isa.limits import walk
 from compiler.isa.region import Affine
 from tests.compiler.codegen.region_harness import F32, I32, PRED, TARGET, Maker, check
+from tests.support.compiled import graph_of, link
 
 DIRECTIONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
 
@@ -116,3 +120,20 @@ def test_other_readers_get_the_predicate_itself(reader: str) -> None:
     m.store(made, (0, 1))
     check(m)
     assert "affine_select" not in opcodes(m)
+
+
+def test_blocks_of_a_loop_keep_the_instruction() -> None:
+    """The range of a loop's counter reaches the mask, whose sums then surely do not wrap."""
+
+    def attend(q, k):
+        def block(carry, t):
+            scores = jax.lax.dynamic_slice(q, (t * 128, 0), (128, 32)) @ k.T
+            row = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0) + t * 128
+            column = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+            return carry, jnp.where(row >= column, jnp.exp(scores), 0.0)
+
+        return jax.lax.scan(block, 0, jnp.arange(4, dtype=jnp.int32))[1]
+
+    program = link(graph_of(attend, *(np.zeros((512, 32), np.float32),) * 2))
+    regions = [r for f in program.functions for s in f.subgraphs for r in s]
+    assert any(i.opcode == "affine_select" for r in regions for i in walk(r.body))
