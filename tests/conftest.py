@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -47,9 +48,25 @@ that starts late would leave the other processes idle at the end.
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long files first, everything else as it was found."""
+    """Long files first, everything else as it was found; cells of matrices say of how many."""
     place = {config.rootpath / "tests" / name: at for at, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+    for item in items:
+        if cells := item.get_closest_marker("cells"):
+            item.user_properties.append(("cells", cells.args))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many cells of the matrices in values this run had: none is left out in silence."""
+    ran = Counter(
+        (*value, outcome)
+        for outcome in ("passed", "failed", "error", "skipped")
+        for report in terminalreporter.getreports(outcome)
+        for key, value in report.user_properties
+        if key == "cells"
+    )
+    for (name, total, outcome), number in sorted(ran.items()):
+        terminalreporter.write_line(f"cells of {name}: {number} of {total} {outcome}")
 
 
 def pytest_collection_finish() -> None:

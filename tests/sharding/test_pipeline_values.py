@@ -66,12 +66,14 @@ def check(model: str, name: str) -> None:
     assert error <= BOUND, f"{leaf}: {error:.1e}"
 
 
+@pytest.mark.cells("pipelines", len(CELLS))
 @pytest.mark.parametrize(("model", "name"), FEW)
 def test_a_step_on_stages_equals_the_unsharded_step(model: str, name: str) -> None:
     check(model, name)
 
 
 @pytest.mark.matrix
+@pytest.mark.cells("pipelines", len(CELLS))
 @pytest.mark.parametrize(("model", "name"), [cell for cell in CELLS if cell not in FEW])
 def test_values_of_every_cell(model: str, name: str) -> None:
     check(model, name)

@@ -101,12 +101,14 @@ def check(model: str, name: str) -> None:
     assert errors[worst] <= 1e-5, f"{worst}: {errors[worst]:.1e}"
 
 
+@pytest.mark.cells("strategies", len(CELLS))
 @pytest.mark.parametrize(("model", "name"), FEW)
 def test_values_equal_the_unsharded_graph(model: str, name: str) -> None:
     check(model, name)
 
 
 @pytest.mark.matrix
+@pytest.mark.cells("strategies", len(CELLS))
 @pytest.mark.parametrize(("model", "name"), [cell for cell in CELLS if cell not in FEW])
 def test_values_of_every_cell(model: str, name: str) -> None:
     check(model, name)
