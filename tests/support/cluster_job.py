@@ -24,7 +24,6 @@ from orchestrator.service import UnitService
 from tests.support.scripted_units import answer, scripted, unit
 
 NODES, UNITS = 3, 30
-LOST_AFTER = 4  # units
 # A lost node is noticed within about two seconds instead of half a minute.
 _HEALTH = {
     "health_check_initial_delay_ms": 500,
@@ -68,7 +67,7 @@ def main(folder: Path) -> dict[str, Any]:
         lost: list[object] = []
 
         def watch(*_: object) -> None:
-            if len(service.rows) == LOST_AFTER:
+            if not lost and len(_workers(service)) == NODES:  # each node has done a unit
                 lost.append(nodes.remove_node(nodes.list_all_nodes()[-1], allow_graceful=False))
 
         cache = Cache(folder / "cache")
@@ -81,10 +80,14 @@ def main(folder: Path) -> dict[str, Any]:
             "lost": len(lost),
             "results": [results[u.key].decode() for u in units],
             "attempts": [row.attempts for row in service.rows],
-            "workers": sorted({row.worker.partition(":")[0] for row in service.rows}),
+            "workers": sorted(_workers(service)),
             "where": [p.read_text() for p in folder.glob("where-*")],
             "metrics": counted,
         }
+
+
+def _workers(service: UnitService) -> set[str]:
+    return {row.worker.partition(":")[0] for row in service.rows}
 
 
 def _refusal() -> str:
