@@ -133,9 +133,14 @@ def _later(dims: Sequence[int]) -> tuple[int, ...]:
     return tuple(d + 1 for d in dims)
 
 
+def _index_vector_dim(op: Op) -> int:
+    """The last dim of the indices, behind a new dim of samples."""
+    rank = op.operands[1].type.rank
+    return rank + (op.attrs.index_vector_dim == rank)
+
+
 def _batched_gather(op: Op) -> object:
     a = op.attrs
-    rank = op.operands[1].type.rank + (a.index_vector_dim == op.operands[1].type.rank)
     return replace(
         a,
         offset_dims=_later(a.offset_dims),
@@ -143,14 +148,13 @@ def _batched_gather(op: Op) -> object:
         operand_batching_dims=(0,),
         start_indices_batching_dims=(0,),
         start_index_map=(1,),
-        index_vector_dim=rank,
+        index_vector_dim=_index_vector_dim(op),
         slice_sizes=(1, *a.slice_sizes),
     )
 
 
 def _batched_scatter(op: Op) -> object:
     a = op.attrs
-    rank = op.operands[1].type.rank + (a.index_vector_dim == op.operands[1].type.rank)
     return replace(
         a,
         update_window_dims=_later(a.update_window_dims),
@@ -158,5 +162,5 @@ def _batched_scatter(op: Op) -> object:
         input_batching_dims=(0,),
         scatter_indices_batching_dims=(0,),
         scatter_dims_to_operand_dims=(1,),
-        index_vector_dim=rank,
+        index_vector_dim=_index_vector_dim(op),
     )

@@ -52,12 +52,10 @@ def executor(
         made.close()
 
 
-@pytest.fixture
-def workers(executor: Executor) -> Executor:
-    """Executors whose units run in processes that can be lost."""
-    if executor.name == "inline":
-        pytest.skip("a unit of this process cannot be ended without it")
-    return executor
+WITH_WORKERS = pytest.mark.parametrize(
+    "executor", ["process", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+)
+"""Back ends whose units run in processes that can be lost; `inline` has this process alone."""
 
 
 def letters(count: int) -> list[WorkUnit]:
@@ -132,10 +130,11 @@ def test_a_unit_that_wants_too_much_memory_ends_alone(executor: Executor) -> Non
     assert {pid_of(o) for o in run(executor, small)} <= before | {pid_of(outcome)}
 
 
-def test_a_worker_that_dies_costs_its_unit_one_try(workers: Executor, tmp_path: Path) -> None:
+@WITH_WORKERS
+def test_a_worker_that_dies_costs_its_unit_one_try(executor: Executor, tmp_path: Path) -> None:
     dying = unit("dying", killing(MAX_ATTEMPTS - 1, tmp_path, b"late"))
     units = [dying, *letters(6)]
-    outcomes = run(workers, units)
+    outcomes = run(executor, units)
     assert len(outcomes) == len(units)
     tries = {o.unit.key: o.attempts for o in outcomes}
     assert results(outcomes)[dying.key] == b"late"
@@ -145,11 +144,12 @@ def test_a_worker_that_dies_costs_its_unit_one_try(workers: Executor, tmp_path: 
     assert len(list(tmp_path.iterdir())) == MAX_ATTEMPTS
 
 
-def test_a_unit_that_kills_three_workers_is_given_up(workers: Executor, tmp_path: Path) -> None:
+@WITH_WORKERS
+def test_a_unit_that_kills_three_workers_is_given_up(executor: Executor, tmp_path: Path) -> None:
     poisoned = unit("poison", killing(99, tmp_path, b"never"))
     events: list[str] = []
-    workers.emit = lambda event, **_: events.append(event)
-    outcomes = {o.unit.key: o for o in run(workers, [poisoned, *letters(6)])}
+    executor.emit = lambda event, **_: events.append(event)
+    outcomes = {o.unit.key: o for o in run(executor, [poisoned, *letters(6)])}
     given_up = outcomes.pop(poisoned.key)
     assert given_up.error is not None and given_up.error.code == "SW_UNIT_POISONED"
     assert f"ended {MAX_ATTEMPTS} workers" in str(given_up.error)
@@ -159,10 +159,11 @@ def test_a_unit_that_kills_three_workers_is_given_up(workers: Executor, tmp_path
     assert events.count("unit.retried") == MAX_ATTEMPTS - 1
 
 
-def test_a_unit_that_outlasts_its_time_is_ended_with_its_worker(workers: Executor) -> None:
+@WITH_WORKERS
+def test_a_unit_that_outlasts_its_time_is_ended_with_its_worker(executor: Executor) -> None:
     slow = unit("slow", answer(b"late", "sleep 60"))
     start = time.monotonic()
-    outcomes = {o.unit.key: o for o in run(workers, [slow, *letters(6)])}
+    outcomes = {o.unit.key: o for o in run(executor, [slow, *letters(6)])}
     late = outcomes.pop(slow.key)
     assert late.error is not None and late.error.code == "SW_UNIT_TIMEOUT"
     assert late.attempts == 1 and late.seconds == LIMITS.timeout_s

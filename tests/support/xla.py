@@ -27,14 +27,24 @@ def run(text: str, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     return outputs
 
 
-def run_ranks(text: str, ranks: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-    """The outputs per rank of one module run by several replicas, `ranks[r]` being r's inputs."""
+def run_ranks(
+    text: str, ranks: Sequence[Sequence[np.ndarray]], grid: tuple[int, int] | None = None
+) -> list[list[np.ndarray]]:
+    """The outputs per rank of one module, `ranks[r]` being r's inputs, on a `grid` of replicas and
+    partitions; replicas alone if none is given.
+    """
+    grid = grid or (len(ranks), 1)
     with mlir.make_ir_context():
         code = io.BytesIO()
         ir.Module.parse(text).operation.write_bytecode(code)
     devices = jax.devices("cpu")[: len(ranks)]
     options = xla_client.CompileOptions()
-    options.num_replicas = len(ranks)
+    build = options.executable_build_options
+    options.num_replicas, options.num_partitions = grid
+    build.num_replicas, build.num_partitions = grid
+    build.use_spmd_partitioning = grid[1] > 1
+    ids = np.array([d.id for d in devices]).reshape(grid)
+    options.device_assignment = xla_client.DeviceAssignment.create(ids)
     client = devices[0].client
     program = client.compile_and_load(code.getvalue(), _jax.DeviceList(tuple(devices)), options)
     columns = [_place(arrays, devices) for arrays in zip(*ranks, strict=True)]

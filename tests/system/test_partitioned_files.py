@@ -4,7 +4,6 @@ model."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,13 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.interpreters import mlir
-from jax._src.lib import xla_client
-from jax._src.lib.mlir import ir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxlib import _jax
 
 from tests.support.model_files import compile_line, meta_of, run_neff, write_model
+from tests.support.xla import run_ranks
 
 RANKS = 8
 SUM = """({
@@ -98,25 +94,6 @@ def module(lines: Sequence[tuple[str, str]], ranks: str = "mhlo.num_replicas = 8
 }}"""
 
 
-def on_eight_replicas(text: str, parts: np.ndarray) -> list[np.ndarray]:
-    """What XLA computes, [replicas, ...] per output."""
-    with mlir.make_ir_context():
-        code = io.BytesIO()
-        ir.Module.parse(text).operation.write_bytecode(code)
-    devices = jax.devices("cpu")[:RANKS]
-    options = xla_client.CompileOptions()
-    options.num_replicas = RANKS
-    ids = np.array([[d.id] for d in devices])
-    options.device_assignment = xla_client.DeviceAssignment.create(ids)
-    program = devices[0].client.compile_and_load(
-        code.getvalue(), _jax.DeviceList(tuple(devices)), options
-    )
-    over = NamedSharding(Mesh(np.array(devices), "r"), PartitionSpec("r"))
-    placed = jax.device_put(parts.reshape(-1, *parts.shape[2:]), over)
-    results = program.execute_sharded([placed]).disassemble_into_single_device_arrays()
-    return [np.stack([np.asarray(part) for part in row]) for row in results]
-
-
 def parts(array: np.ndarray, where: NamedSharding) -> np.ndarray:
     """What each device of a mesh has, [devices, ...]."""
     shards = jax.device_put(array, where).addressable_shards
@@ -140,7 +117,9 @@ def test_collectives_of_a_module_are_those_of_xla(
     neff = compiled(tmp_path, "all.mlir", text)
     assert meta_of(neff)["mesh"] == [["rank_0", 2], ["rank_1", 2], ["rank_2", 2]]
     parts = np.random.default_rng(0).normal(size=(RANKS, 8, 8)).astype(np.float32)
-    wanted = on_eight_replicas(text, parts)
+    wanted = [
+        np.stack(out) for out in zip(*run_ranks(text, [[part] for part in parts]), strict=True)
+    ]
     for level in ("L1", "L0"):
         found = run_neff(neff, [parts], level)
         for name, have, want in zip(LINES, found, wanted, strict=True):

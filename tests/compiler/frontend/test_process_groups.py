@@ -7,13 +7,10 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 import pytest
 from jax._src.interpreters import mlir
-from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import _hlo, _jax
 
 from collectives.ops import ReplicaGroups, group_index
@@ -23,6 +20,7 @@ from compiler.frontend.stablehlo import import_module, import_partition, import_
 from compiler.ir.reference import steps
 from compiler.ir.types import Graph
 from tests.support.reference_ranks import run_collective
+from tests.support.xla import run_ranks
 
 GRIDS = [(1, 4), (4, 1), (2, 2)]  # replicas, partitions
 PLAIN, CHANNEL, GLOBAL = "", "channel", "global"  # as an op says its mode
@@ -208,27 +206,6 @@ def hlo_of(text: str) -> _hlo.HloModule:
     return _hlo.HloModule.from_serialized_hlo_module_proto(proto)
 
 
-def on_xla(text: str, grid: tuple[int, int], parts: np.ndarray) -> list[np.ndarray]:
-    """What XLA computes, [ranks, ...] per output."""
-    with mlir.make_ir_context():
-        code = io.BytesIO()
-        ir.Module.parse(text).operation.write_bytecode(code)
-    devices, options = jax.devices("cpu")[: len(parts)], xla_client.CompileOptions()
-    build = options.executable_build_options
-    options.num_replicas, options.num_partitions = grid
-    build.num_replicas, build.num_partitions = grid
-    build.use_spmd_partitioning = grid[1] > 1
-    ids = np.array([d.id for d in devices]).reshape(grid)
-    options.device_assignment = xla_client.DeviceAssignment.create(ids)
-    program = devices[0].client.compile_and_load(
-        code.getvalue(), _jax.DeviceList(tuple(devices)), options
-    )
-    over = NamedSharding(Mesh(np.array(devices), "r"), PartitionSpec("r"))
-    placed = jax.device_put(parts.reshape(-1, *parts.shape[2:]), over)
-    results = program.execute_sharded([placed]).disassemble_into_single_device_arrays()
-    return [np.stack([np.asarray(part) for part in row]) for row in results]
-
-
 PARTS = np.random.default_rng(0).normal(size=(4, 8, 2)).astype(np.float32)
 
 
@@ -255,7 +232,8 @@ def test_every_mode_is_that_of_the_specification(grid: tuple[int, int], form: st
 @pytest.mark.parametrize("grid", GRIDS)
 def test_the_model_is_xla(grid: tuple[int, int]) -> None:
     lines = [line for line in lines_of(*grid) if line.op != "collective_broadcast"]
-    for line, value in zip(lines, on_xla(of_lines(lines, grid), grid, PARTS), strict=True):
+    ranks = run_ranks(of_lines(lines, grid), [[part] for part in PARTS], grid)
+    for line, value in zip(lines, map(np.stack, zip(*ranks, strict=True)), strict=True):
         np.testing.assert_allclose(
             value, line.model(PARTS), rtol=1e-6, atol=1e-6, err_msg=f"{line}"
         )
