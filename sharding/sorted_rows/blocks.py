@@ -136,7 +136,7 @@ def _later(dims: Sequence[int]) -> tuple[int, ...]:
 def _index_vector_dim(op: Op) -> int:
     """The last dim of the indices, behind a new dim of samples."""
     rank = op.operands[1].type.rank
-    return rank + (op.attrs.index_vector_dim == rank)
+    return rank + int(op.attrs.index_vector_dim == rank)
 
 
 def _batched_gather(op: Op) -> object:
