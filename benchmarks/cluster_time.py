@@ -17,9 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from orchestrator.build import Stages, build
+from orchestrator.build import build
 from orchestrator.config import load
 from orchestrator.job import step_of, unit_service
+from orchestrator.stages import Stages
 from sim_cluster.faults import Faults
 from sim_cluster.step_time import Step, time_step
 

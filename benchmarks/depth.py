@@ -28,12 +28,13 @@ from compiler.frontend.stablehlo import import_module
 from compiler.frontend.task import TrainTask
 from compiler.passes.pipeline import run, step_passes
 from compiler.target import load_target
-from orchestrator.build import Layout, Stages, build_task
+from orchestrator.build import Layout, build_task
 from orchestrator.cache import Cache
 from orchestrator.config import JobConfig
-from orchestrator.executor import InlineExecutor
 from orchestrator.host import collect_rarely
-from orchestrator.service import UnitService
+from orchestrator.service.executor import InlineExecutor
+from orchestrator.service.service import UnitService
+from orchestrator.stages import Stages
 from sharding.localize import localize
 from sharding.mesh import make_mesh
 from sharding.partitioned import slots

@@ -2,8 +2,9 @@
 
     python benchmarks/network.py COLLECTIVES.csv [--fit]
 
-The file has the columns of orchestrator/published_collectives.py. Nothing is changed by `--fit`: it
-prints what the fitted share would be for every group of rows, against the one in use.
+The file has the columns of orchestrator/validation/published_collectives.py. Nothing is changed
+by `--fit`: it prints what the fitted share would be for every group of rows, against the one in
+use.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collectives.recipe import Choice
 from collectives.timing import COPY_TOUCHES, REDUCE_TOUCHES
 from collectives.topology import torus
 from compiler.target import Target, load_target, logical, target_names
-from orchestrator.published_collectives import CollectivePrediction, predict_file
+from orchestrator.validation.published_collectives import CollectivePrediction, predict_file
 from sim_cluster.calibration import constants
 from sim_cluster.collective_costs import collective_costs
 from sim_cluster.network import cluster_topology

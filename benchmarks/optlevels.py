@@ -25,10 +25,11 @@ from compiler.isa.program import Program
 from compiler.link import link
 from compiler.options import CompileOptions
 from compiler.outline import outline
-from orchestrator.build import Built, Stages, build_task, layout_of
+from orchestrator.build import Built, build_task, layout_of
 from orchestrator.config import JobConfig, load
 from orchestrator.job import unit_service
 from orchestrator.model import resolve_task
+from orchestrator.stages import Stages
 from sim_cluster.step_time import Step, time_step
 
 LEVELS = (1, 2, 3)

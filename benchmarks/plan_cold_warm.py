@@ -3,8 +3,9 @@
     python benchmarks/plan_cold_warm.py [EXECUTOR ...]
 
 Wall seconds mean something on an idle machine only; CPU seconds (user, all processes of the job)
-hardly change with the load. Bars (DESIGN.md section 7 and issue 3): cold within 12 s of two idle
-cores and 2 GB, all compile units within 8 CPU seconds, warm at least 20 times faster.
+hardly change with the load. A cold answer has tried what there was time for (`docs/plan.md`).
+Bars (DESIGN.md section 7 and issue 3): cold within 12 s of two idle cores and 2 GB, all compile
+units within 8 CPU seconds, warm at least 20 times faster.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ COMMAND = ["-m", "orchestrator", "plan", "--model", "llama2-70b", "--instances",
 EXECUTORS = ("auto", "inline")
 HEADER = (
     f"{'executor':10}{'cold s':>8}{'cpu s':>8}{'compile s':>11}{'units s':>9}{'warm s':>8}"
-    f"{'ratio':>7}{'peak GB':>9}"
+    f"{'ratio':>7}{'peak GB':>9}{'tries':>7}"
 )
 
 
@@ -58,6 +59,7 @@ def row(executor: str) -> str:
     return (
         f"{executor:10}{cold.wall_s:>8.2f}{cold.cpu_s:>8.2f}{stages['compile']:>11.2f}"
         f"{units:>9.2f}{warm.wall_s:>8.2f}{cold.wall_s / warm.wall_s:>7.1f}{peak_gb:>9.2f}"
+        f"{len(cold.report['whatif']['tried']):>7}"
     )
 
 

@@ -1,254 +1,141 @@
 """Weak and strong scaling of Llama-2 7B and 70B with FSDP from 1 to 512 instances: writes
 docs/scaling.md and its plots.
 
-    python benchmarks/scaling.py [--cache DIR] [--rows FILE] [--modes weak strong]
+    python benchmarks/scaling.py [--cache DIR] [--out DIR] [--models NAME ...] [--instances 1,2,...]
 
-Every point is a whole plan: captured, partitioned, compiled, linked and timed under all profiles on
-trn1n.32xlarge; the same programs are then timed on trn1.32xlarge, whose cores are the same.
-Finished points are kept in `--rows`, so that an interrupted run goes on. Wants the extra `plot`.
+The points are those of `shardwright scale`, and so are the rows, which stay in `--out`: a run that
+was ended goes on. Wants the extra `plot`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from compiler.target import PS_PER_S, load_target
-from orchestrator.build import Stages, build
-from orchestrator.config import load
-from orchestrator.job import step_of, unit_service
-from orchestrator.report import base_report
-from sim_cluster.step_time import Timings, timed
+from orchestrator.config import JobConfig, load
+from orchestrator.whatif.journal import Journal
+from orchestrator.whatif.rows import FITS, Row
+from orchestrator.whatif.scale import MODES, Curve, Study, curves, points, verdicts
+from orchestrator.whatif.scale_screen import write_plots
+from orchestrator.whatif.sweep import sweep
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MODELS = ("llama2-7b", "llama2-70b")
-MODES = ("weak", "strong")
-ENDS = ("conservative", "peak")
+TARGETS = ("trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge")
 INSTANCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-MOST_SHARDS = 512  # ranks that share a copy of the state; more ranks hold more copies (HSDP)
 STRONG_BATCH = 2048  # samples per step, however many instances
-CORES = 32
-OTHER = "trn1.32xlarge"
-EQUAL = 1e-5  # steps that differ by less are the same: a few microseconds
 HEAD = """# Scaling
 
 Weak and strong scaling of Llama-2 7B and 70B with FSDP, sequences of 4096 tokens and full
-recomputation, from 1 to 512 instances of trn1n.32xlarge, and of the same programs on trn1.32xlarge.
-Written by `benchmarks/scaling.py`; every point is a whole plan (captured, partitioned, compiled,
-linked, timed). All of it is **extrapolated**: no published run is FSDP. Steps are nominal, with the
-band from `peak` to `conservative`.
+recomputation, on trn1.32xlarge, trn1n.32xlarge and trn2.48xlarge. Written by
+`benchmarks/scaling.py` from the rows of `shardwright scale`; every point is a whole plan (captured,
+partitioned, compiled, linked, timed). All of it is **extrapolated**: no published run is FSDP.
+Steps are nominal, with the band from `peak` to `conservative`.
 
 - State is shared by up to 512 ranks; more ranks hold more copies of it (`dp_replicate`).
-- *Weak*: one sample per rank. *Strong*: 2048 samples per step; up to 64 instances fewer ranks do
-  more micro-batches, beyond that `tp` grows with the instances.
+- *Weak*: one sample per rank. *Strong*: {batch} samples per step; with fewer ranks they do more
+  micro-batches, with more `tp` takes them.
 - *Efficiency* is tokens per second and instance against the smallest number of instances whose
   memory suffices. *Exposed* is the part of the step that waits for collectives.
-- Rows whose state does not fit the 16 GiB of a core are timed all the same and say so.
+- Rows whose state does not fit the memory of a core are timed all the same and say so.
+- Prices are on demand; that of trn2.48xlarge is of Capacity Blocks, as others quote it
+  (`compiler/targets/trn2.48xlarge.json`).
+
+The same for your own job:
+
+```
+shardwright scale --model llama2-70b --instances 8,16,32 --targets trn1n.32xlarge,trn2.48xlarge
+```
 """
+TABLE_HEAD = (
+    "| instances | machine | mesh | step s | band s | tokens/s | efficiency | exposed | MFU |"
+    " peak GiB | USD per million tokens |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
+)
 
 
-@dataclass(frozen=True)
-class Point:
-    """One number of instances of a curve."""
-
-    model: str
-    mode: str
-    instances: int
-
-    @property
-    def mesh(self) -> dict[str, int]:
-        """Mesh axes above 1."""
-        ranks, tp = CORES * self.instances, 1
-        if self.mode == "strong":
-            tp = max(1, ranks // STRONG_BATCH)
-        shards = min(ranks // tp, MOST_SHARDS)
-        sizes = {"dp_replicate": ranks // tp // shards, "dp_shard": shards, "tp": tp}
-        return {axis: size for axis, size in sizes.items() if size > 1}
-
-    def settings(self, cache: str) -> list[str]:
-        """The job as overrides."""
-        batch = [f"strategy.global_batch={STRONG_BATCH}"] if self.mode == "strong" else []
-        return [
-            f"model.preset={self.model}",
-            f"cluster.instances={self.instances}",
-            f"cache.dir={cache}",
-            *(f"mesh.{axis}={size}" for axis, size in self.mesh.items()),
-            *batch,
-        ]
+def study_of(instances: Sequence[int]) -> Study:
+    """What the page shows."""
+    return Study(targets=TARGETS, instances=instances)
 
 
-@dataclass(frozen=True)
-class Row:
-    """What came out of a point: seconds of a step per profile on trn1n and on trn1, and the rest of
-    the nominal answer."""
-
-    point: Point
-    steps: Mapping[str, float]
-    other: Mapping[str, float]
-    tokens: int
-    exposed: float
-    mfu: float
-    peak_gib: float
-    fits: bool
-
-    def tokens_per_s(self, seconds: float | None = None) -> float:
-        """Tokens per second with a step time, the nominal one unless given."""
-        return self.tokens / (seconds or self.steps["nominal"])
+def job_of(model: str, cache: str, changes: Mapping[str, Any] | None = None) -> JobConfig:
+    """The job of a model, with changed keys on top."""
+    settings = [f"model.preset={model}", f"cache.dir={cache}"]
+    return load(None, [*settings, f"strategy.global_batch={STRONG_BATCH}"], changes)
 
 
-def row_of(point: Point, cache: str) -> Row:
-    """Plan a point on both machines."""
-    job, stages = load(None, point.settings(cache)), Stages()
-    with unit_service(job, None) as service:
-        built = build(job, service, stages)
-        step = step_of(built, built.programs)
-        timings = timed(step, "nominal")
-        report = base_report(built, timings, service, stages, {})
-    timing, memory = report["timing"], report["memory"]
-    exposed = sum(v for k, v in timing["breakdown_ps"].items() if k.startswith("collective"))
-    return Row(
-        point,
-        _seconds(timings),
-        _seconds(timed(replace(step, target=load_target(OTHER)), "nominal")),
-        built.layout.global_batch * built.tokens_per_sample,
-        exposed / timing["step_time_ps"],
-        timing["mfu"],
-        memory["peak_bytes"] / 2**30,
-        memory["fits"],
-    )
+def curves_of(model: str, instances: Sequence[int], cache: str, out: Path) -> list[Curve]:
+    """The curves of a model; what `out` does not hold yet is planned."""
+    base = job_of(model, cache)
+    asked = points(study_of(instances), base, lambda keys: job_of(model, cache, keys))
+
+    def tell(row: Row, done: int, total: int) -> None:
+        print(model, f"{done}/{total}", *row.values.values(), row.status, flush=True)
+
+    return curves(sweep(asked, base, Journal(out / f"{model}.jsonl"), tell).rows)
 
 
-def _seconds(timings: Timings) -> dict[str, float]:
-    return {name: t.step_time_ps / PS_PER_S for name, t in timings.band.items()}
+def table(found: Sequence[Curve]) -> Iterator[str]:
+    """The rows of one mode, machines under each other for every number of instances."""
+    yield from TABLE_HEAD
+    for count in sorted({count for curve in found for count in curve.rows}):
+        for curve in found:
+            if (row := curve.rows.get(count)) is not None:
+                yield f"| {' | '.join(_cells(count, row))} |"
 
 
-def read_rows(path: Path) -> dict[Point, Row]:
-    """Rows of earlier runs."""
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    rows = [Row(**{**data, "point": Point(**data["point"])}) for data in found]
-    return {row.point: row for row in rows}
-
-
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """The rows of one curve."""
-    yield (
-        "| instances | mesh | micro-batches | step s | band s | trn1 step s | tokens/s |"
-        " efficiency | exposed | MFU | peak GiB |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|"
-    first = next((r for r in rows if r.fits), rows[0])
-    each = first.tokens_per_s() / first.point.instances
-    for row in rows:
-        yield f"| {' | '.join(_cells(row, each))} |"
-
-
-def _cells(row: Row, each: float) -> list[str]:
-    point, steps = row.point, row.steps
-    ranks = CORES * point.instances // point.mesh.get("tp", 1)
-    batches = STRONG_BATCH // ranks if point.mode == "strong" else 1
+def _cells(count: int, row: Row) -> list[str]:
+    m = row.metrics
+    if not m:
+        return [str(count), row.values["target"], row.code, *["-"] * 8]
+    cost = m["usd_per_1e6_tokens"]
     return [
-        str(point.instances),
-        ", ".join(f"{axis} {size}" for axis, size in point.mesh.items()),
-        str(batches),
-        f"{steps['nominal']:.3f}",
-        f"{min(steps.values()):.3f} .. {max(steps.values()):.3f}",
-        f"{row.other['nominal']:.3f}",
-        f"{row.tokens_per_s():,.0f}",
-        f"{row.tokens_per_s() / point.instances / each:.1%}",
-        f"{row.exposed:.1%}",
-        f"{row.mfu:.1%}",
-        f"{row.peak_gib:.2f}" + ("" if row.fits else " (does not fit)"),
+        str(count),
+        m["target"],
+        m["mesh"].replace("=", " ").replace(",", ", "),
+        f"{m['step_time_s']:.3f}",
+        f"{m['step_time_low_s']:.3f} .. {m['step_time_high_s']:.3f}",
+        f"{m['tokens_per_s']:,.0f}",
+        f"{m['efficiency']:.1%}",
+        f"{m['exposed']:.1%}",
+        f"{m['mfu']:.1%}",
+        f"{m['peak_gib']:.2f}" + ("" if row.status == FITS else " (does not fit)"),
+        "-" if cost is None else f"{cost:.3f}",
     ]
 
 
-def plot(mode: str, curves: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """Tokens per second of both models on both machines, with the band of trn1n, as SVG."""
-    import matplotlib.pyplot as plt
-
-    # The same rows give the same file: no date, and ids from a fixed salt.
-    plt.rcParams["svg.hashsalt"] = "shardwright"
-    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
-    for model, rows in curves.items():
-        xs = [row.point.instances for row in rows]
-        (line,) = axes.plot(xs, [r.tokens_per_s() for r in rows], "o-", label=f"{model}, trn1n")
-        low, high = ([r.tokens_per_s(r.steps[end]) for r in rows] for end in ENDS)
-        axes.fill_between(xs, low, high, color=line.get_color(), alpha=0.15)
-        trn1 = [r.tokens_per_s(r.other["nominal"]) for r in rows]
-        axes.plot(xs, trn1, "x", color="black", label=f"{model}, trn1")
-        linear = [rows[0].tokens_per_s() * x / xs[0] for x in xs]
-        axes.plot(xs, linear, "--", color=line.get_color(), label=f"{model}, linear")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.grid(alpha=0.3)
-    axes.set(xlabel="instances of 32 cores", ylabel="tokens per second")
-    axes.set_title(f"FSDP, {mode} scaling (band: conservative to peak)")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
-def verdict(rows: Sequence[Row]) -> str:
-    """trn1n against trn1, under every profile."""
-    ratios = {
-        (row.point, name): row.other[name] / row.steps[name] for row in rows for name in row.steps
-    }
-    text = (
-        f"In {len(ratios)} comparisons (points times profiles) trn1 takes"
-        f" {min(ratios.values()):.4f} to {max(ratios.values()):.4f} times the step of trn1n."
-    )
-    slower = {key: ratio for key, ratio in ratios.items() if ratio < 1 - EQUAL}
-    if not slower:
-        return text + f" trn1n is nowhere slower by more than {EQUAL:.3%}."
-    shown = (
-        f"{point.model} {point.mode} {point.instances} {name} {1 / ratio - 1:.2%}"
-        for (point, name), ratio in slower.items()
-    )
-    return f"{text} trn1n is slower by more than {EQUAL:.3%} in {len(slower)}: {', '.join(shown)}."
-
-
-def write_page(rows: Mapping[Point, Row]) -> None:
-    """The page and its plots, of the rows there are."""
-    parts = [HEAD]
-    for mode in MODES:
-        own = sorted((r for p, r in rows.items() if p.mode == mode), key=_instances)
-        curves = {model: [r for r in own if r.point.model == model] for model in MODELS}
-        curves = {model: found for model, found in curves.items() if found}
-        if not curves:
-            continue
-        plot(mode, curves, DOCS / f"scaling-{mode}.svg")
-        parts.append(f"\n## {mode.capitalize()} scaling\n![{mode} scaling](scaling-{mode}.svg)\n")
-        for model, found in curves.items():
-            parts += [f"\n### {model}\n" + "\n".join(table(found)) + "\n"]
-    parts.append(f"\n## trn1n against trn1\n{verdict(list(rows.values()))}\n")
-    (DOCS / "scaling.md").write_text("".join(parts))
-
-
-def _instances(row: Row) -> int:
-    return row.point.instances
+def page(found: Mapping[str, Sequence[Curve]]) -> str:
+    """The page of the curves of every model."""
+    parts = [HEAD.format(batch=STRONG_BATCH)]
+    for model, own in found.items():
+        parts.append(f"\n## {model}\n\nMachines that fit, by number of instances:\n\n")
+        parts += [f"- {name}: {'; '.join(lines)}\n" for name, lines in verdicts(own).items()]
+        for mode in MODES:
+            rows = "\n".join(table([curve for curve in own if curve.mode == mode]))
+            picture = f"![{model}, {mode} scaling](scaling/{model}-scale-{mode}.svg)"
+            parts.append(f"\n### {model}, {mode} scaling\n\n{picture}\n\n{rows}\n")
+    return "".join(parts)
 
 
 def main() -> None:
-    """Plan what `--rows` does not hold yet, then write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Plan what `--out` does not hold yet, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", default="", help="unit cache")
-    parser.add_argument("--rows", type=Path, default=Path("scaling-rows.jsonl"))
-    parser.add_argument("--modes", nargs="*", default=MODES)
+    parser.add_argument("--out", type=Path, default=Path("out/scaling"), help="rows that are done")
+    parser.add_argument("--models", nargs="*", default=MODELS)
+    parser.add_argument("--instances", default=",".join(map(str, INSTANCES)))
     args = parser.parse_args()
-    rows = read_rows(args.rows)
-    points = [Point(m, mode, n) for mode in args.modes for n in INSTANCES for m in MODELS]
-    for point in (p for p in points if p not in rows):
-        rows[point] = row = row_of(point, args.cache)
-        with args.rows.open("a") as file:
-            file.write(json.dumps(asdict(row)) + "\n")
-        print(point.mode, point.model, point.instances, f"{row.steps['nominal']:.3f}", flush=True)
-    write_page(rows)
+    counts = [int(word) for word in args.instances.split(",")]
+    found = {model: curves_of(model, counts, args.cache, args.out) for model in args.models}
+    for model, own in found.items():
+        write_plots(DOCS / "scaling", own, f"{model}-", (".svg",))
+    (DOCS / "scaling.md").write_text(page(found))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python benchmarks/sensitivity.py [--cache DIR]
 
 The text is in sensitivity.md. Figures, status and sources come from the machine's own files, the
-statements from `orchestrator/limits.py`, costs of instructions from `compiler/isa/costs.py`; every
+statements from `orchestrator/report/limits.py`, costs of instructions from
+`compiler/isa/costs.py`; every
 figure is moved down and up for three jobs, whose programs are built once.
 """
 
@@ -20,13 +21,13 @@ from compiler.isa.costs import RULES
 from compiler.target import Fact, load_target
 from orchestrator.cache import Cache
 from orchestrator.config import load
-from orchestrator.executor import InlineExecutor
-from orchestrator.explain_sensitivity import LEAST, moved_by
 from orchestrator.job import step_of
-from orchestrator.limits import STATEMENTS
-from orchestrator.predict import build_workload
-from orchestrator.published import Storage, Workload
-from orchestrator.service import UnitService
+from orchestrator.report.explain_sensitivity import LEAST, moved_by
+from orchestrator.report.limits import STATEMENTS
+from orchestrator.service.executor import InlineExecutor
+from orchestrator.service.service import UnitService
+from orchestrator.validation.predict import build_workload
+from orchestrator.validation.published import Storage, Workload
 from sim_cluster.sensitivity import SHARE, Moved, assumptions, sensitivity
 
 TEMPLATE = Path(__file__).with_suffix(".md")

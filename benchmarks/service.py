@@ -24,12 +24,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from orchestrator.build import Stages, build
+from orchestrator.build import build
 from orchestrator.cache import Cache
 from orchestrator.config import load
-from orchestrator.executor import Executor, InlineExecutor, Limits, WorkUnit
 from orchestrator.job import executor_of
-from orchestrator.service import UnitService
+from orchestrator.service.executor import Executor, InlineExecutor, Limits, WorkUnit
+from orchestrator.service.service import UnitService
+from orchestrator.stages import Stages
 
 STRATEGIES = ("fsdp", "llm-training")
 BARS = {"two workers": 1.7, "overhead_ms": 20.0, "warm": 20.0}

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.run_settings import profiles
+from orchestrator.validation.run_settings import profiles
 from sim_cluster.calibration import constants
 
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -55,12 +55,14 @@ def main() -> None:
 
 
 def _settings() -> Iterator[str]:
-    yield _header("profile", "attention", "recomputation", "sums in fp32", "projections", "source")
+    names = ("profile", "attention", "recomputation", "dropout", "sums in fp32", "projections")
+    yield _header(*names, "source")
     for one in profiles():
         sums = _yes(one.accumulation)
         joint = "fused" if one.fused else "separate"
         joint += ", kv heads of every rank" if one.replicated_kv else ""
-        yield _line(one.name, one.attention, one.remat, sums, joint, one.source)
+        dropped = f"{one.dropout:g}"
+        yield _line(one.name, one.attention, one.remat, dropped, sums, joint, one.source)
 
 
 def _header(*names: str) -> str:

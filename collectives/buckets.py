@@ -19,16 +19,21 @@ from collectives.schedule import Schedule
 
 
 def execute_parts(
-    schedule: Schedule, sources: Sequence[Array], parts: Sequence[Shape], *, reduction: str = "add"
+    schedule: Schedule,
+    sources: Sequence[Array],
+    parts: Sequence[Shape],
+    *,
+    reduction: str = "add",
+    wanted: Sequence[int] | None = None,
 ) -> list[Array]:
-    """The result of every rank, in group order: flat, one part behind the other, where there are
-    several.
+    """The result of every rank, or of those `wanted` (as in `execute`), in group order: flat, one
+    part behind the other, where there are several.
 
     Shapes: `parts` are [outer, dim, inner] of what lies in one source.
     Raises CollectiveError when the parts are not the source, or as `execute`.
     """
     if len(parts) == 1:
-        return execute(schedule, sources, shape=parts[0], reduction=reduction)
+        return execute(schedule, sources, shape=parts[0], reduction=reduction, wanted=wanted)
     ends = list(accumulate(map(math.prod, parts), initial=0))
     if any(source.size != ends[-1] for source in sources):
         raise CollectiveError(
@@ -36,7 +41,7 @@ def execute_parts(
         )
     flat = [source.reshape(-1) for source in sources]
     results = [
-        execute(schedule, [f[a:b] for f in flat], shape=part, reduction=reduction)
+        execute(schedule, [f[a:b] for f in flat], shape=part, reduction=reduction, wanted=wanted)
         for part, (a, b) in zip(parts, pairwise(ends), strict=True)
     ]
     return [np.concatenate([r.reshape(-1) for r in rank]) for rank in zip(*results, strict=True)]

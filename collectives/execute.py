@@ -49,8 +49,10 @@ def execute(
     shape: Shape | None = None,
     reduction: str = "add",
     targets: Sequence[Array] | None = None,
+    wanted: Sequence[int] | None = None,
 ) -> list[Array]:
-    """The result of every rank, in group order.
+    """The result of every rank, in group order, or of the ranks `wanted`, ascending. For these the
+    sources of a kind that splits hold only their pieces (`pieces_of`); the bits are the same.
 
     Each hop reduces two payloads in fp32 (fp64, integers and bools in their own type) and rounds to
     the payload type, always in the same order. Ranks with equal results share one read-only array;
@@ -60,13 +62,14 @@ def execute(
     `reference`.
     Raises CollectiveError when sources do not fit the schedule or a dim does not divide.
     """
-    view = _check(schedule, sources, shape)
+    ranks = tuple(wanted) if wanted is not None else tuple(range(schedule.num_ranks))
+    view = _check(schedule, sources, shape, len(ranks))
     blocks = [s.reshape(view) for s in sources]
     if schedule.kind in REDUCING:
-        results = _reduce(schedule, blocks, reduction)
+        results = _reduce(schedule, blocks, reduction, ranks)
     else:
         _delivers(schedule)
-        results = _copy(schedule, blocks)
+        results = _copy(schedule, blocks, ranks)
     for result in results:
         result.flags.writeable = False
     for target, result in zip(targets or (), results, strict=bool(targets)):
@@ -74,8 +77,17 @@ def execute(
     return results
 
 
-def _check(schedule: Schedule, sources: Sequence[Array], shape: Shape | None) -> Shape:
-    """The [outer, dim, inner] view of a source."""
+def pieces_of(kind: CollectiveKind, source: Array, num_ranks: int, wanted: Sequence[int]) -> Array:
+    """What of a source, [outer, dim, inner], the results of `wanted` depend on, in a kind that
+    splits: their pieces along dim. Raises CollectiveError when dim does not divide."""
+    outer, dim, inner = source.shape
+    check_divides(kind, dim, num_ranks)
+    pieces = source.reshape(outer, num_ranks, dim // num_ranks, inner)[:, list(wanted)]
+    return pieces.reshape(outer, -1, inner)
+
+
+def _check(schedule: Schedule, sources: Sequence[Array], shape: Shape | None, pieces: int) -> Shape:
+    """The [outer, dim, inner] view of a source, in so many pieces where the kind splits."""
     if len(sources) != schedule.num_ranks:
         raise CollectiveError(
             f"this schedule requires {schedule.num_ranks} sources, got {len(sources)}"
@@ -87,7 +99,7 @@ def _check(schedule: Schedule, sources: Sequence[Array], shape: Shape | None) ->
             f"sources require one type and the size of {view}, got {sorted(map(str, kinds))}"
         )
     if schedule.kind in SPLITTING:
-        check_divides(schedule.kind, view[1], schedule.num_ranks)
+        check_divides(schedule.kind, view[1], pieces)
     return view
 
 
@@ -97,32 +109,35 @@ def _delivers(schedule: Schedule) -> None:
     schedule.verify()
 
 
-def _copy(schedule: Schedule, blocks: Sequence[Array]) -> list[Array]:
+def _copy(schedule: Schedule, blocks: Sequence[Array], ranks: tuple[int, ...]) -> list[Array]:
     """Results of the kinds that only move."""
-    n = len(blocks)
+    n = len(ranks)
     if schedule.kind is CollectiveKind.ALL_GATHER:
         return [np.concatenate(blocks, axis=1)] * n
     if schedule.kind is CollectiveKind.COLLECTIVE_PERMUTE:
         zeros = np.zeros_like(blocks[0])
-        moved = {t: blocks[s].copy() for s, t in schedule.pairs}
-        return [moved.get(t, zeros) for t in range(n)]
+        moved = {t: blocks[s].copy() for s, t in schedule.pairs if t in ranks}
+        return [moved.get(t, zeros) for t in ranks]
     pieces = [np.split(b, n, axis=1) for b in blocks]
     return [np.concatenate([p[t] for p in pieces], axis=1) for t in range(n)]
 
 
-def _reduce(schedule: Schedule, blocks: Sequence[Array], reduction: str) -> list[Array]:
+def _reduce(
+    schedule: Schedule, blocks: Sequence[Array], reduction: str, ranks: tuple[int, ...]
+) -> list[Array]:
     """Results of all_reduce and reduce_scatter."""
-    plan = _plan(schedule)
-    outer, dim, inner = blocks[0].shape
     split = schedule.kind is CollectiveKind.REDUCE_SCATTER
-    result_shape = (outer, dim // schedule.num_ranks, inner) if split else (outer, dim, inner)
+    plan = _plan(schedule, ranks)
+    pieces = len(ranks) if split else 1
+    outer, dim, inner = blocks[0].shape
+    result_shape = (outer, dim // pieces, inner)
     per_block = schedule.parts if split else schedule.num_slots
     elements = outer * result_shape[1] * inner
     width = -(-elements // per_block)
     if width * blocks[0].itemsize < ROW_LOOP_BYTES:
-        rows = _run_rounds(plan, _padded(blocks, split, per_block, width, plan), reduction)
+        rows = _run_rounds(plan, _padded(blocks, pieces, per_block, width, plan), reduction)
     else:
-        rows = _run_rows(plan, _pieces(blocks, split, per_block, width), reduction)
+        rows = _run_rows(plan, _pieces(blocks, pieces, per_block, width), reduction)
     made: dict[tuple[int, ...], Array] = {}
     for wanted in plan.results:
         if wanted not in made:
@@ -131,11 +146,10 @@ def _reduce(schedule: Schedule, blocks: Sequence[Array], reduction: str) -> list
     return [made[wanted] for wanted in plan.results]
 
 
-def _padded(blocks: Sequence[Array], split: bool, per_block: int, width: int, plan: _Plan) -> Array:
+def _padded(blocks: Sequence[Array], pieces: int, per_block: int, width: int, plan: _Plan) -> Array:
     """All source rows, zero-padded to `width`, with room for the accumulators: [rows, width]."""
     n = len(blocks)
     outer, dim, inner = blocks[0].shape
-    pieces = n if split else 1
     table = np.empty((plan.num_sources + plan.num_accumulators, width), dtype=blocks[0].dtype)
     filled = table[: plan.num_sources].reshape(n, pieces, per_block * width)
     size = outer * (dim // pieces) * inner
@@ -146,11 +160,11 @@ def _padded(blocks: Sequence[Array], split: bool, per_block: int, width: int, pl
     return table
 
 
-def _pieces(blocks: Sequence[Array], split: bool, per_block: int, width: int) -> list[Array]:
+def _pieces(blocks: Sequence[Array], pieces: int, per_block: int, width: int) -> list[Array]:
     """All source rows as views where the pieces are regular, as copies where they need padding."""
     rows: list[Array] = []
     for block in blocks:
-        for piece in np.split(block, len(blocks), axis=1) if split else [block]:
+        for piece in np.split(block, pieces, axis=1):
             rows += [piece] if per_block == 1 else _cut(piece.reshape(-1), per_block, width)
     return rows
 
@@ -181,13 +195,17 @@ def _run_rows(plan: _Plan, rows: list[Array], reduction: str) -> list[Array]:
 
 
 @lru_cache(maxsize=256)
-def _plan(schedule: Schedule) -> _Plan:
-    """Follow the moves of a reducing schedule. Raises CollectiveError when it does not verify."""
+def _plan(schedule: Schedule, ranks: tuple[int, ...]) -> _Plan:
+    """Follow the moves of a reducing schedule, as far as the results of `ranks` depend on them.
+    Raises CollectiveError when it does not verify."""
     _delivers(schedule)
-    num_sources = schedule.num_ranks * schedule.num_slots
-    versions, steps = _trace(schedule, num_sources)
     rank, chunk = final_chunks(schedule)
-    final = versions[rank, chunk].reshape(schedule.num_ranks, -1)
+    wanted = np.isin(rank, ranks)
+    rank, chunk = rank[wanted], chunk[wanted]
+    kept = np.unique(chunk)  # a chunk is made of nothing but itself
+    num_sources = schedule.num_ranks * len(kept)
+    versions, steps = _trace(schedule, kept)
+    final = versions[rank, np.searchsorted(kept, chunk)].reshape(len(ranks), -1)
     row_of = _assign_rows(steps, final, num_sources)
     operations = []
     for out, a, b in steps:
@@ -204,17 +222,20 @@ def _plan(schedule: Schedule) -> _Plan:
 
 
 def _trace(
-    schedule: Schedule, num_sources: int
+    schedule: Schedule, kept: IntArray
 ) -> tuple[IntArray, list[tuple[IntArray, IntArray, IntArray]]]:
-    """The version each (rank, chunk) ends with, and the operations that make new versions from two
-    old ones."""
-    versions = np.arange(num_sources, dtype=np.int64).reshape(schedule.num_ranks, -1)
-    made = num_sources
+    """The version each (rank, kept chunk) ends with, and the operations that make new versions from
+    two old ones."""
+    made = schedule.num_ranks * len(kept)
+    versions = np.arange(made, dtype=np.int64).reshape(schedule.num_ranks, -1)
     operations = []
     for step in schedule.steps():
-        incoming = versions[step.source, step.chunk]
-        for index in rounds(step.target * schedule.num_slots + step.chunk):
-            where = (step.target[index], step.chunk[index])
+        moves = np.flatnonzero(np.isin(step.chunk, kept))
+        source, target = step.source[moves], step.target[moves]
+        chunk = np.searchsorted(kept, step.chunk[moves])
+        incoming = versions[source, chunk]
+        for index in rounds(target * len(kept) + chunk):
+            where = (target[index], chunk[index])
             if not step.reduce:
                 versions[where] = incoming[index]
                 continue

@@ -10,6 +10,8 @@ and their status are in the data files of the machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from collectives.costs import CollectiveCosts
 from collectives.layout import Layout, inside_rings, is_hypercube, place
@@ -45,6 +47,39 @@ def choose(
         why = "groups differ in local indices or overlap in instances: ring in rank order"
         return Choice(kind, layout, "ring", why)
     return _fastest(_allowed(kind, layout, size_bytes, costs), size_bytes, element_bytes, costs)
+
+
+def alternatives(
+    kind: CollectiveKind,
+    topology: Topology,
+    groups: ReplicaGroups,
+    size_bytes: int,
+    costs: CollectiveCosts,
+) -> dict[str, Choice]:
+    """Every algorithm that some setting of the thresholds would choose from, by name; none for
+    kinds and groups that leave nothing to choose."""
+    layout = place(topology, groups)
+    chosen = (CollectiveKind.COLLECTIVE_PERMUTE, CollectiveKind.ALL_TO_ALL)
+    if kind in chosen or layout.grid is None or layout.group_size == 1:
+        return {}
+    settings: list[dict[str, Any]] = [
+        {},
+        {"mesh_max_bytes": size_bytes},
+        {"mesh_max_bytes": 0, "rdh_max_bytes": size_bytes},
+        {"mesh_max_bytes": 0, "rdh_max_bytes": 0, "kangaring": True},
+        {"mesh_max_bytes": 0, "rdh_max_bytes": 0, "kangaring": False},
+        {"mesh_max_bytes": 0, "rdh_max_bytes": 0, "inter_recursive": False},
+        {"flat_ring_min_bytes": 1},
+    ]
+    found = (c for s in settings for c in _allowed(kind, layout, size_bytes, replace(costs, **s)))
+    return {full_name(choice): choice for choice in found}
+
+
+def full_name(choice: Choice) -> str:
+    """The name of a choice with its parts."""
+    parts = [f"{n} {w}" for n, w in ((choice.inside, "inside"), (choice.across, "across")) if n]
+    name = choice.algorithm.replace("_", " ")
+    return f"{name} ({', '.join(parts)})" if parts else name
 
 
 def _allowed(

@@ -7,10 +7,13 @@ user's line where the graph is known.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from compiler import hbm
 from compiler.core_order import order_cores
 from compiler.diagnostics import DiagnosticError, Loc
 from compiler.ir.types import Graph, Op
+from compiler.isa.limits import limits_for
 from compiler.isa.program import Function, Program, Region
 from compiler.link import link_program
 from compiler.logical_core import LogicalCore
@@ -22,6 +25,7 @@ from compiler.outline import Outlined, outline_programs
 from compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
 from compiler.passes.pipeline import run, unit_passes
 from compiler.program import StepProgram
+from compiler.region_order import order_regions
 from compiler.target import load_target
 
 
@@ -50,6 +54,7 @@ def generate_function(lowered: Lowered, core: LogicalCore) -> Function:
         registers = max(registers, code.next_register)
     subgraphs = [list(regions) for regions in zip(*made, strict=True)] or [[]] * core.options.lnc
     order_cores(subgraphs, tensors)
+    order_regions(subgraphs, tensors, limits_for(core.target.name))
     return Function(
         name="",
         tensors=tensors,
@@ -87,15 +92,26 @@ def compile_graph(
     watch = observer or Observer()
     outlined = outline_programs((program,))
     watch.outlined(outlined)
-    units = {unit.key: unit for unit in outlined.functions}
-    compiled: dict[str, Function] = {}
-    for key, unit in units.items():
-        compiled[key] = compile_unit(unit, target, options)
+    compiled = (compile_unit(unit, target, options) for unit in outlined.functions)
+    return link_outlined(outlined, compiled, target, watch)
+
+
+def link_outlined(
+    outlined: Outlined, compiled: Iterable[Function], target: str, observer: Observer
+) -> Program:
+    """The one outlined program with its functions, in the order of `outlined.functions`. Raises the
+    DiagnosticError of the observer, who sees each function first.
+    """
+    functions: dict[str, Function] = {}
+    for unit, function in zip(outlined.functions, compiled, strict=True):
+        functions[unit.key] = function
         try:
-            watch.compiled(unit, compiled[key])
+            observer.compiled(unit, function)
         except DiagnosticError as error:
             raise located(error, unit.graph) from error
-    return link_program(outlined.programs[0], units, compiled, target)
+    (program,) = outlined.programs
+    units = {unit.key: unit for unit in outlined.functions}
+    return link_program(program, units, functions, target)
 
 
 def compile_unit(unit: Unit, target: str, options: CompileOptions = DEFAULTS) -> Function:

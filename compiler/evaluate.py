@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from compiler.chain import DMA, Chain
 from compiler.isa.costs import instr_interval_ps
 from compiler.isa.program import Engine, Function, Instr, Loop, Region, Space
 from compiler.isa.region import Tensor
-from compiler.max_plus import QUEUE, Timed, TimedLoop, Timeline, timed_loop
-from compiler.target import PS_PER_S, Target
+from compiler.max_plus import QUEUE, Timed, TimedLoop, timed_loop
+from compiler.target import PS_PER_S, CoreModel, Target
 
-_DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 _TOKENS = ("wait", "signal")
 _EVENTS = ("collective_start", "collective_wait")
 _COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
@@ -99,7 +99,7 @@ class _Costs:
                 for body, loop in zip(out, loops, strict=True):
                     body.append(loop)
                 continue
-            is_move = item.engine in _DMA and item.opcode not in _TOKENS
+            is_move = item.engine in DMA and item.opcode not in _TOKENS
             costed = self._dma(item, times) if is_move else self._compute(item, times)
             for body, timed in zip(out, costed, strict=True):
                 body.append(timed)
@@ -114,14 +114,17 @@ class _Costs:
             interval = max(round(whole / share), round(moved / bytes_per_s * PS_PER_S))
             self.busy[n][instr.engine] += times * interval
             self.moves[n].append(interval)
-            out.append(Timed(queue, interval, fixed, instr.waits, instr.signals))
+            out.append(
+                Timed(queue, interval, fixed, instr.waits, instr.signals, False, instr.borders)
+            )
         self.hbm_bytes += times * moved
         return out
 
     def _compute(self, instr: Instr, times: int) -> list[Timed]:
         queue, waits, signals = QUEUE[instr.engine], instr.waits, instr.signals
         if instr.opcode in _TOKENS:
-            return [Timed(queue, 0, 0, waits, signals)] * len(self.rates)
+            bare = Timed(queue, 0, 0, waits, signals, False, instr.borders)
+            return [bare] * len(self.rates)
         interval = instr_interval_ps(instr, self.region.tiles, self.tensors, self.core)
         cycles = self.core.compute_latency_cycles
         latency = int(cycles * PS_PER_S // self.core.clock_hz[instr.engine.value])
@@ -129,26 +132,31 @@ class _Costs:
         for busy in self.busy:
             busy[instr.engine] += times * interval
         kept = self.recorded and interval > 0 and instr.engine in _COMPUTE
-        first = Timed(queue, interval, latency, waits, signals, kept)
+        first = Timed(queue, interval, latency, waits, signals, kept, instr.borders)
         later = first._replace(recorded=False) if kept else first
         return [first, *[later] * (len(self.rates) - 1)]
 
-    def time(self, point: int, body: Sequence[Timed | TimedLoop]) -> RegionTime:
-        """The region at one point.
-
-        The duration is at least the summed time of loads and stores, separate queues that share the
-        DMA engines. What it is above the time of the busiest engine, neighbours fill as far as the
-        core's `stall_recovery` says.
-        """
-        timeline, busy = Timeline(self.region.tokens), self.busy[point]
-        timeline.run(body)
-        dma_ps = sum(busy[e] for e in _DMA)
-        duration = max(timeline.end_ps, dma_ps)
-        busiest = max(dma_ps, *(busy[e] for e in _COMPUTE))
-        duration -= round(self.core.stall_recovery * (duration - busiest))
-        compute = min(duration, timeline.recorded_ps)
+    def time(self, point: int, body: Sequence[Timed | TimedLoop], chain: Chain) -> RegionTime:
+        """The region at one point, as the next of `chain`: by how much it moves the end."""
+        busy = self.busy[point]
+        duration, recorded = chain.run(self.region, body, sum(busy[e] for e in DMA))
         of_engines = {e.value: t for e, t in busy.items() if t}
+        compute = min(duration, recorded)
         return RegionTime(self.region.program.name, duration, of_engines, compute, self.hbm_bytes)
+
+    def busiest_ps(self, point: int) -> int:
+        """Busy time of the busiest engine; loads and stores are one."""
+        busy = self.busy[point]
+        return max(sum(busy[e] for e in DMA), *(busy[e] for e in _COMPUTE))
+
+
+def _recovered(time: RegionTime, busiest_ps: int, core: CoreModel) -> RegionTime:
+    """A region whose duration above that of the busiest engine neighbours fill as far as the core's
+    `stall_recovery` says.
+    """
+    stall = max(0, time.duration_ps - busiest_ps)
+    duration = time.duration_ps - round(core.stall_recovery * stall)
+    return replace(time, duration_ps=duration, compute_ps=min(duration, time.compute_ps))
 
 
 def _loops(trip: int, bodies: Sequence[Sequence[Timed | TimedLoop]]) -> list[TimedLoop]:
@@ -195,7 +203,8 @@ def region_times(
     for point, body in enumerate(costs.bodies(region.body)):
         key = tuple(costs.moves[point])
         if key not in known:
-            known[key] = costs.time(point, body)
+            alone = costs.time(point, body, Chain(target.core.semaphore_ps))
+            known[key] = _recovered(alone, costs.busiest_ps(point), target.core)
         out.append(known[key])
     return out
 
@@ -230,31 +239,38 @@ def segments_at(
     duration is that of the slower one.
     """
     steps = list(zip(*function.subgraphs, strict=True))
-    times: list[list[list[RegionTime]]] = []  # [step][core][point]
+    coded = []
     for regions in steps:
         bank = _bank_share(regions)
         shared = [replace(point, hbm=point.hbm * bank) for point in points]
-        found = (_timed_region(r, function.tensors, target, shared, recorded) for r in regions)
-        times.append(list(found))
-    per_point = range(len(points))
-    at = [[[core[point] for core in cores] for cores in times] for point in per_point]
-    return [_segments(steps, at[point], target.core.semaphore_ps) for point in per_point]
+        coded.append([_Coded.of(r, function.tensors, target, shared, recorded) for r in regions])
+    known: dict[object, tuple[Segment, ...]] = {}
+    out = []
+    for point in range(len(points)):
+        key = tuple([code.key(point) for cores in coded for code in cores])
+        if key not in known:
+            known[key] = _segments(steps, coded, point, target.core)
+        out.append(known[key])
+    return out
 
 
 def _segments(
-    steps: Sequence[Sequence[Region]], times: Sequence[Sequence[RegionTime]], semaphore_ps: int
+    steps: Sequence[Sequence[Region]],
+    coded: Sequence[Sequence[_Coded]],
+    point: int,
+    core: CoreModel,
 ) -> tuple[Segment, ...]:
-    """Regions of every core, with their times, as segments."""
+    """Regions of every physical core at one point as segments."""
     out: list[Segment] = []
-    pending = _Pair(semaphore_ps, len(steps[0]) if steps else 1)
-    for number, (regions, found) in enumerate(zip(steps, times, strict=True)):
+    pending = _Cores(core, len(steps[0]) if steps else 1)
+    for number, (regions, codes) in enumerate(zip(steps, coded, strict=True)):
         first = regions[0].program
         if first.kind in _EVENTS:
             out += joined(pending.taken(number + 1))
             kind = first.kind.removeprefix("collective_")
             out.append(Segment(kind, collective=first.attrs["collective"]))
         else:
-            pending.add(regions, found)
+            pending.add(regions, codes, point)
     return tuple(out + joined(pending.taken(0)))
 
 
@@ -265,55 +281,88 @@ def _bank_share(regions: Sequence[Region]) -> int:
     return len(regions) if any(r.program.kind == "idle" for r in regions) else 1
 
 
-def _timed_region(
-    region: Region,
-    tensors: Sequence[Tensor],
-    target: Target,
-    points: Sequence[Shares],
-    recorded: bool,
-) -> list[RegionTime]:
-    name, kind = region.program.name, region.program.kind
-    if kind == "register_load":
-        return [RegionTime(name, target.core.dma_fixed_ps, {}, 0, 4)] * len(points)
-    if kind == "idle" or kind in _EVENTS:
-        return [RegionTime(name, 0, {}, 0, 0)] * len(points)
-    return region_times(region, tensors, target, points, recorded)
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """A region with its costs, and its code at every point; no costs where it has no code."""
+
+    region: Region
+    costs: _Costs | None = None
+    bodies: Sequence[Sequence[Timed | TimedLoop]] = ()
+
+    @classmethod
+    def of(
+        cls,
+        region: Region,
+        tensors: Sequence[Tensor],
+        target: Target,
+        points: Sequence[Shares],
+        recorded: bool,
+    ) -> _Coded:
+        """Of a region of any kind."""
+        if region.program.kind != "compute":
+            return cls(region)
+        costs = _Costs(region, tensors, target, points, recorded)
+        return cls(region, costs, costs.bodies(region.body))
+
+    def key(self, point: int) -> object:
+        """Equal for points at which it costs the same."""
+        return tuple(self.costs.moves[point]) if self.costs else ()
+
+    def run(self, point: int, chain: Chain, core: CoreModel) -> RegionTime:
+        """Its time as the next of `chain`."""
+        if self.costs is not None:
+            return self.costs.time(point, self.bodies[point], chain)
+        name = self.region.program.name
+        if self.region.program.kind == "idle":
+            chain.skip()
+            return RegionTime(name, 0, {}, 0, 0)
+        chain.rest(core.dma_fixed_ps)  # register_load
+        return RegionTime(name, core.dma_fixed_ps, {}, 0, 4)
 
 
-class _Pair:
+class _Cores:
     """The clocks of the physical cores between two collectives, and what they did together.
 
     Every physical core runs its regions in order; a region that waits for the other core starts
     after it, one semaphore later.
     """
 
-    def __init__(self, semaphore_ps: int, cores: int) -> None:
-        self.semaphore_ps = semaphore_ps
-        self.first = 0  # number of the first region of the stretch
-        self.ends: list[list[int]] = [[] for _ in range(cores)]  # of the regions of each core
-        self.times: list[RegionTime] = []
+    def __init__(self, core: CoreModel, cores: int) -> None:
+        self.core, self.cores = core, cores
+        self._begin(0)
 
-    def add(self, regions: Sequence[Region], times: Sequence[RegionTime]) -> None:
+    def add(self, regions: Sequence[Region], codes: Sequence[_Coded], point: int) -> None:
         """One region of every core."""
         before = self._now()
-        for core, (region, time) in enumerate(zip(regions, times, strict=True)):
-            start = self.ends[core][-1] if self.ends[core] else 0
-            awaited = region.after - self.first
+        times = []
+        for number, code in enumerate(codes):
+            awaited = code.region.after - self.first
             if awaited > 0:
-                start = max(start, self.ends[1 - core][awaited - 1] + self.semaphore_ps)
-            self.ends[core].append(start + time.duration_ps)
+                other = self.ends[1 - number][awaited - 1]
+                self.chains[number].hold(other + self.core.semaphore_ps)
+            times.append(code.run(point, self.chains[number], self.core))
+        for ends, chain in zip(self.ends, self.chains, strict=True):
+            ends.append(chain.end_ps)
         together = _together(times, self._now() - before)
+        if busiest := [code.costs.busiest_ps(point) for code in codes if code.costs]:
+            together = _recovered(together, max(busiest), self.core)
         lone = any(r.program.kind == "idle" for r in regions)
         self.times.append(replace(together, lone_ps=together.duration_ps) if lone else together)
 
     def taken(self, first: int) -> list[RegionTime]:
         """Everything so far; both cores are at the same point then. `first` is the next region."""
-        found, cores = self.times, len(self.ends)
-        self.first, self.ends, self.times = first, [[] for _ in range(cores)], []
+        found = self.times
+        self._begin(first)
         return found
 
+    def _begin(self, first: int) -> None:
+        self.first = first  # number of the first region of the stretch
+        self.chains = [Chain(self.core.semaphore_ps) for _ in range(self.cores)]
+        self.ends: list[list[int]] = [[] for _ in range(self.cores)]  # of the regions of each core
+        self.times: list[RegionTime] = []
+
     def _now(self) -> int:
-        return max(ends[-1] if ends else 0 for ends in self.ends)
+        return max(chain.end_ps for chain in self.chains)
 
 
 def _together(times: Sequence[RegionTime], duration_ps: int) -> RegionTime:

@@ -7,6 +7,10 @@ iterations is in its periodic regime, and the rest of it is a multiplication. Co
 alone would be wrong: a prefetching DMA queue drifts relative to the tensor engine. The arithmetic
 knows no absolute time, so a loop that is entered twice in the same relative state is evaluated
 once. `tests/support/event_heap.py` is the oracle.
+
+A timeline goes on through regions that no barrier separates: clocks stay, semaphores are new, and
+borders are instants that earlier regions have fixed. An instant that the clock of a queue has
+passed decides nothing any more, so loops fold as before.
 """
 
 from __future__ import annotations
@@ -33,15 +37,17 @@ class Timed(NamedTuple):
     waits: tuple[int, ...]
     signals: tuple[int, ...]
     recorded: bool = False
+    borders: tuple[int, ...] = ()
 
 
 class TimedLoop(NamedTuple):
-    """A body, and the queues and semaphores it touches."""
+    """A body, the queues and semaphores it touches, and which queue waits for which border."""
 
     trip: int
     body: tuple[Timed | TimedLoop, ...]
     queues: tuple[int, ...]
     semaphores: tuple[int, ...]
+    borders: tuple[tuple[int, int], ...] = ()
 
 
 Body = Sequence[Timed | TimedLoop]
@@ -51,14 +57,18 @@ def timed_loop(trip: int, body: Body) -> TimedLoop:
     """A loop around `body`."""
     queues: set[int] = set()
     semaphores: set[int] = set()
+    borders: set[tuple[int, int]] = set()
     for item in body:
         if isinstance(item, Timed):
             queues.add(item.queue)
             semaphores.update(item.waits, item.signals)
+            borders.update((item.queue, border) for border in item.borders)
         else:
             queues.update(item.queues)
             semaphores.update(item.semaphores)
-    return TimedLoop(trip, tuple(body), tuple(sorted(queues)), tuple(sorted(semaphores)))
+            borders.update(item.borders)
+    ordered = (tuple(sorted(queues)), tuple(sorted(semaphores)), tuple(sorted(borders)))
+    return TimedLoop(trip, tuple(body), *ordered)
 
 
 class _Mark(NamedTuple):
@@ -67,12 +77,13 @@ class _Mark(NamedTuple):
     base_ps: int
     clocks: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
+    ahead: tuple[int, ...]  # time until the borders it waits for, 0 behind them
     num_intervals: int
     folded_ps: int
 
     def shape(self) -> tuple[object, ...]:
         """What decides everything that follows, up to a shift in time."""
-        return self.clocks, self.tokens
+        return self.clocks, self.tokens, self.ahead
 
 
 class _Outcome(NamedTuple):
@@ -84,15 +95,33 @@ class _Outcome(NamedTuple):
 
 
 class Timeline:
-    """Clocks and tokens of one region, and the busy intervals that were recorded."""
+    """Clocks and tokens of one region after the other, and the busy intervals that the last one
+    recorded.
+    """
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.clock = [0] * len(ENGINES)
         self.done = [0] * len(ENGINES)  # completion of the last instruction of each queue
-        self.tokens = [deque([0] * n) for n in tokens]
+        self.enter(tokens)
+
+    def enter(self, tokens: Sequence[int], borders: Sequence[int] = ()) -> None:
+        """Come to the next region. `borders` are the times at which its borders are passed."""
+        now = min(self.clock)  # tokens that are there from the start hold nobody up
+        self.tokens = [deque([now] * n) for n in tokens]
+        self.borders = borders
+        self.began: dict[int, int] = {}  # start of the first instruction of each queue
         self.intervals: list[tuple[int, int]] = []
         self.folded_ps = 0  # recorded time of folded iterations
         self.known: dict[object, _Outcome] = {}  # by loop and relative state
+
+    def hold(self, until_ps: int) -> None:
+        """No queue goes on before `until_ps`."""
+        self.clock = [max(t, until_ps) for t in self.clock]
+
+    def delay(self, later_ps: int) -> None:
+        """Everything so far takes that much longer."""
+        self.clock = [t + later_ps for t in self.clock]
+        self.done = [t + later_ps for t in self.done]
 
     @property
     def end_ps(self) -> int:
@@ -106,17 +135,21 @@ class Timeline:
 
     def run(self, body: Body) -> None:
         """Issue every instruction of `body` in program order."""
-        clock, done, tokens = self.clock, self.done, self.tokens
+        clock, done, tokens, began = self.clock, self.done, self.tokens, self.began
         for item in body:
             if isinstance(item, TimedLoop):
                 self._enter(item)
                 continue
-            queue, interval, latency, waits, signals, recorded = item
+            queue, interval, latency, waits, signals, recorded, borders = item
             start = clock[queue]
+            for border in borders:
+                start = max(start, self.borders[border])
             for semaphore in waits:
                 ready = tokens[semaphore].popleft()
                 if ready > start:
                     start = ready
+            if queue not in began:
+                began[queue] = start
             clock[queue] = end = start + interval
             finished = max(done[queue], end + latency)
             done[queue] = finished
@@ -177,6 +210,7 @@ class Timeline:
             base,
             tuple([t - base for q in loop.queues for t in (clock[q], done[q])]),
             tuple([tuple([t - base for t in tokens[s]]) for s in loop.semaphores]),
+            tuple([max(0, self.borders[b] - clock[q]) for q, b in loop.borders]),
             len(self.intervals),
             self.folded_ps,
         )

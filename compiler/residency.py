@@ -8,7 +8,7 @@ memory goes and to judge the plan (`bound_bytes`: no plan of the same calls need
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,13 +32,14 @@ class Resident:
 @dataclass(frozen=True, slots=True)
 class CallMoment:
     """One call, loop bodies once: live bytes of the arena while it runs, and the most its function
-    holds in the scratch zone. `repeats` is how often the call runs.
+    holds in the scratch zone; what gathers filled in either. `repeats` is how often the call runs.
     """
 
     function: str
     repeats: int
     arena_bytes: int
     scratch_bytes: int
+    gathered_bytes: int
 
     @property
     def live_bytes(self) -> int:
@@ -61,9 +62,11 @@ class Residency:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.scratch = [scratch_peak(f) for f in program.functions]
+        self.gathered = [gathered_tensors(f) for f in program.functions]
         self.arena = {i for i, b in enumerate(program.buffers) if b.kind == "arena"}
         _, placed = self._sweep(program.steps, frozenset(), 1)
         self.calls = tuple(placed)
+        self.gathered_buffers = frozenset(self._gathered_buffers())
         self.moments = tuple(self._moment(call) for call in self.calls)
 
     @cached_property
@@ -83,10 +86,15 @@ class Residency:
             return []
         placed = self.calls[self.peak]
         makers = self._makers()
-        held = [self._resident(number, makers) for number in sorted(placed.live)]
-        function = self.program.functions[placed.call.function]
-        scratch = self.scratch[placed.call.function]
-        return held + list(scratch.residents(function, self.program.locations))
+        held = [
+            self._resident(*makers[buffer], self._size(buffer)) for buffer in sorted(placed.live)
+        ]
+        number = placed.call.function
+        tensors = self.program.functions[number].tensors
+        return held + [
+            self._resident(number, tensor, tensor_bytes(tensors[tensor]))
+            for tensor in self.scratch[number].tensors
+        ]
 
     def _sweep(
         self, steps: Sequence[Call | Repeat], after: frozenset[int], repeats: int
@@ -112,26 +120,42 @@ class Residency:
 
     def _moment(self, placed: _Placed) -> CallMoment:
         number = placed.call.function
+        function, scratch = self.program.functions[number], self.scratch[number]
         arena = sum(self._size(b) for b in placed.live)
-        name, scratch = self.program.functions[number].name, self.scratch[number].num_bytes
-        return CallMoment(name, placed.repeats, arena, scratch)
+        gathered = sum(self._size(b) for b in placed.live & self.gathered_buffers) + sum(
+            tensor_bytes(function.tensors[t]) for t in scratch.tensors if t in self.gathered[number]
+        )
+        return CallMoment(function.name, placed.repeats, arena, scratch.num_bytes, gathered)
+
+    def _gathered_buffers(self) -> Iterator[int]:
+        """Arena buffers that a gather is the first to fill."""
+        seen: set[int] = set()
+        for placed in self.calls:
+            number = placed.call.function
+            for place, buffer in enumerate(placed.call.outputs):
+                outputs, gathered = self.program.functions[number].outputs, self.gathered[number]
+                if buffer not in seen and gathered and outputs[place] in gathered:
+                    yield buffer
+                seen.add(buffer)
 
     def _size(self, number: int) -> int:
         buffer = self.program.buffers[number]
         return math.prod(buffer.shape) * buffer.dtype.bytes
 
-    def _makers(self) -> dict[int, tuple[Function, int]]:
-        """Per arena buffer the function that first writes it, and the tensor it is there."""
-        makers: dict[int, tuple[Function, int]] = {}
+    def _makers(self) -> dict[int, tuple[int, int]]:
+        """Per arena buffer the number of the function that first writes it, and the tensor it is
+        there."""
+        makers: dict[int, tuple[int, int]] = {}
         for placed in self.calls:
-            function = self.program.functions[placed.call.function]
-            for number, tensor in zip(placed.call.outputs, function.outputs, strict=True):
-                makers.setdefault(number, (function, tensor))
+            number = placed.call.function
+            outputs = self.program.functions[number].outputs
+            for buffer, tensor in zip(placed.call.outputs, outputs, strict=True):
+                makers.setdefault(buffer, (number, tensor))
         return makers
 
-    def _resident(self, number: int, makers: Mapping[int, tuple[Function, int]]) -> Resident:
-        function, tensor = makers[number]
-        return _described(function, tensor, self._size(number), self.program.locations)
+    def _resident(self, number: int, tensor: int, size: int) -> Resident:
+        function, locations = self.program.functions[number], self.program.locations
+        return _described(function, tensor, size, tensor in self.gathered[number], locations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +164,6 @@ class ScratchPeak:
 
     num_bytes: int = 0
     tensors: tuple[int, ...] = ()
-
-    def residents(
-        self, function: Function, locations: Sequence[tuple[str, int, str]]
-    ) -> Iterator[Resident]:
-        """The tensors with their names and places."""
-        for number in self.tensors:
-            size = tensor_bytes(function.tensors[number])
-            yield _described(function, number, size, locations)
 
 
 def scratch_peak(function: Function) -> ScratchPeak:
@@ -174,8 +190,26 @@ def tensor_bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.bytes
 
 
+def gathered_tensors(function: Function) -> frozenset[int]:
+    """Tensors of a function that an all_gather is the last to write."""
+    last: dict[int, bool] = {}
+    for region in function.regions:
+        program = region.program
+        if program.kind == "collective_start":
+            call = function.collectives[program.attrs["collective"]]
+            last[program.attrs["target"]] = call.kind == "all_gather"
+        for node in program.nodes:
+            if node.op.startswith("store"):
+                last[node.attrs["view"].tensor] = False
+    return frozenset(tensor for tensor, gathered in last.items() if gathered)
+
+
 def _described(
-    function: Function, number: int, size: int, locations: Sequence[tuple[str, int, str]]
+    function: Function,
+    number: int,
+    size: int,
+    gathered: bool,
+    locations: Sequence[tuple[str, int, str]],
 ) -> Resident:
     """A tensor by the last region that writes it."""
     made = next((r for r in reversed(function.regions) if _writes(function, r, number)), None)
@@ -186,10 +220,6 @@ def _described(
         return Resident(f"{function.name}: {shown}", size, False)
     ordinal = made.program.loc
     loc = Loc(*locations[ordinal]) if 0 <= ordinal < len(locations) else UNKNOWN_LOC
-    gathered = (
-        made.program.kind == "collective_start"
-        and function.collectives[made.program.attrs["collective"]].kind == "all_gather"
-    )
     return Resident(f"{function.name}: {made.program.name} {shown}", size, gathered, loc)
 
 

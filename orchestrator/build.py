@@ -8,11 +8,8 @@ compile units go through the service. Every stage's seconds are kept for the rep
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from collectives.ops import CollectiveError
@@ -24,12 +21,13 @@ from compiler.isa.program import Program
 from compiler.target import Target, load_target, logical
 from orchestrator.collective_settings import job_settings
 from orchestrator.config import JobConfig
-from orchestrator.executor import WorkUnit
 from orchestrator.faults import faults_of
 from orchestrator.packets import packets_of
-from orchestrator.service import UnitService
-from orchestrator.unit_errors import UnitFailedError
-from orchestrator.units import compile_payload, unit_key
+from orchestrator.parts import Parts, parts_of
+from orchestrator.service.executor import WorkUnit
+from orchestrator.service.service import Settled, UnitService
+from orchestrator.service.unit_errors import UnitFailedError
+from orchestrator.stages import Stages, Traced
 from sharding.mesh import DATA_AXES, Mesh, check_product, parse_mesh
 from sharding.one_sample import (
     MIXED_SAMPLES,
@@ -41,34 +39,16 @@ from sharding.one_sample import (
 )
 from sharding.partitioned import slots
 from sharding.plan import PartitionUnit, Plan, Prepared, complete, partitioned, prepare
-from sharding.reroll import Rerolled, reroll
 from sharding.settings import AUTO
 from sharding.strategies.manual import data_ways, user_mesh
 from sharding.strategies.registry import MANUAL, default_axes
 from sim_cluster.network import cluster_topology
 
 if TYPE_CHECKING:
-    from compiler.frontend.shardings import ModuleShardings
     from compiler.frontend.task import TrainTask
 
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Stages:
-    """Wall-clock seconds per stage, in order."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the block's time to a stage."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,9 +225,7 @@ def placed_task(job: JobConfig, stages: Stages) -> tuple[Layout, TrainTask]:
     is_own = job.strategy.name == MANUAL
     layout = None if is_own else layout_of(job)
     with stages.timed("capture"):
-        from orchestrator.model import resolve_task
-
-        task = resolve_task(job)
+        task = stages.traces.task(job)
         own = _read_own_mesh(job, task) if is_own else None
     return layout or layout_of(job, own), task
 
@@ -260,22 +238,30 @@ def build_task(
 
 
 def compile_planned(ready: Planned, service: UnitService, stages: Stages) -> Built:
-    """A planned job with its programs."""
-    programs = _compile(ready, service, stages)
+    """A planned job with its programs. Raises the DiagnosticError of the stage that refuses."""
+    parts = compile_parts(ready, stages)
+    with stages.timed("compile"):
+        settled = service.settle(parts.units)
+    return with_programs(ready, parts, settled, stages)
+
+
+def compile_parts(ready: Planned, stages: Stages) -> Parts:
+    """The compile units of a planned job. Raises CompileError for loops that cannot be cut."""
+    from compiler.outline import outline
+
+    options = dataclasses.replace(ready.job.compiler, lnc=ready.layout.target.lnc)
+    with stages.timed("outline"):
+        return parts_of(outline(ready.plan.step), ready.layout.target.name, options)
+
+
+def with_programs(ready: Planned, parts: Parts, settled: Settled, stages: Stages) -> Built:
+    """A planned job with the programs of its settled units. Raises the first unit's error."""
+    from compiler.link import link
+
+    with stages.timed("link"):
+        programs = link(ready.plan.step, parts.outlined, parts.compiled(settled), parts.target)
     fields = {f.name: getattr(ready, f.name) for f in dataclasses.fields(Planned)}
     return Built(**fields, programs=programs)
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """A captured step, re-rolled, after the step passes, and what its module says about its
-    distribution.
-    """
-
-    step: Rerolled
-    samples: int
-    user: ModuleShardings
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,17 +282,17 @@ def decide(
     """
     samples = layout.captured_batch
     if not is_alone(layout.mesh, job.strategy, samples, layout.num_microbatches):
-        return use(_decided(job, layout, _traced(job, task, samples, stages), stages))
+        return use(_decided(job, layout, stages.trace(job, task, samples), stages))
     try:
-        twins = _traced(job, task, TRACED_SAMPLES, stages)
-        with_four = _traced(job, task, PROOF_SAMPLES, stages)
+        twins = stages.trace(job, task, TRACED_SAMPLES)
+        with_four = stages.trace(job, task, PROOF_SAMPLES)
         proof = check_means(twins.step.graph, with_four.step.graph)
         return use(_decided(job, layout, twins, stages, proof))
     except ShardingError as refused:
         if refused.code != MIXED_SAMPLES:
             raise
         try:
-            return use(_decided(job, layout, _traced(job, task, samples, stages), stages))
+            return use(_decided(job, layout, stages.trace(job, task, samples), stages))
         except ShardingError:
             raise refused from None
 
@@ -319,28 +305,6 @@ def _decided(
         step = traced.step.parts
         prepared = prepare(*step, layout.mesh, job.strategy, traced.user, twins)
     return Decided(traced, prepared)
-
-
-def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Traced:
-    """The step of a task for so many samples."""
-    with stages.timed("capture"):
-        from compiler.frontend.capture import capture
-
-        captured = capture(task, samples)
-    with stages.timed("import"):
-        from compiler.frontend.stablehlo import import_with_shardings
-        from compiler.passes.pipeline import run, step_passes
-
-        imported, user = import_with_shardings(captured.artifact, base_dir=job.base)
-        rolled = Rerolled(
-            graph=imported, inputs=slots(captured.inputs), outputs=slots(captured.outputs)
-        )
-        if job.strategy.name != MANUAL:  # whose shardings are the user's, leaf by leaf
-            rolled = reroll(rolled.graph, rolled.inputs, rolled.outputs)
-        rolled = dataclasses.replace(
-            rolled, graph=run(rolled.graph, step_passes(job.compiler, samples))
-        )
-    return Traced(rolled, samples, user, captured.name)
 
 
 def plan_task(
@@ -372,39 +336,10 @@ def partition_unit(job: JobConfig, layout: Layout, service: UnitService) -> Part
     """The partition unit of a job, run by its service."""
 
     def unit(request: bytes) -> bytes:
-        key = unit_key("partition", request)
-        name = f"{job.strategy.name} {layout.mesh}"
+        partition = WorkUnit.of("partition", f"{job.strategy.name} {layout.mesh}", request)
         try:
-            return service.run([WorkUnit("partition", key, name, request)])[key]
+            return service.run([partition])[partition.key]
         except UnitFailedError as failed:
             raise failed.error from failed
 
     return unit
-
-
-def _compile(ready: Planned, service: UnitService, stages: Stages) -> dict[str, Program]:
-    from compiler.driver import located
-    from compiler.link import link
-    from compiler.outline import outline
-
-    step, target = ready.plan.step, ready.layout.target.name
-    with stages.timed("outline"):
-        outlined = outline(step)
-        options = dataclasses.replace(ready.job.compiler, lnc=ready.layout.target.lnc)
-        units = []
-        names = Counter[str]()
-        for function in outlined.functions:
-            names[function.name] += 1
-            name = f"{function.name}#{names[function.name]}"
-            payload = compile_payload(function.payload, target, options)
-            key = unit_key("compile", payload, target)
-            units.append(WorkUnit("compile", key, name, payload))
-    graphs = {unit.key: f.graph for unit, f in zip(units, outlined.functions, strict=True)}
-    with stages.timed("compile"):
-        try:
-            results = service.run(units)
-        except UnitFailedError as failed:
-            raise located(failed.error, graphs[failed.unit.key]) from failed
-    with stages.timed("link"):
-        compiled = [results[unit.key] for unit in units]
-        return link(step, outlined, compiled, target)

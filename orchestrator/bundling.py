@@ -12,7 +12,7 @@ from compiler.residency import Residency
 from orchestrator.build import Built
 from orchestrator.collective_settings import job_settings
 from orchestrator.packets import packets_of
-from orchestrator.units import source_digest
+from orchestrator.service.units import source_digest
 from sharding import footprint
 from sharding.footprint import Footprint
 

@@ -17,36 +17,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError, UsageError
-from orchestrator import cc_flags, config
-from orchestrator.compile_flags import split_verb
+from compiler.diagnostics import DiagnosticError
+from orchestrator import doctor
+from orchestrator.cache import commands as cache
+from orchestrator.compile.compile_flags import split_verb
 from orchestrator.host import collect_rarely
-from orchestrator.strict_json import dumps
-
-_FLAGS = {
-    "strategy": ("strategy.name", "distribution strategy"),
-    "target": ("cluster.target", "instance type"),
-    "instances": ("cluster.instances", "number of instances"),
-    "lnc": ("cluster.lnc", "physical cores per logical NeuronCore: 1 or 2"),
-    "placement": ("cluster.placement", "torus, linear, or the axes from outermost to innermost"),
-    "profile": ("cluster.profile", "conservative, nominal or peak machine rates"),
-    "executor": ("run.executor", "where units run: auto, inline, process or ray"),
-    "workers": ("run.workers", "worker processes or Ray actors"),
-    "progress": ("run.progress", "progress on stderr: auto, bar, plain, json or quiet"),
-    "events": ("output.events", "append JSON lines about units to this file"),
-    "steps": ("run.steps", "optimizer steps of the value run"),
-    "seed": ("run.seed", "seed of parameters and batches"),
-    "seq-len": ("model.seq_len", "tokens per sample"),
-    "dtype": ("model.dtype", "compute type: float32 or bfloat16"),
-    "micro-batch": ("strategy.micro_batch", "samples per rank and micro-batch"),
-    "global-batch": ("strategy.global_batch", "samples per optimizer step"),
-    "remat": ("strategy.remat", "recomputation: none or full"),
-    "out": ("output.dir", "output directory"),
-}
-_ALIASES = {"lnc": ("logical-nc-config",)}
-_SWITCHES = {
-    "hypothetical": ("cluster.hypothetical", "allow logical NeuronCores the machine cannot have")
-}
+from orchestrator.job_flags import add_job_flags, job_config
+from orchestrator.report import commands as reports
+from orchestrator.report import explanations
+from orchestrator.service import logs
+from orchestrator.submission import commands as submission
+from orchestrator.values import commands as values
+from orchestrator.whatif import commands as whatif
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, _interrupt)
     collect_rarely()
+    logs.start()
     try:
         code: int = args.verb(args)
         return code
@@ -86,7 +69,7 @@ def _print_error(error: DiagnosticError, as_json: bool) -> None:
 class _Version(argparse.Action):
     def __call__(self, parser: Any, *_: Any, **__: Any) -> None:
         """Print the versions of everything that shapes a compiled file, and leave."""
-        from orchestrator.compile_command import version_text
+        from orchestrator.compile.compile_command import version_text
 
         print(version_text())
         parser.exit(0)
@@ -101,13 +84,19 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verbs.add_parser("compile", help="compile HLO or StableHLO files with neuronx-cc's own flags")
     run = verbs.add_parser("run", help="partition, compile, run values, time and report a job")
-    run.add_argument("job", type=Path, help="job.toml")
-    _job_flags(run)
+    run.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="job.toml")
+    run.add_argument(
+        "--compile-only", action="store_true", help="NEFFs of one job or many; no values, no times"
+    )
+    add_job_flags(run)
+    _answer_flags(run)
     run.set_defaults(verb=_run)
     plan = verbs.add_parser("plan", help="does it fit, how fast, where does the time go; no values")
     plan.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
-    _job_flags(plan)
+    add_job_flags(plan)
+    _answer_flags(plan)
     plan.add_argument("--trace", type=Path, help="write a Perfetto trace of the step here")
+    plan.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page here")
     plan.set_defaults(verb=_plan)
     validate = verbs.add_parser("validate", help="predict published measurements")
     validate.add_argument("--training", type=Path, help="CSV of published training runs")
@@ -124,9 +113,15 @@ def _parser() -> argparse.ArgumentParser:
     unit = verbs.add_parser("unit", help="run one failed unit of a job again, here and alone")
     unit.add_argument("file", type=Path, help="the file that the failure names")
     unit.set_defaults(verb=_unit)
+    whatif.add_verbs(verbs)
     _table_parsers(verbs)
     _nccom_parser(verbs)
     _neff_parsers(verbs)
+    reports.add_verbs(verbs)
+    submission.add_verbs(verbs)
+    cache.add_verbs(verbs)
+    values.add_verbs(verbs)
+    doctor.add_verbs(verbs)
     return parser
 
 
@@ -181,34 +176,14 @@ def _nccom_parser(verbs: Any) -> None:
 _NCCOM_IGNORED = ("-n --iters", "-w --warmup_iters", "-s --hosts", "--seed")
 
 
-def _job_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="preset, path of a config.json, or module:function")
-    parser.add_argument("--mesh", help="axis=size,... for example dp_replicate=2,dp_shard=16")
-    for flag, (key, text) in _FLAGS.items():
-        spellings = (flag, *_ALIASES.get(flag, ()))
-        names = dict.fromkeys(f"--{s}" for n in spellings for s in (n, n.replace("-", "_")))
-        parser.add_argument(*names, dest=key, help=text)
-    for flag, (key, text) in _SWITCHES.items():
-        parser.add_argument(f"--{flag}", dest=key, action="store_const", const=True, help=text)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any key of the job"
-    )
-    parser.add_argument(
-        "--fault",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a key of [faults]: slow_cores=5:1.3, dead_cores=17, slow_links=0/3-7:0.5, jitter=0.1",
-    )
+def _answer_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print report.json on stdout")
     parser.add_argument(
         "--explain",
         nargs="+",
         default=[],
         metavar=("WHAT", "TENSOR"),
-        help="fusion: which regions the compiler made, and why; memory: what is live when, and what"
-        " would save; sensitivity: how far every figure of the machine moves the step; sharding"
-        " [TENSOR]: who decided where tensors lie, and why collectives are there",
+        help=explanations.help_text(),
     )
 
 
@@ -264,128 +239,50 @@ def _program_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--program", default="", help="which one, where a file holds several")
 
 
-def job_config(args: argparse.Namespace) -> config.JobConfig:
-    """The job that the arguments of `run` and `plan` describe."""
-    flags = {key: getattr(args, key) for key, _ in (*_FLAGS.values(), *_SWITCHES.values())}
-    flags.update(_model_flag(args.model))
-    flags.update(_mesh_flag(args.mesh))
-    environment = cc_flags.job_tables(os.environ)
-    for notice in environment.notices:
-        print(notice.render(), file=sys.stderr)
-    overrides = [*args.set, *(f"faults.{text}" for text in args.fault)]
-    job = config.load(args.job, overrides, flags, environment.tables)
-    return config.with_absolute_output(job)
-
-
-def _model_flag(model: str | None) -> dict[str, str]:
-    if model is None:
-        return {}
-    kind = "entry" if ":" in model else "config" if model.endswith(".json") else "preset"
-    value = str(Path(model).resolve()) if kind == "config" else model
-    return {"model.preset": "", "model.config": "", "model.entry": "", f"model.{kind}": value}
-
-
-def _mesh_flag(mesh: str | None) -> dict[str, str]:
-    pairs = [part.partition("=") for part in (mesh or "").split(",") if part]
-    bad = [axis for axis, equals, _ in pairs if not equals]
-    if bad:
-        raise UsageError("SW_USAGE", f"--mesh requires axis=size,..., got {mesh!r}")
-    return {f"mesh.{axis.strip()}": size.strip() for axis, _, size in pairs}
-
-
 def _compile(args: argparse.Namespace) -> int:
-    from orchestrator import compile_command
+    from orchestrator.compile import compile_command
 
     return compile_command.main(args.words)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from orchestrator import job, screen
-    from orchestrator.progress import Progress
+    from orchestrator import job
+    from orchestrator.report import screen
+    from orchestrator.service.progress import Progress
 
-    _check_explain(args.explain)
+    if args.compile_only:
+        return submission.compile_only(args)
+    explanations.check(args.explain)
+    submission.only(args.jobs, args.compile_only)
+    (args.job,) = args.jobs
     asked = job_config(args)
     with Progress("quiet" if args.json else asked.run.progress) as progress:
         report = job.run_job(asked, progress)
-    _explained(args, report)
-    _show(report, args.json, screen.run_screen)
+    explanations.add(args.explain, asked, report)
+    explanations.show(args.explain, report, args.json, screen.run_screen)
     return job.exit_code(report)
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from orchestrator import plan_cache, screen
-    from orchestrator.progress import Progress
+    from orchestrator import plan_cache
+    from orchestrator.report import plan_screen
+    from orchestrator.service.progress import Progress
 
-    _check_explain(args.explain)
+    explanations.check(args.explain)
     asked = job_config(args)
     with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
-        report = plan_cache.plan(asked, args.trace, progress)
-    _explained(args, report)
-    _show(report, args.json, screen.plan_screen)
+        report = plan_cache.advised(asked, args.trace, progress)
+    if args.html:
+        from orchestrator.report.page.page import report_page, write_page
+
+        write_page(args.html, report_page(report))
+    explanations.add(args.explain, asked, report)
+    explanations.show(args.explain, report, args.json, plan_screen.plan_screen)
     return plan_cache.exit_code(report)
 
 
-def _check_explain(words: Sequence[str]) -> None:
-    """Refuse words that nothing explains. Raises UsageError."""
-    most = {"fusion": 1, "memory": 1, "sensitivity": 1, "sharding": 2}
-    if words and not len(words) <= most.get(words[0], 0):
-        raise UsageError(
-            "SW_USAGE",
-            "--explain requires fusion, memory, sensitivity or sharding [TENSOR], got"
-            f" {' '.join(words)}",
-            None,
-            "put the job file in front of --explain",
-        )
-
-
-def _explained(args: argparse.Namespace, report: dict[str, Any]) -> None:
-    """Add what `--explain` asks for to a report."""
-    what = args.explain[0] if args.explain else ""
-    if what == "fusion":
-        from orchestrator.explain import explain
-
-        report["fusion"] = explain(job_config(args))
-    if what == "sensitivity":
-        from orchestrator import explain_sensitivity
-
-        report["sensitivity"] = explain_sensitivity.explain(job_config(args))
-    if what == "sharding":
-        from orchestrator import explain_sharding
-
-        tensor = "".join(args.explain[1:])
-        report["sharding"] = explain_sharding.explain(job_config(args), tensor)
-    if what == "memory":
-        from orchestrator import memory_report
-
-        memory = report["memory"]
-        memory["suggestions"] = memory_report.explain(job_config(args), memory)
-
-
-def _show(report: dict[str, Any], as_json: bool, screen: Any) -> None:
-    if as_json:
-        print(dumps(report, indent=1))
-        return
-    screen(report)
-    if "fusion" in report:
-        from orchestrator.explain import print_fusion
-
-        print_fusion(report["fusion"])
-    if "sensitivity" in report:
-        from orchestrator.explain_sensitivity import print_sensitivity
-
-        print_sensitivity(report["sensitivity"])
-    if "sharding" in report:
-        from orchestrator.explain_sharding import print_sharding
-
-        print_sharding(report["sharding"])
-    if "suggestions" in report["memory"]:
-        from orchestrator.memory_report import print_memory
-
-        print_memory(report["memory"])
-
-
 def _validate(args: argparse.Namespace) -> int:
-    from orchestrator import validate
+    from orchestrator.validation import validate
 
     asked = validate.Asked(
         training=args.training,
@@ -439,25 +336,25 @@ def _nccom(args: argparse.Namespace) -> int:
 
 
 def _unit(args: argparse.Namespace) -> int:
-    from orchestrator import unit_command
+    from orchestrator.service import unit_command
 
     return unit_command.main(args.file)
 
 
 def _neff_info(args: argparse.Namespace) -> int:
-    from orchestrator import neff_tools
+    from orchestrator.neff import neff_tools
 
     return neff_tools.info(args.file, args.json)
 
 
 def _neff_verify(args: argparse.Namespace) -> int:
-    from orchestrator import neff_tools
+    from orchestrator.neff import neff_tools
 
     return neff_tools.verify(args.file)
 
 
 def _neff_run(args: argparse.Namespace) -> int:
-    from orchestrator import neff_tools
+    from orchestrator.neff import neff_tools
 
     options = neff_tools.RunOptions(
         level=args.level,
@@ -471,19 +368,19 @@ def _neff_run(args: argparse.Namespace) -> int:
 
 
 def _neff_dump(args: argparse.Namespace) -> int:
-    from orchestrator import neff_text
+    from orchestrator.neff import neff_text
 
     return neff_text.dump(args.file, args.program, args.function, args.engine)
 
 
 def _neff_diff(args: argparse.Namespace) -> int:
-    from orchestrator import neff_text
+    from orchestrator.neff import neff_text
 
     return neff_text.diff(args.first, args.second, args.program)
 
 
 def _neff_export(args: argparse.Namespace) -> int:
-    from orchestrator import neff_files
+    from orchestrator.neff import neff_files
 
     return neff_files.export(args.bundle, args.core, args.output)
 

@@ -20,13 +20,16 @@ from typing import Any
 
 from compiler.diagnostics import UsageError
 from compiler.options import DEFAULTS, CompileOptions, choice
+from orchestrator.host import inside_ray_job
 from sharding import settings as strategy_settings
-from sharding.settings import AUTO, StrategySettings, limited
+from sharding.settings import AUTO, MOST, StrategySettings, limited
+
+MOST_TRIES = 64  # our choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What is trained: exactly one of `preset`, `config`, `entry`."""
+    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`."""
 
     preset: str = ""
     """Name of a published architecture (`llama2-70b`)."""
@@ -38,7 +41,12 @@ class ModelConfig:
     """`module:function` returning a TrainTask; the module is looked up beside the job file
     first."""
 
-    seq_len: int = 0
+    hlo: str = ""
+    """Path of a lowered step (HLO, StableHLO or jax.export content), relative to the job file; for
+    timing only. Its samples are those that are in flight at a time: `strategy.micro_batch` on all
+    data-parallel ranks."""
+
+    seq_len: int = limited(0, 0, MOST * 100)
     """Tokens per sample; 0 takes the model's own maximum."""
 
     dtype: str = choice("auto", "auto", "float32", "bfloat16")
@@ -79,7 +87,7 @@ class ClusterConfig:
     """The simulated machines."""
 
     target: str = "trn1n.32xlarge"
-    instances: int = 1
+    instances: int = limited(1, 1, MOST)
     lnc: int = choice(0, 0, 1, 2)
     """Physical cores per logical NeuronCore; 0 is the machine's default: 2 on trn2 and trn3."""
 
@@ -163,11 +171,32 @@ class RunConfig:
     workers: int = 0
     """Processes or Ray actors that run units; 0 takes one per CPU (at most 8 processes)."""
 
+    hosts: int = 0
+    """Processes (executor `ray`: actors) that hold the simulated cores in the value run; 0: this
+    process."""
+
+    checkpoint_every: int = 0
+    """Steps between checkpoints of the value run, in `checkpoints` of the output directory; 0:
+    none."""
+
+    compare: bool = True
+    """Compare with the unsharded JAX step, which needs the whole model in one process. Without, the
+    first state is drawn leaf by leaf as well, so that no process but the hosts holds much."""
+
+    resume: bool = False
+    """Go on from the last checkpoint in the output directory."""
+
     unit_timeout_s: float = limited(0.0, 0.0, 1e9)
     """A unit that runs longer is ended, with its worker, and reported; 0 is no limit."""
 
     unit_memory_gib: float = limited(0.0, 0.0, 1e6)
     """What one unit may add to the memory of its worker; 0 is no limit."""
+
+    tries: int = field(
+        default=AUTO, metadata={"words": {"auto": AUTO}, "range": (AUTO, MOST_TRIES)}
+    )
+    """Changes of the job that `plan` tries and reports. auto: two, as far as the answer is not
+    later than 12 s for it."""
 
     progress: str = choice("auto", "auto", "bar", "plain", "json", "quiet")
     """Progress on stderr. auto: a bar on a terminal, plain lines elsewhere."""
@@ -178,7 +207,14 @@ class CacheConfig:
     """The two caches."""
 
     dir: str = ""
-    """Empty: NEURON_COMPILE_CACHE_URL when it is a local path, else ~/.cache/shardwright."""
+    """A directory, or s3://bucket/prefix. Empty: `--cache_dir` of NEURON_CC_FLAGS, else
+    NEURON_COMPILE_CACHE_URL, else ~/.cache/shardwright (docs/cache.md)."""
+
+    local_dir: str = ""
+    """The directory in front of an s3:// cache, empty for ~/.cache/shardwright."""
+
+    max_gib: float = limited(10.0, 0.0, 1e6)
+    """What the directory may hold; beyond it entries that were used longest ago go. 0: no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +305,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError("SW_USAGE", f"cannot read {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of TOML, or no text at all
         raise UsageError("SW_USAGE", f"{path}: not valid TOML: {error}") from error
 
 
@@ -330,22 +366,58 @@ def _convert(value: Any, hint: Any) -> Any:
         return None
 
 
-def with_absolute_output(job: JobConfig) -> JobConfig:
-    """The job with `output.dir` and `output.events` made absolute: both lie beside where the
-    command was given, wherever the job file is.
+_LOST_IN_A_JOB = {
+    "output.dir": "--out /absolute/path",
+    "output.events": "--events /absolute/path",
+    "cache.dir": "--set cache.dir=/absolute/path",
+}
+"""Keys that name what outlives a job, and how to set them."""
 
-    Raises UsageError inside a Ray job: its working directory is Ray's private copy, so a relative
-    path would be lost.
+
+def with_absolute_paths(job: JobConfig) -> JobConfig:
+    """The job with the paths of what outlives it made absolute: they lie beside where the command
+    was given, wherever the job file is; `~` is the home directory.
+
+    Inside a Ray job nothing lies there (`check_lasting`); its `output.dir` is looked at by those
+    who write to it. Raises UsageError for a relative event log or cache there.
     """
-    given = {"dir": job.output.dir, "events": job.output.events}
-    relative = {key: path for key, path in given.items() if path and not Path(path).is_absolute()}
-    if relative and os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
-        key, path = next(iter(relative.items()))
+    if inside_ray_job():
+        check_lasting(job, "output.events", "cache.dir")
+    for key in _LOST_IN_A_JOB:
+        table, _, name = key.partition(".")
+        path = os.path.expanduser(getattr(getattr(job, table), name))
+        if _is_relative(path) and not inside_ray_job():
+            path = str(Path(path).resolve())
+        changed = dataclasses.replace(getattr(job, table), **{name: path})
+        job = dataclasses.replace(job, **{table: changed})
+    return job
+
+
+def output_folder(job: JobConfig) -> Path:
+    """Where the job's results go. Raises UsageError for a relative path inside a Ray job."""
+    if inside_ray_job():
+        check_lasting(job, "output.dir")
+    return Path(job.output.dir)
+
+
+def check_lasting(job: JobConfig, *keys: str) -> None:
+    """Refuse relative paths of a Ray job: its working directory is Ray's private copy, so what it
+    writes there is lost. Without `keys`, all of them. Raises UsageError."""
+    for key, path in _relative(job, keys or _LOST_IN_A_JOB).items():
         raise UsageError(
             "SW_RELATIVE_OUTPUT",
-            f"output.{key} requires an absolute path inside a Ray job, got {path}",
+            f"{key} requires an absolute path inside a Ray job, got {path}",
             None,
-            f"pass --{'out' if key == 'dir' else key} /absolute/path",
+            f"pass {_LOST_IN_A_JOB[key]}, of a folder that outlives the job",
         )
-    absolute = {key: str(Path(path).resolve()) for key, path in relative.items()}
-    return dataclasses.replace(job, output=dataclasses.replace(job.output, **absolute))
+
+
+def _relative(job: JobConfig, keys: Iterable[str]) -> dict[str, str]:
+    """Those of the keys that hold a relative path; a URL is none."""
+    tables = {name: getattr(job, name) for name in TABLES}
+    given = {key: getattr(tables[table], name) for key in keys for table, name in [key.split(".")]}
+    return {key: path for key, path in given.items() if _is_relative(path)}
+
+
+def _is_relative(path: str) -> bool:
+    return bool(path) and "://" not in path and not os.path.isabs(os.path.expanduser(path))

@@ -1,58 +1,45 @@
 """A job from end to end; it reads as the road of the data.
 
 build (capture, import, recipe, partition, localize, cut, compile, link) -> bundle on disk -> load
-it back -> values against the unsharded step -> time -> report.
+it back -> time -> values against the unsharded step -> report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from compiler.diagnostics import Diagnostic, UsageError
+from compiler.diagnostics import UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import Bundle, load_bundle, write_bundle
 from orchestrator.budgets import check_budgets, check_state
-from orchestrator.build import Built, Stages, compile_planned, planned
+from orchestrator.build import Built, compile_planned, planned
 from orchestrator.bundling import compiler_version, manifest_of
-from orchestrator.cache import Cache, default_directory
+from orchestrator.cache import open_cache
 from orchestrator.collective_settings import job_settings
-from orchestrator.config import JobConfig
-from orchestrator.events import EventLog
-from orchestrator.executor import Executor, InlineExecutor, Limits
+from orchestrator.config import JobConfig, output_folder
 from orchestrator.faults import faults_of
-from orchestrator.host import num_cpus
-from orchestrator.model import compute_type, resolve_task
-from orchestrator.numerics import Reference, worst_leaf, worst_loss_error
+from orchestrator.host import executor_kind, num_cpus
+from orchestrator.model import compute_type
+from orchestrator.numerics import Reference, least_bound, worst_leaf, worst_loss_error
 from orchestrator.packets import packets_of
-from orchestrator.progress import Progress
-from orchestrator.report import base_report
-from orchestrator.service import UnitService
+from orchestrator.report.page.page import report_page, write_page
+from orchestrator.report.report import base_report
+from orchestrator.service.events import EventLog
+from orchestrator.service.executor import Executor, InlineExecutor, Limits
+from orchestrator.service.progress import Progress
+from orchestrator.service.service import UnitService
+from orchestrator.stages import Stages
 from orchestrator.strict_json import dumps
+from orchestrator.timing import Timings, timed
 from orchestrator.unsharded import unsharded
+from orchestrator.values.value_run import Values, run_values
 from sim_cluster.network import cluster_topology
-from sim_cluster.run_values import ValueRun
-from sim_cluster.step_time import Step, StepTiming, Timings, timed
-from sim_cluster.trace import write_trace
+from sim_cluster.step_time import Step
 
-VALUE_THREADS = 2
 GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """What the value run gave: metrics per step, the state after one step, the L0 distances, and
-    warnings.
-    """
-
-    losses: tuple[float, ...]
-    after_one: Mapping[str, np.ndarray]
-    l0: Mapping[str, float]
-    findings: tuple[Diagnostic, ...] = ()
 
 
 def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
@@ -60,28 +47,39 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    stages, out = Stages(), Path(job.output.dir)
+    stages, out = Stages(), output_folder(job)
     if not job.output.events:
         job = replace(job, output=replace(job.output, events=str(out / "events.jsonl")))
     with unit_service(job, progress) as service:
         ready = planned(job, service, stages)
         check_state(ready)
         built = compile_planned(ready, service, stages)
-    check_budgets(built)
-    with stages.timed("bundle"):
-        bundle = write_and_load(built, out / "bundle")
-    with unsharded(job, built.layout.global_batch) as reference, stages.timed("values"):
-        values = run_values(built, bundle, progress)
-        progress.say("waiting for the unsharded run")
-        expected = reference()
-    with stages.timed("time"):
-        timings = time_programs(built, bundle.programs, traced=True)
+        check_budgets(built)
+        with stages.timed("bundle"):
+            bundle = write_and_load(built, out / "bundle")
+        with stages.timed("time"):
+            timings = time_programs(built, bundle.programs, service, traced=True)
+    events = EventLog(Path(job.output.events), service.job)
+    with stages.timed("values"):
+        values, expected = _values(built, bundle, progress, events)
     sizes = program_sizes(bundle)
     report = base_report(built, timings, service, stages, sizes)
     report["numerics"] = numerics_section(job, values, expected)
     report["findings"] += [f.as_dict() for f in values.findings]
-    _write(report, out, timings.chosen)
+    _write(report, out, timings.trace)
     return report
+
+
+def _values(
+    built: Built, bundle: Bundle, progress: Progress, events: EventLog
+) -> tuple[Values, Reference | None]:
+    """The value run, with the unsharded one beside it where they are to be compared."""
+    if not built.job.run.compare:
+        return run_values(built, bundle, progress, events), None
+    with unsharded(built.job, built.layout.global_batch) as reference:
+        values = run_values(built, bundle, progress, events)
+        progress.say("waiting for the unsharded run")
+        return values, reference()
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
@@ -89,16 +87,19 @@ def exit_code(report: Mapping[str, Any]) -> int:
     return 0 if report["numerics"]["passed"] else 72
 
 
-def unit_service(job: JobConfig, progress: Progress | None) -> UnitService:
-    """The unit service of a job: its executor (started when first needed), its cache, its log."""
-    cache = Cache(default_directory(job.cache.dir))
+def unit_service(
+    job: JobConfig, progress: Progress | None, executor: Callable[[], Executor] | None = None
+) -> UnitService:
+    """The unit service of a job: its executor (its own, started when first needed, unless one is
+    given), its cache, its log."""
     events = EventLog(Path(job.output.events) if job.output.events else None)
-    return UnitService(executor_of(job), cache, progress.unit if progress else None, events)
+    note, left = (progress.unit, progress.left_to_others) if progress else (None, None)
+    return UnitService(executor or executor_of(job), open_cache(job.cache), note, events, left)
 
 
-def executor_of(job: JobConfig) -> Callable[[], Executor]:
-    """How to start the job's executor. Raises UsageError for a time limit where nothing can end a
-    unit."""
+def executor_of(job: JobConfig, many: bool = False) -> Callable[[], Executor]:
+    """How to start the job's executor; `many`: for more units than its own. Raises UsageError for a
+    time limit where nothing can end a unit."""
     run = job.run
     limits = Limits(run.unit_timeout_s, int(run.unit_memory_gib * GIB))
     if run.executor == "inline" and limits.timeout_s:
@@ -109,17 +110,18 @@ def executor_of(job: JobConfig) -> Callable[[], Executor]:
         )
 
     def start() -> Executor:
-        from orchestrator import process_backend
+        from orchestrator.service import process_backend
 
-        match run.executor:
+        match executor_kind(run.executor):
             case "ray":
-                from orchestrator.ray_backend import RayExecutor
+                from orchestrator.service.ray_backend import RayExecutor
 
                 return RayExecutor(run.workers, limits)
             case "process":
                 return process_backend.ProcessExecutor(run.workers, limits)
             case "auto" if (run.workers or num_cpus()) > 1 or limits.timeout_s:
-                return process_backend.AutoExecutor(run.workers, limits)
+                kind = process_backend.ProcessExecutor if many else process_backend.AutoExecutor
+                return kind(run.workers, limits)
             case _:
                 return InlineExecutor(limits)
 
@@ -148,51 +150,30 @@ def program_sizes(bundle: Bundle) -> dict[str, int]:
     }
 
 
-def run_values(built: Built, bundle: Bundle, progress: Progress) -> Values:
-    """All steps on all simulated cores, from the loaded bundle.
-
-    Raises UsageError for a timing-only task.
-    """
-    from compiler.frontend.reference import batch_leaves, initial_state, task_batches
-
-    job = built.job
-    if job.run.steps < 1:
-        raise UsageError("SW_STEPS", f"run.steps requires at least 1, got {job.run.steps}")
-    task = resolve_task(job)
-    state = initial_state(task, job.run.seed)
-    batches = task_batches(task, job.run.seed, built.layout.global_batch, job.run.data)
-    strict = job.run.strict_indices
-    run = ValueRun(bundle.programs, bundle.manifest, threads=VALUE_THREADS, strict_indices=strict)
-    run.load(state)
-    losses: list[float] = []
-    after_one: dict[str, np.ndarray] = {}
-    for number in range(job.run.steps):
-        metrics = run.step(batch_leaves(next(batches)))
-        losses.append(float(metrics["metrics/loss"]))
-        progress.step(number, job.run.steps, losses[-1], None)
-        if number == 0:
-            after_one = run.gather(state)
-    run.close()
-    l0 = {name: check.distance for name, check in run.result.l0.items()}
-    return Values(tuple(losses), after_one, l0, tuple(run.watch.findings))
-
-
-def numerics_section(job: JobConfig, values: Values, reference: Reference) -> dict[str, Any]:
-    """The comparison with the unsharded run (docs/numerics.md)."""
-    leaf, error = worst_leaf(values.after_one, reference.after_one)
-    loss_error = worst_loss_error(values.losses, reference.losses)
-    errors = (error, loss_error, *values.l0.values())
-    return {
+def numerics_section(job: JobConfig, values: Values, reference: Reference | None) -> dict[str, Any]:
+    """The comparison with the unsharded run (docs/numerics.md); without one, that of instructions
+    with regions is left."""
+    found: dict[str, Any] = {
         "steps": job.run.steps,
         "losses": list(values.losses),
-        "reference_losses": list(reference.losses),
-        "worst_loss_error": loss_error,
-        "worst_param_error": {"leaf": leaf, "error": error},
-        "bound": reference.bound,
-        "passed": all(e <= reference.bound for e in errors),
+        "reference_losses": [],
+        "worst_loss_error": None,
+        "worst_param_error": None,
+        "bound": reference.bound if reference else least_bound(job),
         "l0": dict(values.l0),
         "cast": compute_type(job),
     }
+    errors = list(values.l0.values())
+    if reference is not None:
+        leaf, error = worst_leaf(values.after_one, reference.after_one)
+        loss_error = worst_loss_error(values.losses, reference.losses)
+        errors += [error, loss_error]
+        found |= {
+            "reference_losses": list(reference.losses),
+            "worst_loss_error": loss_error,
+            "worst_param_error": {"leaf": leaf, "error": error},
+        }
+    return found | {"passed": all(e <= found["bound"] for e in errors)}
 
 
 def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
@@ -213,19 +194,23 @@ def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
     )
 
 
-def time_programs(built: Built, programs: Mapping[str, Program], traced: bool = False) -> Timings:
-    """The step under every profile, and without its faults; with a whole trace when `traced`.
+def time_programs(
+    built: Built, programs: Mapping[str, Program], service: UnitService, traced: bool = False
+) -> Timings:
+    """The step under every profile, and without its faults; with a trace when `traced`.
 
     Raises SimulationError (SW_DEAD_CORE) when ranks wait for a dead core.
     """
-    return timed(step_of(built, programs), built.job.cluster.profile, traced)
+    return timed(step_of(built, programs), built.job.cluster.profile, service, traced)
 
 
-def _write(report: dict[str, Any], out: Path, timing: StepTiming) -> None:
+def _write(report: dict[str, Any], out: Path, trace: bytes) -> None:
     report["provenance"]["files"] = {
         "bundle": str(out / "bundle"),
         "report": str(out / "report.json"),
+        "page": str(out / "report.html"),
         "trace": str(out / "trace.json"),
     }
-    write_trace(out / "trace.json", timing)
+    (out / "trace.json").write_bytes(trace)
     (out / "report.json").write_text(dumps(report, indent=1))
+    write_page(out / "report.html", report_page(report))

@@ -1,10 +1,13 @@
-"""The training task a job names: a preset, a Hugging Face `config.json`, or the user's own
-function."""
+"""The training task a job names: a preset, a Hugging Face `config.json`, the user's own
+function, or a lowered step."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Hashable, Iterable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +26,11 @@ def resolve_task(job: JobConfig) -> TrainTask:
     Raises UsageError unless exactly one of preset, config, entry is given.
     """
     model = job.model
-    given = [name for name in ("preset", "config", "entry") if getattr(model, name)]
+    given = [name for name in ("preset", "config", "entry", "hlo") if getattr(model, name)]
     if len(given) != 1:
         raise UsageError(
             "SW_MODEL",
-            f"[model] requires exactly one of preset, config, entry, got {given or 'none'}",
+            f"[model] requires exactly one of preset, config, entry, hlo, got {given or 'none'}",
             None,
             "for example --model llama2-7b",
         )
@@ -35,6 +38,10 @@ def resolve_task(job: JobConfig) -> TrainTask:
         from compiler.frontend.task import load_task
 
         return load_task(model.entry, Path(job.base))
+    if model.hlo:
+        from compiler.frontend.module_task import module_task
+
+        return module_task(model_path(job), model.seq_len)
     if model.preset:
         from compiler.frontend.models.presets import preset_task
 
@@ -65,8 +72,8 @@ def _options(job: JobConfig) -> dict[str, Any]:
 
 
 def model_path(job: JobConfig) -> Path:
-    """The file of `model.config`, relative to the job."""
-    return Path(job.base) / job.model.config
+    """The file of `model.config` or `model.hlo`, relative to the job."""
+    return Path(job.base) / (job.model.config or job.model.hlo)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -80,21 +87,59 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UsageError(
             "SW_MODEL", f"model.config: cannot read {path}: {error.strerror}"
         ) from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # of JSON, or no text at all
         raise UsageError("SW_MODEL", f"model.config: {path} is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise UsageError("SW_MODEL", f"model.config: {path} requires a JSON object")
     return data
 
 
+def model_key(job: JobConfig) -> Hashable:
+    """What the task of a job depends on, while this process lasts."""
+    files = tuple((path, path.read_bytes()) for path in source_files(job))
+    return job.model, job.strategy.remat, job.base, files
+
+
 def source_files(job: JobConfig) -> Iterable[Path]:
     """The user's files that the captured graph depends on, for the plan key.
 
-    A config is one file; an entry may import anything beside it, so every Python file of the job's
-    folder counts.
+    A config or a lowered step is one file. An entry may import anything beside it, so every Python
+    file of the job's folder counts, and of its own package, wherever that is. Raises UsageError for
+    a config that cannot be read.
     """
     if job.model.config:
+        path = model_path(job)
+        read_config(path)  # which says what is wrong with it
+        return [path]
+    if job.model.hlo and model_path(job).is_file():  # else the task says what is wrong
         return [model_path(job)]
-    if job.model.entry:
-        return sorted(Path(job.base).rglob("*.py"))
-    return []
+    if not job.model.entry:
+        return []
+    base = Path(job.base)
+    top = job.model.entry.partition(":")[0].partition(".")[0]
+    spec = PathFinder.find_spec(top, [str(base), *sys.path])
+    places = [base, *map(Path, (spec.submodule_search_locations or ()) if spec else ())]
+    files = {file for place in places for file in _python_files(place)}
+    if spec and spec.origin and Path(spec.origin).is_file():
+        files.add(Path(spec.origin))
+    return sorted(files)
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Python files below a folder, without those of environments, caches and hidden folders."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [f for f in folders if not _is_foreign(Path(place, f))]
+        yield from (Path(place, name) for name in names if name.endswith(".py"))
+
+
+def _is_foreign(folder: Path) -> bool:
+    hidden = folder.name.startswith(".") or folder.name in ("__pycache__", "node_modules")
+    return hidden or (folder / "pyvenv.cfg").exists()
+
+
+def installed() -> list[str]:
+    """Every installed distribution with its version: what a captured graph depends on besides
+    files of the user and of ours."""
+    places = (Path(place) for place in dict.fromkeys(sys.path))
+    found = (entry for place in places if place.is_dir() for entry in os.listdir(place))
+    return sorted({name for name in found if name.endswith(".dist-info")})

@@ -23,8 +23,9 @@ from collectives.ops import CollectiveError, CollectiveKind
 from collectives.runtimes import runtime_named
 from compiler.diagnostics import UsageError
 from compiler.target import PS_PER_S, load_target, logical
+from orchestrator import text_plots
 from orchestrator.collective_settings import parse_bytes, settings
-from orchestrator.published_collectives import ELEMENT_BYTES, KINDS
+from orchestrator.validation.published_collectives import ELEMENT_BYTES, KINDS
 from sim_cluster.profiles import PROFILES
 from sim_cluster.what_if import WhatIf
 
@@ -267,23 +268,13 @@ def _writable(flag: str) -> Iterator[None]:
 
 def plot(found: Sequence[Point], width: int = 100, height: int = 24) -> str:
     """Time over size with the band of the profiles, as text, both axes logarithmic."""
-    import plotext
-
-    plotext.clear_figure()
-    plotext.plotsize(width, height)
-    plotext.theme("clear")
     x = [point.size_bytes for point in found]
-    for name, values in (
-        ("band low", [point.band_us[0] for point in found]),
-        ("band high", [point.band_us[1] for point in found]),
-        ("time", [point.time_us for point in found]),
-    ):
-        plotext.plot(x, values, label=name, marker="braille")
-    plotext.xscale("log")
-    plotext.yscale("log")
-    plotext.xlabel("bytes")
-    plotext.ylabel("us")
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(plotext.build()))
+    series = {
+        "band low": (x, [point.band_us[0] for point in found]),
+        "band high": (x, [point.band_us[1] for point in found]),
+        "time": (x, [point.time_us for point in found]),
+    }
+    return text_plots.lines(series, "bytes", "us", width, height, log="xy").plain
 
 
 def run(request: Request, outputs: Mapping[str, Any]) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orchestrator.config import JobConfig
+from orchestrator.model import compute_type
 from sim_cluster.result import distance
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ def worst_loss_error(losses: Sequence[float], reference: Sequence[float]) -> flo
     return max(
         distance(np.asarray(a), np.asarray(b)) for a, b in zip(losses, reference, strict=True)
     )
+
+
+def least_bound(job: JobConfig) -> float:
+    """The bound of a job before anything is known of the error of its compute type."""
+    is_narrow = job.strategy.rounds or compute_type(job) != "float32"
+    return BF16_BOUND if is_narrow else FP32_BOUND
 
 
 def run_unsharded(job: JobConfig, global_batch: int) -> Reference:
@@ -79,6 +86,6 @@ def _narrow_task(job: JobConfig, task: TrainTask) -> TrainTask | None:
 
     if task.full_precision is not None:
         return task
-    if not job.strategy.rounds or job.model.entry:
+    if not job.strategy.rounds or job.model.entry or job.model.hlo:
         return None
     return resolve_task(replace(job, model=replace(job.model, dtype="bfloat16")))

@@ -1,45 +1,100 @@
 """`plan`: the road without values, and the cache that answers a repeated question without jax.
 
-The plan key covers the resolved job, the user's model files and our sources, so an edited model is
-never answered from a stale plan. A hit reads one JSON document.
+The plan key covers the resolved job, the user's model files, what they read and our sources, so an
+edited model is never answered from a stale plan. A hit reads one JSON document.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compiler.diagnostics import Diagnostic
 from compiler.target import load_target
-from orchestrator.cache import Cache, default_directory
+from orchestrator.cache import About, open_cache
 from orchestrator.config import JobConfig
-from orchestrator.model import source_files
-from orchestrator.units import PACKAGES, digest, source_digest
+from orchestrator.model import installed, source_files
+from orchestrator.reads import file_digests
+from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
 
 if TYPE_CHECKING:
-    from orchestrator.progress import Progress
+    from orchestrator.service.executor import Executor
+    from orchestrator.service.progress import Progress
+    from orchestrator.stages import Traces
 
-_NOT_IN_KEY = ("output", "cache", "run", "base")
+KIND, READS = "plan", "reads"  # of entries
+_READ = "read "
+NOT_IN_KEY = ("output", "cache", "run", "base")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What jobs of one process have in common: where their units run, and captured steps."""
+
+    executor: Callable[[], Executor]
+    traces: Traces
 
 
 def plan(
-    job: JobConfig, trace: Path | None = None, progress: Progress | None = None
+    job: JobConfig,
+    trace: Path | None = None,
+    progress: Progress | None = None,
+    shared: Shared | None = None,
 ) -> dict[str, Any]:
     """The report of a job without values, from the plan cache when nothing it depends on has
     changed; never when a `trace` is wanted, which the cache does not hold."""
     start = time.perf_counter()
-    cache = Cache(default_directory(job.cache.dir))
-    key = plan_key(job)
-    stored = cache.get("plan", key) if trace is None else None
+    cache = open_cache(job.cache)
+    parts = plan_parts(job)
+    key = parts_digest(KIND, parts)
+    stored = cache.get(KIND, key) if trace is None else None
+    cache.tally.count(KIND, hit=stored is not None)
+    cache.tally.save()
     if stored is not None:
         report: dict[str, Any] = json.loads(stored)
-        report["provenance"]["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
+        provenance = report["provenance"]
+        provenance["plan_key"] = key
+        provenance["computed_in_s"] = round(sum(provenance["stages_s"].values()), 3)
+        provenance["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
         return report
-    report = _fresh(job, trace, progress)
-    cache.put("plan", key, json.dumps(report).encode())
+    report, reads = _fresh(job, trace, progress, shared)
+    if job.model.entry:
+        parts = _learned(job, parts, reads)
+        key = parts_digest(KIND, parts)
+    cache.put(KIND, key, json.dumps(report).encode(), About(plan_name(job), parts))
+    report["provenance"]["plan_key"] = key
+    told = {finding["message"] for finding in report["findings"]}
+    for text in cache.warnings:  # not stored: they are of this run
+        if text not in told:
+            report["findings"].append(Diagnostic("SW_CACHE", text, severity="warning").as_dict())
     return report
+
+
+def advised(
+    job: JobConfig, trace: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """As `plan`, with what is worth trying next, tried (`whatif/tries.py`) or known from before."""
+    start = time.perf_counter()
+    report = plan(job, trace, progress)
+    if not job.run.tries:
+        return report
+    cache = open_cache(job.cache)
+    parts = {"plan": report["provenance"]["plan_key"], "tries": str(job.run.tries)}
+    key = parts_digest("whatif", parts)
+    stored = cache.get("whatif", key)
+    if stored is not None:
+        return report | {"whatif": json.loads(stored)}
+    from orchestrator.whatif.tries import FAILED, advice
+
+    section = advice(job, report, start, progress)
+    if not any(row["status"] == FAILED for row in section["tried"]):
+        about = About(f"tries of {plan_name(job)}", parts)
+        cache.put("whatif", key, json.dumps(section).encode(), about)
+    return report | {"whatif": section}
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
@@ -49,25 +104,64 @@ def exit_code(report: Mapping[str, Any]) -> int:
     return 70 if any(f["severity"] == "error" for f in report["findings"]) else 0
 
 
+def plan_parts(job: JobConfig) -> dict[str, str]:
+    """What a plan depends on, by name: every key of the job, the machine's table, the user's
+    files, what an earlier capture of them read, installed packages and our sources."""
+    tables = {name: keys for name, keys in job.as_dict().items() if name not in NOT_IN_KEY}
+    parts = {
+        f"{t}.{k}": json.dumps(value) for t, keys in tables.items() for k, value in keys.items()
+    }
+    parts["target"] = f"{job.cluster.target} {load_target(job.cluster.target).digest}"
+    parts |= {f"file {p.as_posix()}": digest([p.read_bytes()]) for p in source_files(job)}
+    parts["packages"] = digest(name.encode() for name in installed())
+    parts |= {f"sources {name}": source_digest((name,)) for name in PACKAGES}
+    if not job.model.entry:
+        return parts
+    stored = open_cache(job.cache).get(READS, parts_digest(READS, parts))
+    return parts | _read_parts(file_digests(json.loads(stored) if stored else ()))
+
+
+def _read_parts(digests: Mapping[str, str]) -> dict[str, str]:
+    return {f"{_READ}{path}": value for path, value in digests.items()}
+
+
+def _learned(job: JobConfig, parts: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
+    """The parts of a plan with the files that its capture read, whose list is kept for the next
+    question."""
+    own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
+    about = About(f"files read by {plan_name(job)}", own)
+    listed = json.dumps(list(reads)).encode()
+    open_cache(job.cache).put(READS, parts_digest(READS, own), listed, about)
+    return own | _read_parts(reads)
+
+
 def plan_key(job: JobConfig) -> str:
     """Digest of what a plan depends on."""
-    config = {k: v for k, v in job.as_dict().items() if k not in _NOT_IN_KEY}
-    files = [path.as_posix().encode() + b"\0" + path.read_bytes() for path in source_files(job)]
-    parts = [json.dumps(config, sort_keys=True).encode(), source_digest(PACKAGES).encode()]
-    return digest([*parts, load_target(job.cluster.target).digest.encode(), *files])
+    return parts_digest(KIND, plan_parts(job))
 
 
-def _fresh(job: JobConfig, trace: Path | None, progress: Progress | None) -> dict[str, Any]:
-    from orchestrator.build import Stages, build
+def plan_name(job: JobConfig) -> str:
+    """What people call a plan."""
+    model = job.model.preset or job.model.config or job.model.entry or job.model.hlo
+    model = "/".join(Path(model).parts[-2:])
+    return f"{model} {job.strategy.name} on {job.cluster.instances} {job.cluster.target}"
+
+
+def _fresh(
+    job: JobConfig, trace: Path | None, progress: Progress | None, shared: Shared | None
+) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """The report, and the digests of what the user's function read."""
+    from orchestrator.build import build
     from orchestrator.job import time_programs, unit_service
-    from orchestrator.report import base_report
-    from sim_cluster.trace import write_trace
+    from orchestrator.report.report import base_report
+    from orchestrator.stages import Stages
 
-    stages = Stages()
-    with unit_service(job, progress) as service:
+    stages = Stages(traces=shared.traces) if shared else Stages()
+    with unit_service(job, progress, shared.executor if shared else None) as service:
         built = build(job, service, stages)
-    with stages.timed("time"):
-        timings = time_programs(built, built.programs, trace is not None)
+        with stages.timed("time"):
+            timings = time_programs(built, built.programs, service, trace is not None)
     if trace is not None:
-        write_trace(trace, timings.chosen)
-    return base_report(built, timings, service, stages, {})
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        trace.write_bytes(timings.trace)
+    return base_report(built, timings, service, stages, {}), stages.traces.reads(job)

@@ -2,7 +2,7 @@
 
 State that is split can be split again, state that every data-parallel rank holds can be spread, and
 what is live per sample halves with the samples. These are sums over buffers, exact for state; the
-changes are planned for real by `orchestrator/memory_report.py` when the user asks why.
+changes are planned for real by `orchestrator/report/memory_report.py` when the user asks why.
 """
 
 from __future__ import annotations

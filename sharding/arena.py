@@ -8,6 +8,7 @@ is an upper one; loops hold their carries once and their body once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from compiler.ir.analysis import invariant_carries, liveness
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 from compiler.program import StepProgram
-from compiler.residency import Residency
+from compiler.residency import CallMoment, Residency
 
 _VIEWS = frozenset(
     ("broadcast_in_dim", "constant", "iota", "reshape", "optimization_barrier", "slice")
@@ -38,7 +39,8 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Live bytes while one position of a program runs: an op, or a call once it is compiled.
+    """Live bytes by category while one position of a program runs: an op, or a call once it is
+    compiled.
 
     Bodies of loops appear once; `repeats` says how often they run.
     """
@@ -47,7 +49,12 @@ class Moment:
     position: int
     what: str
     repeats: int
-    live_bytes: int
+    categories: Mapping[str, int]
+
+    @property
+    def live_bytes(self) -> int:
+        """All categories."""
+        return sum(self.categories.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +80,17 @@ def compiled_arena(residency: Residency) -> Arena:
         program=program.name,
         num_bytes=program.arena_bytes + program.scratch_bytes,
         timeline=tuple(
-            Moment(program.name, i, m.function, m.repeats, m.live_bytes) for i, m in moments
+            Moment(program.name, i, m.function, m.repeats, _categories(m, default))
+            for i, m in moments
         ),
         held=tuple(held),
     )
+
+
+def _categories(moment: CallMoment, default: str) -> dict[str, int]:
+    """What is live at a call, by category."""
+    rest = moment.live_bytes - moment.gathered_bytes
+    return {default: rest, "gathered": moment.gathered_bytes}
 
 
 def estimated_arena(program: StepProgram) -> Arena:
@@ -101,11 +115,12 @@ def _default_category(program: str) -> str:
 
 @dataclass(slots=True)
 class _Sweep:
-    """Live bytes along one level: (what, repeats, bytes) per position, and what the peak holds."""
+    """Live bytes along one level: (what, repeats, bytes by category) per position, and what the
+    peak holds."""
 
     peak_bytes: int = 0
     held: list[Holding] = field(default_factory=list)
-    moments: list[tuple[str, int, int]] = field(default_factory=list)
+    moments: list[tuple[str, int, Counter[str]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -158,32 +173,32 @@ def _sweep(level: _Level) -> _Sweep:
     born: dict[Value, tuple[Op, int]] = {}
     gone: dict[Value, int] = {}  # the first position without the value
     live: dict[Value, int] = {}
-    total, peak, at_peak, sweep = 0, -1, _Sweep(), _Sweep()
+    total, peak, at_peak, sweep = Counter[str](), -1, _Sweep(), _Sweep()
     for position, op in enumerate(level.graph.ops):
         inner = _inside(op, level)
         for value in _taken_over(op, position, ends, live):
-            total -= live.pop(value)
+            total[level.categories[value]] -= live.pop(value)
             gone[value] = position
         for value in op.results:
             if size := level.cost(op, value):
                 born[value], live[value] = (op, position), size
-                total += size
-        if total + inner.peak_bytes > sweep.peak_bytes:
-            sweep.peak_bytes, peak, at_peak = total + inner.peak_bytes, position, inner
+                total[level.categories[value]] += size
+        if (here := total.total() + inner.peak_bytes) > sweep.peak_bytes:
+            sweep.peak_bytes, peak, at_peak = here, position, inner
         sweep.moments += _moments(op, total, inner)
         for value in ends.get(position, ()):
             if value in live:
-                total -= live.pop(value)
+                total[level.categories[value]] -= live.pop(value)
                 gone[value] = position + 1
     there = ((v, op) for v, (op, at) in born.items() if at <= peak < gone.get(v, peak + 1))
     sweep.held = [*(level.holding(op, v) for v, op in there), *at_peak.held]
     return sweep
 
 
-def _moments(op: Op, total: int, inner: _Sweep) -> Iterator[tuple[str, int, int]]:
+def _moments(op: Op, total: Counter[str], inner: _Sweep) -> Iterator[tuple[str, int, Counter[str]]]:
     """The positions of one op: those of its body on top of what is around it, or itself."""
     if not inner.moments:
-        yield op.name, 1, total
+        yield op.name, 1, total.copy()
     for what, repeats, size in inner.moments:
         yield what, repeats * op.attrs.trip, total + size
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.diagnostics import UNKNOWN_LOC, CapacityError
 from compiler.program import BufferInfo, StepPlan
@@ -101,7 +101,6 @@ def _assembled(
     if constants:
         named.append(Holding("constants of the programs", "other", constants))
     arguments = _by_category(named)
-    around = sum(arguments.values())
     worst = max(arenas, key=lambda a: a.num_bytes)
     at_peak = _by_category(worst.held)
     at_peak["scratch"] += worst.num_bytes - sum(at_peak.values())
@@ -113,7 +112,7 @@ def _assembled(
         peak_program=worst.program,
         argument_bytes=arguments,
         arena_bytes={a.program: a.num_bytes for a in arenas},
-        timeline=tuple(_raised(m, around) for a in arenas for m in a.timeline),
+        timeline=tuple(_raised(m, arguments) for a in arenas for m in a.timeline),
         held=tuple(h for h in held if h.num_bytes),
         estimated=estimated,
     )
@@ -127,10 +126,10 @@ def _by_category(holdings: Sequence[Holding]) -> dict[str, int]:
     return {c: found[c] for c in CATEGORIES}
 
 
-def _raised(moment: Moment, around: int) -> Moment:
+def _raised(moment: Moment, around: Mapping[str, int]) -> Moment:
     """A moment of an arena with what is around it."""
-    live = moment.live_bytes + around
-    return Moment(moment.program, moment.position, moment.what, moment.repeats, live)
+    own = moment.categories
+    return replace(moment, categories={c: around[c] + own.get(c, 0) for c in CATEGORIES})
 
 
 def buffer_bytes(plan: StepPlan, info: BufferInfo, stage: int = 0) -> int:

@@ -23,6 +23,10 @@ MAX_GROUP = 16
 """Layers of a group: their code is one function, compiled as a whole (our choice)."""
 
 
+MOST = 10**6
+"""Of samples, tokens and instances, so that a slip of the hand is refused (our choice)."""
+
+
 def limited(default: float, low: float, high: float) -> Any:
     """A number from `low` to `high`."""
     return field(default=default, metadata={"range": (low, high)})
@@ -33,13 +37,14 @@ class StrategySettings:
     """How the step is distributed."""
 
     name: str = choice("fsdp", "fsdp", "generic", "llm-training", "manual")
-    micro_batch: int = 1
+    micro_batch: int = limited(1, 1, MOST)
     """Samples per data-parallel rank and micro-batch."""
-    global_batch: int = 0
+    global_batch: int = limited(0, 0, MOST)
     """Samples per optimizer step; 0 means one micro-batch per rank."""
 
-    remat: str = choice("full", "none", "full")
-    """Recomputation of layer activations in the backward pass (presets and configs)."""
+    remat: str = choice("full", "none", "selective", "full")
+    """Recomputation of layer activations in the backward pass (presets and configs); "selective"
+    keeps the products with weights."""
 
     zero: int = field(default=AUTO, metadata={"words": {"auto": AUTO}})
     """What data-parallel ranks share: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights

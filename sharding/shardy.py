@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ Ties = Sequence[tuple[int, int]]
 
 PYTHON_VARIABLE = "SHARDWRIGHT_PARTITIONER_PYTHON"
 TIMEOUT_S = 600.0
+VERSION_TIMEOUT_S = 30.0
 STDERR_TAIL = 2000
 PROPAGATE = (
     "builtin.module(sdy-propagation-pipeline)",
@@ -94,12 +97,26 @@ def encode_request(
     return data
 
 
+def partitioner_version() -> str:
+    """The release of jaxlib that partitions. Raises ExecutionError when the interpreter that
+    `SHARDWRIGHT_PARTITIONER_PYTHON` names does not start, or has none."""
+    python = os.environ.get(PYTHON_VARIABLE)
+    return _jaxlib_of(python) if python else metadata.version("jaxlib")
+
+
+@cache
+def _jaxlib_of(python: str) -> str:
+    code = "from importlib.metadata import version; print(version('jaxlib'))"
+    return _printed(python, ["-c", code], VERSION_TIMEOUT_S).strip()
+
+
 def run_child(request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
     """Run the child on `request`: an encoded partitioned graph. Raises as `partition`."""
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         source, target = Path(folder, "request"), Path(folder, "answer")
         source.write_bytes(request)
-        _run_process([str(source), str(target)], timeout_s)
+        python = os.environ.get(PYTHON_VARIABLE) or sys.executable
+        _printed(python, ["-m", "sharding.shardy", str(source), str(target)], timeout_s)
         answer = msgpack.unpackb(target.read_bytes(), use_list=False)
     if "error" in answer:
         code, message, loc, hint = answer["error"]
@@ -108,15 +125,16 @@ def run_child(request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
     return data
 
 
-def _run_process(arguments: list[str], timeout_s: float) -> None:
-    """Start the child and wait. Raises ExecutionError with the end of its stderr."""
-    python = os.environ.get(PYTHON_VARIABLE) or sys.executable
+def _printed(python: str, arguments: list[str], timeout_s: float) -> str:
+    """What an interpreter of the partitioner prints. Raises ExecutionError with the end of its
+    stderr."""
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    command = [python, "-m", "sharding.shardy", *arguments]
     try:
-        done = subprocess.run(command, env=env, capture_output=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            [python, *arguments], env=env, capture_output=True, timeout=timeout_s, check=False
+        )
     except subprocess.TimeoutExpired:
         raise ExecutionError(
             "SW_PARTITIONER_TIMEOUT",
@@ -135,6 +153,7 @@ def _run_process(arguments: list[str], timeout_s: float) -> None:
             f"the partitioner ended with status {done.returncode}:\n{tail}",
             hint="keep the dump of this job and report it",
         )
+    return done.stdout.decode(errors="replace")
 
 
 def child_main(source: str, target: str) -> None:

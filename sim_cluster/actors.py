@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from compiler.isa.program import CollectiveCall
 from sim_cluster.contention import NO_DEMAND, Demand
-from sim_cluster.macro import MacroOp, Stretch
+from sim_cluster.macro import MacroOp, Mark, Place, Stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class ClassResult:
 
     end_ps: int = 0
     charged_ps: dict[str, int] = field(default_factory=dict)
+    placed_ps: dict[Place, dict[str, int]] = field(default_factory=dict)  # the same by place
     spans: list[Span] = field(default_factory=list)
     uses: dict[CollectiveCall, CollectiveUse] = field(default_factory=dict)
     busy_ps: dict[str, int] = field(default_factory=dict)  # per engine, over physical cores
@@ -90,10 +91,13 @@ class ClassResult:
     ran: list[Ran] = field(default_factory=list)
     last: Span | None = None  # of the core
 
-    def spend(self, name: str, start_ps: int, end_ps: int, charged_ps: Mapping[str, int]) -> None:
+    def spend(
+        self, name: str, start_ps: int, end_ps: int, charged_ps: Mapping[str, int], place: Place
+    ) -> None:
         """Charge an interval of the core; it goes on with the last one of that name."""
         found = {category: ps for category, ps in charged_ps.items() if ps}
         _add(self.charged_ps, found)
+        _add(self.placed_ps.setdefault(place, {}), found)
         last = self.last
         if last and (last.name, last.end_ps) == (name, start_ps):
             last.end_ps = end_ps
@@ -221,8 +225,9 @@ class Actor:
         self.entered_at += places
         self.since_ps += later_ps
         self.began_ps += later_ps
-        name, since = self.entered
-        self.entered = name, since + later_ps
+        mark = self.macros[self.entered_at]
+        assert isinstance(mark, Mark)
+        self.entered = mark.name, self.entered[1] + later_ps
 
     def now_wants(self, bank_cores: int) -> Wants:
         """What it wants of its resources from now on, on a bank of so many cores. Code in lock step

@@ -197,6 +197,17 @@ def _shift_right_arithmetic(a: Array, b: Array, out: Array | None = None) -> Arr
     return result
 
 
+def _random_bits(counter: Array, key: Array, out: Array | None = None) -> Array:
+    return _mixed(_mixed(counter) ^ key)
+
+
+def _mixed(x: Array) -> Array:
+    """A finalizer of hash tables (lowbias32), which stands for the machine's generator."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return np.asarray(x ^ (x >> np.uint32(16)))
+
+
 _COMMON: dict[str, Function] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -248,6 +259,7 @@ _INTEGER: dict[str, Function] = _COMMON | {
     "shift_left": _shift_left,
     "shift_right_logical": _shift_right_logical,
     "shift_right_arithmetic": _shift_right_arithmetic,
+    "random_bits": _random_bits,
 }
 _PRED: dict[str, Function] = {
     "add": np.logical_or,
@@ -269,8 +281,18 @@ COMPARE: dict[str, Function] = {
     "GE": np.greater_equal,
 }
 BITWISE = frozenset(
-    ("and", "or", "xor", "not", "shift_left", "shift_right_logical", "shift_right_arithmetic")
+    (
+        "and",
+        "or",
+        "xor",
+        "not",
+        "shift_left",
+        "shift_right_logical",
+        "shift_right_arithmetic",
+        "random_bits",
+    )
 )
+"""Ops that every engine does on the bits of integers, whatever it computes in otherwise."""
 _IN_PLACE_COMPOSITES = (_logistic, _rsqrt)
 _REDUCE: dict[str, Any] = {
     "add": np.add,

@@ -22,6 +22,7 @@ from compiler.isa.region import RegionProgram, Tensor, View
 from sim_cluster.index_watch import Outside
 from sim_cluster.l0 import RegionCode
 from sim_cluster.operands import HbmTensors
+from sim_cluster.past import Past
 from sim_cluster.physical_cores import CoreWatch, interleaved
 from sim_cluster.races import strided_key
 from sim_cluster.regions import affine, prepare
@@ -58,13 +59,14 @@ class _Flight:
 class Bound:
     """The tensors of a function on one core, and the collectives it has in flight."""
 
-    __slots__ = ("clashes", "code", "flight", "registers", "tensors")
+    __slots__ = ("clashes", "code", "flight", "pasts", "registers", "tensors")
 
     def __init__(self, code: FunctionCode, arrays: Sequence[np.ndarray]) -> None:
         self.code = code
         self.tensors = HbmTensors(arrays)
         self.registers: dict[int, int] = {}
         self.flight: dict[int, _Flight] = {}
+        self.pasts: list[Past] = []  # of every physical core (L0)
         self.clashes: list[list[int]] = _clashes(arrays) if code.level == L0 else []
 
     def run(self, registers: Mapping[int, int]) -> Iterator[CollectiveRequest]:
@@ -72,6 +74,7 @@ class Bound:
         self.registers = dict(registers)
         self.flight.clear()
         if self.code.level == L0:
+            self.pasts = [Past() for _ in self.code.function.subgraphs]
             self.tensors.masks = [self._new_mask(n) for n in range(len(self.tensors.arrays))]
             self.tensors.watch = CoreWatch() if len(self.code.function.subgraphs) > 1 else None
         for action in self.code.actions:
@@ -201,7 +204,7 @@ class FunctionCode:
         """The action of a region; a region whose description makes no sense is refused."""
         region = self.function.subgraphs[core][number]
         try:
-            action = self._action(region)
+            action = self._action(region, core)
             return self._watched(action, core, region) if self._is_watched else action
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             if isinstance(error, DiagnosticError):
@@ -254,13 +257,25 @@ class FunctionCode:
         )
         return [(_place(start.attrs["source"])[0], False), (_place(start.attrs["target"])[0], True)]
 
-    def _action(self, region: Region) -> Action:
+    def _action(self, region: Region, core: int) -> Action:
         program = region.program
+        if program.kind == "compute":
+            return self._compute_l0(region, core) if self.level == L0 else self._compute_l1(program)
+        action = self._without_code(program)
+        if self.level == L1:
+            return action
+
+        def pass_by(bound: Bound) -> CollectiveRequest | None:
+            bound.pasts[core].skip(program.kind != "idle")
+            return action(bound)
+
+        return pass_by
+
+    def _without_code(self, program: RegionProgram) -> Action:
+        """The action of a region that is no code of the engines."""
         match program.kind:
             case "idle":
                 return lambda bound: None
-            case "compute":
-                return self._compute_l0(region) if self.level == L0 else self._compute_l1(program)
             case "register_load":
                 return self._register_load(program)
             case "collective_start":
@@ -275,7 +290,7 @@ class FunctionCode:
         run = prepare(program, self.dtypes, self.outside)
         return lambda bound: run(bound.tensors.arrays, bound.registers)
 
-    def _compute_l0(self, region: Region) -> Action:
+    def _compute_l0(self, region: Region, core: int) -> Action:
         assert self.chip is not None
         code = RegionCode(region, self.dtypes, self.chip)
         self.codes.append(code)
@@ -283,7 +298,7 @@ class FunctionCode:
         def run(bound: Bound) -> None:
             if bound.tensors.watch is None:  # which sees to it element by element
                 _check_flight(bound, code)
-            code.run(bound.tensors, bound.registers)
+            code.run(bound.tensors, bound.registers, bound.pasts[core])
             for number in code.hbm_writes:
                 _forget_overlapped(bound, number)
 

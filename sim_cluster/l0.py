@@ -10,8 +10,9 @@ HBM only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NoReturn, final
 
 import numpy as np
@@ -23,6 +24,7 @@ from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Spa
 from sim_cluster.checks import check_instruction, check_tiles
 from sim_cluster.engines import DECODERS, overwrites
 from sim_cluster.operands import HbmOperand, HbmTensors, TileOperand
+from sim_cluster.past import HbmWatch, Past
 from sim_cluster.races import ENGINES, NUMBER, Clock, History, strides_overlap
 from sim_cluster.tiles import OnChip, Slot, make_slots
 
@@ -76,6 +78,8 @@ class RegionCode:
         self.region, self.dtypes, self.chip = region, dtypes, chip
         self.registers: dict[int, int] = {}
         self.clocks: list[Clock] = []
+        self.passed: list[Clock] = []  # what is known behind each border
+        self.between = HbmWatch()
         self.queues: list[deque[tuple[int, ...]]] = []
         self.call = _Call(HbmTensors(()))
         self.hbm_reads: dict[int, set[Engine]] = {}
@@ -87,17 +91,37 @@ class RegionCode:
         self.slots = make_slots(region)
         self.body = self._decode(region.body)
 
-    def run(self, tensors: HbmTensors, registers: Mapping[int, int]) -> None:
-        """Execute on bound tensors. Registers of the caller are read, never changed."""
+    def run(
+        self, tensors: HbmTensors, registers: Mapping[int, int], past: Past | None = None
+    ) -> None:
+        """Execute on bound tensors, after the regions in `past`. Registers of the caller are read,
+        never changed.
+        """
+        past = past or Past()
         self.registers.clear()
         self.registers.update(registers)
         self.call.tensors = tensors
         tensors.histories = self._histories(tensors)
         self._reset()
+        self._enter(past, tensors)
+        begun = sum(clock[e] for e, clock in enumerate(self.clocks))
         with np.errstate(all="ignore"):
             self._run(self.body)
-        self.executed += sum(clock[e] for e, clock in enumerate(self.clocks))
+        self.executed += sum(clock[e] for e, clock in enumerate(self.clocks)) - begun
         self._check_tokens()
+        past.leave(chain.from_iterable(self.slots), self.between, self.clocks)
+
+    def _enter(self, past: Past, tensors: HbmTensors) -> None:
+        """Start the queues where they are, or from a barrier."""
+        if self.region.borders is None:
+            past.pass_barrier()
+        self.passed[:] = past.passed(self.region.borders or ())
+        self.clocks[:] = [list(clock) for clock in past.clocks]
+        self.between.bases = {
+            n: tensors.arrays[n].ctypes.data for n in self.hbm_reads.keys() | self.hbm_writes.keys()
+        }
+        tensors.between = self.between
+        past.enter(chain.from_iterable(self.slots), self.between)
 
     def _check_tokens(self) -> None:
         """A region runs again in the next call: it must leave its semaphores as it found them."""
@@ -112,9 +136,8 @@ class RegionCode:
                 )
 
     def _reset(self) -> None:
-        """Poison the tiles and start the queues from a barrier."""
+        """Poison the tiles and set the semaphores."""
         none = (0,) * len(ENGINES)
-        self.clocks[:] = [list(none) for _ in ENGINES]
         self.queues[:] = [deque([none] * count) for count in self.region.tokens]
         for tile in self.region.tiles:
             self.chip.poison(tile)
@@ -168,11 +191,13 @@ class RegionCode:
     def _tokens(self, instr: Instr) -> tuple[Callable[[Clock], None], Callable[[Clock], None]]:
         """Functions that take the instruction's waits and give its signals."""
         waits, signals, queues = instr.waits, instr.signals, self.queues
-        for semaphore in (*waits, *signals):
-            if not 0 <= semaphore < len(self.region.tokens):
-                raise SimulationError("SW_L0_OPERANDS", f"the region has no semaphore {semaphore}")
+        borders, passed = instr.borders, self.passed
+        self._check_numbers("semaphore", (*waits, *signals), len(self.region.tokens))
+        self._check_numbers("border", borders, len(self.region.borders or ()))
 
         def take(clock: Clock) -> None:
+            for border in borders:
+                clock[:] = map(max, clock, passed[border])
             for semaphore in waits:
                 if not queues[semaphore]:
                     raise SimulationError(
@@ -187,6 +212,11 @@ class RegionCode:
                 queues[semaphore].append(tuple(clock))
 
         return take, give
+
+    def _check_numbers(self, what: str, numbers: Iterable[int], count: int) -> None:
+        for number in numbers:
+            if not 0 <= number < count:
+                raise SimulationError("SW_L0_OPERANDS", f"the region has no {what} {number}")
 
     def _work(self, instr: Instr) -> Callable[[Clock, int], None]:
         """Operand checks and arithmetic of one instruction."""

@@ -110,6 +110,11 @@ def shard_slices(buffer: NamedBuffer, mesh: Mesh, rank: int) -> tuple[slice, ...
     return tuple(slice(s, s + size) for s, size in zip(starts, buffer.local_shape, strict=True))
 
 
+def shard_start(buffer: NamedBuffer, mesh: Mesh, rank: int) -> tuple[int, ...]:
+    """Where a rank's shard begins in the global array."""
+    return tuple(s.start for s in shard_slices(buffer, mesh, rank))
+
+
 def check_global(buffer: NamedBuffer, array: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
     """`array` in the buffer's type. Raises SimulationError when its shape is not `wanted`."""
     if tuple(array.shape) != tuple(wanted):
@@ -140,25 +145,32 @@ def micro_batch(
 
 
 def gather_array(buffer: NamedBuffer, mesh: Mesh, shards: Mapping[int, np.ndarray]) -> np.ndarray:
-    """The global array from the flat shards of the ranks that have the buffer.
+    """The global array from the flat shards of the ranks that have the buffer. Raises as
+    `distinct`."""
+    result = np.empty(sharded_shape(buffer, mesh), buffer.dtype.numpy)
+    for rank, shard in distinct(buffer, mesh, shards).items():
+        result[shard_slices(buffer, mesh, rank)] = shard.reshape(buffer.local_shape)
+    return result
+
+
+def distinct(
+    buffer: NamedBuffer, mesh: Mesh, shards: Mapping[int, np.ndarray]
+) -> dict[int, np.ndarray]:
+    """One rank's of all equal shards.
 
     Raises SimulationError (SW_SIM_REPLICAS) when ranks that must hold the same shard differ in any
     bit.
     """
-    result = np.empty(sharded_shape(buffer, mesh), buffer.dtype.numpy)
     owner: dict[tuple[int, ...], int] = {}
     for rank, shard in shards.items():
-        where = shard_slices(buffer, mesh, rank)
-        first = owner.setdefault(tuple(s.start for s in where), rank)
-        if first == rank:
-            result[where] = shard.reshape(buffer.local_shape)
-        elif shard.tobytes() != shards[first].tobytes():
+        first = owner.setdefault(shard_start(buffer, mesh, rank), rank)
+        if first != rank and shard.tobytes() != shards[first].tobytes():
             raise SimulationError(
                 "SW_SIM_REPLICAS",
                 f"buffer {buffer.name} requires equal copies on ranks {first} and {rank},"
                 " they differ",
             )
-    return result
+    return {rank: shards[rank] for rank in owner.values()}
 
 
 def coordinate(buffer: NamedBuffer, mesh: Mesh, rank: int) -> int:

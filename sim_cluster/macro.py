@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.dtypes import DType
 from compiler.evaluate import Segment, Shares, segments_at
@@ -23,6 +23,10 @@ _DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 HALF_SHARE = 0.5
 """Share of a resource at which stretches are evaluated besides all of it; durations between are
 interpolated."""
+Place = tuple[str, int]
+"""A program, and the number of one of its functions; -1 is its launch."""
+NOWHERE = ("", -1)
+"""Outside of programs, where stages of a pipeline wait for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Stretch:
     scarce_ps: int = 0
     bank_cores: int = 1
     demand: Demand = NO_DEMAND
+    place: Place = NOWHERE
 
     def duration_ps(self, dma_share: float, hbm_share: float = 1.0) -> float:
         """Duration at a share of the DMA engines and of HBM (1: the even part), whichever is
@@ -80,6 +85,7 @@ class Wait:
     """The core blocks until the collective started under the same slot has finished."""
 
     slot: int
+    place: Place = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +112,21 @@ class Mark:
 MacroOp = Stretch | Start | Wait | Send | Receive | Mark
 
 
-def function_macros(function: Function, target: Target) -> tuple[MacroOp, ...]:
-    """The macro-operations of one call of `function`."""
+def function_macros(
+    function: Function, target: Target, place: Place = NOWHERE
+) -> tuple[MacroOp, ...]:
+    """The macro-operations of one call of `function`, which is at `place`."""
     own, *others = _evaluated(function, target)
     code = _Code.of(own, others, target)
     out: list[MacroOp] = []
     for segment in own:
         if segment.kind == "compute":
-            out.append(code.stretch(segment, function.name, target.cores_per_bank))
+            stretch = code.stretch(segment, function.name, target.cores_per_bank)
+            out.append(replace(stretch, place=place))
         elif segment.kind == "start":
             out.append(Start(function.collectives[segment.collective], segment.collective))
         else:
-            out.append(Wait(segment.collective))
+            out.append(Wait(segment.collective, place))
     return tuple(out)
 
 
@@ -185,14 +194,16 @@ class _Code:
 
 def program_macros(program: Program, target: Target) -> tuple[MacroOp, ...]:
     """The whole program: a launch, then every call in order, loops expanded."""
-    bodies = [function_macros(f, target) for f in program.functions]
+    functions = enumerate(program.functions)
+    bodies = [function_macros(f, target, (program.name, n)) for n, f in functions]
     return (_launch(program.name, target), *_steps(program.steps, bodies))
 
 
 def _launch(name: str, target: Target) -> Stretch:
     """The host starts a program on the core."""
     ps = target.core.program_start_ps
-    return Stretch(ps, ps, 0, Segment("compute", ps), f"launch {name}", "launch")
+    label, place = f"launch {name}", (name, -1)
+    return Stretch(ps, ps, 0, Segment("compute", ps), label, "launch", place=place)
 
 
 def _steps(

@@ -15,7 +15,7 @@ from collectives.cost import CollectiveTime, closed_time, in_step, wires_ps
 from collectives.layout import place
 from collectives.ops import CollectiveKind, ReplicaGroups
 from collectives.placement import TORUS, place_mesh
-from collectives.select import choose
+from collectives.select import alternatives, choose, full_name
 from collectives.topology import Tier, Topology, line, ring, switched, torus, unlinked
 from compiler.isa.program import CollectiveCall
 from compiler.target import PS_PER_S, Target
@@ -104,6 +104,18 @@ class Network:
         return CollectiveDuration(
             time.total_ps, demand, time.algorithm, time.why, size, groups.size
         )
+
+    def alternatives(self, call: CollectiveCall) -> dict[str, int]:
+        """The time of one collective alone, on healthy instances: under the algorithm that is
+        chosen for it, by its name, and under every other there is."""
+        groups, element = self.groups(call.axes), call.dtype.bytes
+        size, kind = larger_side_bytes(call, groups.size), CollectiveKind(call.kind)
+        chosen = choose(kind, self.topology, groups, size, element, self.costs, pairs=call.pairs)
+        others = alternatives(kind, self.topology, groups, size, self.costs)
+        return {
+            name: closed_time(choice, size, element, self.costs).total_ps
+            for name, choice in {full_name(chosen): chosen, **others}.items()
+        }
 
     def _demand(self, time: CollectiveTime, wires: Sequence[tuple[int, int]]) -> Demand:
         """What a collective takes of each resource, on average over all of its time."""

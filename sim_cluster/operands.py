@@ -8,12 +8,14 @@ races, and returns the view.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import gt
 
 import numpy as np
 
 from compiler.isa.program import AccessPattern, Engine, Instr, Space
 from sim_cluster.checks import check_bank
 from sim_cluster.engines.registry import require
+from sim_cluster.past import Access, HbmWatch
 from sim_cluster.physical_cores import CoreWatch
 from sim_cluster.races import NUMBER, Clock, History, Key, strided_key
 from sim_cluster.regions import affine
@@ -24,10 +26,11 @@ Dims = tuple[tuple[int, int], ...]
 
 class HbmTensors:
     """The tensors of one function call: flat typed arrays, written masks (None: holds data),
-    histories for races, and the watch over races between physical cores where there are two.
+    histories for races inside a region, the watches over races between regions, and between
+    physical cores where there are two.
     """
 
-    __slots__ = ("arrays", "histories", "masks", "watch")
+    __slots__ = ("arrays", "between", "histories", "masks", "watch")
 
     def __init__(
         self, arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray | None] = ()
@@ -35,6 +38,7 @@ class HbmTensors:
         self.arrays = list(arrays)
         self.masks: list[np.ndarray | None] = list(masks) or [None] * len(self.arrays)
         self.histories: list[History | None] = [None] * len(self.arrays)
+        self.between: HbmWatch | None = None
         self.watch: CoreWatch | None = None
 
 
@@ -111,6 +115,8 @@ class TileOperand:
         conflict = slot.history.write_conflict(box, clock)
         for other in slot.neighbours:
             conflict = conflict or other.history.write_conflict(box, clock)
+        if slot.before is not None and any(map(gt, slot.before, clock)):
+            conflict = conflict or "used by an earlier region"
         if conflict:
             self._refuse_race("write", slot, conflict)
         slot.history.add_write(box, self.engine, time)
@@ -220,6 +226,7 @@ class HbmOperand:
                     f"read of tensor {number} is not ordered after it was {conflict}",
                 )
             history.add_read(key, self.engine, time)
+        self._note(tensors, offset, False, clock)
         if tensors.watch is not None:
             tensors.watch.read(number, self._key(tensors, offset))
         return self._view(tensors.arrays[number], offset)
@@ -237,6 +244,7 @@ class HbmOperand:
                     f"write of tensor {number} is not ordered after it was {conflict}",
                 )
             history.add_write(key, self.engine, time)
+        self._note(tensors, offset, True, clock)
         if tensors.watch is not None:
             tensors.watch.write(number, self._key(tensors, offset))
         return self._view(tensors.arrays[number], offset)
@@ -251,6 +259,16 @@ class HbmOperand:
             view[...] = True
         else:
             view[rows[(rows >= 0) & (rows < len(view))]] = True
+
+    def _note(self, tensors: HbmTensors, offset: int, writes: bool, clock: Clock) -> None:
+        """Tell the watch between regions of an access."""
+        between = tensors.between
+        if between is not None:
+            base = between.bases[self.pattern.buffer]
+            low = base + (self.extent[0] + offset) * self.item
+            high = base + (self.extent[1] + offset + 1) * self.item
+            access = Access(self.engine, writes, low, high, clock[self.engine])
+            between.note(self, access, clock)
 
     def _offset(self, tensors: HbmTensors) -> int:
         number, offset = self.pattern.buffer, self.offset(self.registers)

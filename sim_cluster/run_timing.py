@@ -35,7 +35,7 @@ from sim_cluster.contention import (
     core_rates,
 )
 from sim_cluster.faults import HEALTHY, Health, hanging
-from sim_cluster.macro import MacroOp, Mark, Receive, Send, Start, Stretch, Wait
+from sim_cluster.macro import NOWHERE, MacroOp, Mark, Receive, Send, Start, Stretch, Wait
 from sim_cluster.steady import Event, Repeats, Steady
 
 __all__ = ["ClassResult", "ClusterLoop", "CollectiveDuration", "CollectiveUse", "axis_category"]
@@ -297,7 +297,9 @@ class ClusterLoop:
             late = max(0, job.start_ps - actor.since_ps)
         exposed = now - actor.since_ps - late
         charged = {"bubble": late, axis_category(job.call, self.whole_axes): exposed}
-        actor.result.spend(f"wait {call_label(job.call)}", actor.since_ps, now, charged)
+        op = actor.macros[actor.position]
+        place = op.place if isinstance(op, Wait) else NOWHERE
+        actor.result.spend(f"wait {call_label(job.call)}", actor.since_ps, now, charged, place)
         actor.result.uses[job.call].exposed_ps += exposed
 
     def _announce(self, actor: Actor) -> None:
@@ -313,7 +315,7 @@ class ClusterLoop:
         if not stretch.charge:
             compute = min(elapsed, round(stretch.compute_ps * actor.factor))
             charged = {"compute": compute, "memory": elapsed - compute}
-        actor.result.spend(stretch.label, actor.began_ps, now, charged)
+        actor.result.spend(stretch.label, actor.began_ps, now, charged, stretch.place)
         actor.result.run(stretch, actor.began_ps, now)
         actor.position += 1
         self._proceed(actor, now)

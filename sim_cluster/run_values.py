@@ -1,42 +1,119 @@
 """Value runs: whole training steps of all ranks of a mesh, from program files and a manifest alone.
 
 The stages of a pipeline follow their own schedules (`stage_order.py`). The ranks of a stage run the
-same program in lock step up to the next collective wait, then `exchange` moves the data of all
-groups. The first time a program runs, one core also runs it instruction by instruction (L0)
+same program in lock step up to the next collective, wherever they live: this module tells the
+hosts of ranks (`rank_host.py`) what to do next, and passes on what they send each other without
+looking at it. The first time a program runs, one core also runs it instruction by instruction (L0)
 from the same inputs, and the distance is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from compiler.diagnostics import SimulationError
-from compiler.isa.program import Program
+from compiler.diagnostics import Diagnostic, SimulationError
+from compiler.isa.program import CollectiveCall, Program
 from compiler.neff.manifest import Manifest, NamedBuffer
 from compiler.neff.schedule import STAGE_AXIS, Transfer, run_counts
 from sim_cluster import layout
-from sim_cluster.exchange import Schedules, exchange, ring_schedules
-from sim_cluster.functions import L0, L1, CollectiveRequest
+from sim_cluster.exchange import not_in_step
 from sim_cluster.index_watch import IndexWatch
-from sim_cluster.memory import CoreMemory
-from sim_cluster.programs import ProgramCode
-from sim_cluster.result import L0Check, ValueResult, distance
+from sim_cluster.rank_host import RankHost, Shards, invoke
+from sim_cluster.result import ValueResult
 from sim_cluster.stage_order import StageOrder
 
-Running = Iterator[CollectiveRequest]
+Handle = Any
+"""What a host sent to another, as its back end holds it."""
+
+
+class Reply(Protocol):
+    """What a host was asked."""
+
+    def answer(self) -> Any:
+        """Wait for the answer. Raises what the method raised, or HostLostError."""
+
+    def sent(self) -> Sequence[Handle]:
+        """What it sends, one handle per host; none for methods that send nothing."""
+
+
+class Hosts(Protocol):
+    """Hosts of ranks, wherever they are. Each does what it is asked in order."""
+
+    spans: Sequence[range]
+
+    def ask(
+        self, host: int, method: str, *args: object, incoming: Sequence[Handle] | None = None
+    ) -> Reply:
+        """Call a method of a host, with what every host sent it as the last argument where
+        `incoming` is given; does not wait."""
+
+    def replace(self, host: int) -> None:
+        """New hosts, without state, for a lost one and all others that are gone too."""
+
+    def close(self) -> None:
+        """Release the hosts."""
+
+
+class HostLostError(Exception):
+    """A host went away, and the state of its ranks with it."""
+
+    def __init__(self, host: int) -> None:
+        super().__init__(f"host {host}")
+        self.host = host
+
+
+class _Done:
+    """A reply that is there."""
+
+    def __init__(self, answer: Any, sent: Sequence[Handle]) -> None:
+        self._answer, self._sent = answer, sent
+
+    def answer(self) -> Any:
+        """See Reply."""
+        return self._answer
+
+    def sent(self) -> Sequence[Handle]:
+        """See Reply."""
+        return self._sent
+
+
+class LocalHosts:
+    """Hosts of ranks in this process, one as a rule."""
+
+    def __init__(self, hosts: Sequence[RankHost]) -> None:
+        self.hosts = hosts
+        self.spans = hosts[0].spans
+
+    def ask(
+        self, host: int, method: str, *args: object, incoming: Sequence[Handle] | None = None
+    ) -> Reply:
+        """See Hosts."""
+        given = args if incoming is None else (*args, incoming)
+        answer, sent = invoke(self.hosts[host], method, given)
+        # What is sent is memory that the ranks go on to write.
+        return _Done(answer, [[a if a is None else a.copy() for a in arrays] for arrays in sent])
+
+    def replace(self, host: int) -> None:
+        """See Hosts; what is lost here is lost with all of us."""
+        raise HostLostError(host)
+
+    def close(self) -> None:
+        """See Hosts."""
+        for host in self.hosts:
+            host.close()
 
 
 class ValueRun:
     """The cores of one step in values.
 
     `programs` maps the names of the manifest's schedule to linked programs. With `check_l0`, the
-    first run of every program is also made at L0 on the first core of its stage. `level` is that of
-    the run itself: at L0 every core executes every instruction. Indices out of bounds are counted
-    in `watch`, or end the run with `strict_indices`. `threads` host threads share the ranks;
-    results do not depend on it.
+    first run of every program is also made at L0 on the first core of its stage. The ranks live on
+    `hosts`, by default on one in this process made with `settings` (those of `RankHost`): at
+    `level` L0 every core executes every instruction; `threads` host threads share the ranks; with
+    `strict_indices` an index out of bounds ends the run. Results do not depend on hosts or threads.
     """
 
     def __init__(
@@ -45,30 +122,29 @@ class ValueRun:
         manifest: Manifest,
         *,
         check_l0: bool = True,
-        level: str = L1,
-        schedules: Schedules = ring_schedules,
-        threads: int = 1,
-        strict_indices: bool = False,
+        hosts: Hosts | None = None,
+        **settings: Any,
     ) -> None:
         named = {name for schedule in manifest.schedules for name in run_counts(schedule)}
         if missing := named - programs.keys():
             raise SimulationError(
                 "SW_SIM_PROGRAM", f"the schedule names programs {sorted(missing)}, not given"
             )
-        self.programs, self.manifest, self.schedules = programs, manifest, schedules
+        self.programs, self.manifest = programs, manifest
         self.check_l0 = check_l0
+        self.hosts = hosts or LocalHosts([RankHost(programs, manifest, **settings)])
         self.result = ValueResult()
-        self.watch = IndexWatch(strict_indices)
-        self._codes = {name: ProgramCode(p, level, self.watch) for name, p in programs.items()}
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 and level == L1 else None
         self._batch: Mapping[str, np.ndarray] = {}
-        self.cores = [c for s in range(len(manifest.schedules)) for c in self._new_cores(s)]
         self._leaves: dict[str, list[NamedBuffer]] = {}
         for buffer in manifest.buffers.values():
             self._leaves.setdefault(buffer.leaf, []).append(buffer)
         stacks = manifest.stacks.items()
         self._rows = {leaf: (name, i) for name, row in stacks for i, leaf in enumerate(row)}
-        self._fill_initial()
+
+    def reset(self) -> None:
+        """All ranks as before their first step, but for what is to be loaded."""
+        everyone = range(len(self.hosts.spans))
+        self._all(self.hosts.ask(h, "reset") for h in everyone)
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Shard global arrays into the named buffers of all ranks, converting to the buffers'
@@ -83,7 +159,11 @@ class ValueRun:
                 wanted = layout.sharded_shape(buffer, self.manifest.mesh)
                 own = layout.padded(buffer, layout.part_of(buffer, whole), wanted)
                 own = layout.check_global(buffer, own, wanted)
-                self._scatter(buffer, own, self._ranks(buffer))
+                hosts = self._hosts_of(buffer)
+                self._all(
+                    self.hosts.ask(h, "put", buffer.name, self._shards(buffer, own, h))
+                    for h in hosts
+                )
 
     def step(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """One step of all stages on a global batch; the metrics by name.
@@ -93,8 +173,7 @@ class ValueRun:
         for name in batch:
             self._leaf(name)
         self._batch = batch
-        with np.errstate(all="ignore"):
-            StageOrder(self.manifest.schedules, self.manifest.transfers, self).run()
+        StageOrder(self.manifest.schedules, self.manifest.transfers, self).run()
         metrics = self.gather(self._metrics())
         self.result.steps.append(metrics)
         return metrics
@@ -110,88 +189,139 @@ class ValueRun:
             n: whole[stack] if i is None else whole[stack][i] for n, (stack, i) in wanted.items()
         }
 
-    def _gathered(self, buffer: NamedBuffer) -> np.ndarray:
-        """The global array of one buffer."""
-        ranks = self._ranks(buffer)
-        shards = {rank: self.cores[rank].array(buffer.name, buffer.dtype) for rank in ranks}
-        return layout.cropped(buffer, layout.gather_array(buffer, self.manifest.mesh, shards))
-
-    def run(self, stage: int, program: str, number: int) -> Iterator[list[CollectiveRequest]]:
+    def run(self, stage: int, program: str, number: int) -> Iterator[int]:
         """Run one program on the ranks of a stage in lock step, for micro-batch `number`.
 
-        Yields the requests of collectives over stages, which `join` answers.
+        Yields the stage at collectives over stages, which `join` finishes.
         """
-        ranks = self.manifest.ranks(stage)
-        cores = [self.cores[rank] for rank in ranks]
-        self._load_micro_batch(program, number, ranks)
-        for core in cores:
-            core.select(number)
-        code = self._codes[program]
-        shadow = self._shadow(program, ranks) if self._unchecked(program) else None
-        running = [code.run(core) for core in cores]
-        while waiting := self._waiting(program, running, shadow):
-            if STAGE_AXIS in waiting[0].call.axes:
-                yield waiting
+        hosts = self._on(stage)
+        self._begin(stage, program, number, hosts)
+        incoming: dict[int, list[Handle]] = {h: [None] * len(self.hosts.spans) for h in hosts}
+        while True:
+            replies = {h: self.hosts.ask(h, "advance", stage, incoming=incoming[h]) for h in hosts}
+            answers = self._all(replies.values())
+            call = self._same_call(program, hosts, [call for call, _ in answers])
+            if call is None:
+                checks = [check for _, check in answers if check is not None]
+                self.result.l0.update((check.program, check) for check in checks)
+                return
+            if STAGE_AXIS in call.axes:
+                yield stage
+                incoming = {h: [None] * len(self.hosts.spans) for h in hosts}
             else:
-                exchange(waiting, self.manifest.stage_mesh, self.schedules)
-        if shadow is not None:
-            self.result.l0[program] = shadow.compare(cores[0], self.manifest.buffers)
+                incoming = self._passed_on(replies)
 
-    def _waiting(
-        self, program: str, running: Sequence[Running], shadow: _Shadow | None
-    ) -> list[CollectiveRequest]:
-        """Run to the next collective; the requests of all ranks, none when all have ended."""
-        requests = self._advance(running)
-        if shadow is not None:
-            shadow.advance(requests[0])
-        waiting = [r for r in requests if r is not None]
-        if waiting and len(waiting) < len(requests):
-            raise SimulationError("SW_SIM_LOCK_STEP", f"some ranks of {program} end before others")
-        return waiting
+    def join(self, parts: Sequence[int]) -> None:
+        """A collective over the stages `parts`."""
+        everyone = range(len(self.hosts.spans))
+        replies = {h: self.hosts.ask(h, "meet", parts) for h in everyone}
+        self._all(replies.values())
+        incoming = self._passed_on(replies)
+        self._all(self.hosts.ask(h, "finish", parts, incoming=incoming[h]) for h in everyone)
 
-    def join(self, parts: Sequence[list[CollectiveRequest]]) -> None:
-        """A collective over stages; `parts` are the requests of the ranks of each."""
-        exchange([r for part in parts for r in part], self.manifest.mesh, self.schedules)
-
-    def read(self, transfer: Transfer, number: int) -> list[np.ndarray]:
+    def read(self, transfer: Transfer, number: int) -> Mapping[int, Reply]:
         """What the ranks of a stage send."""
-        ranks = self.manifest.ranks(transfer.source)
-        return [self.cores[rank].slot(transfer.sent, number).copy() for rank in ranks]
+        index = self.manifest.transfers.index(transfer)
+        replies = {h: self.hosts.ask(h, "read", index, number) for h in self._on(transfer.source)}
+        self._all(replies.values())
+        return replies
 
-    def write(self, transfer: Transfer, number: int, data: Sequence[np.ndarray]) -> None:
+    def write(self, transfer: Transfer, number: int, data: Mapping[int, Reply]) -> None:
         """Put what the ranks of a stage received in its buffer."""
-        for rank, sent in zip(self.manifest.ranks(transfer.target), data, strict=True):
-            self.cores[rank].slot(transfer.received, number)[:] = sent
+        index = self.manifest.transfers.index(transfer)
+        incoming = self._passed_on(data)
+        self._all(
+            self.hosts.ask(h, "write", index, number, incoming=incoming[h])
+            for h in self._on(transfer.target)
+        )
+
+    def findings(self) -> list[Diagnostic]:
+        """Warnings of all hosts: indices that were out of bounds."""
+        watch = IndexWatch()
+        everyone = range(len(self.hosts.spans))
+        for counts in self._all(self.hosts.ask(h, "indices") for h in everyone):
+            for name, loc, count in counts:
+                watch.counts[name, loc] = watch.counts.get((name, loc), 0) + count
+        return watch.findings
 
     def close(self) -> None:
-        """Stop the host threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        """Release the hosts."""
+        self.hosts.close()
 
-    def _advance(self, running: Sequence[Running]) -> list[CollectiveRequest | None]:
-        """Run every rank to its next collective (None: it has ended)."""
-        if self._pool is None:
-            return [next(r, None) for r in running]
-        return list(self._pool.map(_next_quietly, running))
+    def _begin(self, stage: int, program: str, number: int, hosts: Sequence[int]) -> None:
+        """Start a program with what it reads of the batch."""
+        whole = dict(self._micro_batch(program, number))
+        check = self.check_l0 and program not in self.result.l0
+        replies = []
+        for host in hosts:
+            batch = {b.name: self._shards(b, array, host) for b, array in whole.values()}
+            replies.append(self.hosts.ask(host, "begin", stage, program, number, batch, check))
+        self._all(replies)
 
-    def _unchecked(self, program: str) -> bool:
-        """True when a program has yet to be compared with L0."""
-        return self.check_l0 and program not in self.result.l0
+    def _micro_batch(
+        self, program: str, number: int
+    ) -> Iterator[tuple[str, tuple[NamedBuffer, np.ndarray]]]:
+        """What a program reads of the batch: buffers, and the arrays all ranks have together."""
+        count = self.manifest.num_microbatches
+        for name in self.programs[program].inputs:
+            (buffer,) = self._leaf(name) if name in self._leaves else (None,)
+            if buffer is not None and buffer.role == "batch":
+                whole = np.asarray(self._batch[name])
+                part = layout.micro_batch(buffer, self.manifest.mesh, whole, number, count)
+                yield name, (buffer, part)
 
-    def _shadow(self, name: str, ranks: range) -> _Shadow:
-        return _Shadow(self.programs[name], self.cores[ranks[0]], ranks[0])
+    def _shards(self, buffer: NamedBuffer, array: np.ndarray, host: int) -> Shards:
+        """What the ranks of a host hold of a global array."""
+        mesh, found = self.manifest.mesh, {}
+        for rank in self.hosts.spans[host]:
+            where = layout.shard_slices(buffer, mesh, rank)
+            found[tuple(s.start for s in where)] = array[where]
+        return found
 
-    def _new_cores(self, stage: int) -> Iterator[CoreMemory]:
-        """The memories of a stage's cores."""
-        own = [b for b in self.manifest.buffers.values() if b.on(stage)]
-        slots = {b.name: b.slots_on(stage) for b in own}
-        for _ in self.manifest.ranks(stage):
-            yield CoreMemory([(b.name, b.num_bytes) for b in own], slots)
+    def _gathered(self, buffer: NamedBuffer) -> np.ndarray:
+        """The global array of one buffer."""
+        hosts = self._hosts_of(buffer)
+        shards: dict[int, np.ndarray] = {}
+        for own in self._all(self.hosts.ask(h, "shards", buffer.name) for h in hosts):
+            shards |= own
+        return layout.cropped(buffer, layout.gather_array(buffer, self.manifest.mesh, shards))
 
-    def _ranks(self, buffer: NamedBuffer) -> list[int]:
-        """The ranks that have a buffer."""
+    def _passed_on(self, replies: Mapping[int, Reply]) -> dict[int, list[Handle]]:
+        """For every host, what each sent it."""
+        count = len(self.hosts.spans)
+        sent = {host: reply.sent() for host, reply in replies.items()}
+        return {h: [sent[o][h] if o in sent else None for o in range(count)] for h in range(count)}
+
+    def _same_call(
+        self, program: str, hosts: Sequence[int], calls: Sequence[CollectiveCall | None]
+    ) -> CollectiveCall | None:
+        """What all hosts wait for. Raises SimulationError when they do not agree."""
+        first = calls[0]
+        for host, call in zip(hosts, calls, strict=True):
+            if first is None or call is None:
+                if first is not call:
+                    message = f"some ranks of {program} end before others"
+                    raise SimulationError("SW_SIM_LOCK_STEP", message)
+            elif call.met != first.met:
+                ranks = [self.hosts.spans[h].start for h in (hosts[0], host)]
+                raise not_in_step(ranks[0], first, ranks[1], call)
+        return first
+
+    @staticmethod
+    def _all(replies: Iterable[Reply]) -> list[Any]:
+        """The answers of all, which work at the same time."""
+        return [reply.answer() for reply in list(replies)]
+
+    def _on(self, stage: int) -> list[int]:
+        """The hosts of a stage."""
+        ranks = self.manifest.ranks(stage)
+        spans = enumerate(self.hosts.spans)
+        return [h for h, span in spans if span.start < ranks.stop and ranks.start < span.stop]
+
+    def _hosts_of(self, buffer: NamedBuffer) -> list[int]:
+        """The hosts that have a buffer."""
         stages = (s for s in range(len(self.manifest.schedules)) if buffer.on(s))
-        return [rank for stage in stages for rank in self.manifest.ranks(stage)]
+        return sorted({host for stage in stages for host in self._on(stage)})
 
     def _metrics(self) -> set[str]:
         """Reported scalars; what starts at zero is an accumulator of one core and belongs to no
@@ -207,86 +337,3 @@ class ValueRun:
             raise SimulationError(
                 "SW_SIM_BINDING", f"the step has no buffer named {name!r}"
             ) from None
-
-    def _fill_initial(self) -> None:
-        """Zeros where the manifest says so; coordinates from the rank."""
-        for buffer in self.manifest.buffers.values():
-            for rank in self._ranks(buffer):
-                core = self.cores[rank]
-                if buffer.role == "coordinate":
-                    core.array(buffer.name, buffer.dtype)[:] = layout.coordinate(
-                        buffer, self.manifest.mesh, rank
-                    )
-                elif buffer.initial == "zeros":
-                    core.array(buffer.name, buffer.dtype)[:] = 0
-
-    def _load_micro_batch(self, program: str, number: int, ranks: range) -> None:
-        """Put what a program reads of the batch in the buffers of its ranks."""
-        count = self.manifest.num_microbatches
-        for name in self.programs[program].inputs:
-            (buffer,) = self._leaf(name) if name in self._leaves else (None,)
-            if buffer is not None and buffer.role == "batch":
-                whole = np.asarray(self._batch[name])
-                part = layout.micro_batch(buffer, self.manifest.mesh, whole, number, count)
-                self._scatter(buffer, part, ranks)
-
-    def _scatter(self, buffer: NamedBuffer, array: np.ndarray, ranks: Sequence[int]) -> None:
-        for rank in ranks:
-            shard = array[layout.shard_slices(buffer, self.manifest.mesh, rank)]
-            self.cores[rank].array(buffer.name, buffer.dtype)[:] = shard.reshape(-1)
-
-
-def _next_quietly(running: Running) -> CollectiveRequest | None:
-    with np.errstate(all="ignore"):  # the error state belongs to a thread
-        return next(running, None)
-
-
-class _Shadow:
-    """The first core of a program at L0, beside the L1 run: same inputs, and the L1 run's
-    collective results.
-    """
-
-    def __init__(self, program: Program, core: CoreMemory, rank: int) -> None:
-        self.program, self.rank = program, rank
-        self.code = ProgramCode(program, L0)
-        self.memory = core.copy_named()
-        self.running = self.code.run(self.memory)
-        self.distance, self.worst = 0.0, ""
-
-    def advance(self, partner: CollectiveRequest | None) -> None:
-        """Run to the next collective; compare what is sent and take the partner's result."""
-        request = next(self.running, None)
-        if (request is None) != (partner is None):
-            raise SimulationError(
-                "SW_SIM_LOCK_STEP", f"L0 and L1 of {self.program.name} disagree on collectives"
-            )
-        if request is None or partner is None:
-            return
-        self._note(
-            f"source of {request.call.name or request.call.kind}", request.source, partner.source
-        )
-        partner.deliver = _both(partner.deliver, request.deliver)
-
-    def compare(self, core: CoreMemory, buffers: Mapping[str, NamedBuffer]) -> L0Check:
-        """The check, after both runs have ended."""
-        for name in self.program.outputs:
-            dtype = buffers[name].dtype
-            self._note(name, self.memory.array(name, dtype), core.array(name, dtype))
-        return L0Check(
-            self.program.name, self.rank, self.code.instructions, self.distance, self.worst
-        )
-
-    def _note(self, what: str, given: np.ndarray, wanted: np.ndarray) -> None:
-        found = distance(given, wanted)
-        if found > self.distance or not self.worst:
-            self.distance, self.worst = found, what
-
-
-def _both(
-    first: Callable[[np.ndarray], None], second: Callable[[np.ndarray], None]
-) -> Callable[[np.ndarray], None]:
-    def deliver(result: np.ndarray) -> None:
-        first(result)
-        second(result)
-
-    return deliver

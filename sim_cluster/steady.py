@@ -174,6 +174,8 @@ def _numbers(result: ClassResult) -> Numbers:
     found: Numbers = {"lone": result.lone_ps}
     found |= {("charged", k): ps for k, ps in result.charged_ps.items()}
     found |= {("busy", k): ps for k, ps in result.busy_ps.items()}
+    for place, charged in result.placed_ps.items():
+        found |= {("placed", place, k): ps for k, ps in charged.items()}
     for call, use in result.uses.items():
         found |= {
             (call, "count"): use.count,
@@ -194,6 +196,9 @@ def _extend(result: ClassResult, more: Numbers) -> None:
     for spent, name in ((result.charged_ps, "charged"), (result.busy_ps, "busy")):
         for key in spent:
             spent[key] += more[name, key]
+    for place, charged in result.placed_ps.items():
+        for key in charged:
+            charged[key] += more["placed", place, key]
     for use in result.uses.values():
         _extend_use(use, more)
 

@@ -1,11 +1,10 @@
-"""Time of one training step of a bundle: breakdown, exposed collectives, engines, the band over
-profiles."""
+"""Time of one training step of a bundle under a profile: breakdown, collectives, engines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from collectives.placement import TORUS
@@ -17,7 +16,7 @@ from sim_cluster.classes import RankClasses, refine
 from sim_cluster.contention import DEFAULT_PACKETS, Packets
 from sim_cluster.degraded import Pattern, pattern_of
 from sim_cluster.faults import NO_FAULTS, Faults, Health, check_faults
-from sim_cluster.macro import Start, program_macros, schedule_macros
+from sim_cluster.macro import MacroOp, Start, program_macros, schedule_macros
 from sim_cluster.network import Network
 from sim_cluster.profiles import PROFILES, Profile, credited
 from sim_cluster.run_timing import ClusterLoop, axis_category
@@ -45,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:
-    """One step under one profile.
+    """One step under one profile, in plain data.
 
     `breakdown_ps` sums to `step_time_ps` exactly; so does every entry of `stages_ps`, that of the
     last-finishing cores of each pipeline stage.
@@ -59,10 +58,29 @@ class StepTiming:
     lone_ps: int  # one physical core of a logical one works, the other has no part in it
     stages_ps: tuple[Mapping[str, int], ...]
     collectives: tuple[CollectiveUse, ...]
+    rank_classes: int  # classes of ranks that behave alike
+    lnc: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed(StepTiming):
+    """A timed step with all that every class of ranks did."""
+
     results: Sequence[ClassResult] = field(repr=False)
     classes: RankClasses = field(repr=False)
     stage_of: tuple[int, ...] = field(repr=False)  # the pipeline stage of every class
-    lnc: int = 1
+    step: Step = field(repr=False)
+    macros: Mapping[str, tuple[MacroOp, ...]] = field(repr=False)  # of the programs by name
+
+    @property
+    def last(self) -> ClassResult:
+        """The class that finishes last, whose time is that of the step."""
+        return max(self.results, key=lambda result: result.end_ps)
+
+    def last_of(self, stage: int) -> ClassResult:
+        """The class that finishes last of a pipeline stage."""
+        own = (r for r, s in zip(self.results, self.stage_of, strict=True) if s == stage)
+        return max(own, key=lambda result: result.end_ps)
 
 
 def time_step(
@@ -71,7 +89,7 @@ def time_step(
     folded: bool = True,
     traced: bool = False,
     credit: Profile | None = None,
-) -> StepTiming:
+) -> Replayed:
     """Time one step: every function once, then the cluster loop over the classes of ranks, or
     (not `folded`) over every rank; micro-batches in their steady state once, unless `traced`.
 
@@ -195,34 +213,14 @@ def band(step: Step) -> dict[str, StepTiming]:
     return {name: time_step(step, name) for name in PROFILES}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
-    """Answers about one step: under the profile that was asked for, under all of them, and, where
-    it has faults, without them.
-    """
-
-    chosen: StepTiming
-    band: Mapping[str, StepTiming]
-    healthy: StepTiming | None = None
-
-
-def timed(step: Step, profile: str, traced: bool = False) -> Timings:
-    """All that a report says of the time of a step; the chosen answer holds the whole trace when
-    `traced`. Raises what `time_step` raises.
-    """
-    found = {n: time_step(step, n, traced=traced and n == profile) for n in PROFILES}
-    healthy = time_step(replace(step, faults=NO_FAULTS), profile) if step.faults else None
-    return Timings(chosen=found[profile], band=found, healthy=healthy)
-
-
-def _timing(profile: str, results: Sequence[ClassResult], replay: _Replay) -> StepTiming:
+def _timing(profile: str, results: Sequence[ClassResult], replay: _Replay) -> Replayed:
     last = max(results, key=lambda result: result.end_ps)
     uses = tuple(sorted(last.uses.values(), key=lambda u: -u.total_ps))
     hidden: dict[str, int] = {}
     for use in uses:
         name = axis_category(use.call, replay.step.whole_axes)
         hidden[name] = hidden.get(name, 0) + use.total_ps - use.exposed_ps
-    return StepTiming(
+    return Replayed(
         profile=profile,
         step_time_ps=last.end_ps,
         breakdown_ps=_breakdown(last, last.end_ps),
@@ -231,9 +229,12 @@ def _timing(profile: str, results: Sequence[ClassResult], replay: _Replay) -> St
         lone_ps=last.lone_ps,
         stages_ps=tuple(_of_stages(results, replay.stages, last.end_ps)),
         collectives=uses,
+        rank_classes=replay.classes.count,
         results=results,
         classes=replay.classes,
         stage_of=tuple(replay.stages),
+        step=replay.step,
+        macros=replay.programs,
         lnc=replay.lnc,
     )
 

@@ -48,12 +48,22 @@ class Slot:
     race check.
     """
 
-    __slots__ = ("_boxes", "_mask", "first_byte", "history", "neighbours", "tile", "writers")
+    __slots__ = (
+        "_boxes",
+        "_mask",
+        "before",
+        "first_byte",
+        "history",
+        "neighbours",
+        "tile",
+        "writers",
+    )
 
     def __init__(self, tile: Tile, number: int) -> None:
         self.tile = tile
         self.first_byte = tile.address + number * tile.slot_bytes
         self.history = History()
+        self.before: list[int] | None = None  # per queue, its last access in earlier regions
         self.neighbours: list[Slot] = []  # slots of other tiles at overlapping bytes
         self.renew()
 

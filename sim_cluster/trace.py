@@ -12,19 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sim_cluster.actors import ClassResult, CollectiveUse, Ran, Span
 from sim_cluster.faults import ranges
-from sim_cluster.step_time import StepTiming
+from sim_cluster.step_time import Replayed
 
 PS_PER_US = 10**6
 _ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
+class Slice:
     """An interval on a track."""
 
     name: str
@@ -33,14 +32,14 @@ class _Slice:
     args: Mapping[str, Any]
 
 
-def trace_events(timing: StepTiming) -> list[dict[str, Any]]:
+def trace_events(timing: Replayed) -> list[dict[str, Any]]:
     """Complete events, with names and order for processes and tracks."""
     events: list[dict[str, Any]] = []
     for index, result in enumerate(timing.results):
         events.append(_metadata("process_name", index, 0, {"name": _process(timing, index)}))
         events.append(_metadata("process_sort_index", index, 0, {"sort_index": index}))
         number = 0
-        for name, slices in _lanes(result, timing.lnc):
+        for name, slices in lanes(result, timing.lnc):
             for part, track in enumerate(_apart(slices)):
                 shown = name if part == 0 else f"{name} ({part + 1})"
                 events.append(_metadata("thread_name", index, number, {"name": shown}))
@@ -50,15 +49,15 @@ def trace_events(timing: StepTiming) -> list[dict[str, Any]]:
     return events
 
 
-def _process(timing: StepTiming, index: int) -> str:
+def _process(timing: Replayed, index: int) -> str:
     ranks = timing.classes.ranks(index)
     text = f"rank {ranges(ranks)}" if len(ranks) <= 2 else f"{len(ranks)} ranks like {ranks[0]}"
     return text if len(timing.stages_ps) == 1 else f"stage {timing.stage_of[index]}: {text}"
 
 
-def _lanes(result: ClassResult, lnc: int) -> Iterator[tuple[str, list[_Slice]]]:
+def lanes(result: ClassResult, lnc: int) -> Iterator[tuple[str, list[Slice]]]:
     """The tracks of a class by name, in the order they are shown."""
-    by_lane: dict[str, list[_Slice]] = {}
+    by_lane: dict[str, list[Slice]] = {}
     for span in result.spans:
         by_lane.setdefault(span.lane, []).append(
             _of_span(span, result.uses.get(span.call) if span.call else None)
@@ -72,7 +71,7 @@ def _lanes(result: ClassResult, lnc: int) -> Iterator[tuple[str, list[_Slice]]]:
     yield from sorted(by_lane.items(), key=lambda lane: (lane[0] == "messages", lane[0]))
 
 
-def _of_span(span: Span, use: CollectiveUse | None) -> _Slice:
+def _of_span(span: Span, use: CollectiveUse | None) -> Slice:
     args: dict[str, Any] = {"ps": span.end_ps - span.start_ps}
     if span.charged_ps:
         args["charged_ps"] = dict(span.charged_ps)
@@ -86,29 +85,32 @@ def _of_span(span: Span, use: CollectiveUse | None) -> _Slice:
             "algorithm": cost.algorithm,
             "why": cost.why,
         }
-    return _Slice(span.name, span.start_ps, span.end_ps, args)
+    return Slice(span.name, span.start_ps, span.end_ps, args)
 
 
-def _busy(ran: Ran, engine: str, core: int, lnc: int) -> Iterator[_Slice]:
+def _busy(ran: Ran, engine: str, core: int, lnc: int) -> Iterator[Slice]:
     """What an engine of a physical core does in the regions of a stretch. Busy times are sums over
     physical cores, which do the same side by side; a region is as much longer as its stretch is.
+    What does not fit into the time that a region adds began in that of the regions before.
     """
     regions = ran.stretch.segment.regions
     whole = sum(region.duration_ps for region in regions)
-    passed, start = 0, ran.start_ps
+    passed, start, free = 0, ran.start_ps, ran.start_ps
     for region in regions:
         passed += region.duration_ps
         end = ran.start_ps + (ran.end_ps - ran.start_ps) * passed // max(whole, 1)
         total = region.busy_ps.get(engine, 0)
         busy = total * (core + 1) // lnc - total * core // lnc
         if busy:
-            yield _Slice(region.name, start, min(end, start + busy), {"busy_ps": busy})
+            begun = max(free, min(start, end - busy))
+            free = min(end, begun + busy)
+            yield Slice(region.name, begun, free, {"busy_ps": busy})
         start = end
 
 
-def _apart(slices: Sequence[_Slice]) -> list[list[_Slice]]:
+def _apart(slices: Sequence[Slice]) -> list[list[Slice]]:
     """Slices on as many tracks as they need so that none overlap; viewers show no others."""
-    tracks: list[list[_Slice]] = []
+    tracks: list[list[Slice]] = []
     for piece in sorted(slices, key=lambda s: (s.start_ps, s.end_ps)):
         free = next((t for t in tracks if t[-1].end_ps <= piece.start_ps), None)
         if free is None:
@@ -117,7 +119,7 @@ def _apart(slices: Sequence[_Slice]) -> list[list[_Slice]]:
     return tracks
 
 
-def _complete(lane: str, piece: _Slice, process: int, track: int) -> dict[str, Any]:
+def _complete(lane: str, piece: Slice, process: int, track: int) -> dict[str, Any]:
     return {
         "name": piece.name,
         "cat": lane,
@@ -134,12 +136,11 @@ def _metadata(kind: str, process: int, track: int, args: Mapping[str, Any]) -> d
     return {"name": kind, "ph": "M", "pid": process, "tid": track, "args": dict(args)}
 
 
-def write_trace(path: Path, timing: StepTiming) -> None:
-    """Write the trace of a step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def trace_json(timing: Replayed) -> bytes:
+    """The trace of a step, the content of a file."""
     data = {
         "displayTimeUnit": "ns",
         "otherData": {"profile": timing.profile, "step_time_ps": timing.step_time_ps},
         "traceEvents": trace_events(timing),
     }
-    path.write_text(json.dumps(data, separators=(",", ":")))
+    return json.dumps(data, separators=(",", ":")).encode()

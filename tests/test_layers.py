@@ -27,8 +27,10 @@ HEAVY = {
     "onnx": ("compiler/frontend/",),
     "tensorflow": ("compiler/frontend/",),
     "optax": ("compiler/frontend/",),
-    "ray": ("orchestrator/ray_backend.py", "orchestrator/submit.py"),
+    "ray": ("orchestrator/service/ray_", "orchestrator/submission/ray_jobs.py"),
     "matplotlib": ("orchestrator/plots.py",),
+    "boto3": ("orchestrator/cache/bucket.py",),
+    "botocore": ("orchestrator/cache/bucket.py",),
 }
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60
@@ -108,9 +110,17 @@ def test_light_imports_load_no_heavy_library() -> None:
     """`import compiler` packages and the command's module load neither jax nor ray."""
     code = (
         "import sys, orchestrator.cli, compiler.driver, sim_cluster.run_values, sharding.plan;"
-        "print([m for m in ('jax', 'jaxlib', 'ray', 'torch', 'matplotlib', 'optax') if m in"
-        " sys.modules])"
+        "print([m for m in ('jax', 'jaxlib', 'ray', 'torch', 'matplotlib', 'optax', 'boto3')"
+        " if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     assert out.stdout.strip() == "[]"
+
+
+def test_the_command_sets_what_numpy_reads_before_numpy_is_loaded() -> None:
+    """The number of BLAS threads: with more than one, simulated cores fight for the CPUs and a
+    value run takes three times as long."""
+    code = "import sys, orchestrator.cli; print('numpy' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (out.returncode, out.stdout.strip()) == (0, "False"), out.stderr

@@ -247,12 +247,13 @@ class Scope:
         loaded: bool = False,
     ) -> int:
         """An SBUF tile that lives in one iteration here; a released one of the same form is taken
-        first. One that is `loaded` waits for the last reader of what it takes over.
+        first, the one that was released longest ago: what it held is read or stored by now. One
+        that is `loaded` waits for the last reader of what it takes over.
         """
         slots = min(self.trip, slots or self.builder.slots)
         key = (partitions, elements, dtype, slots)
         if self._free.get(key) and not (loaded and self.builder.loads_apart):
-            number = self._free[key].pop()
+            number = self._free[key].pop(0)
             self.builder.takes_over |= loaded or number in self.builder.loaded
         else:
             tile = Tile(name, Space.SBUF, partitions, elements, dtype, slots, self.register)

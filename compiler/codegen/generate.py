@@ -156,7 +156,7 @@ class Codes:
         """The same code with loads that wait for no other tile, where that is faster: the loads of
         the next iteration then begin while this one is still at work.
         """
-        tried = effort.loads_apart and "strip" in self.kinds
+        tried = effort.loads_apart and self.kinds & {"strip", "row"}
         if not tried or not self._code(tuple(chosen)).takes_over:
             return None
         try:

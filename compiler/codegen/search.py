@@ -53,7 +53,7 @@ class Effort:
     """How many candidates of a nest are tried, up to how many times the best estimate, and how many
     iterations of an innermost loop lie side by side: tilings are compared at the first number of
     each row of `ways`, the rest of the row is tried with the best of them. The best code of strips
-    is tried with `loads_apart` too. A `thorough` search asks the planners for variants.
+    and rows is tried with `loads_apart` too. A `thorough` search asks the planners for variants.
     """
 
     tries: int
@@ -73,8 +73,8 @@ EFFORTS = {
 # Row regions lay their tiles side by side themselves, and their code takes long to make.
 ROW_EFFORTS = {
     1: Effort(1, 1.0, ((1,),)),
-    2: Effort(2, 1.5, ((1, 4),)),
-    3: Effort(12, 4.0, ((1, 2, 4),)),
+    2: Effort(2, 1.5, ((1, 4),), loads_apart=True),
+    3: Effort(12, 4.0, ((1, 2, 4),), loads_apart=True),
 }
 
 

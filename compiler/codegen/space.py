@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from compiler.codegen.counters import fold_counters
 from compiler.codegen.masks import MASK, fold_masks
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
@@ -138,6 +139,7 @@ def normalise(program: RegionProgram) -> Space:
         number[n] = _append(space, node, tuple(number[i] for i in node.inputs))
     space.values = _fold_converts(space)
     fold_masks(space)
+    fold_counters(space)
     _drop_dead(space)
     _require_types(space)
     _merge(space)

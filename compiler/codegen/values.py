@@ -69,6 +69,7 @@ BINARY = frozenset(
         "shift_left",
         "shift_right_logical",
         "shift_right_arithmetic",
+        "random_bits",
     )
 )
 
@@ -332,8 +333,15 @@ def emit_binary(
     else:
         left, right = frame.operand(a), frame.operand(b)
         held = frame.new(number, value, scope)
-        engine = frame.engine(left, right, held)
+        engine = _engine_of(op) or frame.engine(left, right, held)
         frame.apply(scope, "tensor_tensor", engine, held, (left, right), op=op)
+
+
+def _engine_of(op: str) -> Engine | None:
+    """The engine of an operator that only one has: v2 has no other generator (documented: NKI
+    reference, `nki.isa.rng`).
+    """
+    return Engine.VECTOR if op == "random_bits" else None
 
 
 def _scalar_pays(frame: Frame, scalar: int, tensor: int, scope: Scope) -> bool:
@@ -363,7 +371,7 @@ def _with_scalar(
     srcs = [into]
     if second is not None:
         srcs.append(scope.on_chip(second, frame.rows(scope), ((1, 1),)))
-    engine = frame.engine(source, held, *([second] if second else []))
+    engine = _engine_of(op) or frame.engine(source, held, *([second] if second else []))
     attrs = {"op0": op, "scalar0": immediate, "reverse0": reverse}
     scope.add("tensor_scalar", engine, out, srcs, **attrs, op1=None, scalar1=None, reverse1=False)
 

@@ -59,6 +59,8 @@ def capture(task: TrainTask, batch_size: int) -> Captured:
     """
     import jax
 
+    if task.captured is not None:
+        return task.captured(batch_size)
     state = abstract_state(task)
     batch = task.batch(batch_size)
     inputs = [*_state_infos(task, state), *_batch_infos(task, batch, batch_size)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from compiler.diagnostics import ImportRuleError, Loc
 from compiler.frontend.locations import MODULE_FILE, UNNAMED, LocationReader
-from compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_IN
+from compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_INS
 
 _PORTABLE_MAGIC = b"ML\xefR"
 _SHARDY = b"\0sdy\0"
@@ -116,12 +116,13 @@ def _stand_in(op: Any) -> None:
     """Put the stand-in of a CHLO op in its place."""
     from jaxlib.mlir import ir
 
+    name = op.name.removeprefix("chlo.")
     with op.location:
         new = ir.Operation.create(
-            STAND_IN,
+            STAND_INS[name],
             results=[op.result.type],
             operands=list(op.operands),
-            attributes={MEANT: ir.StringAttr.get(op.name.removeprefix("chlo."))},
+            attributes={MEANT: ir.StringAttr.get(name)},
             ip=ir.InsertionPoint(op),
         )
     op.result.replace_all_uses_with(new.result)

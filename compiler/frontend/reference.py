@@ -8,7 +8,7 @@ memory matters.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,26 @@ class ReferenceRun:
 def initial_state(task: TrainTask, seed: int) -> Leaves:
     """The first state by path name. Raises UsageError for a timing-only task."""
     return _state_leaves(task, _first_state(task, seed))
+
+
+def state_names(task: TrainTask) -> list[str]:
+    """The leaves of the state by path name, in order; nothing is computed."""
+    parts = zip(task.state_names, abstract_state(task), strict=True)
+    return [name for prefix, part in parts for name, _ in named_leaves(prefix, part)]
+
+
+def initial_leaves(task: TrainTask, seed: int, names: Collection[str]) -> Leaves:
+    """Some leaves of the first state; the others are not computed. XLA compiles them apart from
+    the rest, so the last bit may be another than in `initial_state`. Raises as that does."""
+    import jax
+
+    wanted = [n for n, name in enumerate(state_names(task)) if name in names]
+    init = _init(task)
+    with jax.default_device(_cpu()):
+        found = jax.jit(lambda key: [jax.tree.leaves(init(key))[n] for n in wanted])(
+            jax.random.key(seed)
+        )
+    return {state_names(task)[n]: np.asarray(leaf) for n, leaf in zip(wanted, found, strict=True)}
 
 
 def batch_leaves(batch: Any) -> Leaves:
@@ -95,15 +115,20 @@ def _first_state(task: TrainTask, seed: int) -> tuple[Any, ...]:
     """The state `init` draws for `seed`, on the CPU."""
     import jax
 
+    init = _init(task)
+    with jax.default_device(_cpu()):
+        state: tuple[Any, ...] = jax.jit(init)(jax.random.key(seed))
+    return state
+
+
+def _init(task: TrainTask) -> Callable[[Any], Any]:
     if task.init is None:
         raise UsageError(
             "SW_TASK_INIT",
             f"a value run of {task.name} requires TrainTask.init, got none",
             hint="without init a job is timing-only: use `shardwright plan`",
         )
-    with jax.default_device(_cpu()):
-        state: tuple[Any, ...] = jax.jit(task.init)(jax.random.key(seed))
-    return state
+    return task.init
 
 
 def _jitted(task: TrainTask) -> Any:

@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import UsageError
+
+if TYPE_CHECKING:
+    from compiler.frontend.capture import Captured
 
 BatchFactory = Callable[[int, int, str | None], Iterator[Any]]
 
@@ -39,6 +42,8 @@ class TrainTask:
     `batches(seed, n, data)` iterates over NumPy pytrees of `n` samples; `data` is `[run] data` of
     the job. Roles follow from the state's names; `roles` sets them by path or path prefix
     ("state/step" -> "optimizer").
+    `captured` is there instead of the functions where the step comes as a file (`module_task.py`):
+    the capture of `n` samples.
     `full_precision` is the same task computed in fp32: what runs of a bf16 task are compared with.
     """
 
@@ -52,6 +57,7 @@ class TrainTask:
     batch_dim: int = 0
     tokens_per_sample: int = 1
     full_precision: TrainTask | None = None
+    captured: Callable[[int], Captured] | None = None
     name: str = "step"
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from compiler.ir.printer_ops import (
     MEANT,
     REDUCTION_OPS,
     ROUNDING_FORMATS,
-    STAND_IN,
+    STAND_INS,
     WHOLE_DIMS,
     dense_array,
     dense_constant,
@@ -63,7 +63,8 @@ def to_stablehlo(
     The caller lays out the values in `placed`, about which nothing else is asked.
     Raises: CompileError SW_EXPORT for collectives with global types or without a mesh.
     """
-    return _Printer(mesh or {}, specs or {}, ids, locs, placed).module(spelled(graph))
+    written = spelled(graph, STAND_INS if ids else ())
+    return _Printer(mesh or {}, specs or {}, ids, locs, placed).module(written)
 
 
 class _Printer:
@@ -198,8 +199,10 @@ class _Printer:
         special = _SPECIAL.get(op.name)
         if special is not None:
             special(self, op)
+        elif self.ids and op.name in STAND_INS:  # ordinals say that Shardy reads it
+            self.statement(op, STAND_INS[op.name], [f'{MEANT} = "{op.name}"'])
         elif op.name in CHLO_OPS:
-            self.chlo(op)
+            self.statement(op, f"chlo.{op.name}")
         else:
             attributes = ATTRIBUTES[op.name](op) if op.name in ATTRIBUTES else []
             self.statement(op, f"stablehlo.{op.name}", attributes)
@@ -207,13 +210,6 @@ class _Printer:
         self.keep_whole(op, [v for v in op.results if v not in self.placed])
         for value in op.results:
             self.constrain(value)
-
-    def chlo(self, op: Op) -> None:
-        """An op of CHLO, under the stand-in's name where ordinals say that Shardy reads it."""
-        if self.ids:
-            self.statement(op, STAND_IN, [f'{MEANT} = "{op.name}"'])
-        else:
-            self.statement(op, f"chlo.{op.name}")
 
     def statement(
         self,

@@ -15,11 +15,12 @@ from compiler.dtypes import DType
 from compiler.ir.ops.shape import ConstantAttrs
 from compiler.ir.types import Op
 
-# Functions that StableHLO spells in CHLO and that stay one op until lowering. The partitioner has
-# no rules for CHLO: there `STAND_IN`, an elementwise op with rules, carries the name in the
-# attribute `MEANT`.
 CHLO_OPS = frozenset(("atan", "erf", "erfc"))
-STAND_IN = "stablehlo.tanh"
+"""Functions that StableHLO spells in CHLO and that stay one op until lowering."""
+
+# The partitioner has no rules for ops that StableHLO does not have: there an elementwise op with
+# rules carries the name in the attribute `MEANT`.
+STAND_INS = dict.fromkeys(CHLO_OPS, "stablehlo.tanh") | {"random_bits": "stablehlo.xor"}
 MEANT = "shardwright.op"
 
 ROUNDING_FORMATS = {DType.BF16: {"exponent_bits": 8, "mantissa_bits": 7}}

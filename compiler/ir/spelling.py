@@ -1,17 +1,19 @@
-"""Functions of the Scalar engine in terms of StableHLO and CHLO, for modules that others read.
+"""Functions of the engines in terms of StableHLO and CHLO, for modules that others read.
 
-Units have these functions as one op each (`passes/activations.py`); exported text must not.
+Units have these functions as one op each (`passes/activations.py`, and the generator of random
+bits); exported text must not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConstantAttrs
+from compiler.ir.ops.elementwise import RANDOM_ROUNDS
 from compiler.ir.types import Graph, Op, Value
 
 
@@ -68,27 +70,42 @@ def _silu_dx(site: _Site, x: Value) -> Value:
     return site.emit("multiply", gate, site.emit("add", slope, 1.0))
 
 
-SPELLINGS: Mapping[str, Callable[[_Site, Value], Value]] = {
+def _random_bits(site: _Site, counter: Value, key: Value) -> Value:
+    return _mixed(site, site.emit("xor", _mixed(site, counter), key))
+
+
+def _mixed(site: _Site, x: Value) -> Value:
+    for shift, factor in RANDOM_ROUNDS:
+        x = site.emit("xor", x, site.emit("shift_right_logical", x, shift))
+        x = site.emit("multiply", x, factor)
+    return site.emit("xor", x, site.emit("shift_right_logical", x, 16))
+
+
+SPELLINGS: Mapping[str, Callable[..., Value]] = {
     "gelu": _gelu,
     "gelu_apprx_tanh": _gelu_apprx_tanh,
     "gelu_dx": _gelu_dx,
+    "random_bits": _random_bits,
     "silu": _silu,
     "silu_dx": _silu_dx,
 }
 
 
-def spelled(graph: Graph) -> Graph:
-    """`graph` without functions that StableHLO and CHLO do not have, regions included."""
-    if not any(op.name in SPELLINGS for op in graph.walk()):
+def spelled(graph: Graph, kept: Collection[str] = ()) -> Graph:
+    """`graph` without functions that StableHLO and CHLO do not have, regions included; those named
+    in `kept` stay.
+    """
+    written = SPELLINGS.keys() - set(kept)
+    if not any(op.name in written for op in graph.walk()):
         return graph
     ops: list[Op] = []
     for op in graph.ops:
-        if op.name not in SPELLINGS:
-            regions = tuple(spelled(region) for region in op.regions)
+        if op.name not in written:
+            regions = tuple(spelled(region, kept) for region in op.regions)
             ops.append(Op(op.name, op.operands, op.results, op.attrs, regions, op.loc))
             continue
         site = _Site(op)
-        SPELLINGS[op.name](site, op.operands[0])
+        SPELLINGS[op.name](site, *op.operands)
         last = site.ops.pop()
         ops += [*site.ops, Op(last.name, last.operands, op.results, last.attrs, (), last.loc)]
     return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)

@@ -75,6 +75,10 @@ def _fast_reduce(o: Operands) -> bool:
     return _all_bf16(o) and o.op in ("add", "maximum")
 
 
+def _random(o: Operands) -> bool:
+    return o.op == "random_bits"
+
+
 def _division(o: Operands) -> bool:
     return o.op in ("divide", "reciprocal", "remainder", "power")
 
@@ -82,6 +86,7 @@ def _division(o: Operands) -> bool:
 _DOC, _INF, _UNK = "documented", "inferred", "unknown"
 _V, _S, _G = Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD
 _RECIPROCAL = "OLD: reciprocal max(64, 8N); divide, remainder and power have no printed row"
+_GENERATOR = "as other operators: NKI reference, nki.isa.rng, prints no cycles"
 _NO_RULE = "default 150 + N for 4-byte elementwise work (K1: no general rule is given)"
 
 RULES: tuple[CostRule, ...] = (
@@ -89,6 +94,7 @@ RULES: tuple[CostRule, ...] = (
     CostRule("tensor_tensor", _V, _fast_tensor_tensor, 64, 1, 0, _DOC, "OLD"),
     CostRule("tensor_tensor", _V, _always, 64, 2, 0, _DOC, "OLD"),
     CostRule("tensor_scalar", _V, _division, 64, 8, 0, _INF, _RECIPROCAL),
+    CostRule("tensor_scalar", _V, _random, 64, 1, 0, _INF, _GENERATOR),
     CostRule(
         "tensor_scalar", _V, _always, 64, 1, 0, _DOC, "OLD: one or two operators cost the same"
     ),

@@ -16,8 +16,10 @@ import msgpack
 import numpy as np
 
 from compiler.dtypes import DType
+from compiler.isa.limits import walk
 from compiler.isa.program import (
     AccessPattern,
+    Border,
     Call,
     CollectiveCall,
     Engine,
@@ -133,6 +135,10 @@ class _Encoder:
         self.tiles = Ragged()
         self.nodes = Ragged()
         self.regions = Ragged()
+        self.borders = Ragged()  # per region: queue and how far back, in turn, of every border
+        self.behind = (
+            Ragged()
+        )  # per region: 0 at a barrier, else 1; instruction and border, in turn
         self.constants = bytearray()
         self.counts = [0, 0, 0]  # rows so far of code, tiles, nodes
 
@@ -200,6 +206,10 @@ class _Encoder:
                 *r.tokens,
             )
         )
+        borders = r.borders or ()
+        self.borders.append(x for b in borders for x in (_ENGINES.index(b.queue), b.back))
+        waits = (x for n, i in enumerate(walk(r.body)) for b in i.borders for x in (n, b))
+        self.behind.append((int(r.borders is not None), *waits))
 
     def tensor(self, t: Tensor) -> tuple[int, ...]:
         start = len(self.constants)
@@ -239,6 +249,9 @@ def encode_function(function: Function) -> Sections:
     }
     for name, column in columns.items():
         column.store(name, out)
+    if function.has_borders:
+        enc.borders.store("borders", out)
+        enc.behind.store("behind", out)
     if len(function.subgraphs) > 1:
         after = [region.after for subgraph in function.subgraphs for region in subgraph]
         out["after"] = np.asarray(after, np.int64)
@@ -335,7 +348,7 @@ class _Decoder:
         return stack[0]
 
     def regions(self) -> list[Region]:
-        out = []
+        out: list[Region] = []
         tile0 = node0 = code0 = 0
         for row in read_ragged("regions", self.sections):
             kind, name, attrs, loc, tile1, node1, code1, num_atoms, *rest = row
@@ -350,7 +363,22 @@ class _Decoder:
             body = self.body(self.code[code0:code1])
             out.append(Region(program, self.tiles[tile0:tile1], body, tuple(rest[num_atoms:])))
             tile0, node0, code0 = tile1, node1, code1
+        self._add_borders(out)
         return out
+
+    def _add_borders(self, regions: Sequence[Region]) -> None:
+        """A file without the columns has barriers between all regions."""
+        if "borders" not in self.sections:
+            return
+        rows = (read_ragged(name, self.sections) for name in ("borders", "behind"))
+        for region, borders, (begins_at_once, *behind) in zip(regions, *rows, strict=True):
+            if not begins_at_once:
+                continue
+            pairs = zip(borders[::2], borders[1::2], strict=True)
+            region.borders = tuple(Border(_ENGINES[queue], back) for queue, back in pairs)
+            code = list(walk(region.body))
+            for number, border in zip(behind[::2], behind[1::2], strict=True):
+                code[number].borders += (border,)
 
     def subgraphs(self) -> tuple[list[Region], list[Region] | None]:
         """The regions of each physical core; a file for single cores has no column `after`."""
@@ -445,15 +473,17 @@ def encode_program(program: Program) -> Sections:
 def decode_program(get: Callable[[str], Any], names: Iterable[str]) -> Program:
     """Inverse of `encode_program`; `get` returns the checked content of a section by name."""
     head = unpack_attrs(bytes(get("program")))
-    by_function: dict[int, dict[str, Any]] = {k: {} for k in range(head["num_functions"])}
+    by_function: dict[int, dict[str, Any]] = {}
     for name in names:
         prefix, _, rest = name.partition("/")
         if rest and prefix.startswith("f"):
-            by_function[int(prefix[1:])][rest] = get(name)
+            by_function.setdefault(int(prefix[1:]), {})[rest] = get(name)
+    if len(by_function) != head["num_functions"]:  # what is declared takes no memory
+        raise ValueError(f"{head['num_functions']} functions required, got {len(by_function)}")
     return Program(
         name=head["name"],
         target=head["target"],
-        functions=[decode_function(by_function[k]) for k in range(head["num_functions"])],
+        functions=[decode_function(by_function[k]) for k in range(len(by_function))],
         buffers=[ProgramBuffer(*row) for row in head["buffers"]],
         inputs=head["inputs"],
         outputs=head["outputs"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from compiler.dtypes import DType
 from compiler.isa.region import Affine, RegionProgram, Tensor
@@ -95,7 +95,8 @@ class Instr:
 
     `waits` and `signals` name counting semaphores of the region: every wait takes one token and
     blocks the queue until there is one; every signal adds one token when the instruction has
-    finished.
+    finished. `borders` are numbers of the region's borders; each blocks the queue until it is
+    passed, and takes nothing.
     """
 
     opcode: str
@@ -105,6 +106,7 @@ class Instr:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     waits: tuple[int, ...] = ()
     signals: tuple[int, ...] = ()
+    borders: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -118,11 +120,21 @@ class Loop:
     body: list[Instr | Loop]
 
 
+class Border(NamedTuple):
+    """Passed when `queue` has finished all its instructions of the region `back` regions before
+    this one, and of all regions before that. Every queue has one semaphore that counts regions.
+    """
+
+    queue: Engine
+    back: int
+
+
 @dataclass(slots=True)
 class Region:
-    """A region's meaning and its code. Regions are separated by a barrier of all engines;
-    semaphores start at `tokens`.
+    """A region's meaning and its code; semaphores start at `tokens`.
 
+    A region without `borders` starts behind a barrier of all engines. One that has them starts on
+    every queue as soon as that queue has come to it; only what names a border waits for it.
     `after` is a semaphore between physical cores: how many regions of the other subgraph must have
     finished before this one starts. A core that finishes a region increments the other's count.
     """
@@ -132,6 +144,7 @@ class Region:
     body: list[Instr | Loop] = field(default_factory=list)
     tokens: tuple[int, ...] = ()  # initial count of each semaphore
     after: int = 0
+    borders: tuple[Border, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +201,11 @@ class Function:
     def subgraphs(self) -> tuple[list[Region], ...]:
         """What each physical core runs."""
         return (self.regions,) if self.partner is None else (self.regions, self.partner)
+
+    @property
+    def has_borders(self) -> bool:
+        """Whether any region starts without a barrier in front."""
+        return any(r.borders is not None for subgraph in self.subgraphs for r in subgraph)
 
     def num_regions(self, partner: str) -> int:
         """Compute regions of core 0 beside which core 1 runs a region of kind `partner`: `compute`

@@ -111,7 +111,7 @@ class Node:
         power remainder and or xor shift_left shift_right_logical shift_right_arithmetic not negate
         abs sign sqrt rsqrt exponential exponential_minus_one log log_plus_one logistic tanh sine
         cosine erf atan gelu gelu_dx gelu_apprx_tanh silu silu_dx floor ceil round_nearest_even
-        is_finite select(pred, on_true, on_false) clamp(min, x, max).
+        is_finite select(pred, on_true, on_false) clamp(min, x, max) random_bits(counter, key).
     compare (a, b), direction: EQ NE LT LE GT GE.
     convert (a,), bitcast_convert (a,): to the dtype of the node; a bitcast keeps the width.
     reduce (a,), kind: add max min and or xor multiply, over: atoms: spans the other atoms of a.

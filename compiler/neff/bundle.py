@@ -15,10 +15,11 @@ from typing import Any
 from compiler.diagnostics import LoadError
 from compiler.isa.encode import decode_program, encode_program, pack_attrs, unpack_attrs
 from compiler.isa.program import Program
-from compiler.neff.format import FEATURE_SUBGRAPHS
+from compiler.neff.files import write_atomic
+from compiler.neff.format import FEATURE_BORDERS, FEATURE_SUBGRAPHS
 from compiler.neff.manifest import MAX_CORE_FILES, CoreBinding, Manifest
 from compiler.neff.reader import Container
-from compiler.neff.writer import pack, write_atomic
+from compiler.neff.writer import pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ def program_bytes(program: Program, meta: Mapping[str, Any], compress: bool = Tr
     """The NEFF of one program; `meta` says which compiler, options and graph made it."""
     meta = {"name": program.name, "target": program.target, "lnc": program.lnc, **meta}
     features = FEATURE_SUBGRAPHS if program.lnc > 1 else 0
+    features |= FEATURE_BORDERS if any(f.has_borders for f in program.functions) else 0
     return pack("program", meta, encode_program(program), compress, features)
 
 
@@ -53,7 +55,16 @@ def read_program(container: Container) -> Program:
 def write_bundle(
     path: Path, manifest: Manifest, programs: Mapping[str, Program], meta: Mapping[str, Any]
 ) -> Manifest:
-    """Write the directory and return the manifest with the digests filled in."""
+    """Write the directory and return the manifest with the digests filled in. Raises LoadError for
+    a folder of it that is a link to another place."""
+    for folder in (path / "programs", path / "cores"):
+        if folder.is_symlink():
+            raise LoadError(
+                "SW_NEFF_PATH",
+                f"{folder}: a folder is required, got a link to {folder.resolve()}",
+                None,
+                "remove the link, or write the bundle to another directory",
+            )
     digests = {}
     for name, program in programs.items():
         data = program_bytes(program, meta)
@@ -109,7 +120,7 @@ def load_bundle(path: Path, target: str | None = None) -> Bundle:
 
     Raises LoadError; `target`, when given, must be the one it was compiled for.
     """
-    container = Container.open(path / "manifest.neff", "manifest")
+    container = Container.open(path / "manifest.neff", "manifest", path)
     manifest = Manifest.from_meta(container.meta, container.name)
     if target is not None and manifest.target != target:
         raise LoadError(
@@ -134,7 +145,7 @@ def load_bundle(path: Path, target: str | None = None) -> Bundle:
 
 
 def _load_program(path: Path, name: str, sha: str) -> Program:
-    container = Container.open(path / "programs" / f"{sha}.neff", "program")
+    container = Container.open(path / "programs" / f"{sha}.neff", "program", path)
     container.verify()
     if hashlib.sha256(container.data).hexdigest() != sha:
         raise LoadError(
@@ -160,7 +171,7 @@ def _check_cores(path: Path, manifest: Manifest, digest: str) -> None:
 
 def _read_cores(path: Path, cores: int) -> Sequence[CoreBinding]:
     if cores > MAX_CORE_FILES:
-        container = Container.open(path / "cores.neff", "cores")
+        container = Container.open(path / "cores.neff", "cores", path)
         rows = unpack_attrs(container.read("bindings"))
         if len(rows) != cores:
             raise LoadError(
@@ -168,6 +179,7 @@ def _read_cores(path: Path, cores: int) -> Sequence[CoreBinding]:
             )
         return [CoreBinding.from_meta(row, container.name) for row in rows]
     files = [
-        Container.open(path / "cores" / f"core-{rank:05d}.neff", "core") for rank in range(cores)
+        Container.open(path / "cores" / f"core-{rank:05d}.neff", "core", path)
+        for rank in range(cores)
     ]
     return [CoreBinding.from_meta(file.meta, file.name) for file in files]

@@ -24,11 +24,15 @@ MAJOR = 1
 MINOR = 0
 HEADER_BYTES = 256
 ALIGNMENT = 64
-KINDS = ("program", "core", "cores", "manifest", "bundle", "unit")
+KINDS = ("program", "core", "cores", "manifest", "bundle", "unit", "checkpoint", "state")
 DTYPES = ("|u1", "<i4", "<i8", "<f4", "<f8")  # the only column types a reader accepts
+MAX_FILE_BYTES = MAX_RAW_BYTES = 2**32
+"""Our choice: what a reader takes memory for, stored and unpacked; programs are kilobytes to some
+hundred megabytes."""
 FEATURE_ZSTD = 1
 FEATURE_SUBGRAPHS = 2  # functions have a subgraph per physical core of a logical NeuronCore
-KNOWN_FEATURES = FEATURE_ZSTD | FEATURE_SUBGRAPHS
+FEATURE_BORDERS = 4  # regions follow each other without a barrier
+KNOWN_FEATURES = FEATURE_ZSTD | FEATURE_SUBGRAPHS | FEATURE_BORDERS
 
 _HEADER = struct.Struct("<8sHHIQ16sQQI32sQ")
 

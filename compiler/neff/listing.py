@@ -94,7 +94,8 @@ def _region(
         file, line, _ = locations[meaning.loc]
         where = f" from {file}:{line}"
     order = f" after {region.after} of the other core" if region.after else ""
-    yield f"{_STEP}region {number} {meaning.kind} {meaning.name}{where}{order}"
+    start = "" if region.borders is None else " without a barrier"
+    yield f"{_STEP}region {number} {meaning.kind} {meaning.name}{where}{order}{start}"
     if not engines:
         if meaning.atoms:
             yield f"{_STEP * 2}atoms {' '.join(map(str, meaning.atoms))}"
@@ -104,6 +105,8 @@ def _region(
             yield f"{_STEP * 2}tile {position} {_tile(tile)}"
         if region.tokens:
             yield f"{_STEP * 2}semaphores {' '.join(map(str, region.tokens))}"
+        for position, (queue, back) in enumerate(region.borders or ()):
+            yield f"{_STEP * 2}border {position} {queue.value} behind region {number - back}"
     yield from _code(region.body, 2, engines)
 
 
@@ -135,7 +138,8 @@ def _instr(instr: Instr) -> str:
     target = f" {_pattern(instr.dst)} <-" if instr.dst is not None else ""
     sources = "".join(f" {_pattern(s)}" for s in instr.srcs)
     attrs = "".join(f" {k}={_attr(v)}" for k, v in sorted(instr.attrs.items()))
-    tokens = "".join(f" wait:{s}" for s in instr.waits)
+    tokens = "".join(f" border:{b}" for b in instr.borders)
+    tokens += "".join(f" wait:{s}" for s in instr.waits)
     tokens += "".join(f" signal:{s}" for s in instr.signals)
     return f"{instr.engine.value:8s}{instr.opcode}{target}{sources}{attrs}{tokens}"
 

@@ -9,6 +9,7 @@ coordinates and program digests. A bundle is a directory: `manifest.neff`, `prog
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any
@@ -18,6 +19,8 @@ from compiler.dtypes import DType
 from compiler.neff.schedule import STAGE_AXIS, LeafPart, Schedule, Transfer, run_counts
 
 MAX_CORE_FILES = 1024
+_MAX_AXIS = 2**24
+"""Our choice: a hundred times the largest cluster that was ever simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +140,9 @@ class Manifest:
         """
         try:
             buffers = [_read_buffer(row) for row in meta["buffers"]]
-            fields = {k: meta[k] for k in _PLAIN_FIELDS}
+            fields = {k: _plain(k, meta[k]) for k in _PLAIN_FIELDS}
             return cls(
-                mesh={axis: size for axis, size in meta["mesh"]},
+                mesh=_read_mesh(meta["mesh"]),
                 buffers={b.name: b for b in buffers},
                 schedules=tuple(
                     tuple((tuple(names), count) for names, count in s) for s in meta["schedules"]
@@ -148,22 +151,46 @@ class Manifest:
                 stacks={name: tuple(leaves) for name, leaves in meta.get("stacks", ())},
                 **fields,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LoadError("SW_NEFF_CONTENT", f"{source}: manifest: {error!r}") from error
 
 
-_PLAIN_FIELDS = (
-    "name",
-    "target",
-    "instances",
-    "lnc",
-    "programs",
-    "num_microbatches",
-    "named_bytes",
-    "arena_bytes",
-    "compiler_version",
-    "metadata",
-)
+_PLAIN_FIELDS: Mapping[str, type] = {
+    "name": str,
+    "target": str,
+    "instances": int,
+    "lnc": int,
+    "programs": dict,
+    "num_microbatches": int,
+    "named_bytes": int,
+    "arena_bytes": int,
+    "compiler_version": str,
+    "metadata": dict,
+}
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A field of the kind it must have. Raises TypeError."""
+    if type(value) is not _PLAIN_FIELDS[name] or (isinstance(value, int) and value < 0):
+        raise TypeError(f"{name} is {value!r}")
+    return _read_programs(value) if name == "programs" else value
+
+
+def _read_programs(programs: Any) -> dict[str, str]:
+    """Programs by name; digests become names of files. Raises TypeError."""
+    for name, sha in programs.items():
+        if not (isinstance(name, str) and isinstance(sha, str) and _SHA256.fullmatch(sha)):
+            raise TypeError(f"program {name!r} has the digest {sha!r}")
+    return dict(programs)
+
+
+def _read_mesh(rows: Any) -> dict[str, int]:
+    mesh = {axis: size for axis, size in rows}
+    for axis, size in mesh.items():
+        if not isinstance(axis, str) or type(size) is not int or not 0 < size <= _MAX_AXIS:
+            raise TypeError(f"mesh axis {axis!r} has {size!r} cores")
+    return mesh
 
 
 def _buffer_row(b: NamedBuffer) -> list[Any]:
@@ -226,9 +253,9 @@ class CoreBinding:
             return cls(
                 rank=meta["rank"],
                 coordinates={axis: index for axis, index in meta["coordinates"]},
-                programs=meta["programs"],
+                programs=_read_programs(meta["programs"]),
                 target=meta["target"],
                 manifest_sha256=meta["manifest_sha256"],
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LoadError("SW_NEFF_CONTENT", f"{source}: core binding: {error!r}") from error

@@ -3,7 +3,9 @@
 Whatever it does not know or cannot verify, it refuses with a code; it never crashes. Codes:
 SW_NEFF_MAGIC (not ours), SW_NEFF_VERSION (newer format or unknown feature), SW_NEFF_TRUNCATED
 (short file), SW_NEFF_CHECKSUM (damaged), SW_NEFF_CONTENT (a table or section that makes no sense),
-SW_NEFF_KIND (another kind of file).
+SW_NEFF_KIND (another kind of file), SW_NEFF_SIZE (more than a reader takes memory for),
+SW_NEFF_PATH (a file that leads out of its bundle). A checksum is no signature: whoever writes a
+file can make its checksums right, so sizes are bounded before memory is taken.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import zstandard
 
 from compiler.diagnostics import LoadError
+from compiler.neff.files import inflated, read_regular
 from compiler.neff.format import (
     DTYPES,
     HEADER_BYTES,
@@ -26,6 +28,8 @@ from compiler.neff.format import (
     KNOWN_FEATURES,
     MAGIC,
     MAJOR,
+    MAX_FILE_BYTES,
+    MAX_RAW_BYTES,
     Header,
     Section,
 )
@@ -48,21 +52,30 @@ class Container:
         try:
             self.meta: dict[str, Any] = toc["meta"]
             rows = [_section(row) for row in toc["sections"]]
+            if not isinstance(self.meta, dict):
+                raise TypeError("meta is no map")
         except (KeyError, TypeError, ValueError) as error:
             raise _content(name, f"table of contents: {error!r}") from error
         self.sections = {row.name: row for row in rows}
         _check_layout(self.data, rows, self.header, name)
 
     @classmethod
-    def open(cls, path: Path, kind: str | None = None) -> Container:
-        """Read `path`.
+    def open(cls, path: Path, kind: str | None = None, inside: Path | None = None) -> Container:
+        """Read `path`, which must lie `inside` of a directory if one is given, links followed.
 
         Raises LoadError when the file is missing, damaged or of another kind.
         """
+        if inside is not None and not path.resolve().is_relative_to(inside.resolve()):
+            raise LoadError(
+                "SW_NEFF_PATH",
+                f"{path}: a file inside of {inside} is required, this leads to {path.resolve()}",
+                None,
+                "copy the bundle with its files, not with links to them (cp -RL)",
+            )
         try:
-            data = path.read_bytes()
+            data = read_regular(path, MAX_FILE_BYTES)
         except OSError as error:
-            raise LoadError("SW_NEFF_MISSING", f"{path}: {error.strerror}") from error
+            raise LoadError("SW_NEFF_MISSING", f"{path}: {error.strerror or error}") from error
         return cls(data, str(path), kind)
 
     def read(self, name: str) -> Any:
@@ -76,7 +89,10 @@ class Container:
         raw = _decompressed(stored, row, self.name)
         if not row.dtype:
             return bytes(raw)
-        return np.frombuffer(raw, dtype=row.dtype).reshape(row.shape)
+        try:
+            return np.frombuffer(raw, dtype=row.dtype).reshape(row.shape)
+        except ValueError as error:  # sizes beyond what an array can have, one of them 0
+            raise _content(self.name, f"section {name}: {error}") from error
 
     def verify(self) -> None:
         """Read every section."""
@@ -86,6 +102,12 @@ class Container:
 
 def _section(row: list[Any]) -> Section:
     name, offset, stored, raw, codec, crc32, dtype, shape = row
+    for text in (name, codec, dtype):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is no text")
+    for number in (offset, stored, raw, crc32, *shape):
+        if type(number) is not int or number < 0:
+            raise TypeError(f"{number!r} is no size")
     return Section(name, offset, stored, raw, codec, crc32, dtype, tuple(shape))
 
 
@@ -139,6 +161,11 @@ def _check_layout(data: memoryview, rows: list[Section], header: Header, name: s
     """Sections in order, inside the file, of known types; the bytes between them are zero (no CRC
     covers those)."""
     end = HEADER_BYTES
+    size = sum(row.raw for row in rows)
+    if size > MAX_RAW_BYTES:
+        raise LoadError(
+            "SW_NEFF_SIZE", f"{name}: at most {MAX_RAW_BYTES} bytes unpacked are read, got {size}"
+        )
     for row in sorted(rows, key=lambda r: r.offset):
         if row.offset < end or row.offset + row.stored > header.toc_offset:
             raise _content(name, f"section {row.name} overlaps another or leaves the file")
@@ -162,8 +189,8 @@ def _decompressed(stored: memoryview, row: Section, name: str) -> bytes | memory
     if row.codec != "zstd":
         raise _content(name, f"section {row.name} has codec {row.codec}")
     try:
-        raw = zstandard.ZstdDecompressor().decompress(bytes(stored), max_output_size=row.raw)
-    except zstandard.ZstdError as error:
+        raw = inflated(stored, row.raw)
+    except ValueError as error:
         raise _content(name, f"section {row.name}: {error}") from error
     if len(raw) != row.raw:
         raise _content(name, f"section {row.name}: {row.raw} bytes required, got {len(raw)}")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 import zstandard
 
+from compiler.diagnostics import CapacityError
 from compiler.neff.format import (
     ALIGNMENT,
     FEATURE_ZSTD,
     HEADER_BYTES,
     KINDS,
+    MAX_RAW_BYTES,
     Header,
 )
 
@@ -34,8 +34,14 @@ def pack(
 ) -> bytes:
     """Container bytes of `kind` with msgpack-able `meta` and named sections (bytes or NumPy
     columns). Without `compress` the sections can be mapped as they are. `features` are bits that a
-    reader must know to understand the sections."""
+    reader must know to understand the sections. Raises CapacityError for more than any reader
+    takes."""
     assert kind in KINDS, kind
+    size = sum(c.nbytes if isinstance(c, np.ndarray) else len(c) for c in sections.values())
+    if size > MAX_RAW_BYTES:
+        raise CapacityError(
+            "SW_NEFF_SIZE", f"a file of at most {MAX_RAW_BYTES} bytes is required, got {size}"
+        )
     out = bytearray(HEADER_BYTES)
     rows: list[list[Any]] = []
     for name, content in sections.items():
@@ -86,16 +92,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write through a temporary file in the same directory and a rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

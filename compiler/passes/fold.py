@@ -16,7 +16,7 @@ from compiler.diagnostics import Loc
 from compiler.ir.analysis import invariant_carries
 from compiler.ir.build import constant_attrs
 from compiler.ir.opdef import OPS, make_op
-from compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs
+from compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from compiler.passes.rewrite import Level, with_regions
 
@@ -240,8 +240,28 @@ def _broadcast(level: _Fold, op: Op) -> Value | None:
 
 
 def _slice(level: _Fold, op: Op) -> Value | None:
-    """A full slice; strides other than one cannot keep a dim above size one."""
+    """A full slice (strides other than one cannot keep a dim above size one), or one of a single
+    piece of a concatenation.
+    """
+    source = level.made.get(op.operands[0])
+    if source is None or source.name != "concatenate" or not op.result.type.num_elements:
+        return _same_type(level, op)
+    dim, first = source.attrs.dim, 0
+    start, end = op.attrs.start[dim], op.attrs.limit[dim]
+    for piece in source.operands:
+        size = piece.type.shape[dim]
+        if first <= start and end <= first + size:
+            moved = [_at(places, dim, -first) for places in (op.attrs.start, op.attrs.limit)]
+            attrs = SliceAttrs(moved[0], moved[1], op.attrs.stride)
+            cut = make_op("slice", (piece,), attrs, loc=op.loc)
+            return piece if cut.result.type == piece.type else level.emit(cut).result
+        first += size
     return _same_type(level, op)
+
+
+def _at(places: tuple[int, ...], dim: int, step: int) -> tuple[int, ...]:
+    """`places` with the one of `dim` moved by `step`."""
+    return (*places[:dim], places[dim] + step, *places[dim + 1 :])
 
 
 def _pad(level: _Fold, op: Op) -> Value | None:

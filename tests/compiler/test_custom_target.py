@@ -13,10 +13,11 @@ from compiler.diagnostics import UsageError
 from compiler.isa.limits import limits_for
 from compiler.surface.resolve import find_target
 from compiler.target import load_target, target_names
-from orchestrator.build import Stages, build, layout_of
+from orchestrator.build import build, layout_of
 from orchestrator.cli import main
 from orchestrator.config import load
 from orchestrator.job import time_programs, unit_service
+from orchestrator.stages import Stages
 from tests.support.small_job import write_job
 
 HALF = {"chips_per_instance": 8, "shape": [2, 4], "efa_gbps": 800, "efa_devices": 8}
@@ -117,7 +118,7 @@ def test_jobs_and_collectives_run_on_it(tmp_path: Path, capsys: pytest.CaptureFi
     with unit_service(job, None) as service:
         built = build(job, service, Stages())
         assert built.layout.mesh.sizes == {"dp_shard": 4}
-        timings = time_programs(built, built.programs)
+        timings = time_programs(built, built.programs, service)
     assert timings.chosen.breakdown_ps["collective_dp_shard"] > 0
     uses = timings.chosen.collectives
     assert {(use.cost.algorithm, "mesh_max_bytes 0" in use.cost.why) for use in uses} == {

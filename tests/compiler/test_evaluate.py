@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.isa.program import Engine
+from compiler.chain import DMA, Chain
+from compiler.isa.program import Border, Engine, Region
+from compiler.isa.region import RegionProgram
+from compiler.max_plus import ENGINES as QUEUES
 from compiler.max_plus import QUEUE, Body, Timed, TimedLoop, Timeline, merged, timed_loop
-from tests.support.event_heap import end_time
+from tests.support.event_heap import Heap, end_time
 
 ENGINES = [Engine.DMA_IN, Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.DMA_OUT]
 
@@ -129,3 +134,94 @@ def test_merged_intervals_cover_the_same_points(pairs: list[tuple[int, int]]) ->
     found = merged(intervals)
     assert {p for start, end in found for p in range(start, end)} == points
     assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
+
+
+SEEN_PS = 11
+
+
+def with_borders(
+    items: Body, rng: random.Random, number: int, borders: list[Border]
+) -> list[Timed | TimedLoop]:
+    """Some instructions of a region wait for queues to finish earlier regions."""
+    out: list[Timed | TimedLoop] = []
+    for item in items:
+        if isinstance(item, TimedLoop):
+            out.append(timed_loop(item.trip, with_borders(item.body, rng, number, borders)))
+            continue
+        if number and rng.random() < 0.4:
+            borders.append(Border(rng.choice(QUEUES), rng.randint(1, number)))
+            item = item._replace(borders=(len(borders) - 1,))
+        out.append(item)
+    return out
+
+
+def chained(seed: int, count: int, trip: int, inner: int) -> list[tuple[Region, Body]]:
+    """Regions one after the other without a barrier."""
+    rng = random.Random(seed)
+    found = []
+    for number in range(count):
+        body, tokens = pipeline(rng.randrange(10**6), rng.randint(1, trip), inner)
+        borders: list[Border] = []
+        body = with_borders(body, rng, number, borders)
+        program = RegionProgram("compute", f"r{number}")
+        found.append((Region(program, tokens=tuple(tokens), borders=tuple(borders)), body))
+    return found
+
+
+def chain_ends(regions: list[tuple[Region, Body]], dma_ps: Sequence[int] = ()) -> list[int]:
+    """Ends of regions with so much time of loads and stores (none)."""
+    chain = Chain(SEEN_PS)
+    ends = []
+    for (region, body), moves in itertools.zip_longest(regions, dma_ps, fillvalue=0):
+        chain.run(region, body, moves)
+        ends.append(chain.end_ps)
+    return ends
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 40), st.integers(1, 4))
+@settings(max_examples=120, deadline=None)
+def test_regions_without_barriers_equal_the_event_heap(
+    seed: int, count: int, trip: int, inner: int
+) -> None:
+    """Also after every region on the way: what comes later changes nothing that came before."""
+    regions = chained(seed, count, trip, inner)
+    seen = [0 if engine in DMA else SEEN_PS for engine in QUEUES]
+    rows = [
+        (body, region.tokens, [(QUEUE[b.queue], b.back) for b in region.borders or ()])
+        for region, body in regions
+    ]
+    expected = [Heap(rows[:n], seen).run() for n in range(1, count + 1)]
+    assert chain_ends(regions) == expected
+
+
+def test_a_border_costs_no_more_than_a_barrier_and_no_less_than_nothing() -> None:
+    for seed in range(40):
+        regions = chained(seed, 4, 12, 2)
+        free = [(replace(r, borders=()), _without_borders(body)) for r, body in regions]
+        barriers = [(replace(r, borders=None), body) for r, body in free]
+        fastest, given, slowest = (chain_ends(x)[-1] for x in (free, regions, barriers))
+        assert fastest <= given <= slowest + 4 * SEEN_PS
+        apart = sum(end_time(body, region.tokens) for region, body in free)
+        assert slowest == apart
+
+
+def _without_borders(items: Body) -> list[Timed | TimedLoop]:
+    return [
+        timed_loop(i.trip, _without_borders(i.body))
+        if isinstance(i, TimedLoop)
+        else i._replace(borders=())
+        for i in items
+    ]
+
+
+def test_loads_and_stores_share_their_engines_across_regions() -> None:
+    """Two regions that load for 10 and store for 10 at once need 40 of the engines, not 20 and what
+    is left over; a region that begins to load later counts from there."""
+    load, store = timed(Engine.DMA_IN, 10), timed(Engine.DMA_OUT, 10)
+    region = Region(RegionProgram("compute", "r"), borders=())
+    assert chain_ends([(region, [load, store])] * 2, [20, 20]) == [20, 40]
+    late = [timed(Engine.TENSOR, 100)]
+    assert chain_ends([(region, late)]) == [107]
+    waits = Region(RegionProgram("compute", "w"), borders=(Border(Engine.TENSOR, 1),))
+    after = [load._replace(borders=(0,)), store._replace(borders=(0,))]
+    assert chain_ends([(region, late), (waits, after)], [0, 20])[-1] == 107 + SEEN_PS + 20

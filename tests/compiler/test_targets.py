@@ -16,9 +16,10 @@ from compiler.isa.program import CollectiveCall
 from compiler.surface.flags import TARGETS
 from compiler.surface.resolve import find_target
 from compiler.target import load_target, target_names
-from orchestrator.build import Stages, build, layout_of
+from orchestrator.build import build, layout_of
 from orchestrator.config import load
 from orchestrator.job import time_programs, unit_service
+from orchestrator.stages import Stages
 from sim_cluster.network import Network
 from tests.support.compiled import graph_of, run_levels
 from tests.support.small_job import write_job
@@ -98,7 +99,7 @@ def test_a_machine_of_one_chip_is_timed_and_not_joined(name: str, tmp_path: Path
     with unit_service(job, None) as service:
         built = build(job, service, Stages())
         assert built.layout.mesh.sizes == {"dp_shard": 2}
-        timings = time_programs(built, built.programs)
+        timings = time_programs(built, built.programs, service)
     assert timings.chosen.breakdown_ps["collective_dp_shard"] > 0
     with pytest.raises(UsageError, match="requires 1, got 2: it has no EFA"):
         layout_of(load(path, ["cluster.instances=2"]))

@@ -64,6 +64,7 @@ def _arithmetic() -> list[OpCase]:
     rows += [_row(op, 2, d, ("bits", "bits")) for op in ARITHMETIC for d in (I32, U32)]
     rows += [_row("divide", 2, I32, note="zeros"), _row("remainder", 2, I32, note="zeros")]
     rows += [_row("remainder", 2, d, ("bits", "bits")) for d in (I32, U32)]
+    rows += [_row("random_bits", 2, U32, ("bits", "bits"))]
     rows += [_row("remainder", 2, F32, ("normal", "nonzero")), _row("power", 2, I32)]
     rows += [_row("power", 2, F32, ("positive", "normal"), FLOAT_ULPS)]
     rows += [_row("atan2", 2, d, (), tol) for d, tol in ((F32, FLOAT_ULPS), (BF16, BF16_ULP))]

@@ -15,7 +15,7 @@ from compiler.options import DEFAULTS, CompileOptions
 from compiler.surface import releases
 from compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name
 from compiler.surface.resolve import Resolved, resolve
-from orchestrator.compile_flags import parse, split_verb
+from orchestrator.compile.compile_flags import parse, split_verb
 from tests.support.flag_page import PAGE, page
 
 ROWS = {flag.name: flag for flag in FLAGS}

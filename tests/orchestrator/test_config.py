@@ -9,6 +9,7 @@ import pytest
 from compiler.diagnostics import UsageError
 from orchestrator import config
 from orchestrator.build import layout_of
+from orchestrator.cli import main
 from orchestrator.job import unit_service
 
 JOB = """
@@ -75,7 +76,8 @@ def test_an_lnc_the_target_refuses_has_the_compilers_code(tmp_path: Path) -> Non
 def test_a_relative_output_is_refused_inside_a_ray_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     with pytest.raises(UsageError, match="absolute path"):
-        config.with_absolute_output(config.JobConfig())
+        config.output_folder(config.JobConfig())
+    config.with_absolute_paths(config.JobConfig())  # for those who write nothing there
 
 
 def test_a_relative_event_log_lies_beside_the_output(
@@ -87,21 +89,66 @@ def test_a_relative_event_log_lies_beside_the_output(
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    settings = ["output.events=log", "output.dir=out", f"cache.dir={tmp_path}"]
-    job = config.with_absolute_output(config.load(path, settings))
+    settings = ["output.events=log", "output.dir=out", "cache.dir=cache"]
+    job = config.with_absolute_paths(config.load(path, settings))
     assert (job.output.events, job.output.dir) == (str(here / "log"), str(here / "out"))
+    assert job.cache.dir == str(here / "cache")
     with unit_service(job, None):
         assert (here / "log").exists()
+
+
+@pytest.mark.parametrize("in_ray_job", [False, True])
+def test_the_home_directory_is_no_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_ray_job: bool
+) -> None:
+    """A folder `~` in the working directory of a Ray job would be lost with it."""
+    monkeypatch.setenv("HOME", "/home/me")
+    if in_ray_job:
+        monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    settings = ["output.events=~/log", "output.dir=~/out", "cache.dir=~/cache"]
+    job = config.with_absolute_paths(config.load(write(tmp_path, JOB), settings))
+    assert config.output_folder(job) == Path("/home/me/out")
+    assert (job.output.events, job.cache.dir) == ("/home/me/log", "/home/me/cache")
+
+
+@pytest.mark.parametrize(
+    ("key", "flag"), [("output.events", "--events"), ("cache.dir", "--set cache.dir=")]
+)
+def test_what_outlives_a_ray_job_is_not_relative(
+    key: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, JOB)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    for key, flag in (("events", "--events"), ("dir", "--out")):
-        given = [f"output.dir={here}", f"output.events={here}", f"output.{key}=x"]
-        with pytest.raises(UsageError, match=rf"output.{key} requires .* got x.*") as caught:
-            config.with_absolute_output(config.load(path, given))
-        assert f"pass {flag} /absolute/path" in str(caught.value.diagnostic.hint)
-    assert config.with_absolute_output(config.load(path, given[:1])).output.events == ""
+    with pytest.raises(UsageError, match=rf"SW_RELATIVE_OUTPUT.*{key} requires .* got x") as caught:
+        config.with_absolute_paths(config.load(path, [f"{key}=x"]))
+    assert flag in caught.value.diagnostic.hint
+    for absolute in (str(tmp_path), "s3://bucket/cache", "~/cache", ""):
+        config.with_absolute_paths(config.load(path, [f"{key}={absolute}"]))
 
 
 def test_a_mesh_that_does_not_fill_the_cores_is_a_usage_error(tmp_path: Path) -> None:
     job = config.load(write(tmp_path, JOB), ["mesh.dp_shard=31"])
     with pytest.raises(UsageError, match=r"SW_MESH_PRODUCT.* 31 cores, target has 32"):
         layout_of(job)
+
+
+def test_a_plan_of_a_missing_model_file_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write(tmp_path, JOB)
+    assert main(["plan", str(job), "--set", "model.preset=", "--set", "model.config=no.json"]) == 2
+    assert "SW_MODEL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--set", "model.preset=", "--set", "model.config=bytes"]])
+def test_a_file_that_is_no_text_is_a_usage_error(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bytes").write_bytes(b"\x80\x04")
+    job = write(tmp_path, JOB) if words else Path("bytes")
+    assert main(["plan", str(job), *words]) == 2
+    assert "bytes" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from compiler.lower.function import Signature
 from compiler.options import CompileOptions
 from compiler.target import load_target
 from orchestrator.cli import main
-from orchestrator.explain import notes_of
+from orchestrator.report.explain_fusion import notes_of
 from tests.support.small_job import SIZES
 
 
@@ -23,7 +23,7 @@ from tests.support.small_job import SIZES
 def job(tmp_path: Path) -> list[str]:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "llama", **SIZES}))
-    settings = ("model.seq_len=8", "run.executor=inline", f"cache.dir={tmp_path}")
+    settings = ("model.seq_len=8", "run.executor=inline", "run.tries=0", f"cache.dir={tmp_path}")
     return [
         *("plan", "--model", str(config), "--target", "trn1n.32xlarge", "--instances", "1"),
         *(word for setting in settings for word in ("--set", setting)),
@@ -63,6 +63,7 @@ def test_sharding_on_the_screen(job, capsys) -> None:
     assert main([*job, "--explain", "sharding"]) == 0
     text = capsys.readouterr().out
     assert "decided by" in text and "collectives" in text and "sums over" in text
+    assert "[dp_shard]" in text, "a layout is in brackets, which are no markup"
 
 
 @pytest.mark.parametrize(
@@ -88,3 +89,42 @@ def test_streamed_rows_are_noted(monkeypatch) -> None:
     core = LogicalCore(load_target("trn1n.32xlarge"), CompileOptions())
     notes = [s.notes for s in explain_fusion(graph, Signature(), describe=notes_of(core))]
     assert any("online, one pass" in note for one in notes for note in one), notes
+
+
+def test_time_sums_to_the_step_by_line_and_by_function(job, capsys) -> None:
+    assert main([*job, "--explain", "time", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found, breakdown = report["time"], report["timing"]["breakdown_ps"]
+    total = report["timing"]["step_time_ps"]
+    assert found["step_time_ps"] == total == sum(row["time_ps"] for row in found["lines"])
+    assert sum(row["time_ps"] for row in found["functions"]) == total - breakdown["idle"]
+    code = [row for row in found["lines"] if "llama.py:" in row["line"]]
+    assert code and all(row["engines_ps"] for row in code)
+    waits = {row["what"]: row["time_ps"] for row in found["lines"] if not row["line"]}
+    assert waits["collective_dp_shard"] == breakdown["collective_dp_shard"]
+    assert main([*job, "--explain", "time"]) == 0
+    text = capsys.readouterr().out
+    assert "by source line" in text and "llama.py:" in text
+
+
+def test_every_collective_has_its_reason_and_the_other_algorithms(job, capsys) -> None:
+    assert main([*job, "--explain", "collective", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    rows = report["collective"]
+    assert sum(row["time_ps"] for row in rows) == sum(r["time_ps"] for r in report["collectives"])
+    exposed = [row["exposed_ps"] for row in rows]
+    assert exposed == sorted(exposed, reverse=True)
+    for row in rows:
+        names = [one["algorithm"] for one in row["alternatives"]]
+        times = [one["time_ps"] for one in row["alternatives"]]
+        assert row["why"] and row["algorithm_in_full"] not in names
+        assert len(set(names)) == len(names) >= 1 and times == sorted(times) and times[0] > 0
+    assert main([*job, "--explain", "collective"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{rows[0]['algorithm_in_full']}, because" in text and "Others: " in text
+
+
+@pytest.mark.parametrize("words", [("speed",), ("time", "x"), ("sharding", "a", "b")])
+def test_what_nothing_explains_is_refused(job, capsys, words: tuple[str, ...]) -> None:
+    assert main([*job, "--explain", *words]) == 2
+    assert "--explain requires one of collective, fusion" in capsys.readouterr().err

@@ -6,9 +6,10 @@ import pytest
 
 from compiler.diagnostics import UsageError
 from compiler.target import load_target
-from orchestrator.cli import _parser, job_config
+from orchestrator.cli import _parser
 from orchestrator.config import FaultsConfig, load
 from orchestrator.faults import faults_of
+from orchestrator.job_flags import job_config
 from sim_cluster.faults import Faults
 from sim_cluster.network import cluster_topology
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from compiler.target import load_target
-from orchestrator import limits
 from orchestrator.config import load
-from orchestrator.limits import STATEMENTS, Asked, asked, confidence, limits_section
+from orchestrator.report import limits
+from orchestrator.report.limits import STATEMENTS, Asked, asked, confidence, limits_section
 from sim_cluster.calibration import Fitted, constants
 from sim_cluster.sensitivity import assumptions
 

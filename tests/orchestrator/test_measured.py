@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compiler.diagnostics import UsageError
-from orchestrator.kernel_times import MeasuredKernel, kernel_of
-from orchestrator.measured import collectives, kernels
-from orchestrator.published_columns import machines_named
+from compiler.target import load_target, logical
+from orchestrator.validation.kernel_times import MeasuredKernel, kernel_of, kernel_seconds
+from orchestrator.validation.measured import collectives, kernels
+from orchestrator.validation.published_columns import machines_named
 
 KERNEL = {
     "id": "K1",
@@ -43,6 +45,10 @@ def write(path: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
+def row(kernel: str, shape: str, dtype: str) -> dict[str, str]:
+    return {"kernel": kernel, "shape": shape, "dtype": dtype}
+
+
 @pytest.mark.parametrize(
     ("words", "kernel"),
     [
@@ -52,7 +58,7 @@ def write(path: Path, *rows: dict[str, str]) -> Path:
         ),
         (
             ("GEMM+GELU baseline", "M 64, K 32, N 16", "bf16"),
-            MeasuredKernel("product", (64, 32, 16), "bf16", gelu=True, apart=True),
+            MeasuredKernel("product", (64, 32, 16), "bf16", gelu="function", apart=True),
         ),
         (
             ("NKI attention, three phases through HBM", "seq 512, d_head 128", "bf16"),
@@ -62,24 +68,85 @@ def write(path: Path, *rows: dict[str, str]) -> Path:
             ("attention, every operator through HBM", "seq 512, d_head 128", "bf16"),
             MeasuredKernel("attention", (512, 128), "bf16", attention="unfused"),
         ),
+        (
+            (
+                "fused conv2d + bias, 2x2 max pool",
+                "batch 1, Cin 8, Cout 4, 9x9, 3x3, valid",
+                "fp32",
+            ),
+            MeasuredKernel("convolution", (1, 8, 4, 9, 3), "f32", pool=2),
+        ),
+        (
+            ("NKI flash k-means assign (matmul + argmax epilogue)", "N 64, D 8, K 16", "bf16"),
+            MeasuredKernel("nearest", (64, 8, 16), "bf16"),
+        ),
     ],
 )
 def test_words_become_kernels(words: tuple[str, str, str], kernel: MeasuredKernel) -> None:
-    assert kernel_of(*words) == kernel
+    assert kernel_of(row(*words)) == kernel
+
+
+@pytest.mark.parametrize(
+    ("words", "kernel"),
+    [
+        (
+            ("NKI GEMM+GELU fused_taylor", "M 64, K 32, N 16", "bf16"),
+            MeasuredKernel(
+                "product", (64, 32, 16), "bf16", gelu="operators", bias=True, turned=True
+            ),
+        ),
+        (
+            ("NKI GEMM+GELU fused", "M 64, K 32, N 16", "bf16"),
+            MeasuredKernel(
+                "product", (64, 32, 16), "bf16", gelu="function", bias=True, turned=True
+            ),
+        ),
+        (
+            ("NKI attention, fused, stays in SBUF", "seq 512, d_head 128", "bf16"),
+            MeasuredKernel("attention", (512, 128), "bf16", turned=True, wide=True),
+        ),
+    ],
+)
+def test_the_source_of_a_kernel_says_more(
+    words: tuple[str, str, str], kernel: MeasuredKernel
+) -> None:
+    source = {"source": "allenkchau/Trainium-Kernel-Fusion@d709ddf1"}
+    assert kernel_of(row(*words) | source) == kernel
+    plain = kernel_of(row(*words))
+    assert (plain.bias, plain.turned, plain.wide) == (False, False, False)
+
+
+def test_what_a_kernel_does_takes_time() -> None:
+    """Each of these is more work than what it is compared with."""
+    target = logical(load_target("trn2.48xlarge"), 1)
+
+    def seconds(kind: str, *sizes: int, **how: Any) -> float:
+        return kernel_seconds(MeasuredKernel(kind, sizes, "bf16", **how), target)
+
+    product = seconds("product", 512, 256, 512)
+    assert seconds("product", 512, 256, 512, bias=True) > product
+    function = seconds("product", 512, 256, 512, gelu="function")
+    assert seconds("product", 512, 256, 512, gelu="operators") > 1.2 * function
+    assert seconds("attention", 512, 128, wide=True) > seconds("attention", 512, 128)
+    plain = seconds("convolution", 1, 128, 128, 34, 3)
+    assert plain > seconds("convolution", 1, 128, 128, 34, 1)
+    assert seconds("convolution", 1, 128, 128, 34, 3, pool=2) > 0
+    assert seconds("nearest", 512, 128, 256) > seconds("product", 512, 128, 256)
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ("mamba_v1", "seq 512", "fp32"),
-        ("matmul + argmax", "M 1, K 1, N 1", "fp32"),
+        ("conv2d", "batch 1, Cin 8, Cout 4, 9x8, 3x3, valid", "fp32"),
+        ("conv2d", "batch 1, Cin 8, Cout 4, 9x9, 3x3, same", "fp32"),
         ("matmul", "N 4096", "fp32"),
         ("matmul", "M 1, K 1, N 1", ""),
     ],
 )
 def test_other_words_are_refused(words: tuple[str, str, str]) -> None:
-    with pytest.raises(ValueError, match=r"requires|not among"):
-        kernel_of(*words)
+    with pytest.raises(ValueError, match="requires"):
+        kernel_of(row(*words))
 
 
 def test_kernels_are_compiled_and_timed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.published_collectives import machine_of, predict_file, predict_row
+from orchestrator.validation.published_collectives import machine_of, predict_file, predict_row
 
 COLUMNS = (
     "id",

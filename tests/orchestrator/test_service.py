@@ -4,6 +4,7 @@ and counts tell what happens, and jobs that share a cache share the work."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -14,18 +15,20 @@ from pathlib import Path
 import pytest
 
 from compiler.diagnostics import ShardingError
-from orchestrator.batch import Batch, Counts, UnitRow
 from orchestrator.cache import Cache
-from orchestrator.cli import _show, main
+from orchestrator.cli import main
 from orchestrator.config import load
-from orchestrator.events import EventLog
-from orchestrator.executor import Executor, InlineExecutor, Outcome, WorkUnit
-from orchestrator.flight import Source, fly
 from orchestrator.job import executor_of
-from orchestrator.process_backend import ProcessExecutor
-from orchestrator.progress import Progress, counts_text
-from orchestrator.service import UnitService
-from orchestrator.unit_errors import FAILED, UnitDefectError, UnitFailedError
+from orchestrator.report import explanations
+from orchestrator.service.batch import Batch, Counts, UnitRow
+from orchestrator.service.events import EventLog
+from orchestrator.service.executor import Executor, InlineExecutor, Outcome, WorkUnit
+from orchestrator.service.flight import Source, fly
+from orchestrator.service.process_backend import ProcessExecutor
+from orchestrator.service.progress import Progress, counts_text
+from orchestrator.service.service import UnitService
+from orchestrator.service.unit_errors import FAILED, UnitDefectError, UnitFailedError
+from orchestrator.service.units import PACKAGES, digest, source_digest
 from tests.support.scripted_units import answer, killing, leaving_a_file, refusal, scripted, unit
 
 
@@ -100,7 +103,7 @@ def test_what_is_in_flight_ends_before_its_lock_is_given_back(
         flights.append(fly(executor, source))
         return flights[-1]
 
-    monkeypatch.setattr("orchestrator.service.fly", held)
+    monkeypatch.setattr("orchestrator.service.service.fly", held)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -251,7 +254,7 @@ def test_what_diverged_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    _show({"numerics": {"losses": [float("nan")]}}, True, None)
+    explanations.show((), {"numerics": {"losses": [float("nan")]}}, True, print)
     assert json.loads(capsys.readouterr().out, parse_constant=refuse)["numerics"] == {
         "losses": [None]
     }
@@ -281,6 +284,39 @@ def race(tmp_path: Path, units: list[WorkUnit], jobs: int) -> list[UnitService]:
     return services
 
 
+@pytest.mark.parametrize("form", ["plain", "json"])
+def test_who_waits_for_another_job_says_so_once(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    units = [unit(f"u{n}", answer(b"x" * n)) for n in range(6)]
+    other, events = Cache(tmp_path / "cache"), EventLog(tmp_path / "log")
+    held = [other.claim(one.kind, one.key) for one in units[:5]]
+    assert None not in held
+
+    def end(row: UnitRow, _: Counts) -> None:
+        """The other job is done when this one has done what was left to it."""
+        if row.cache == "miss":
+            threading.Timer(0.3, finish).start()
+
+    def finish() -> None:
+        for one, release in zip(units[:5], held, strict=True):
+            other.put(one.kind, one.key, one.payload[:1])
+            assert release is not None
+            release()
+
+    progress = Progress(form)
+    cache = Cache(tmp_path / "cache")
+    with UnitService(InlineExecutor, cache, end, events, progress.left_to_others) as service:
+        service.run(units)
+        assert sum(row.cache == "miss" for row in service.rows) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    if form == "plain":
+        assert "partition waits for another job: u4, u3, u2 and 2 more" in line
+    else:
+        assert len(json.loads(line)["names"]) == 5
+    assert [row["event"] for row in logged(tmp_path / "log")].count("unit.waiting") == 5
+
+
 def test_jobs_that_race_on_one_cache_share_the_work(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     starts.mkdir()
@@ -299,8 +335,8 @@ _JOB = """
 import sys
 from pathlib import Path
 from orchestrator.cache import Cache
-from orchestrator.process_backend import ProcessExecutor
-from orchestrator.service import UnitService
+from orchestrator.service.process_backend import ProcessExecutor
+from orchestrator.service.service import UnitService
 from tests.support.scripted_units import leaving_a_file, unit
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
@@ -329,3 +365,23 @@ def test_a_killed_job_is_resumed_where_it_was(tmp_path: Path) -> None:
     assert int(out[0]) == len(kept)
     ordered = sorted(bytes.fromhex(out[1]).decode())
     assert ordered == sorted("".join(map(str, range(12))))
+
+
+def test_sources_are_digested_wherever_every_package_lies(tmp_path: Path) -> None:
+    """Ray unpacks every package of `py_modules` into a folder of its own."""
+    root = Path(__file__).resolve().parents[2]
+    path = []
+    for package in PACKAGES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / package).symlink_to(root / package)
+        path.append(str(tmp_path / package))
+    code = "from orchestrator.service.units import *; print(source_digest(PACKAGES))"
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.strip() == source_digest(PACKAGES) != digest([])

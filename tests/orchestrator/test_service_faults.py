@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cache import Cache
-from orchestrator.executor import Executor, WorkUnit
-from orchestrator.process_backend import ProcessExecutor
-from orchestrator.ray_backend import RayExecutor
-from orchestrator.seats import MAX_ATTEMPTS
-from orchestrator.service import UnitService
+from orchestrator.service.executor import Executor, WorkUnit
+from orchestrator.service.process_backend import ProcessExecutor
+from orchestrator.service.ray_backend import RayExecutor
+from orchestrator.service.seats import MAX_ATTEMPTS
+from orchestrator.service.service import UnitService
 from tests.support.interrupts import heard_by_children
 from tests.support.scripted_units import answer, is_running, scripted, unit
 from tests.support.small_job import write_job
@@ -108,9 +108,9 @@ _JOB = """
 import sys
 from pathlib import Path
 from orchestrator.cache import Cache
-from orchestrator.process_backend import ProcessExecutor
-from orchestrator.seats import MAX_ATTEMPTS
-from orchestrator.service import UnitService
+from orchestrator.service.process_backend import ProcessExecutor
+from orchestrator.service.seats import MAX_ATTEMPTS
+from orchestrator.service.service import UnitService
 from tests.support.scripted_units import leaving_a_file, unit
 
 folder = Path(sys.argv[1])
@@ -200,8 +200,8 @@ _LONG_JOB = """
 import sys
 from pathlib import Path
 from orchestrator import cli
-from orchestrator.flight import fly
-from orchestrator.ray_backend import RayExecutor
+from orchestrator.service.flight import fly
+from orchestrator.service.ray_backend import RayExecutor
 from tests.support.scripted_units import Listed, answer, unit
 
 def forever(_):

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from compiler.diagnostics import UsageError
-from orchestrator import calibrate, cli, validate
-from orchestrator.predict import Timed, job_of, layout_of, task_of
-from orchestrator.published import COLUMNS, OPTIONAL, PublishedRun, read_runs
-from orchestrator.run_settings import profiles, release
-from orchestrator.validate_screen import show
+from orchestrator import cli
+from orchestrator.validation import calibrate, validate
+from orchestrator.validation.predict import Timed, job_of, layout_of, task_of
+from orchestrator.validation.published import COLUMNS, OPTIONAL, PublishedRun, read_runs
+from orchestrator.validation.run_settings import profiles, release
+from orchestrator.validation.validate_screen import show
 from sim_cluster import calibration
 
 BERT = {
@@ -92,17 +93,17 @@ def test_columns_become_a_run(tmp_path: Path) -> None:
     assert (work.family, work.layout, work.cores) == ("llama", "pipeline", 32)
     assert work.target == "trn1.32xlarge"
     assert work.zero1 and work.sequence_parallel and work.remat == "selective"
-    assert dataclasses.astuple(work.storage) == ("bf16", "bf16", "f32", "f32")
+    assert dataclasses.astuple(work.storage) == ("bf16", "bf16", "f32", "f32", "")
     assert not run.unsupported()
 
 
 @pytest.mark.parametrize(
     ("precision", "expected"),
     [
-        ("FP32", ("f32", "f32", "f32", "f32")),
-        ("BF16", ("bf16", "bf16", "bf16", "bf16")),
-        ("BF16 autocast, FP32 weights", ("f32", "bf16", "f32", "f32")),
-        ("BF16 + stochastic rounding", ("bf16", "bf16", "bf16", "bf16")),
+        ("FP32", ("f32", "f32", "f32", "f32", "")),
+        ("BF16", ("bf16", "bf16", "bf16", "bf16", "")),
+        ("BF16 autocast, FP32 weights", ("f32", "bf16", "f32", "f32", "f32")),
+        ("BF16 + stochastic rounding", ("bf16", "bf16", "bf16", "bf16", "")),
     ],
 )
 def test_precision_column(tmp_path: Path, precision: str, expected: tuple[str, ...]) -> None:
@@ -343,7 +344,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setenv("NEURON_COMPILE_CACHE_URL", str(folder / "cache"))
         first = printed(patch, "--training", str(path), "--rows", "all")
         with pytest.MonkeyPatch.context() as stored:
-            stored.setattr("orchestrator.predict.build_workload", None)  # none is needed
+            stored.setattr("orchestrator.validation.predict.build_workload", None)  # none is needed
             second = printed(patch, "--training", str(path), "--rows", "all")
         copy = folder / "calibration.toml"
         copy.write_text(calibration.FILE.read_text())

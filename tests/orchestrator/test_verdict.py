@@ -38,3 +38,10 @@ def test_a_wrong_leaf_or_loss_fails_the_run() -> None:
     assert verdict(wrong=float("nan")) == 72
     assert verdict(losses=(2.0, 1.6)) == 72
     assert verdict(losses=(2.0, float("nan"))) == 72
+
+
+@pytest.mark.parametrize(("distance", "code"), [(3e-7, 0), (2e-5, 72)])
+def test_without_an_unsharded_run_instructions_are_still_judged(distance: float, code: int) -> None:
+    section = numerics_section(JobConfig(), Values((2.0, 1.5), {}, {"step": distance}), None)
+    assert exit_code({"numerics": section}) == code
+    assert section["worst_loss_error"] is section["worst_param_error"] is None

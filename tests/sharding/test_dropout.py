@@ -29,9 +29,12 @@ SHAPE = (4, 8, 6)
 
 
 def drawn(kind: str) -> Graph:
-    """A step that draws a mask from a key, or noise."""
+    """A step that draws a mask from a key, noise, or bits of the machine's generator."""
 
     def draw(words: jax.Array) -> jax.Array:
+        if kind == "bits":
+            state = jnp.concatenate([words, words])
+            return jax.lax.rng_bit_generator(state, SHAPE, jnp.uint32)[1].astype(jnp.float32)
         key = jax.random.wrap_key_data(words)
         if kind == "mask":
             return jax.random.bernoulli(key, 0.7, SHAPE).astype(jnp.float32)
@@ -41,7 +44,7 @@ def drawn(kind: str) -> Graph:
     return import_module(artifact_of(jax.jit(draw).trace(words)))
 
 
-@pytest.mark.parametrize("kind", ["mask", "noise"])
+@pytest.mark.parametrize("kind", ["mask", "noise", "bits"])
 @pytest.mark.parametrize(
     "dims",
     [
@@ -67,16 +70,26 @@ def test_every_core_draws_its_part(kind: str, dims: tuple[tuple[str, ...], ...])
         np.testing.assert_array_equal(given, np.asarray(unsharded, np.float32))
 
 
-@pytest.mark.parametrize("name", ["data parallel 4", "tp 4", "cp 4"])
-def test_a_step_with_dropout_equals_the_unsharded_one(name: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("dropout", "data parallel 4"),
+        ("dropout", "tp 4"),
+        ("dropout", "cp 4"),
+        ("bert with dropout", "data parallel 4"),
+        ("bert with dropout", "tp 4"),
+    ],
+)
+def test_a_step_with_dropout_equals_the_unsharded_one(model: str, name: str) -> None:
     """Masks of scores, hidden units and the residual, in forward and again in backward."""
-    check("dropout", name)
+    check(model, name)
 
 
-def test_the_key_decides() -> None:
-    """Else the test above would hold without any dropout."""
-    graph, inputs, outputs = captured("dropout")
+@pytest.mark.parametrize(("model", "least"), [("dropout", 1e-3), ("bert with dropout", 1e-5)])
+def test_the_key_decides(model: str, least: float) -> None:
+    """Else the test above would hold without any dropout. Logits of a fresh encoder are small."""
+    graph, inputs, outputs = captured(model)
     first = random_inputs(graph, inputs)
     second = [x + 1 if slot.role == "rng" else x for slot, x in zip(inputs, first, strict=True)]
     loss = [slot.name for slot in outputs].index("metrics/loss")
-    assert abs(evaluate(graph, first)[loss] - evaluate(graph, second)[loss]) > 1e-3
+    assert abs(evaluate(graph, first)[loss] - evaluate(graph, second)[loss]) > least

@@ -80,9 +80,9 @@ def plans(ready: Prepared, num_microbatches: int) -> tuple[Plan, Plan]:
     ("model", "layers", "mesh", "reshard", "num_microbatches"),
     [
         (flax, 6, FSDP, True, 1),
-        (flax, 6, HSDP, True, 2),
+        pytest.param(flax, 6, HSDP, True, 2, marks=pytest.mark.matrix),
         (prime, 9, FSDP, False, 1),
-        (prime, 9, HSDP, True, 1),
+        pytest.param(prime, 9, HSDP, True, 1, marks=pytest.mark.matrix),
     ],
 )
 def test_plan_is_that_of_the_whole_graph(

@@ -140,9 +140,9 @@ def test_prefetched_weights_show_in_the_footprint() -> None:
 @pytest.mark.parametrize(
     ("model", "distribution"),
     [
-        ("bert", "fsdp 4"),
+        pytest.param("bert", "fsdp 4", marks=pytest.mark.matrix),
         ("tied gpt", "fsdp tp 8"),
-        ("gqa", "hsdp tp 8"),
+        pytest.param("gqa", "hsdp tp 8", marks=pytest.mark.matrix),
         ("moe", "fsdp ep 8"),
     ],
 )

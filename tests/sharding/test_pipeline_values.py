@@ -204,9 +204,9 @@ def test_a_step_without_gradients_has_no_stages() -> None:
     ("make", "axes"),
     [
         (PIPELINE_MODELS["gqa"], {"pp": 4}),
-        (PIPELINE_MODELS["flax"], {"pp": 4}),
-        (PIPELINE_MODELS["bert"], {"pp": 2, "tp": 2}),
-        (tied_gpt, {"tp": 2}),
+        pytest.param(PIPELINE_MODELS["flax"], {"pp": 4}, marks=pytest.mark.matrix),
+        pytest.param(PIPELINE_MODELS["bert"], {"pp": 2, "tp": 2}, marks=pytest.mark.matrix),
+        pytest.param(tied_gpt, {"tp": 2}, marks=pytest.mark.matrix),
         (dropless, {"pp": 2}),
         (moe, {"pp": 2, "tp": 2}),
     ],

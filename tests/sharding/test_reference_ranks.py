@@ -21,6 +21,7 @@ from compiler.ir.verify import verify
 from sharding.mesh import make_mesh
 from sharding.plan import Plan
 from tests.models import flax_decoder, prime_model
+from tests.support.cells import long_in_matrix
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import fsdp_plan, run_and_compare, worst
 
@@ -66,14 +67,11 @@ CASES: dict[str, tuple[Callable[[], TrainTask], dict[str, int], int, int]] = {
 }
 
 
-ONLY_IN_MATRIX = ("scan, 4 ranks", "prime width, hybrid, 2 micro-batches")
+ONLY_IN_MATRIX = [name for name in CASES if name != "scan, hybrid, 2 micro-batches"]
 """From files, `tests/system/test_whole_road.py` runs their like."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.matrix) if n in ONLY_IN_MATRIX else n for n in CASES],
-)
+@pytest.mark.parametrize("name", long_in_matrix(CASES, ONLY_IN_MATRIX))
 def test_sharded_steps_equal_the_unsharded_step(name: str) -> None:
     make, mesh, micro_batch, count = CASES[name]
     task = make()

@@ -22,7 +22,7 @@ from sim_cluster.faults import Health
 from sim_cluster.macro import Start, Stretch, function_macros
 from sim_cluster.run_timing import ClusterLoop
 from tests.support.compiled import graph_of, link
-from tests.support.instruction_cluster import Collective, Core, InstructionCluster
+from tests.support.instruction_cluster import Collective, Core, InstructionCluster, with_barriers
 
 CALL = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
 MESH = {"dp": 2}
@@ -42,7 +42,7 @@ def compiled() -> Function:
     shapes = ((192, 256), (256, 384), (384, 128))
     program = link(graph_of(step, *(np.zeros(shape, np.float32) for shape in shapes)))
     (function,) = program.functions
-    return function
+    return with_barriers(function)
 
 
 def event(kind: str) -> Region:

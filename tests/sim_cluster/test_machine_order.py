@@ -11,9 +11,10 @@ from compiler.dtypes import DType
 from compiler.evaluate import Segment
 from compiler.isa.program import CollectiveCall
 from compiler.target import load_target
-from orchestrator.build import Stages, build
+from orchestrator.build import build
 from orchestrator.config import load
 from orchestrator.job import step_of, unit_service
+from orchestrator.stages import Stages
 from sim_cluster.classes import refine
 from sim_cluster.contention import Demand
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait

@@ -308,8 +308,9 @@ def test_micro_batches_coordinates_zeros_and_replicas() -> None:
     batch = np.arange(48, dtype=np.float32)
     run.step({"x": batch})
     np.testing.assert_array_equal(run.gather(["acc"])["acc"], batch.reshape(3, 16).sum(0))
-    assert [int(c.array("rank", I32)[0]) for c in run.cores] == [0, 1, 2, 3]
-    run.cores[1].array("acc", F32)[3] += 1
+    (host,) = run.hosts.hosts
+    assert [int(c.array("rank", I32)[0]) for c in host.cores.values()] == [0, 1, 2, 3]
+    host.cores[1].array("acc", F32)[3] += 1
     with pytest.raises(SimulationError, match="ranks 0 and 1"):
         run.gather(["acc"])
     with pytest.raises(SimulationError, match=r"requires shape \[48\], got \[40\]"):

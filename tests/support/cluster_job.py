@@ -19,8 +19,8 @@ from typing import Any
 
 from compiler.diagnostics import UsageError
 from orchestrator.cache import Cache
-from orchestrator.ray_backend import RayExecutor
-from orchestrator.service import UnitService
+from orchestrator.service.ray_backend import RayExecutor
+from orchestrator.service.service import UnitService
 from tests.support.scripted_units import answer, scripted, unit
 
 NODES, UNITS = 3, 30

@@ -1,5 +1,5 @@
 """Oracle of the evaluator: engines as processes on an event heap, every loop expanded, nothing
-folded."""
+folded, from region to region."""
 
 from __future__ import annotations
 
@@ -19,39 +19,81 @@ def expand(body: Body, queue: int) -> Iterator[Timed]:
             yield item
 
 
+Chained = tuple[Body, Sequence[int], Sequence[tuple[int, int]]]
+"""A region: code, tokens, and borders as (queue, regions back)."""
+
+
+class Heap:
+    """Queues that go through regions without a barrier, each on its own; `seen_ps` is how much
+    later than its last instruction others see a queue behind a region.
+    """
+
+    def __init__(self, regions: Sequence[Chained], seen_ps: Sequence[int]) -> None:
+        self.regions, self.seen_ps = regions, seen_ps
+        count = range(len(ENGINES))
+        self.streams = {q: self.stream(q) for q in count}
+        self.at = dict.fromkeys(count, 0)  # the region a queue has come to
+        self.free = dict.fromkeys(count, 0)
+        self.done = dict.fromkeys(count, 0)
+        self.tokens = [list(tokens) for _, tokens, _ in regions]
+        self.passed: dict[tuple[int, int], int] = {}  # when a queue is behind a region
+        self.events: list[tuple[int, int, int, tuple[int, ...]]] = [(0, 0, 0, ())]
+        self.sequence = 0
+        self.head = {q: self.next(q) for q in count}
+
+    def stream(self, queue: int) -> Iterator[tuple[int, Timed]]:
+        """The instructions of a queue with their regions."""
+        for number, (body, _, _) in enumerate(self.regions):
+            for item in expand(body, queue):
+                yield number, item
+
+    def push(self, when: int, region: int = 0, signals: tuple[int, ...] = ()) -> None:
+        self.sequence += 1
+        heapq.heappush(self.events, (when, self.sequence, region, signals))
+
+    def next(self, queue: int) -> Timed | None:
+        """The next instruction of a queue; regions it leaves behind are noted."""
+        region, instr = next(self.streams[queue], (len(self.regions), None))
+        for number in range(self.at[queue], region):
+            self.passed[queue, number] = when = self.done[queue] + self.seen_ps[queue]
+            self.push(when)
+        self.at[queue] = region
+        return instr
+
+    def issue(self, queue: int, instr: Timed, now: int) -> bool:
+        """Begin an instruction if nothing holds it up."""
+        region = self.at[queue]
+        count, borders = self.tokens[region], self.regions[region][2]
+        need = {s: instr.waits.count(s) for s in instr.waits}
+        if self.free[queue] > now or any(count[s] < n for s, n in need.items()):
+            return False
+        for awaited, back in (borders[b] for b in instr.borders):
+            if self.passed.get((awaited, region - back), now + 1) > now:
+                return False
+        for s, n in need.items():
+            count[s] -= n
+        self.free[queue] = now + instr.interval_ps
+        self.done[queue] = max(self.done[queue], self.free[queue] + instr.latency_ps)
+        self.push(self.free[queue])
+        self.push(self.done[queue], region, instr.signals)
+        self.head[queue] = self.next(queue)
+        return True
+
+    def run(self) -> int:
+        """When the last instruction has finished."""
+        while self.events:
+            now, _, region, signals = heapq.heappop(self.events)
+            for semaphore in signals:
+                self.tokens[region][semaphore] += 1
+            waiting = True
+            while waiting:
+                ready = [(q, i) for q, i in self.head.items() if i is not None]
+                waiting = any([self.issue(q, i, now) for q, i in ready])
+        stuck = [ENGINES[q] for q, instr in self.head.items() if instr is not None]
+        assert not stuck, f"deadlock on {stuck}"
+        return max(self.done.values())
+
+
 def end_time(body: Body, tokens: Sequence[int]) -> int:
-    """When the last instruction has finished, by discrete events."""
-    streams = {q: expand(body, q) for q in range(len(ENGINES))}
-    head = {q: next(s, None) for q, s in streams.items()}
-    free = dict.fromkeys(streams, 0)
-    done = dict.fromkeys(streams, 0)
-    count = list(tokens)
-    events: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
-    sequence = 0
-    last = 0
-    while events:
-        now, _, signals = heapq.heappop(events)
-        for semaphore in signals:
-            count[semaphore] += 1
-        progress = True
-        while progress:
-            progress = False
-            for queue, instr in head.items():
-                if instr is None or free[queue] > now:
-                    continue
-                need = {s: instr.waits.count(s) for s in instr.waits}
-                if any(count[s] < n for s, n in need.items()):
-                    continue
-                for s, n in need.items():
-                    count[s] -= n
-                free[queue] = now + instr.interval_ps
-                done[queue] = max(done[queue], free[queue] + instr.latency_ps)
-                last = max(last, done[queue])
-                sequence += 2
-                heapq.heappush(events, (free[queue], sequence, ()))
-                heapq.heappush(events, (done[queue], sequence + 1, instr.signals))
-                head[queue] = next(streams[queue], None)
-                progress = True
-    stuck = [ENGINES[q] for q, instr in head.items() if instr is not None]
-    assert not stuck, f"deadlock on {stuck}"
-    return last
+    """When the last instruction of one region has finished, by discrete events."""
+    return Heap([(body, tokens, ())], [0] * len(ENGINES)).run()

@@ -9,7 +9,7 @@ have, and when the engines have moved all its loads and stores one after the oth
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from compiler.isa.costs import instr_interval_ps
@@ -45,6 +45,21 @@ def expanded(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
                 yield from expanded(item.body)
         else:
             yield item
+
+
+def with_barriers(function: Function) -> Function:
+    """`function` with a barrier in front of every region: what is compared here is how resources
+    are shared; `event_heap.py` compares regions without barriers.
+    """
+
+    def plain(body: Sequence[Instr | Loop]) -> list[Instr | Loop]:
+        return [
+            replace(i, body=plain(i.body)) if isinstance(i, Loop) else replace(i, borders=())
+            for i in body
+        ]
+
+    regions = [replace(r, body=plain(r.body), borders=None) for r in function.regions]
+    return replace(function, regions=regions)
 
 
 @dataclass

@@ -4,7 +4,7 @@ judged by value, by time, or by a refusal."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +23,7 @@ from sim_cluster.engines import DECODERS
 from sim_cluster.functions import L0, CollectiveRequest, FunctionCode
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import ProgramCode
-from sim_cluster.run_values import ValueRun
+from sim_cluster.rank_host import RankHost
 
 Views = tuple[np.ndarray, ...]
 Place = tuple[int, int, int]  # function, region, instruction in program order
@@ -40,28 +40,26 @@ class Recording:
     after: dict[str, bytes] = field(default_factory=dict)
 
 
-class RecordingRun(ValueRun):
-    """A value run with every core at L0; keeps the last run of every program on core 0."""
+class RecordingHost(RankHost):
+    """Every core at L0; keeps the last run of every program on core 0."""
 
     def __init__(self, bundle: Bundle) -> None:
-        super().__init__(bundle.programs, bundle.manifest, check_l0=False, level=L0)
+        super().__init__(bundle.programs, bundle.manifest, level=L0)
         self.recordings: dict[str, Recording] = {}
         self.current = Recording(self.cores[0])
 
-    def run(self, stage: int, program: str, number: int) -> Iterator[list[CollectiveRequest]]:
-        yield from super().run(stage, program, number)
-        named = self.cores[0].named
-        self.current.after = {n: named[n].tobytes() for n in self.programs[program].outputs}
-
-    def _load_micro_batch(self, program: str, number: int, ranks: range) -> None:
+    def begin(self, stage: int, program: str, *rest: Any) -> None:
         """Memory is recorded as the program finds it: with its own micro-batch."""
-        super()._load_micro_batch(program, number, ranks)
+        super().begin(stage, program, *rest)
         self.current = self.recordings[program] = Recording(self.cores[0].copy_named())
 
-    def _advance(self, running: Sequence[Any]) -> list[CollectiveRequest | None]:
-        requests = super()._advance(running)
+    def _run(self, now: Any) -> list[CollectiveRequest | None]:
+        requests = super()._run(now)
         first, exchanges = requests[0], self.current.exchanges
-        if first is not None:
+        if first is None:
+            named = self.cores[0].named
+            self.current.after = {n: named[n].tobytes() for n in self.programs[now.program].outputs}
+        else:
             sent, deliver = first.source.tobytes(), first.deliver
 
             def keep(result: np.ndarray) -> None:
@@ -156,7 +154,7 @@ class Verdict:
 class Lab:
     """A compiled step with the recordings of several runs."""
 
-    def __init__(self, bundle: Bundle, runs: Sequence[RecordingRun], target: Target) -> None:
+    def __init__(self, bundle: Bundle, runs: Sequence[RecordingHost], target: Target) -> None:
         self.programs, self.target = bundle.programs, target
         self.recordings = {n: [run.recordings[n] for run in runs] for n in bundle.programs}
         self.codes = {name: ProgramCode(p, L0) for name, p in self.programs.items()}

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from orchestrator.executor import Executor, Outcome, WorkUnit
-from orchestrator.flight import fly
-from orchestrator.units import digest
+from orchestrator.service.executor import Executor, Outcome, WorkUnit
+from orchestrator.service.flight import fly
+from orchestrator.service.units import digest
 from sharding.shardy import PYTHON_VARIABLE
 
 # The arguments are -m sharding.shardy REQUEST ANSWER.

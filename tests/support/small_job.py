@@ -20,13 +20,14 @@ from compiler.frontend.reference import batch_leaves, initial_state, task_batche
 from compiler.frontend.task import TrainTask
 from compiler.neff.bundle import Bundle
 from compiler.target import load_target, logical
-from orchestrator.batch import UnitRow
-from orchestrator.build import Built, Layout, Stages, build_task
+from orchestrator.build import Built, Layout, build_task
 from orchestrator.cache import Cache
 from orchestrator.config import JobConfig
-from orchestrator.executor import Executor, InlineExecutor
 from orchestrator.job import write_and_load
-from orchestrator.service import UnitService
+from orchestrator.service.batch import UnitRow
+from orchestrator.service.executor import Executor, InlineExecutor
+from orchestrator.service.service import UnitService
+from orchestrator.stages import Stages
 from sharding.mesh import DATA_AXES, make_mesh
 from sharding.settings import DEFAULTS, StrategySettings
 from sim_cluster.run_values import ValueRun
@@ -124,7 +125,7 @@ def write_job(folder: Path, **tables: Mapping[str, object]) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     job = {
         "model": {"config": "config.json"},
-        "run": {"steps": 1},
+        "run": {"steps": 1, "tries": 0},
         "cache": {"dir": str(folder / "cache")},
     }
     lines = []

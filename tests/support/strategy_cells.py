@@ -69,6 +69,11 @@ def bert() -> TrainTask:
     return encoder.train_task(LANGUAGE, TaskOptions(seq_len=16, optimizer="lamb"))
 
 
+def bert_with_dropout() -> TrainTask:
+    """The same with masks of the machine's generator."""
+    return encoder.train_task(LANGUAGE, TaskOptions(seq_len=16, dropout=0.3, optimizer="lamb"))
+
+
 def moe() -> TrainTask:
     """Two scanned layers with 8 experts, 2 per row, some rows dropped."""
     return experts(mixtral.Experts(8))
@@ -122,6 +127,7 @@ MODELS: dict[str, Callable[[], TrainTask]] = {
     "grouped": grouped,
     "vit": vit,
     "dropout": dropout_decoder.train_task,
+    "bert with dropout": bert_with_dropout,
 }
 
 

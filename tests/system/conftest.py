@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from compiler.neff.bundle import Bundle
-from orchestrator.executor import InlineExecutor, WorkUnit
+from orchestrator.service.executor import InlineExecutor, WorkUnit
 from tests.support.small_job import Road, build_on, bundle_of, small_llama
 
 

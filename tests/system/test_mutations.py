@@ -18,7 +18,8 @@ from compiler.diagnostics import DiagnosticError
 from compiler.frontend.reference import initial_state
 from compiler.neff.bundle import Bundle
 from compiler.target import load_target
-from tests.support.mutation_lab import Lab, Mutation, RecordingRun
+from sim_cluster.run_values import LocalHosts, ValueRun
+from tests.support.mutation_lab import Lab, Mutation, RecordingHost
 from tests.support.mutations import VALUE_KINDS, all_mutations
 from tests.support.small_job import SIZES, TARGET, build_on, bundle_of, small_llama
 
@@ -28,13 +29,15 @@ MAX_DEAD = 0.05
 INT_MAX = 2**31 - 1
 
 
-def record(bundle: Bundle, state: Mapping[str, np.ndarray], edges: bool) -> RecordingRun:
+def record(bundle: Bundle, state: Mapping[str, np.ndarray], edges: bool) -> RecordingHost:
     """One step from random state. Token ids are also negative (JAX counts those from the end); on
     the `edges` one target lies outside the vocabulary, the step counter is at its end, and
     weights are small enough not to clip.
     """
     rng = np.random.default_rng(int(edges))
-    run = RecordingRun(bundle)
+    host = RecordingHost(bundle)
+    hosts = LocalHosts([host])
+    run = ValueRun(bundle.programs, bundle.manifest, check_l0=False, hosts=hosts)
     run.load({name: _random(name, array, rng, edges) for name, array in state.items()})
     vocab = SIZES["vocab_size"]
     shape = (RANKS * MICRO_BATCHES, TOKENS)
@@ -45,7 +48,7 @@ def record(bundle: Bundle, state: Mapping[str, np.ndarray], edges: bool) -> Reco
     if edges:
         batch["batch/targets"][:, 3] = vocab + 7
     run.step(batch)
-    return run
+    return host
 
 
 def _random(name: str, array: np.ndarray, rng: np.random.Generator, edges: bool) -> np.ndarray:

@@ -10,10 +10,11 @@ import pytest
 
 from compiler.neff.bundle import Bundle
 from orchestrator import config
-from orchestrator.build import Stages, build
+from orchestrator.build import build
 from orchestrator.job import time_programs, unit_service, write_and_load
-from orchestrator.report import base_report
-from orchestrator.screen import plan_screen
+from orchestrator.report import sections
+from orchestrator.report.report import base_report
+from orchestrator.stages import Stages
 from sim_cluster.__main__ import main as simulate
 from sim_cluster.contention import Packets
 from tests.support.small_job import write_job
@@ -36,13 +37,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Bund
     with unit_service(job, None) as service:
         built = build(job, service, stages)
         bundle = write_and_load(built, folder / "bundle")
-        timings = time_programs(built, bundle.programs)
+        timings = time_programs(built, bundle.programs, service)
         return base_report(built, timings, service, stages, {}), bundle
 
 
-def test_streams_and_packets_are_shown(
-    made: tuple[dict[str, Any], Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_streams_and_packets_are_shown(made: tuple[dict[str, Any], Bundle]) -> None:
     report, _ = made
     section = report["streams"]
     assert section["compute_packet_bytes"] == 8192
@@ -58,8 +57,7 @@ def test_streams_and_packets_are_shown(
             assert row[key] == sum(r[key] for r in own)
     assert {r["parts"] for r in rows if r["axis"] == "tp"} == {1}
     assert max(r["parts"] for r in rows if r["axis"] == "dp_shard") >= 7
-    plan_screen(report)
-    shown = capsys.readouterr().out
+    shown = " ".join(str(line).strip() for line in sections.streams(report, 80))
     assert "DMA packets of compute 8 KiB" in shown
     assert "packets 4 KiB" in shown
 

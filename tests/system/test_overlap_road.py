@@ -18,6 +18,7 @@ from sharding.plan import Traffic
 from sharding.settings import StrategySettings
 from sim_cluster.result import distance
 from sim_cluster.step_time import Step, StepTiming, time_step
+from tests.support.cells import long_in_matrix
 from tests.support.small_job import SIZES, Steps, build_on, bundle_of, run_steps
 
 LAYERS = 4
@@ -48,6 +49,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     },
     LAST: {"reduce_gradients": "last"},
 }
+ALONE = ("reductions one layer late", "buckets of another layer")  # each in another one too
 
 
 def _task() -> TrainTask:
@@ -88,7 +90,9 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
     return build
 
 
-@pytest.mark.parametrize("name", [n for n in KNOBS if n not in ("none", LAST)])
+@pytest.mark.parametrize(
+    "name", long_in_matrix((n for n in KNOBS if n not in ("none", LAST)), ALONE)
+)
 def test_a_knob_changes_programs_and_times_but_no_value(
     name: str, ready: Callable[[str], Ready]
 ) -> None:
@@ -108,7 +112,7 @@ def test_a_knob_changes_programs_and_times_but_no_value(
     assert counts[1] < counts[0] / 4 if joined else counts[1] == counts[0]
 
 
-@pytest.mark.parametrize("name", KNOBS)
+@pytest.mark.parametrize("name", long_in_matrix(KNOBS, ALONE))
 def test_arenas_meet_the_bound(name: str, ready: Callable[[str], Ready]) -> None:
     """What rotating carries hold is planned like everything else."""
     for program in ready(name).bundle.programs.values():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.__main__ import main
-from orchestrator.screen import plan_screen
+from orchestrator.report.plan_screen import plan_screen
 from tests.support.small_job import SIZES, write_job
 
 STAGES, MICRO_BATCHES = 4, 8

@@ -11,10 +11,11 @@ import pytest
 
 from compiler.neff.bundle import Bundle
 from orchestrator import config
-from orchestrator.build import Stages, build
+from orchestrator.build import build
 from orchestrator.cli import main
 from orchestrator.job import time_programs, unit_service, write_and_load
-from orchestrator.report import base_report
+from orchestrator.report.report import base_report
+from orchestrator.stages import Stages
 from sim_cluster.__main__ import main as simulate
 from tests.support.small_job import write_job
 
@@ -44,7 +45,7 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str
         with unit_service(job, None) as service:
             built = build(job, service, stages)
             bundle = write_and_load(built, folder / name)
-            timings = time_programs(built, bundle.programs)
+            timings = time_programs(built, bundle.programs, service)
             found[name] = base_report(built, timings, service, stages, {}), bundle
     return found
 

@@ -16,9 +16,9 @@ import pytest
 
 from compiler.neff.bundle import Bundle
 from orchestrator.config import load
-from orchestrator.executor import InlineExecutor, WorkUnit
 from orchestrator.job import executor_of
-from orchestrator.process_backend import AutoExecutor, ProcessExecutor
+from orchestrator.service.executor import InlineExecutor, WorkUnit
+from orchestrator.service.process_backend import AutoExecutor, ProcessExecutor
 from tests.support.interrupts import heard_by_children
 from tests.support.scripted_units import is_running, pid_of, results, run
 from tests.support.small_job import build_on, bundle_bytes, bundle_of, small_llama
@@ -97,10 +97,10 @@ _LONG_JOB = """
 import sys
 from pathlib import Path
 from orchestrator import cli
-from orchestrator.executor import WorkUnit
-from orchestrator.process_backend import ProcessExecutor
+from orchestrator.service.executor import WorkUnit
+from orchestrator.service.process_backend import ProcessExecutor
 from tests.support.scripted_units import Listed
-from orchestrator.flight import fly
+from orchestrator.service.flight import fly
 
 def forever(_):
     executor, payload = ProcessExecutor(2), Path(sys.argv[1]).read_bytes()

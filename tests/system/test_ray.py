@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from compiler.neff.bundle import Bundle
-from orchestrator.ray_backend import RayExecutor
+from orchestrator.service.executor import WorkUnit
+from orchestrator.service.ray_backend import RayExecutor
 from tests.support.small_job import Road, build_on, bundle_bytes, bundle_of, small_llama
 
 pytestmark = pytest.mark.ray
@@ -34,6 +35,29 @@ def test_bundles_are_the_same_as_inline(
     ray_bundle = bundle_of(road, tmp_path / "bundle")
     assert bundle_bytes(ray_bundle.path) == bundle_bytes(small_bundle.path)
     assert {row.worker.partition(":")[0] for row in small_road.rows} == {"inline"}
+
+
+def test_executors_of_a_process_share_its_ray_until_the_last_one_closes(
+    compile_units: list[WorkUnit],
+) -> None:
+    """A Ray, and the token it was started with, are the process's: Ray reads the token once."""
+    import ray
+
+    first, second = RayExecutor(1), RayExecutor(1)
+    token = os.environ["RAY_AUTH_TOKEN_PATH"]
+    assert Path(token).stat().st_mode & 0o777 == 0o600
+    first.close()
+    second.submit(compile_units[0])
+    outcome = second.next()
+    assert outcome is not None and outcome.result
+    second.close()
+    assert not ray.is_initialized()
+    third = RayExecutor(1)
+    third.submit(compile_units[0])
+    outcome = third.next()
+    third.close()
+    assert outcome is not None and outcome.result
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == token
 
 
 def test_a_cluster_that_happens_to_run_on_this_host_is_not_joined(

@@ -14,6 +14,7 @@ from compiler.isa.program import Program
 from compiler.neff.bundle import Bundle
 from sharding.settings import StrategySettings
 from sim_cluster.step_time import Step, StepTiming, time_step
+from tests.support.cells import long_in_matrix
 from tests.support.small_job import SIZES, Steps, build_on, bundle_of, run_steps
 
 MESH = {"dp_shard": 2, "tp": 2}
@@ -54,7 +55,9 @@ def ready(
     return build
 
 
-@pytest.mark.parametrize("name", [n for n in KNOBS if n != "no tokens"])
+@pytest.mark.parametrize(
+    "name", long_in_matrix(("tokens", "tokens and buckets"), ("tokens and buckets",))
+)
 def test_tokens_change_code_and_no_bit(name: str, ready: Callable[[str], Any]) -> None:
     (plain, steps, _), (bundle, given, _) = ready("no tokens"), ready(name)
     assert given.losses == steps.losses

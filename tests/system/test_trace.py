@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ import pytest
 from compiler.neff.bundle import Bundle
 from sharding.pipeline.schedules import stage_schedules
 from sim_cluster.faults import Faults
-from sim_cluster.step_time import Step, StepTiming, time_step
-from sim_cluster.trace import trace_events, write_trace
+from sim_cluster.step_time import Replayed, Step, time_step
+from sim_cluster.trace import trace_events, trace_json
 from tests.sim_cluster.test_pipeline_timing import neighbours, simulate
 from tests.support.small_job import Road
 
@@ -40,7 +39,7 @@ def step(small_road: Road, small_bundle: Bundle) -> Step:
 
 
 @pytest.fixture(scope="module")
-def timing(step: Step) -> StepTiming:
+def timing(step: Step) -> Replayed:
     return time_step(step)
 
 
@@ -71,9 +70,8 @@ def check_events(events: list[Event]) -> None:
             assert end <= start + 1e-6
 
 
-def test_the_file_is_what_viewers_read(timing: StepTiming, tmp_path: Path) -> None:
-    write_trace(tmp_path / "out" / "trace.json", timing)
-    data = json.loads((tmp_path / "out" / "trace.json").read_text())
+def test_the_file_is_what_viewers_read(timing: Replayed) -> None:
+    data = json.loads(trace_json(timing))
     assert data["otherData"]["step_time_ps"] == timing.step_time_ps
     check_events(data["traceEvents"])
     names = {e["args"]["name"] for e in data["traceEvents"] if e["name"] == "thread_name"}
@@ -89,7 +87,7 @@ def test_the_file_is_what_viewers_read(timing: StepTiming, tmp_path: Path) -> No
     } <= names
 
 
-def test_sums_agree_with_the_report(timing: StepTiming) -> None:
+def test_sums_agree_with_the_report(timing: Replayed) -> None:
     events = [e for e in trace_events(timing) if e["ph"] == "X"]
     last = max(range(timing.classes.count), key=lambda c: timing.results[c].end_ps)
     own = [e for e in events if e["pid"] == last]
@@ -117,13 +115,13 @@ def test_sums_agree_with_the_report(timing: StepTiming) -> None:
     )
 
 
-def test_ranks_are_found_again(timing: StepTiming) -> None:
+def test_ranks_are_found_again(timing: Replayed) -> None:
     """The slow core, the one beside it on its chip, and the two that are like each other."""
     names = [e["args"]["name"] for e in trace_events(timing) if e["name"] == "process_name"]
     assert sorted(names) == ["rank 0", "rank 1", "rank 2-3"]
 
 
-def test_classes_have_the_times_of_their_ranks(step: Step, timing: StepTiming) -> None:
+def test_classes_have_the_times_of_their_ranks(step: Step, timing: Replayed) -> None:
     """On real programs: four ranks on their own end when their classes do."""
     apart = time_step(step, folded=False)
     assert apart.classes.count == 4
@@ -135,7 +133,7 @@ def test_classes_have_the_times_of_their_ranks(step: Step, timing: StepTiming) -
     assert healthy.step_time_ps < timing.step_time_ps < 1.5 * healthy.step_time_ps + 1
 
 
-def test_stages_of_a_pipeline_and_messages_that_overlap(timing: StepTiming) -> None:
+def test_stages_of_a_pipeline_and_messages_that_overlap(timing: Replayed) -> None:
     """Every stage is a process; messages in flight together are on tracks of their own."""
     schedules = stage_schedules("1f1b", 4, 4, 8)
     results = simulate(schedules, neighbours(4, 4), 4, message_ps=350, ranks=1)
@@ -151,7 +149,7 @@ def test_stages_of_a_pipeline_and_messages_that_overlap(timing: StepTiming) -> N
     assert Counter(e["name"].split()[0] for e in done)["forward.0"] == 8
 
 
-def _four(timing: StepTiming) -> Any:
+def _four(timing: Replayed) -> Any:
     return replace(timing.classes, of_rank=(0, 1, 2, 3), groups={}, banks=())
 
 

@@ -34,6 +34,7 @@ from sim_cluster.functions import L0, L1
 from sim_cluster.result import distance
 from sim_cluster.run_values import ValueRun
 from tests.models import flax_decoder, prime_model
+from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, bundle_of, run_steps, small_llama
 from tests.support.strategy_cells import odd_llama
 
@@ -179,14 +180,16 @@ ONLY_IN_MATRIX = (
     "flax pp dp",
     "grouped experts fsdp",
     "grouped experts fsdp ep",
+    "sorted experts fsdp ep",
+    "deep prime hsdp",
+    "flax zero-1",
+    "llama bf16 fsdp kept",
+    "llama two physical cores",
 )
-"""Their model, strategy and type run in other cases too, each with another partner."""
+"""Their model, strategy and type run in other cases too, or in quicker tests of fewer stages."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.matrix) if n in ONLY_IN_MATRIX else n for n in CASES],
-)
+@pytest.mark.parametrize("name", long_in_matrix(CASES, ONLY_IN_MATRIX))
 def test_a_step_from_files_equals_the_unsharded_step(
     name: str, ready: Callable[[str], Ready]
 ) -> None:

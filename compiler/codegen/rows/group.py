@@ -196,7 +196,8 @@ class Group(Products):
             held, partial = partial, None
         elif self._is_kept(number):
             size = 1 if atom is None else self.scope.extent(atom)
-            held = self._tile(f"{value.op}{number}", size, value.dtype, band)
+            loaded = value.op in ("load", "load_indexed")
+            held = self._tile(f"{value.op}{number}", size, value.dtype, band, loaded=loaded)
             if atom is not None:
                 first = self.scope.boxes[atom].origin * -1
                 held = Held(held.tile, {**held.strides, atom: 1}, first)
@@ -206,13 +207,21 @@ class Group(Products):
             turned = self._tile(f"turned{number}", size, plan.turned[number], band, unit)
         return Kept(held, turned, partial)
 
-    def _tile(self, name: str, size: int, dtype: DType, band: Band | None, rows: int = 0) -> Held:
+    def _tile(
+        self,
+        name: str,
+        size: int,
+        dtype: DType,
+        band: Band | None,
+        rows: int = 0,
+        loaded: bool = False,
+    ) -> Held:
         """A tile of `size` elements for each row tile of the group, or of the band."""
         home, count, tiles = (
             (band.scope, band.count, BAND_TILE) if band else (self.scope, self.count, TILE)
         )
         rows = rows or min(self.height, home.extent(self.plan.roles.row))
-        return Held(home.tile(name, rows, size * count, dtype, 1), {tiles: size})
+        return Held(home.tile(name, rows, size * count, dtype, 1, loaded), {tiles: size})
 
     def _sweep(self, stage: Stage, place: Scope, atom: int) -> None:
         """Blocks of columns of one row tile."""

@@ -10,7 +10,8 @@ Einsum letters: b batch, t and s positions, h heads, e head dim, d model width, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
 from typing import Any
 
 import jax
@@ -32,8 +33,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Element types: stored parameters, activations between operations, operands of matmuls, and
-    what norms, softmax and loss compute in.
+    """Element types: stored parameters, activations between operations, operands of matmuls, what
+    norms, softmax and loss compute in, and what norms, softmax and embeddings hand on (`stream`;
+    empty: activations). Sums with a longer stream are of its type, as in PyTorch's autocast.
 
     fp32 activations with bf16 matmuls are what an auto-casting compiler makes of an fp32 model;
     bf16 statistics are what a framework makes of one that turns every fp32 tensor into bf16.
@@ -44,9 +46,11 @@ class Precision:
     activations: str = "f32"
     matmuls: str = "f32"
     statistics: str = "f32"
+    stream: str = ""
 
     def __post_init__(self) -> None:
-        for name in (self.params, self.activations, self.matmuls, self.statistics):
+        named = (self.params, self.activations, self.matmuls, self.statistics)
+        for name in (*named, self.stream or self.activations):
             if name not in TYPES:
                 raise UsageError("SW_DTYPE", f"dtype requires {', '.join(TYPES)}, got {name}")
 
@@ -59,6 +63,11 @@ class Precision:
     def dtype(self) -> Any:
         """Type of activations."""
         return TYPES[self.activations]
+
+    @property
+    def stream_dtype(self) -> Any:
+        """Type of what norms, softmax and embeddings hand on."""
+        return TYPES[self.stream or self.activations]
 
     def wide(self, x: jax.Array) -> jax.Array:
         """`x` in the type of statistics."""
@@ -147,6 +156,52 @@ def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
     return normal_leaves(key, matrices, dtype) | constant_leaves(vectors, dtype)
 
 
+class Site(IntEnum):
+    """Where a layer drops elements; outside layers there is one place, `STATES`."""
+
+    STATES = 0
+    WEIGHTS = 1
+    ATTENDED = 2
+    FED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropout:
+    """Dropout at one rate. Masks follow from the state (`seed` and the number of the `step`), the
+    number of the layer (0 outside layers) and the site; with rate 0 nothing is dropped.
+
+    Bits are those of the default generator (JAX: `rbg`), which on the machine is an instruction and
+    differs from one machine to the next.
+    """
+
+    rate: float = 0.0
+    state: Mapping[str, jax.Array] = field(default_factory=dict)
+    layer: jax.Array | int = 0
+
+    @staticmethod
+    def first_state(key: jax.Array) -> dict[str, jax.Array]:
+        """The state of the first step, drawn from a key. Words are scalars, so that what masks
+        share is no work of a tensor."""
+        return {"seed": jax.random.bits(key), "step": jnp.uint32(0)}
+
+    def next_state(self) -> dict[str, jax.Array]:
+        """The state of the next step."""
+        return {**self.state, "step": self.state["step"] + jnp.uint32(1)}
+
+    def __call__(self, x: jax.Array, site: Site) -> jax.Array:
+        """`x` with a share of its elements zero and the others scaled up."""
+        if not self.rate:
+            return x
+        stream = jnp.uint32(self.layer) * jnp.uint32(len(Site)) + jnp.uint32(site)
+        words = jnp.stack([self.state["seed"], self.state["step"], jnp.uint32(0), stream])
+        _, bits = jax.lax.rng_bit_generator(words, x.shape, jnp.uint32)
+        kept = bits >= jnp.uint32(self.rate * 2**32)
+        return x * (kept.astype(x.dtype) * jnp.asarray(1 / (1 - self.rate), x.dtype))
+
+
+NO_DROPOUT = Dropout()
+
+
 def layer_norm(
     precision: Precision, x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float
 ) -> jax.Array:
@@ -154,8 +209,9 @@ def layer_norm(
     wide = precision.wide(x)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
-    normed = (centred * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
-    return normed * scale.astype(x.dtype) + shift.astype(x.dtype)
+    kept = precision.stream_dtype
+    normed = (centred * jax.lax.rsqrt(variance + eps)).astype(kept)
+    return normed * scale.astype(kept) + shift.astype(kept)
 
 
 def softmax(scores: jax.Array) -> jax.Array:
@@ -174,7 +230,13 @@ def _projected(p: Precision, layer: Params, x: jax.Array) -> list[jax.Array]:
 
 
 def attention(
-    precision: Precision, layer: Params, x: jax.Array, heads: int, *, causal: bool
+    precision: Precision,
+    layer: Params,
+    x: jax.Array,
+    heads: int,
+    *,
+    causal: bool,
+    drop: Dropout = NO_DROPOUT,
 ) -> jax.Array:
     """Multi-head attention with biases, every position against every other (or every earlier)."""
     p, (b, t, _) = precision, x.shape
@@ -186,7 +248,8 @@ def attention(
     if causal:
         positions = jnp.arange(t)
         scores = jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
-    mixed = p.einsum("bhts,bshe->bthe", softmax(scores).astype(p.dtype), v)
+    weights = drop(softmax(scores).astype(p.stream_dtype), Site.WEIGHTS)
+    mixed = p.einsum("bhts,bshe->bthe", weights, v)
     return p.add_bias(p.einsum("btk,kd->btd", mixed.reshape(b, t, -1), layer["wo"]), layer["bo"])
 
 
@@ -199,21 +262,30 @@ def mlp(precision: Precision, layer: Params, x: jax.Array, exact: bool) -> jax.A
 
 
 def run_layers(
-    body: Callable[[jax.Array, Params], jax.Array], x: jax.Array, layers: Params, remat: str
+    body: Callable[[jax.Array, Params, Dropout], jax.Array],
+    x: jax.Array,
+    layers: Params,
+    remat: str,
+    drop: Dropout = NO_DROPOUT,
 ) -> jax.Array:
-    """Scan `body` over the stacked layers under the checkpoint policy of `remat`.
+    """Scan `body` over the stacked layers under the checkpoint policy of `remat`. With dropout
+    layers are counted, from 1 on.
 
     "selective" keeps products with weights and redoes attention scores, "full" redoes the layer.
     """
 
-    def step(carry: jax.Array, layer: Params) -> tuple[jax.Array, None]:
-        return body(carry, layer), None
+    def step(carry: Any, layer: Params) -> tuple[Any, None]:
+        if not drop.rate:
+            return body(carry, layer, drop), None
+        x, number = carry
+        return (body(x, layer, replace(drop, layer=number)), number + jnp.uint32(1)), None
 
     if remat != "none":
         kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         step = jax.checkpoint(step, policy=kept if remat == "selective" else None)
-    out, _ = jax.lax.scan(step, x, layers)
-    return out
+    out, _ = jax.lax.scan(step, (x, jnp.uint32(1)) if drop.rate else x, layers)
+    result: jax.Array = out[0] if drop.rate else out
+    return result
 
 
 def cross_entropy(precision: Precision, logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -235,9 +307,16 @@ class TaskOptions:
     clip: float = 1.0
     lr: float = 3e-4
     remat: str = "none"
+    dropout: float = 0.0
+    """Share of elements that are dropped: of embeddings, attention weights, and what attention and
+    MLP add to the residual (`hidden_dropout_prob` and `attention_probs_dropout_prob` of BERT)."""
     name: str = "step"
 
     def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise UsageError(
+                "SW_DROPOUT", f"dropout requires at least 0 and less than 1, got {self.dropout}"
+            )
         if self.remat not in ("none", "selective", "full"):
             raise UsageError(
                 "SW_REMAT", f"remat requires none, selective or full, got {self.remat}"
@@ -253,9 +332,13 @@ class Samples:
     tokens: int
 
 
+Loss = Callable[[Params, dict[str, jax.Array], Precision, Dropout], jax.Array]
+"""Loss of parameters on a batch, computed at a precision with a dropout."""
+
+
 def language_task(
     init_params: Callable[[jax.Array, Precision], Params],
-    loss: Callable[[Params, dict[str, jax.Array], Precision], jax.Array],
+    loss: Loss,
     vocab: int,
     positions: int,
     options: TaskOptions,
@@ -279,35 +362,51 @@ def token_samples(vocab: int, positions: int, options: TaskOptions) -> Samples:
 
 def sample_task(
     init_params: Callable[[jax.Array, Precision], Params],
-    loss: Callable[[Params, dict[str, jax.Array], Precision], jax.Array],
+    loss: Loss,
     samples: Samples,
     options: TaskOptions,
 ) -> TrainTask:
-    """The training step of a model on `samples`."""
+    """The training step of a model on `samples`; with dropout its state has a seed and counts
+    steps.
+    """
     chain = make_optimizer(options.optimizer, options.lr, options.clip)
     exact = Precision()
 
     def task(precision: Precision) -> TrainTask:
-        def init(key: jax.Array) -> tuple[Params, Any]:
+        def init(key: jax.Array) -> tuple[Any, ...]:
             params = init_params(key, precision)
-            return params, chain.init(params)
+            rng = (Dropout.first_state(key),) if options.dropout else ()
+            return params, chain.init(params), *rng
 
-        def step(params: Params, opt_state: Any, batch: dict[str, jax.Array]) -> Any:
-            value, grads = jax.value_and_grad(lambda p: loss(p, batch, precision))(params)
+        def step(params: Params, opt_state: Any, *rest: Any) -> Any:
+            *rng, batch = rest
+            drop = Dropout(rate=options.dropout, state=rng[0]) if rng else NO_DROPOUT
+            value, grads = jax.value_and_grad(lambda p: loss(p, batch, precision, drop))(params)
             updates, opt_state = chain.update(grads, opt_state, params)
-            return optax.apply_updates(params, updates), opt_state, {"loss": value}
+            after = (drop.next_state(),) if rng else ()
+            return optax.apply_updates(params, updates), opt_state, *after, {"loss": value}
 
         return TrainTask(
             step=step,
             init=init,
             batch=samples.batch,
             batches=samples.batches,
+            state_names=("params", "opt_state", *(("rng",) if options.dropout else ())),
             tokens_per_sample=samples.tokens,
             full_precision=None if precision == exact else task(exact),
             name=options.name,
         )
 
     return task(options.precision)
+
+
+def refuse_dropout(options: TaskOptions, family: str) -> None:
+    """Raises UsageError when `options` ask a family without dropout for it."""
+    if options.dropout:
+        raise UsageError(
+            "SW_DROPOUT",
+            f"dropout requires an encoder, gpt or vit, got {options.dropout} for {family}",
+        )
 
 
 def _check_length(seq_len: int, positions: int) -> None:

@@ -2,8 +2,7 @@
 
 Post-norm layers, learned positions, full attention, GELU, a transform before the tied output
 projection; `complete` sizes have segment embeddings, and a pooler with the head that tells whether
-the second half of a sample follows the first. Dropout is left out. `targets` of a batch are the
-tokens to predict.
+the second half of a sample follows the first. `targets` of a batch are the tokens to predict.
 """
 
 from __future__ import annotations
@@ -17,7 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from compiler.frontend.models import blocks
-from compiler.frontend.models.blocks import Params, Precision, Samples, Sizes, TaskOptions
+from compiler.frontend.models.blocks import (
+    NO_DROPOUT,
+    Dropout,
+    Params,
+    Precision,
+    Samples,
+    Site,
+    Sizes,
+    TaskOptions,
+)
 from compiler.frontend.task import BatchFactory, TrainTask
 
 _EPS = 1e-12  # `layer_norm_eps` of the published BERT configurations
@@ -43,11 +51,14 @@ def init_params(sizes: Sizes, key: jax.Array, precision: Precision) -> Params:
     return params | {"layers": blocks.init_layers(c, layer_key, dtype)}
 
 
-def encoder_layer(sizes: Sizes, precision: Precision, x: jax.Array, layer: Params) -> jax.Array:
+def encoder_layer(
+    sizes: Sizes, precision: Precision, x: jax.Array, layer: Params, drop: Dropout = NO_DROPOUT
+) -> jax.Array:
     """Attention and MLP, each added to the residual and then normed."""
-    x = x + blocks.attention(precision, layer, x, sizes.heads, causal=False)
+    attended = blocks.attention(precision, layer, x, sizes.heads, causal=False, drop=drop)
+    x = x + drop(attended, Site.ATTENDED)
     x = blocks.layer_norm(precision, x, layer["attn_scale"], layer["attn_shift"], _EPS)
-    x = x + blocks.mlp(precision, layer, x, exact=True)
+    x = x + drop(blocks.mlp(precision, layer, x, exact=True), Site.FED)
     return blocks.layer_norm(precision, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
 
 
@@ -57,15 +68,19 @@ def hidden_states(
     batch: Mapping[str, jax.Array],
     precision: Precision,
     options: TaskOptions,
+    drop: Dropout = NO_DROPOUT,
 ) -> jax.Array:
     """What the layers make [B, T, D] of the tokens and, where `complete`, their segments."""
     p, tokens = precision, batch["tokens"]
-    x = params["embed"].astype(p.dtype)[tokens]
-    x = x + params["positions"][: tokens.shape[1]].astype(p.dtype)
+    kept = p.stream_dtype
+    x = params["embed"].astype(kept)[tokens]
+    x = x + params["positions"][: tokens.shape[1]].astype(kept)
     if sizes.complete:
-        x = x + params["segments"].astype(p.dtype)[batch["segments"]]
+        x = x + params["segments"].astype(kept)[batch["segments"]]
     x = blocks.layer_norm(p, x, params["embed_scale"], params["embed_shift"], _EPS)
-    return blocks.run_layers(partial(encoder_layer, sizes, p), x, params["layers"], options.remat)
+    x = drop(x, Site.STATES)
+    layer = partial(encoder_layer, sizes, p)
+    return blocks.run_layers(layer, x, params["layers"], options.remat, drop)
 
 
 def token_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array:
@@ -96,8 +111,10 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
     """The training step of the encoder. Raises UsageError for sizes that do not fit."""
     known = sizes if isinstance(sizes, Sizes) else Sizes(**sizes)
 
-    def loss(params: Params, batch: dict[str, jax.Array], precision: Precision) -> jax.Array:
-        x = hidden_states(known, params, batch, precision, options)
+    def loss(
+        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
+    ) -> jax.Array:
+        x = hidden_states(known, params, batch, precision, options, drop)
         found = blocks.cross_entropy(
             precision, token_logits(params, x, precision), batch["targets"]
         )

@@ -1,6 +1,6 @@
 """A GPT-style decoder: pre-norm layers, learned positions, causal attention, GELU, tied output.
 
-`targets` of a batch are the next tokens. Dropout is left out.
+`targets` of a batch are the next tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from typing import Any
 import jax
 
 from compiler.frontend.models import blocks
-from compiler.frontend.models.blocks import Params, Precision, Sizes, TaskOptions
+from compiler.frontend.models.blocks import (
+    NO_DROPOUT,
+    Dropout,
+    Params,
+    Precision,
+    Site,
+    Sizes,
+    TaskOptions,
+)
 from compiler.frontend.task import TrainTask
 
 _EPS = 1e-5  # `layer_norm_epsilon` of the published GPT configurations
@@ -29,23 +37,32 @@ def init_params(sizes: Sizes, key: jax.Array, precision: Precision) -> Params:
     return params | {"layers": blocks.init_layers(c, layer_key, dtype)}
 
 
-def decoder_layer(sizes: Sizes, precision: Precision, x: jax.Array, layer: Params) -> jax.Array:
+def decoder_layer(
+    sizes: Sizes, precision: Precision, x: jax.Array, layer: Params, drop: Dropout = NO_DROPOUT
+) -> jax.Array:
     """Attention and MLP, each behind a norm and added to the residual."""
     normed = blocks.layer_norm(precision, x, layer["attn_scale"], layer["attn_shift"], _EPS)
-    x = x + blocks.attention(precision, layer, normed, sizes.heads, causal=True)
+    attended = blocks.attention(precision, layer, normed, sizes.heads, causal=True, drop=drop)
+    x = x + drop(attended, Site.ATTENDED)
     normed = blocks.layer_norm(precision, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
-    return x + blocks.mlp(precision, layer, normed, exact=False)
+    return x + drop(blocks.mlp(precision, layer, normed, exact=False), Site.FED)
 
 
 def logits(
-    sizes: Sizes, params: Params, tokens: jax.Array, precision: Precision, options: TaskOptions
+    sizes: Sizes,
+    params: Params,
+    tokens: jax.Array,
+    precision: Precision,
+    options: TaskOptions,
+    drop: Dropout = NO_DROPOUT,
 ) -> jax.Array:
     """Next-token logits [B, T, V]."""
     p = precision
-    x = params["embed"].astype(p.dtype)[tokens]
-    x = x + params["positions"][: tokens.shape[1]].astype(p.dtype)
+    x = params["embed"].astype(p.stream_dtype)[tokens]
+    x = x + params["positions"][: tokens.shape[1]].astype(p.stream_dtype)
+    x = drop(x, Site.STATES)
     layer = partial(decoder_layer, sizes, p)
-    x = blocks.run_layers(layer, x, params["layers"], options.remat)
+    x = blocks.run_layers(layer, x, params["layers"], options.remat, drop)
     x = blocks.layer_norm(p, x, params["final_scale"], params["final_shift"], _EPS)
     return p.einsum("btd,vd->btv", x, params["embed"])
 
@@ -54,8 +71,10 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
     """The training step of the decoder. Raises UsageError for sizes that do not fit."""
     known = sizes if isinstance(sizes, Sizes) else Sizes(**sizes)
 
-    def loss(params: Params, batch: dict[str, jax.Array], precision: Precision) -> jax.Array:
-        given = logits(known, params, batch["tokens"], precision, options)
+    def loss(
+        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
+    ) -> jax.Array:
+        given = logits(known, params, batch["tokens"], precision, options, drop)
         return blocks.cross_entropy(precision, given, batch["targets"])
 
     init = partial(init_params, known)

@@ -1,11 +1,13 @@
-"""Kernels that publications time, as JAX functions: products with and without an activation, and
-attention of one head.
+"""Kernels that publications time, as JAX functions: products with what follows them, attention of
+one head, convolutions, and the nearest of many vectors.
 
-They say what is computed, not how: tiling, fusion and memory are the compiler's.
+They say what is computed, in which types and from which layouts, not how: tiling, fusion and memory
+are the compiler's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,14 +21,40 @@ from compiler.ir.types import Graph
 from compiler.passes.dce import dce
 
 
-def product_graph(m: int, k: int, n: int, dtype: str, *, gelu: bool) -> Graph:
-    """`x @ w`, GELU of it where asked for. Shapes: x [m, k], w [k, n]."""
+def product_graph(
+    m: int, k: int, n: int, dtype: str, *, gelu: str = "", bias: bool = False, turned: bool = False
+) -> Graph:
+    """`x @ w`, with a bias and GELU where asked for. Shapes: x [m, k] ([k, m] when `turned`),
+    w [k, n], bias [n].
 
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
-        y = x @ w
-        return jax.nn.gelu(y) if gelu else y
+    `gelu` is empty, `function` (one function of the machine) or `operators` (its tanh form, every
+    operator of it a step of its own).
+    """
 
-    return _graph(product, (m, k), (k, n), dtype=dtype)
+    def product(x: jax.Array, w: jax.Array, *biases: jax.Array) -> jax.Array:
+        y = jnp.einsum("km,kn->mn" if turned else "mk,kn->mn", x, w)
+        for b in biases:
+            y = y + b
+        return _GELUS[gelu](y) if gelu else y
+
+    shapes = [(k, m) if turned else (m, k), (k, n), *([(n,)] if bias else [])]
+    return _graph(product, *shapes, dtype=dtype)
+
+
+def _gelu_by_operators(x: jax.Array) -> jax.Array:
+    """GELU in its tanh form, tanh as a logistic. Barriers keep the compiler from taking it for the
+    function that it is.
+    """
+    kept = jax.lax.optimization_barrier
+    inner = kept((x + 0.044715 * kept(x * x * x)) * math.sqrt(2 / math.pi))
+    curve = kept(jax.nn.sigmoid(2 * inner) * 2 - 1)
+    return 0.5 * x * (1 + curve)
+
+
+_GELUS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "function": jax.nn.gelu,
+    "operators": _gelu_by_operators,
+}
 
 
 def gelu_graph(m: int, n: int, dtype: str) -> Graph:
@@ -34,15 +62,56 @@ def gelu_graph(m: int, n: int, dtype: str) -> Graph:
     return _graph(jax.nn.gelu, (m, n), dtype=dtype)
 
 
-def attention_graph(positions: int, width: int, dtype: str) -> Graph:
-    """softmax(q k^T / sqrt(width)) v of one head, scores in fp32. Shapes: [positions, width]."""
+def attention_graph(
+    positions: int, width: int, dtype: str, *, turned: bool = False, wide: bool = False
+) -> Graph:
+    """softmax(q k^T / sqrt(width)) v of one head, scores in fp32. Shapes: [positions, width], of
+    the operands [width, positions] when `turned`. `wide`: probabilities and values stay fp32, and
+    scores are not scaled.
+    """
+    letters = ("et", "es", "es") if turned else ("te", "se", "se")
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        scores = jnp.einsum("te,se->ts", q, k).astype(jnp.float32) * width**-0.5
-        return jax.nn.softmax(scores, axis=-1).astype(v.dtype) @ v
+        scores = jnp.einsum(f"{letters[0]},{letters[1]}->ts", q, k).astype(jnp.float32)
+        weights = jax.nn.softmax(scores if wide else scores * width**-0.5, axis=-1)
+        kept = jnp.float32 if wide else v.dtype
+        mixed = jnp.einsum(f"ts,{letters[2]}->te", weights.astype(kept), v.astype(kept))
+        return mixed.astype(v.dtype)
 
-    each = (positions, width)
+    each = (width, positions) if turned else (positions, width)
     return _graph(attention, each, each, each, dtype=dtype)
+
+
+def convolution_graph(
+    batch: int, channels: tuple[int, int], size: int, window: int, dtype: str, *, pool: int = 1
+) -> Graph:
+    """A convolution without padding, a bias, and the greatest of `pool` x `pool` elements. Shapes:
+    x [batch, channels[0], size, size], w [channels[1], channels[0], window, window].
+    """
+
+    def convolution(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+        numbers = ("NCHW", "OIHW", "NCHW")
+        y = jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=numbers)
+        y = y + b[None, :, None, None]
+        if pool == 1:
+            return y
+        sizes = (1, 1, pool, pool)
+        return jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, sizes, sizes, "VALID")
+
+    given, made = channels
+    shapes = ((batch, given, size, size), (made, given, window, window), (made,))
+    return _graph(convolution, *shapes, dtype=dtype)
+
+
+def nearest_graph(vectors: int, width: int, centres: int, dtype: str) -> Graph:
+    """Per vector the centre with the greatest product, of shapes [vectors, width] and
+    [centres, width].
+    """
+
+    def nearest(x: jax.Array, c: jax.Array) -> jax.Array:
+        return jnp.argmax(x @ c.T, axis=-1)
+
+    return _graph(nearest, (vectors, width), (centres, width), dtype=dtype)
 
 
 def _graph(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: str) -> Graph:

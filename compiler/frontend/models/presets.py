@@ -1,7 +1,7 @@
 """Published model sizes by name, and the task of a preset.
 
 Sizes are the `config.json` values of the models' Hugging Face pages, which repeat the papers'
-tables; the source is beside each. Rotary scaling of later Llama 3 releases and dropout are not part
+tables; the source is beside each. Rotary scaling of later Llama 3 releases is not part
 of these.
 """
 

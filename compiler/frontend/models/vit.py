@@ -2,7 +2,7 @@
 
 Pre-norm layers, learned positions, full attention, exact GELU. Images arrive cut into patches, one
 row of pixels each, so that the patch embedding is the product that a convolution with its stride
-as its size is. Dropout is left out, as in the published fine-tuning configuration.
+as its size is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ import numpy as np
 
 from compiler.diagnostics import UsageError
 from compiler.frontend.models import blocks
-from compiler.frontend.models.blocks import Params, Precision, Samples, Sizes, TaskOptions
+from compiler.frontend.models.blocks import (
+    NO_DROPOUT,
+    Dropout,
+    Params,
+    Precision,
+    Samples,
+    Site,
+    Sizes,
+    TaskOptions,
+)
 from compiler.frontend.task import TrainTask
 
 _EPS = 1e-12  # `layer_norm_eps` of the published ViT configurations
@@ -43,24 +52,34 @@ def init_params(sizes: Sizes, key: jax.Array, precision: Precision) -> Params:
     return params | {"layers": blocks.init_layers(c, layer_key, dtype)}
 
 
-def encoder_layer(sizes: Sizes, precision: Precision, x: jax.Array, layer: Params) -> jax.Array:
+def encoder_layer(
+    sizes: Sizes, precision: Precision, x: jax.Array, layer: Params, drop: Dropout = NO_DROPOUT
+) -> jax.Array:
     """Attention and MLP, each behind a norm and added to the residual."""
     p = precision
     normed = blocks.layer_norm(p, x, layer["attn_scale"], layer["attn_shift"], _EPS)
-    x = x + blocks.attention(p, layer, normed, sizes.heads, causal=False)
+    attended = blocks.attention(p, layer, normed, sizes.heads, causal=False, drop=drop)
+    x = x + drop(attended, Site.ATTENDED)
     normed = blocks.layer_norm(p, x, layer["mlp_scale"], layer["mlp_shift"], _EPS)
-    return x + blocks.mlp(p, layer, normed, exact=True)
+    return x + drop(blocks.mlp(p, layer, normed, exact=True), Site.FED)
 
 
 def logits(
-    sizes: Sizes, params: Params, images: jax.Array, precision: Precision, options: TaskOptions
+    sizes: Sizes,
+    params: Params,
+    images: jax.Array,
+    precision: Precision,
+    options: TaskOptions,
+    drop: Dropout = NO_DROPOUT,
 ) -> jax.Array:
     """Scores [B, classes] of images [B, patches, PIXELS]."""
     p = precision
     x = p.add_bias(p.einsum("btp,pd->btd", images, params["patches"]), params["b_patches"])
     token = jnp.broadcast_to(params["token"].astype(p.dtype), (len(x), *params["token"].shape))
-    x = jnp.concatenate([token, x], axis=1) + params["positions"].astype(p.dtype)
-    x = blocks.run_layers(partial(encoder_layer, sizes, p), x, params["layers"], options.remat)
+    x = jnp.concatenate([token, x], axis=1) + params["positions"].astype(p.stream_dtype)
+    x = drop(x, Site.STATES)
+    layer = partial(encoder_layer, sizes, p)
+    x = blocks.run_layers(layer, x, params["layers"], options.remat, drop)
     x = blocks.layer_norm(p, x[:, 0], params["final_scale"], params["final_shift"], _EPS)
     return p.add_bias(p.einsum("bd,dc->bc", x, params["head"]), params["b_head"])
 
@@ -79,8 +98,10 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
             f" token, 2 or more), got {options.seq_len}",
         )
 
-    def loss(params: Params, batch: dict[str, jax.Array], precision: Precision) -> jax.Array:
-        given = logits(known, params, batch["images"], precision, options)
+    def loss(
+        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
+    ) -> jax.Array:
+        given = logits(known, params, batch["images"], precision, options, drop)
         return blocks.cross_entropy(precision, given, batch["targets"])
 
     def batch(n: int) -> dict[str, Any]:

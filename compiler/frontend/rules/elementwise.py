@@ -9,7 +9,7 @@ from compiler.dtypes import DType
 from compiler.frontend.rules.registry import imports, refuse
 from compiler.ir.opdef import OPS
 from compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConstantAttrs, ConvertAttrs
-from compiler.ir.printer_ops import CHLO_OPS, MEANT
+from compiler.ir.printer_ops import MEANT, STAND_INS
 from compiler.ir.types import Value
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _SHIFT = "shift_right_arithmetic"
 _PLAIN = tuple(
     name
     for name, d in OPS.items()
-    if d.elementwise and d.attrs is None and name not in (*CHLO_OPS, _SHIFT)
+    if d.elementwise and d.attrs is None and name not in (*STAND_INS, _SHIFT)
 )
 
 

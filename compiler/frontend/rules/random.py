@@ -1,8 +1,10 @@
-"""Random bits: counters through the Threefry cipher, spelled in 32-bit integer ops.
+"""Random bits: counters through the Threefry cipher, spelled in 32-bit integer ops, or through the
+machine's generator.
 
-State word 0 is the key, word 1 the counter; later words pass through. Pair i of 32-bit results is
-the cipher of counter + i. THREE_FRY gives the bits XLA gives; DEFAULT, which every backend defines
-for itself, is the same cipher here. On the device only the low half of a 64-bit seed counts.
+State word 0 is the key, word 1 the counter; later words pass through. THREE_FRY gives the bits XLA
+gives: pair i of 32-bit results is the cipher of counter + i. DEFAULT and `rng`, which every backend
+defines for itself, are the machine's generator, one instruction per word: it counts elements, and
+its key is made of the whole state. On the device only the low half of a 64-bit seed counts.
 """
 
 from __future__ import annotations
@@ -55,8 +57,38 @@ def rng_bit_generator(site: Site) -> Sequence[Value]:
         refuse("NCC_EVRF064", f"rng_bit_generator requires two or more ui64, got {state.type}")
     words = _words(site, state)
     result = site.result_type(1)
-    bits, used = _bits(site, words, result.shape, result.dtype)
+    if result.dtype not in UNSIGNED.values():
+        found = result.dtype.value
+        refuse("NCC_EVRF064", f"rng_bit_generator requires an unsigned result, got {found}")
+    make = _bits if "THREE_FRY" in algorithm else _machine_bits
+    bits, used = make(site, words, result.shape, result.dtype)
     return _advanced(site, words, used), bits
+
+
+def _machine_bits(site: Site, words: Value, shape: Shape, dtype: DType) -> tuple[Value, int]:
+    """Bits of `shape` from the machine's generator, and how far the counter went."""
+    state = [_word(site, words, row, half, ()) for row in (0, 1) for half in (0, 1)]
+    key = state[0]
+    for word in state[1:]:
+        key = _generated(site, word, key)
+    counter = _positions(site, constant(site, 0, tensor_type(shape, DType.U32)))
+    used = math.prod(shape)
+    if dtype.bytes < 8:
+        return convert(site, _stream(site, counter, key, 0), dtype), used
+    pair = tuple(_stream(site, counter, key, n) for n in (0, 1))
+    value = together(site, _joined(site, (pair[0], pair[1]), len(shape)), DType.U64)
+    return bitcast(site, value, dtype), used
+
+
+def _generated(site: Site, counter: Value, key: Value) -> Value:
+    """The word of the machine's generator with `key` at `counter`, element by element."""
+    return site.emit("random_bits", (counter, key)).result
+
+
+def _stream(site: Site, counter: Value, key: Value, number: int) -> Value:
+    """Words at `counter` of the stream `number` of a scalar key."""
+    own = _generated(site, splat(site, number, key), key)
+    return _generated(site, counter, broadcast(site, own, counter.type.shape))
 
 
 def _words(site: Site, state: Value) -> Value:
@@ -74,8 +106,12 @@ def _words(site: Site, state: Value) -> Value:
 
 
 def _word(site: Site, words: Value, row: int, half: int, shape: Shape) -> Value:
-    """One word as a splat of `shape`."""
-    part = site.emit("slice", (words,), SliceAttrs((row, half), (row + 1, half + 1), (1, 1)))
+    """One word as a splat of `shape`. In a line, words that are put together in front of the
+    generator are found again (`passes/simplify.py`).
+    """
+    line = site.emit("reshape", (words,), ReshapeAttrs((words.type.num_elements,))).result
+    place = 2 * row + half
+    part = site.emit("slice", (line,), SliceAttrs((place,), (place + 1,), (1,)))
     return broadcast(site, site.emit("reshape", part.results, ReshapeAttrs(())).result, shape)
 
 
@@ -87,9 +123,7 @@ def broadcast(site: Site, scalar: Value, shape: Shape) -> Value:
 
 
 def _bits(site: Site, words: Value, shape: Shape, dtype: DType) -> tuple[Value, int]:
-    """Bits of `shape`, and how far the counter went."""
-    if dtype not in UNSIGNED.values():
-        refuse("NCC_EVRF064", f"rng_bit_generator requires an unsigned result, got {dtype.value}")
+    """Bits of `shape` from the cipher, and how far the counter went."""
     if dtype.bytes == 8:
         low, high = _ciphers(site, words, shape)
         value = together(site, _joined(site, (low, high), len(shape)), DType.U64)
@@ -178,18 +212,15 @@ def _advanced(site: Site, words: Value, used: int) -> Value:
 @imports("stablehlo.rng")
 def rng(site: Site) -> Sequence[Value]:
     """Numbers between two scalars, or a mean and a deviation: the k-th generator of a module has
-    the key (0, k) and counts from 0, so every run gives the same numbers.
+    the key k and counts from 0, so every run gives the same numbers.
     """
     result = site.result_type()
     if not result.dtype.is_float:
         refuse("NCC_EVRF001", f"rng requires a float result, got {result}", "convert the result")
     site.importer.generators += 1
-    low, high = (
-        constant(site, n, tensor_type(result.shape, DType.U32))
-        for n in (0, site.importer.generators)
-    )
-    zero = splat(site, 0, low)
-    words = threefry(site, (low, high), (_positions(site, zero), zero))
+    key = constant(site, site.importer.generators, tensor_type((), DType.U32))
+    counter = _positions(site, constant(site, 0, tensor_type(result.shape, DType.U32)))
+    words = _stream(site, counter, key, 0), _stream(site, counter, key, 1)
     first, second = (
         broadcast(site, convert(site, v, DType.F32), result.shape) for v in site.operands[:2]
     )

@@ -62,6 +62,7 @@ _KINDS: dict[str, Callable[[DType], bool]] = {
     "integer or i1": lambda d: not d.is_float,
     "signed or float": lambda d: d.is_float or (d.value.startswith("i") and d is not DType.PRED),
     "number": lambda d: d is not DType.PRED,
+    "u32": lambda d: d is DType.U32,
     "any": lambda d: True,
 }
 
@@ -184,6 +185,24 @@ def _silu_dx(x: np.ndarray) -> np.ndarray:
     return np.asarray(gate * (1 + x * (1 - gate)))
 
 
+def _random_bits(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """The word of a generator with `key` at `counter`: a bijection of the counter per key.
+
+    The algorithm of the machine's generators is not published; this is a finalizer of hash tables
+    applied on either side of the key (Ellis, "Hash function prospector", 2018: lowbias32).
+    """
+    return _mixed(_mixed(counter) ^ key)
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    for shift, factor in RANDOM_ROUNDS:
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return np.asarray(x ^ (x >> np.uint32(16)))
+
+
+RANDOM_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
+"""Shift and factor of the rounds of `random_bits`."""
+
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "gelu": _gelu,
     "gelu_dx": _gelu_dx,
@@ -237,6 +256,8 @@ _binary("xor", np.bitwise_xor, "integer or i1")
 _binary("shift_left", _shift(np.left_shift), "integer")
 _binary("shift_right_logical", _shift(np.right_shift), "integer")
 _binary("shift_right_arithmetic", _shift(np.right_shift, arithmetic=True), "integer")
+
+_binary("random_bits", _random_bits, "u32")
 
 _unary("not", np.invert, "integer or i1")
 _unary("negate", np.negative, "number")

@@ -32,6 +32,7 @@ from compiler.ir.types import Graph
 from compiler.ir.verify import verify
 from sim_cluster.result import distance
 from tests.models import flax_decoder, prime_model
+from tests.support.cells import long_in_matrix
 
 CONFIG = {
     "hidden_size": 32,
@@ -97,10 +98,7 @@ def worst(given: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> tup
     return max((distance(given[name], reference[name]), name) for name in reference)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.matrix) if n in ("llama", "flax") else n for n in FP32],
-)
+@pytest.mark.parametrize("name", long_in_matrix(FP32, ("llama", "flax", "llama_remat")))
 def test_fp32_step_equals_jax(name: str) -> None:
     ours, reference = leaves_after_a_step(name)
     assert set(ours) == set(reference)
@@ -143,6 +141,7 @@ def test_a_wrong_graph_is_noticed() -> None:
     assert worst(ours, reference_step(task, state, batch)) > (1e-5, "")
 
 
+@pytest.mark.matrix
 def test_bf16_step_is_no_farther_from_fp32_than_jax() -> None:
     ours, jax_bf16 = leaves_after_a_step("llama_bf16")
     task = task_of("llama_bf16")

@@ -13,6 +13,7 @@ from compiler.frontend.models import blocks, llama
 from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from compiler.frontend.models.families import family_task
 from sharding.mesh import make_mesh
+from tests.support.cells import long_in_matrix
 from tests.support.road import fsdp_plan, run_and_compare, worst
 
 SIZES = Sizes(layers=2, hidden=16, heads=4, head_dim=8, ffn=24, vocab=256, positions=8, fused=True)
@@ -60,7 +61,7 @@ def test_fused_attention_computes_what_separate_projections_do() -> None:
     np.testing.assert_allclose(*given, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", long_in_matrix(["gpt", "llama"], ["llama"]))
 def test_tensor_parallel_ranks_split_every_part_of_a_fused_matrix(family: str) -> None:
     task = family_task(family, SIZES, OPTIONS)
     plan = fsdp_plan(task, make_mesh({"tp": 4}), 1, name="llm-training")

@@ -19,6 +19,7 @@ from compiler.frontend.models.families import family_task
 from compiler.frontend.reference import run_reference
 from compiler.ir.types import Graph, Op
 from sharding.mesh import make_mesh
+from tests.support.cells import long_in_matrix
 from tests.support.road import captured_graph, fsdp_plan, run_and_compare, worst
 
 SIZES = Sizes(layers=2, hidden=16, heads=2, head_dim=8, ffn=32, vocab=256, positions=16)
@@ -113,7 +114,9 @@ def test_stored_type_is_the_precisions(family: str) -> None:
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(exact)} == {"float32"}
 
 
-@pytest.mark.parametrize(("module", "remat"), [(encoder, "none"), (gpt, "full")])
+@pytest.mark.parametrize(
+    ("module", "remat"), long_in_matrix([(encoder, "none"), (gpt, "full")], [(encoder, "none")])
+)
 def test_sharded_step_equals_the_unsharded_one(module: object, remat: str) -> None:
     task = module.train_task(SIZES, TaskOptions(seq_len=8, remat=remat))
     plan = fsdp_plan(task, make_mesh({"dp_replicate": 2}), 2, 2)
@@ -133,6 +136,63 @@ def test_a_complete_encoder_sharded_equals_the_unsharded_one() -> None:
         assert any(told in name for name in errors)
 
 
+@pytest.mark.parametrize("stream", ["", "f32"])
+def test_a_longer_stream_is_what_layers_add_to(stream: str) -> None:
+    """As under PyTorch's autocast: products are bf16, norms and sums are fp32."""
+    precision = Precision(activations="bf16", matmuls="bf16", stream=stream)
+    layers = blocks.init_layers(SIZES, jax.random.key(1), jnp.float32)
+    layer = {name: leaf[0] for name, leaf in layers.items()}
+    kept = jnp.float32 if stream else jnp.bfloat16
+    x = jnp.ones((2, 8, SIZES.hidden), kept)
+    ones = jnp.ones(SIZES.hidden)
+    for body in (encoder.encoder_layer, gpt.decoder_layer, vit.encoder_layer):
+        assert body(SIZES, precision, x, layer).dtype == kept
+    assert blocks.layer_norm(precision, x, ones, ones, 1e-5).dtype == kept
+    assert blocks.attention(precision, layer, x, SIZES.heads, causal=True).dtype == jnp.bfloat16
+    assert blocks.mlp(precision, layer, x, exact=True).dtype == jnp.bfloat16
+    options = replace(OPTIONS, precision=precision)
+    for module in (encoder, gpt):
+        params = module.init_params(SIZES, jax.random.key(3), precision)
+        assert module.logits(SIZES, params, TOKENS, precision, options).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("family", ["encoder", "gpt", "vit"])
+def test_dropout_is_drawn_per_step_layer_and_place(family: str) -> None:
+    options = TaskOptions(seq_len=16 if family == "vit" else 8, dropout=0.25)
+    task = family_task(family, SIZES, options)
+    assert task.state_names == ("params", "opt_state", "rng")
+    state, batch = task.init(jax.random.key(1)), next(task.batches(0, 2, None))
+    step = jax.jit(task.step)
+    *after, first = step(*state, batch)
+    *_, again = step(*state, batch)
+    *_, other = step(*state[:2], after[2], batch)
+    assert first["loss"] == again["loss"] != other["loss"]
+    plain = family_task(family, SIZES, replace(options, dropout=0.0))
+    assert jax.jit(plain.step)(*state[:2], batch)[-1]["loss"] != first["loss"]
+
+
+def test_dropout_keeps_the_mean_and_its_share() -> None:
+    state = blocks.Dropout.first_state(jax.random.key(5))
+    drop = blocks.Dropout(rate=0.25, state=state)
+    ones = jnp.ones((64, 512))
+    masks = [replace(drop, layer=n)(ones, site) for n in range(3) for site in blocks.Site]
+    masks.append(replace(drop, state=drop.next_state())(ones, blocks.Site.STATES))
+    for mask in masks:
+        assert set(np.unique(mask)) == {0.0, np.float32(1 / 0.75)}
+        assert abs(float(jnp.mean(mask)) - 1) < 4 * (1 / 3 / ones.size) ** 0.5
+    alike = [float(jnp.mean(a == b)) for i, a in enumerate(masks) for b in masks[:i]]
+    assert max(abs(share - (0.75**2 + 0.25**2)) for share in alike) < 0.02
+    assert blocks.NO_DROPOUT(ones, blocks.Site.FED) is ones
+
+
+def test_dropout_is_refused_where_there_is_none() -> None:
+    with pytest.raises(UsageError, match="dropout requires an encoder, gpt or vit"):
+        family_task("llama", SIZES, TaskOptions(seq_len=8, dropout=0.1))
+    with pytest.raises(UsageError, match="less than 1, got 1"):
+        TaskOptions(seq_len=8, dropout=1.0)
+
+
+@pytest.mark.matrix
 def test_recomputation_changes_no_value() -> None:
     losses = [
         run_reference(

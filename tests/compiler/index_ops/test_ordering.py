@@ -17,6 +17,7 @@ from compiler.lower.canonical import canonical
 from tests.harnesses.case import OpCase, build_graph, case_inputs
 from tests.harnesses.sort import CASES
 from tests.support import xla
+from tests.support.cells import long_in_matrix
 from tests.support.compiled import check_against_jax, graph_of, run_levels
 
 ODD = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 1.0, -np.nan, 0.5], np.float32)
@@ -51,6 +52,7 @@ def test_sort_and_argsort_along_any_dim() -> None:
         check_against_jax(lambda x, a=axis: jnp.argsort(x, axis=a), x)
 
 
+@pytest.mark.matrix
 def test_sort_of_one_long_row_by_two_keys() -> None:
     check_against_jax(lambda x, i: lax.sort((i, x), num_keys=2), normal(300), below(9, 300))
 
@@ -60,7 +62,7 @@ def test_sort_of_a_row_longer_than_a_bank() -> None:
     check_against_jax(lambda x: jnp.argsort(x), normal(600))
 
 
-@pytest.mark.parametrize("k", [1, 9, *(pytest.param(k, marks=pytest.mark.matrix) for k in (2, 8))])
+@pytest.mark.parametrize("k", long_in_matrix((1, 2, 8, 9), (2, 8)))
 def test_top_k(k: int) -> None:
     for x in (normal(37, 23), odd(5, 23), np.zeros((3, 23), np.float32)):
         check_against_jax(lambda x: lax.top_k(x, k), x)
@@ -136,10 +138,7 @@ FUNCTIONS: dict[str, Callable] = {
 SLOW = ("percentile", "searchsorted by sort")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.matrix) if n in SLOW else n for n in FUNCTIONS],
-)
+@pytest.mark.parametrize("name", long_in_matrix(FUNCTIONS, SLOW))
 def test_functions_made_of_them(name: str) -> None:
     check_against_jax(FUNCTIONS[name], normal(5, 19), bound=1e-6)
 

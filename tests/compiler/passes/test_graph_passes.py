@@ -237,6 +237,7 @@ class TestFold:
             lambda b, x: b.broadcast(x, (4, 6), (0, 1)),
             lambda b, x: b.slice(x, (0, 0), (4, 6)),
             lambda b, x: b.concatenate([x], 1),
+            lambda b, x: b.slice(b.concatenate([b.full((2, 6), 9.0), x], 0), (2, 0), (6, 6)),
             lambda b, x: b.reduce(x, "add", ()),
             lambda b, x: b.op("select", b.constant(True, DType.PRED), x, b.full((4, 6), 9.0)),
             lambda b, x: b.op("select", b.constant(False, DType.PRED), b.full((4, 6), 9.0), x),
@@ -265,6 +266,23 @@ class TestFold:
         )
         clean = run(graph)
         assert len(set(clean.outputs)) == 6 and clean.inputs[0] not in clean.outputs
+
+    def test_a_slice_of_one_piece_forgets_the_others(self) -> None:
+        b = Builder()
+        x, y = b.input((4, 6)), b.input((4, 3))
+        joined = b.concatenate([x, y], 1)
+        inside, across = b.slice(joined, (1, 7), (3, 9)), b.slice(joined, (0, 5), (4, 7))
+        clean = run(b.finish(inside, across))
+        rng = np.random.default_rng(0)
+        values = [rng.normal(size=v.type.shape).astype(np.float32) for v in clean.inputs]
+        whole = np.concatenate(values, 1)
+        for have, want in zip(
+            evaluate(clean, values), (whole[1:3, 7:], whole[:, 5:7]), strict=True
+        ):
+            np.testing.assert_array_equal(have, want)
+        (alone,) = [op for op in clean.ops if op.result is clean.outputs[0]]
+        assert alone.operands == (clean.inputs[1],)
+        assert names(clean).count("concatenate") == 1
 
     def test_broadcasts_compose(self) -> None:
         b = Builder()

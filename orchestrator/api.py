@@ -1,0 +1,171 @@
+"""Shardwright from Python: the verbs of the command, with typed results.
+
+A job is a `JobConfig` or the path of a job file; keyword arguments are keys of the job,
+`table__key`, as `--set table.key=value` is on the command line. Errors are DiagnosticErrors. Heavy
+libraries are loaded by the call that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from compiler.frontend.task import TrainTask
+from orchestrator import config
+from orchestrator.config import JobConfig
+
+if TYPE_CHECKING:
+    from compiler.frontend.hook import Hooked
+    from orchestrator.submission.compile_only import CompileSummary
+    from orchestrator.submission.graphs import GraphSummary
+
+Job = JobConfig | Path | str
+
+__all__ = [
+    "Job",
+    "JobConfig",
+    "Report",
+    "TrainTask",
+    "capture",
+    "compile_graphs",
+    "compile_only",
+    "job",
+    "plan",
+    "run",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `run` and `plan` found; `data` is report.json (docs/report.md), the rest names what is
+    asked of it most."""
+
+    data: Mapping[str, Any]
+    exit_code: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits the memory of a core."""
+        return bool(self.data["memory"]["fits"])
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory per core, of the worst stage."""
+        return int(self.data["memory"]["peak_bytes"])
+
+    @property
+    def step_time_s(self) -> float:
+        """Time of a step under the job's profile."""
+        return float(self.data["timing"]["step_time_s"])
+
+    @property
+    def band_s(self) -> tuple[float, float]:
+        """Time of a step under the other profiles."""
+        low, high = self.data["timing"]["band_s"]
+        return float(low), float(high)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation."""
+        return float(self.data["timing"]["mfu"])
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Losses of the value run; empty for a plan."""
+        return tuple(self.data.get("numerics", {}).get("losses", ()))
+
+
+def job(path: Path | str | None = None, **settings: object) -> JobConfig:
+    """The job of a file, or the defaults, with `table__key` settings. Raises UsageError."""
+    words = [f"{name.replace('__', '.', 1)}={value}" for name, value in settings.items()]
+    return config.with_absolute_paths(config.load(Path(path) if path else None, words))
+
+
+def run(asked: Job, **settings: object) -> Report:
+    """Compile a job, run it in values and in time; files as `shardwright run` leaves them.
+
+    Raises the DiagnosticError of the stage that refuses.
+    """
+    from orchestrator import job as road
+
+    resolved = _job(asked, settings)
+    with _progress(resolved) as progress:
+        data = road.run_job(resolved, progress)
+    return Report(data, road.exit_code(data))
+
+
+def plan(asked: Job, **settings: object) -> Report:
+    """Whether a job fits and how fast it is, without values. Raises as `run`."""
+    from orchestrator import plan_cache
+
+    resolved = _job(asked, settings)
+    with _progress(resolved) as progress:
+        data = plan_cache.plan(resolved, progress=progress)
+    return Report(data, plan_cache.exit_code(data))
+
+
+def compile_only(asked: Job | Sequence[Path | str], **settings: object) -> CompileSummary:
+    """Bundles of one job, or of several job files on one service; a job that is refused has its
+    error in the summary.
+
+    Raises UsageError for files that are not understood, or cannot share a service.
+    """
+    from orchestrator.submission.compile_only import compile_jobs
+
+    if isinstance(asked, JobConfig | Path | str):
+        name = Path("job" if isinstance(asked, JobConfig) else asked)
+        jobs = {name: _job(asked, settings)}
+    else:
+        jobs = {Path(file): _job(file, settings) for file in asked}
+    with _progress(next(iter(jobs.values()))) as progress:
+        return compile_jobs(jobs, progress)
+
+
+@overload
+def capture(step: Callable[..., Any], *, name: str = "") -> Hooked: ...
+@overload
+def capture(step: None = None, *, name: str = "") -> Callable[[Callable[..., Any]], Hooked]: ...
+def capture(
+    step: Callable[..., Any] | None = None, *, name: str = ""
+) -> Hooked | Callable[[Callable[..., Any]], Hooked]:
+    """Decorate a jitted step (or a function, which is jitted): it runs as before, and under
+    `shardwright parallel-compile`, or with NEURON_EXTRACT_GRAPHS_ONLY=1, it leaves the graph of
+    every signature it is called with in `graphs`, or SHARDWRIGHT_GRAPHS_DIR, and returns zeros.
+    """
+    from compiler.frontend.hook import Hooked
+
+    def hooked(function: Callable[..., Any]) -> Hooked:
+        return Hooked(function, name or getattr(function, "__name__", "step"))
+
+    return hooked if step is None else hooked(step)
+
+
+def compile_graphs(
+    directory: Path | str, flags: Sequence[str] = (), **settings: object
+) -> GraphSummary:
+    """Compile the graphs that captured steps left; `flags` are neuronx-cc's, `settings` say where
+    units run (`run__executor`) and are cached (`cache__dir`).
+
+    Raises UsageError for flags that are not understood.
+    """
+    from orchestrator.submission import graphs
+
+    resolved = job(None, **settings)
+    with _progress(resolved) as progress:
+        return graphs.compile_graphs(Path(directory), flags, resolved, progress)
+
+
+def _job(asked: Job, settings: Mapping[str, object]) -> JobConfig:
+    if not isinstance(asked, JobConfig):
+        return job(asked, **settings)
+    if settings:
+        raise TypeError("settings require the path of a job file: job(path, ...) makes a JobConfig")
+    return asked
+
+
+def _progress(resolved: JobConfig) -> Any:
+    from orchestrator.service.progress import Progress
+
+    return Progress(resolved.run.progress, elsewhere="quiet")

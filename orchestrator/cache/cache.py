@@ -1,0 +1,184 @@
+"""The cache of a job: a directory of this host, and where hosts share one, a store behind it.
+
+What the shared store has is copied into the directory when it is used. Entries are checked whenever
+they are read; a damaged one is set aside and counts as a miss. A lock per key makes concurrent jobs
+compute an entry once. Only results and deterministic compile errors are stored, never an interrupt
+or a crash. A place that refuses (a full or read-only disk, a service that is away) is warned about
+once; it costs entries, not the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+from orchestrator.cache.entry import (
+    GIB,
+    NOTHING_KNOWN,
+    About,
+    Entry,
+    EntryName,
+    pack_entry,
+    unpack_entry,
+)
+from orchestrator.cache.local import LocalStore
+from orchestrator.cache.location import locate
+from orchestrator.cache.remote import S3Store
+from orchestrator.cache.store import Release, Store, StoreError
+from orchestrator.cache.tally import Tally
+
+READ, WRITTEN = "read", "written"
+_AT_ONCE = 16
+"""Our choice: a round trip takes 10 to 50 ms, a job has tens of units."""
+
+
+class Settings(Protocol):
+    """`[cache]` of a job."""
+
+    @property
+    def dir(self) -> str:
+        """The place, empty for that of the environment."""
+
+    @property
+    def local_dir(self) -> str:
+        """The directory in front of a shared store, empty for the user's cache directory."""
+
+    @property
+    def max_gib(self) -> float:
+        """Bound of the directory, 0 for none."""
+
+
+class Cache:
+    """Entries of a directory, and of the `shared` store behind it."""
+
+    def __init__(
+        self, directory: Path, max_bytes: int = 10 * GIB, shared: Store | None = None
+    ) -> None:
+        self.local = LocalStore(directory, max_bytes)
+        self.stores: tuple[Store, ...] = (self.local, *([shared] if shared else []))
+        self.tally = Tally(directory)
+        self.poll_s = max(store.poll_s for store in self.stores)  # for a lock that another holds
+        self._told: set[tuple[str, str]] = set()
+        self._telling = Lock()
+        self.warnings: list[str] = []
+
+    def path(self, kind: str, key: str) -> Path:
+        """Where the entry of `key` is on this host."""
+        return self.local.path(EntryName(kind, key))
+
+    def bring(self, wanted: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Copy entries of the shared store into the directory, many at a time, since each takes a
+        round trip; the (kind, key) of those that it does not have. Nothing where there is none."""
+        if len(self.stores) == 1:
+            return []
+        absent = [item for item in wanted if not self.path(*item).exists()]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = list(pool.map(lambda item: self.get(*item), absent))
+        return [item for item, data in zip(absent, found, strict=True) if data is None]
+
+    def get(self, kind: str, key: str, here: bool = False) -> bytes | None:
+        """The payload, or None on a miss; `here` asks the directory alone."""
+        name = EntryName(kind, key)
+        for number, store in enumerate(self.stores[:1] if here else self.stores):
+            found = self._read(store, name)
+            if found is not None:
+                for nearer in self.stores[:number]:
+                    self._write(nearer, name, found[0])
+                return found[1].payload
+        return None
+
+    def put(
+        self,
+        kind: str,
+        key: str,
+        payload: bytes,
+        about: About = NOTHING_KNOWN,
+        here: bool = False,
+    ) -> bool:
+        """Store an entry, `here` in the directory alone; where that cannot be, warn and go on.
+        Whether it is in the directory."""
+        name = EntryName(kind, key)
+        data = pack_entry(name, payload, about)
+        stores = self.stores[:1] if here else self.stores
+        stored = [self._write(store, name, data) for store in stores]
+        return stored[0]
+
+    def claim(self, kind: str, key: str) -> Release | None:
+        """Take the key's lock without waiting: what gives it back, or None while another job, or
+        another part of this one, holds it. The lock of a process that died is free, that of
+        another host that died after a minute.
+
+        No lock where none can be made.
+        """
+        held = contextlib.ExitStack()
+        for store in self.stores:
+            release = self._lock(store, EntryName(kind, key))
+            if release is None:
+                held.close()
+                return None
+            held.callback(release)
+        return held.close
+
+    def _read(self, store: Store, name: EntryName) -> tuple[bytes, Entry] | None:
+        """The sound entry of a name, packed and unpacked."""
+        if not self._is_asked(store, READ):
+            return None
+        try:
+            data = store.read(name)
+        except StoreError as error:
+            self._warn(store, READ, error)
+            return None
+        if data is None:
+            return None
+        entry = unpack_entry(data, name)
+        if entry is not None:
+            return data, entry
+        self.warnings.append(
+            f"cache entry {name} of {store.place} is damaged; it is computed again"
+        )
+        with contextlib.suppress(StoreError):
+            store.set_aside(name)
+        return None
+
+    def _write(self, store: Store, name: EntryName, data: bytes) -> bool:
+        if not self._is_asked(store, WRITTEN):
+            return False
+        try:
+            store.write(name, data)
+        except StoreError as error:
+            self._warn(store, WRITTEN, error)
+            return False
+        return True
+
+    def _lock(self, store: Store, name: EntryName) -> Release | None:
+        """The lock of a store; where it can have none, nothing is locked."""
+        if self._is_asked(store, WRITTEN):
+            try:
+                return store.lock(name)
+            except StoreError as error:
+                self._warn(store, WRITTEN, error)
+        return lambda: None
+
+    def _is_asked(self, store: Store, done: str) -> bool:
+        """Whether a store is still asked, after what it answered."""
+        return store.is_asked_again or (store.place, done) not in self._told
+
+    def _warn(self, store: Store, done: str, error: StoreError) -> None:
+        """Once for reading and once for writing a store, whatever happens after that."""
+        with self._telling:
+            if (store.place, done) in self._told:
+                return
+            self._told.add((store.place, done))
+        text = f"the cache at {store.place} cannot be {done}: {error}; going on without it"
+        self.warnings.append(text)
+
+
+def open_cache(settings: Settings) -> Cache:
+    """The cache of a job. Raises UsageError for a place we cannot use."""
+    location = locate(settings.dir, settings.local_dir)
+    shared = S3Store(location.url) if location.url else None
+    return Cache(location.directory, int(settings.max_gib * GIB), shared)

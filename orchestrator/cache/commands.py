@@ -1,0 +1,253 @@
+"""`shardwright cache VERB`: the arguments, and what a person sees."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from compiler.diagnostics import UsageError
+from orchestrator.job_flags import add_job_flags, job_config
+
+_AGE_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_KEY_CHARS = 12
+_DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add `cache` and its verbs to the command."""
+    cache = verbs.add_parser("cache", help="what the cache holds, whether it is sound, and why not")
+    inner = cache.add_subparsers(required=True, metavar="VERB")
+
+    def verb(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> Any:
+        parser = inner.add_parser(name, help=text)
+        parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+        parser.set_defaults(verb=lambda args: _told(run, args))
+        return parser
+
+    ls = verb("ls", "entries, the last used first", _ls)
+    ls.add_argument("--kind", default="", help="only this kind, for example compile")
+    ls.add_argument("--limit", type=int, default=0, metavar="N", help="the first N; 0: all")
+    stats = verb("stats", "entries, bytes, hits and misses per kind", _stats)
+    verify = verb("verify", "check every entry; exit code 1 for a fault that stays", _verify)
+    verify.add_argument("--repair", action="store_true", help="remove what is damaged")
+    clean = verb("clean", "remove entries that no job works on", _clean)
+    clean.add_argument("--kind", default="", help="of this kind")
+    clean.add_argument("--older-than", default="", metavar="AGE", help="not used for 12h, 30d, ...")
+    clean.add_argument("--all", action="store_true", help="whatever its kind and age")
+    clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    locks = verb("clear-locks", "remove lock files that nobody holds", _clear_locks)
+    for parser in (ls, stats, verify, clean, locks):
+        parser.add_argument("--cache-dir", default="", metavar="PLACE", help="default: as a job's")
+    for parser in (ls, stats, verify, clean):
+        parser.add_argument("--shared", action="store_true", help="the s3:// store, not its copy")
+    explain = verb("explain", "which units of a job are there, and what differs if not", _explain)
+    explain.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
+    add_job_flags(explain)
+
+
+def _told(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """The exit code of a verb. Raises UsageError for a place that refuses."""
+    from orchestrator.cache.store import StoreError
+
+    try:
+        return run(args)
+    except StoreError as error:
+        raise UsageError("SW_CACHE", f"the cache cannot be read or changed: {error}") from error
+
+
+def _opened(args: argparse.Namespace) -> tuple[Any, Any, str]:
+    """(cache, the store that is meant, where it is and why). Raises UsageError."""
+    from orchestrator.cache.cache import open_cache
+    from orchestrator.cache.location import locate
+    from orchestrator.config import CacheConfig
+
+    settings = CacheConfig(dir=args.cache_dir)
+    cache, location = open_cache(settings), locate(settings.dir)
+    if getattr(args, "shared", False) and len(cache.stores) < 2:
+        raise UsageError("SW_USAGE", f"--shared requires an s3:// cache, got {location}")
+    store = cache.stores[-1 if getattr(args, "shared", False) else 0]
+    return cache, store, f"{store.place} ({location.reason})"
+
+
+def _ls(args: argparse.Namespace) -> int:
+    from orchestrator.cache.upkeep import listed
+
+    _, store, place = _opened(args)
+    rows = listed(store, args.kind)
+    shown = rows[: args.limit] if args.limit else rows
+    if args.json:
+        return _print_json({"place": place, "entries": [asdict(row) for row in shown]})
+    lines = [(r.kind, _plain(r.name), _size(r.bytes), _age(r.used_s), _short(r.key)) for r in shown]
+    _table(("kind", "name", "size", "last used", "key"), lines, right=(2, 3))
+    hidden = f", {len(shown)} shown" if len(shown) < len(rows) else ""
+    print(f"{len(rows)} entries, {_size(sum(r.bytes for r in rows))}{hidden}\n{place}")
+    return 0
+
+
+def _stats(args: argparse.Namespace) -> int:
+    from orchestrator.cache.upkeep import locks, totals
+
+    cache, store, place = _opened(args)
+    rows = totals(store, None if args.shared else cache.tally)
+    data = {"place": place, "kinds": [asdict(row) for row in rows], "locks": locks(cache.local)}
+    if args.json:
+        return _print_json(data)
+    lines = [
+        (
+            r.kind,
+            str(r.entries),
+            _size(r.bytes),
+            str(r.hits),
+            str(r.misses),
+            _rate(r),
+        )
+        for r in rows
+    ]
+    _table(("kind", "entries", "size", "hits", "misses", "hit rate"), lines, right=(1, 2, 3, 4, 5))
+    print(f"{sum(r.entries for r in rows)} entries, {_size(sum(r.bytes for r in rows))}\n{place}")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from orchestrator.cache.upkeep import faults
+
+    _, store, place = _opened(args)
+    rows = list(faults(store, args.repair))
+    left = sum(not row.removed for row in rows)
+    if args.json:
+        _print_json({"place": place, "faults": [asdict(row) for row in rows]})
+        return 1 if left else 0
+    for row in rows:
+        print(f"{row.name}: {row.what}{', removed' if row.removed else ''}")
+    count = sum(1 for _ in store.entries())
+    found = f"{len(rows)} faults, {left} left" if rows else "no faults"
+    print(f"{count} entries, {found}\n{place}")
+    if left and not args.repair:
+        print("remove them with --repair; jobs compute them again")
+    return 1 if left else 0
+
+
+def _clean(args: argparse.Namespace) -> int:
+    from orchestrator.cache.upkeep import cleaned
+
+    if not (args.all or args.kind or args.older_than):
+        raise UsageError("SW_USAGE", "cache clean requires --all, --kind or --older-than")
+    age = _seconds(args.older_than) if args.older_than else 0.0
+    _, store, place = _opened(args)
+    done = cleaned(store, args.kind, age, args.dry_run)
+    if args.json:
+        return _print_json({"place": place, "dry_run": args.dry_run, **asdict(done)})
+    told = "would remove" if args.dry_run else "removed"
+    kept = f", {done.in_use} left: a job works on them" if done.in_use else ""
+    print(f"{told} {done.entries} entries, {_size(done.bytes)}{kept}\n{place}")
+    return 0
+
+
+def _clear_locks(args: argparse.Namespace) -> int:
+    cache, _, place = _opened(args)
+    cleared, held = cache.local.clear_locks()
+    if args.json:
+        return _print_json({"place": place, "cleared": cleared, "held": held})
+    kept = f", {held} left: a job holds them" if held else ""
+    print(f"removed {cleared} lock files{kept}\n{place}")
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from orchestrator.cache.explain import explain
+
+    found = explain(job_config(args))
+    if args.json:
+        return _print_json(asdict(found))
+    lines = [(u.kind, _plain(u.name), u.cache, _why(u)) for u in found.units]
+    _table(("kind", "name", "cache", "what differs"), lines)
+    hits = sum(u.cache != "miss" for u in found.units)
+    print(f"{hits} of {len(found.units)} in the cache\n{found.place}")
+    for text in (found.ends, *found.warnings):
+        if text:
+            print(text)
+    return 0
+
+
+def _why(unit: Any) -> str:
+    """What a person is told about a miss."""
+    if unit.cache != "miss":
+        return ""
+    if not unit.nearest_key:
+        return f"no {unit.kind} entry there"
+    lines = [_difference(d) for d in unit.differences[:_MOST_PARTS]]
+    more = len(unit.differences) - len(lines)
+    of = "" if unit.nearest == unit.name else f"of {_plain(unit.nearest)}: "
+    return of + "; ".join([*lines, *([f"{more} more"] if more else [])])
+
+
+_MOST_PARTS = 4
+
+
+def _difference(d: Any) -> str:
+    """`option optlevel 3, not 2`; digests tell nothing beyond that they differ."""
+    if _DIGEST.search(d.wanted) or _DIGEST.search(d.stored):
+        return str(d.part)
+    return f"{d.part} {d.wanted or '-'}, not {d.stored or '-'}"
+
+
+def _print_json(data: Any) -> int:
+    print(json.dumps(data, indent=1))
+    return 0
+
+
+def _table(
+    titles: Iterable[str], rows: Iterable[tuple[str, ...]], right: Iterable[int] = ()
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="right" if number in tuple(right) else "left")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # names are the user's: no markup
+    Console(highlight=False).print(table)
+
+
+def _plain(text: str) -> str:
+    """Text of an entry without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _short(key: str) -> str:
+    return key[:_KEY_CHARS]
+
+
+def _size(num_bytes: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(num_bytes)
+
+
+def _age(used_s: float) -> str:
+    seconds = max(0.0, time.time() - used_s)
+    unit = next((u for u, s in reversed(_AGE_S.items()) if seconds >= 2 * s), "s")
+    return f"{seconds / _AGE_S[unit]:.0f}{unit} ago"
+
+
+def _seconds(age: str) -> float:
+    """Raises UsageError for what is no age."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age)
+    if match is None:
+        raise UsageError(
+            "SW_USAGE", f"--older-than requires 30d or the like (s, m, h, d, w), got {age!r}"
+        )
+    return float(match[1]) * _AGE_S[match[2]]
+
+
+def _rate(row: Any) -> str:
+    asked = row.hits + row.misses
+    return f"{row.hits / asked:.0%}" if asked else "-"

@@ -1,0 +1,122 @@
+"""`shardwright compile FILES ...`: neuronx-cc's command, one NEFF per model for one NeuronCore.
+
+Reads the flags (`compile_flags.py`), finds out what each file holds, enforces the release's rules,
+compiles in this process and writes a container that tells what made it. Exit code 0, 2 for what the
+user typed, 70 for everything the compiler refuses.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from compiler.diagnostics import DiagnosticError, InternalError, UsageError
+from compiler.driver import compile_graph
+from compiler.frontend import isolated
+from compiler.neff.files import write_atomic
+from compiler.surface.resolve import Resolved, resolve
+from orchestrator.bundling import compiler_version
+from orchestrator.compile.compile_flags import of_environment, parse
+from orchestrator.compile.compile_log import CompileLog
+from orchestrator.compile.modules import finished, open_module
+
+COMPILE_FAILURE, USAGE = 70, 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `compile`; returns the exit code. Mistakes on the command line raise UsageError."""
+    files, given = parse(arguments, "shardwright compile")
+    resolved = resolve([*of_environment(os.environ), *given])  # the right-most wins
+    outputs = _outputs(files, resolved.command.output)
+    with CompileLog(Path(resolved.command.logfile), resolved.command.verbose) as log:
+        for notice in resolved.notices:
+            log.say(notice.severity, notice.message)
+        try:
+            for file, output in zip(files, outputs, strict=True):
+                _compile_file(Path(file), output, resolved, log)
+        except DiagnosticError as error:
+            log.failed(error, _facts(arguments, resolved, outputs))
+            return USAGE if isinstance(error, UsageError) else COMPILE_FAILURE
+        except Exception as error:
+            trace = traceback.format_exc()
+            log.failed(InternalError.of(error, trace), _facts(arguments, resolved, outputs))
+            return COMPILE_FAILURE
+        log.passed()
+    return 0
+
+
+def _outputs(files: Sequence[str], output: str) -> list[Path]:
+    """The file to write for each model. Raises UsageError when several would be one."""
+    if len(files) == 1:
+        path = Path(output)
+        return [path / f"{Path(files[0]).stem}.neff" if path.is_dir() else path]
+    stems = [Path(file).name.partition(".")[0] for file in files]
+    folder = Path("." if output == "file.neff" else output)
+    if folder.suffix == ".neff" or len(set(stems)) < len(stems):
+        raise UsageError(
+            "SW_USAGE",
+            f"several models require --output to be a directory and different names, got {output}",
+        )
+    return [folder / f"{stem}.neff" for stem in stems]
+
+
+def _facts(
+    arguments: Sequence[str], resolved: Resolved, outputs: Sequence[Path]
+) -> list[tuple[str, str]]:
+    """What a failure report needs besides the error."""
+    facts = [
+        ("Command line", shlex.join(["shardwright", "compile", *arguments])),
+        ("Version", version_text()),
+        ("Version profile", str(resolved.command.profile)),
+        ("Host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"),
+    ]
+    if resolved.command.save_temps:
+        facts.append(("Artifacts", ", ".join(str(_temps(o)) for o in outputs)))
+    return [*facts, ("Exit code", str(COMPILE_FAILURE))]
+
+
+def version_text() -> str:
+    """What `--version` prints."""
+    import numpy as np
+
+    python = platform.python_version()
+    return (
+        f"Shardwright compiler {compiler_version()}, Python {python}, NumPy {np.__version__},"
+        " NEFF format 1"
+    )
+
+
+def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog) -> None:
+    """One model file to one NEFF. Raises DiagnosticError."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise UsageError("SW_USAGE", f"cannot read {file}: {error.strerror}") from error
+    temps = _temps(output) if resolved.command.save_temps else None
+    with isolated.Reader() as reader:
+        opened = open_module(file, data, resolved, log, reader, temps)
+    with log.stage("compile"):
+        target, options = resolved.command.target.name, resolved.options
+        program = compile_graph(opened.program, target, options, opened.watch)
+    content = finished(opened, program, resolved, log)
+    with log.stage("write"):
+        _write(output, content)
+    log.dot()
+
+
+def _write(output: Path, content: bytes) -> None:
+    try:
+        write_atomic(output, content)
+    except OSError as error:
+        raise UsageError(
+            "SW_USAGE", f"--output requires a writable path, got {output}: {error.strerror}"
+        ) from error
+
+
+def _temps(output: Path) -> Path:
+    """Where the intermediates of an output are kept."""
+    return output.with_suffix(".temps")

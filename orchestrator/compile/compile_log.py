@@ -1,0 +1,114 @@
+"""Messages of one `compile`: streams by level, the log file, progress dots, the last word.
+
+debug and info go to stdout, warning and above to stderr, all from the level the user asked for; the
+log file gets everything. The dots and the final status always go to stdout, as scripts expect.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from compiler.diagnostics import DiagnosticError, UsageError
+
+NUMBERS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+PASS_LINE = "Compiler status PASS"
+_RULE = "*" * 79
+
+
+class CompileLog:
+    """Where a compile speaks. Use as a context manager: the log file is closed at the end."""
+
+    def __init__(self, path: Path, level: int) -> None:
+        """Open the log file. Raises UsageError (SW_USAGE) when it cannot be written."""
+        self.path = path
+        self._level = level
+        self._dots = 0
+        try:
+            self._file: TextIO = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                "SW_USAGE", f"--logfile requires a writable file, got {path}: {error.strerror}"
+            ) from error
+
+    def __enter__(self) -> CompileLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the log file."""
+        self._file.close()
+
+    def say(self, level: str, text: str) -> None:
+        """One message."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        print(f"{stamp} {level.upper()} {text}", file=self._file, flush=True)
+        number = NUMBERS[level]
+        if number >= self._level:
+            self._end_dots()
+            stream = sys.stdout if number < NUMBERS["warning"] else sys.stderr
+            print(f"{level.upper()}: {text}", file=stream, flush=True)
+
+    def note(self, text: str) -> None:
+        """Something for the log file alone."""
+        print(text, file=self._file, flush=True)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Announce a stage and how long it took."""
+        self.say("info", f"Running {name}")
+        start = time.perf_counter()
+        yield
+        self.say("info", f"{name} finished after {time.perf_counter() - start:.3f} seconds")
+
+    def dot(self) -> None:
+        """One step of progress."""
+        print(".", end="", flush=True)
+        self._dots += 1
+
+    def passed(self) -> None:
+        """The line scripts wait for."""
+        self._end_dots()
+        print(PASS_LINE, flush=True)
+        self.say("info", PASS_LINE)
+
+    def failed(self, error: DiagnosticError, facts: Sequence[tuple[str, str]]) -> None:
+        """The banner of a failure: what, where, and what a report needs."""
+        self._end_dots()
+        d = error.diagnostic
+        rows = [
+            ("Error message", f"[{d.code}] {d.message}"),
+            ("Error class", type(error).__name__),
+            ("Error location", str(d.loc) if d.loc and d.loc.file else "Unknown"),
+            *([("What to do", d.hint)] if d.hint else []),
+            *facts,
+            ("Log file", str(self.path)),
+        ]
+        for note in getattr(error, "__notes__", []):
+            self.note(note)
+        lines = [_RULE, f" {d.severity}[{d.code}]: the compilation failed", _RULE]
+        lines += [f"{name + ':':<20} {text}" for name, text in rows]
+        print("\n".join(lines), file=sys.stderr, flush=True)
+        print("\n".join(lines), file=self._file, flush=True)
+
+    def _end_dots(self) -> None:
+        if self._dots:
+            print(flush=True)
+        self._dots = 0
+
+
+class FileLog(CompileLog):
+    """A log that speaks to its file alone, for one of many models."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the log file. Raises UsageError (SW_USAGE) when it cannot be written."""
+        super().__init__(path, NUMBERS["critical"] + 1)
+
+    def dot(self) -> None:
+        """Progress is shown for all models together."""

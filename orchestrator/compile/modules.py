@@ -1,0 +1,204 @@
+"""A model file on its way to a NEFF: read and checked, compiled by whoever calls, finished.
+
+The compile command compiles in its process (`compile_file`), `parallel-compile` gives the functions
+of many files to the service. What happens before and after is the same: `open_module`, `finished`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler import budget
+from compiler.driver import Observer, with_ordinals
+from compiler.frontend.detect import Module
+from compiler.frontend.donation import Aliases
+from compiler.frontend.isolated import Reader
+from compiler.ir.analysis import count_ops, flops
+from compiler.ir.serialize import dump
+from compiler.ir.types import Graph
+from compiler.isa.program import Function, Program
+from compiler.neff.bundle import program_bytes
+from compiler.neff.files import write_atomic
+from compiler.outline import Outlined
+from compiler.outline.unit import Unit
+from compiler.passes.integers import downcasts
+from compiler.passes.pipeline import run, step_passes, unit_passes
+from compiler.program import StepProgram
+from compiler.surface.resolve import Resolved
+from orchestrator.bundling import compiler_version
+from orchestrator.compile.compile_log import CompileLog
+from orchestrator.compile.compile_partition import with_partitions
+from sharding.coordinates import coordinate_axes, coordinate_name, hoist_coordinates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModule:
+    """A file that was read: its graph, one program of it, and the checks while it is compiled."""
+
+    graph: Graph
+    module: Module
+    program: StepProgram
+    watch: Watch
+
+
+def open_module(
+    file: Path, data: bytes, resolved: Resolved, log: CompileLog, reader: Reader, temps: Path | None
+) -> OpenModule:
+    """The program of a file, within the limits that can be told before compilation.
+
+    Raises the DiagnosticError of the import, of the partitioner, or of a limit.
+    """
+    log.dot()
+    graph, module = _read(data, file, resolved, temps, log, reader)
+    watch, aliases = Watch(resolved, temps, log), module.facts.aliases
+    options = resolved.options
+    budget.check_io_memory(graph, watch.limit_bytes, aliases)
+    budget.check_graph_instructions(graph, options.instruction_limit, options.optlevel)
+    program = _whole(graph, file, aliases)
+    return OpenModule(graph=graph, module=module, program=program, watch=watch)
+
+
+def finished(opened: OpenModule, program: Program, resolved: Resolved, log: CompileLog) -> bytes:
+    """The NEFF of a compiled program. Raises CompileError, CapacityError for a broken limit."""
+    watch = opened.watch
+    budget.check_module_instructions(watch.instructions, resolved.options.instruction_limit)
+    memory = budget.check_program_memory(program, watch.limit_bytes)
+    _report_sizes(opened.graph, watch, memory, log)
+    meta = _meta(opened.graph, opened.module, program, resolved)
+    meta |= {"memory_bytes": memory.as_dict()}
+    return program_bytes(program, meta, compress=not resolved.command.fast_loading)
+
+
+def _read(
+    data: bytes,
+    file: Path,
+    resolved: Resolved,
+    temps: Path | None,
+    log: CompileLog,
+    reader: Reader,
+) -> tuple[Graph, Module]:
+    """The graph of a file after the whole-module passes, and what was in the file."""
+    from compiler.frontend.restrictions import check_outputs
+
+    with log.stage("import"):
+        graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
+        log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
+        check_outputs(graph, resolved.command.profile)
+        for finding in (*module.facts.findings, *downcasts(graph)):
+            log.say("warning", finding.render())
+    if temps is not None:
+        content = module.stablehlo
+        write_atomic(
+            temps / "module.stablehlo", content.encode() if isinstance(content, str) else content
+        )
+    with log.stage("passes"):
+        graph = run(graph, step_passes(resolved.options), temps and temps / "module")
+    if module.facts.shardings is not None:
+        with log.stage("partition"):
+            graph, module = with_partitions(graph, module)
+        shown = ", ".join(f"{axis} = {size}" for axis, size in module.facts.mesh)
+        log.say("info", f"{file}: partitioned by its own shardings over {shown}")
+    log.dot()
+    return graph, module
+
+
+def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
+    """The graph as one program over buffers `arg0...` and `out0...`; an output that takes over an
+    input has the input's name, and what depends on the rank is a coordinate behind the inputs.
+    """
+    owners = dict(aliases)
+    named = tuple(f"arg{k}" for k in range(len(graph.inputs)))
+    graph, coordinates = hoist_coordinates(graph)
+    return StepProgram(
+        name=file.name.partition(".")[0] or "main",
+        graph=graph,
+        inputs=named + tuple(coordinate_name(axes) for axes in coordinates),
+        outputs=tuple(
+            f"arg{owners[k]}" if k in owners else f"out{k}" for k in range(len(graph.outputs))
+        ),
+    )
+
+
+class Watch(Observer):
+    """Budget checks, progress and dumps while the functions are compiled."""
+
+    def __init__(self, resolved: Resolved, temps: Path | None, log: CompileLog) -> None:
+        target = resolved.command.target
+        self.limit_bytes = target.limit_bytes
+        self.instructions = 0
+        self._arena_bytes = 0
+        self._resolved = resolved
+        self._temps = temps
+        self._log = log
+
+    def outlined(self, outlined: Outlined) -> None:
+        """Check the memory between functions."""
+        (program,) = outlined.programs
+        self._arena_bytes = program.arena_bytes
+        budget.check_activations(self._arena_bytes, 0, self.limit_bytes)
+        self._log.say("info", f"{len(outlined.functions)} functions to compile")
+
+    def compiled(self, unit: Unit, function: Function) -> None:
+        """Check memory and instructions of a function, keep intermediates."""
+        options = self._resolved.options
+        budget.check_operator_memory(function, self.limit_bytes)
+        budget.check_activations(self._arena_bytes, function.scratch_bytes, self.limit_bytes)
+        budget.check_operator_instructions([function], options.optlevel)
+        count = budget.function_instructions(function, options.optlevel)
+        self.instructions += count
+        self._log.say("info", f"{unit.name}: {len(function.regions)} regions, {count} instructions")
+        self._log.dot()
+        if self._temps is not None:
+            generation = self._resolved.command.target.core.generation
+            folder = self._temps / f"{unit.name}-{unit.key[:8]}"
+            run(with_ordinals(unit.graph), unit_passes(options, generation), folder)
+
+
+def _report_sizes(graph: Graph, watch: Watch, memory: budget.Memory, log: CompileLog) -> None:
+    log.say("info", f"estimated instruction count: {watch.instructions}")
+    log.say("info", f"HBM: {memory}; limit {watch.limit_bytes} bytes")
+    ops = sum(count_ops(graph).values())
+    log.say("info", f"{ops} operators, {flops(graph)} flops; -O1 compiles faster than -O2")
+
+
+def _meta(graph: Graph, module: Module, program: Program, resolved: Resolved) -> dict[str, Any]:
+    """What `neff info` tells about the making of a file."""
+    command = resolved.command
+    settings = {
+        "distribution_strategy": command.strategy,
+        "enable_fast_loading_neuron_binaries": command.fast_loading,
+        "enable_fast_context_switch": command.fast_context_switch,
+        "hbm_scratchpad_page_size": command.scratchpad_page_mb,
+    }
+    return {
+        "compiler": compiler_version(),
+        "version_profile": str(command.profile),
+        "options": asdict(resolved.options) | settings | {"recorded": resolved.recorded},
+        "lnc": command.target.lnc,
+        "hypothetical": command.target.is_hypothetical,
+        "graph_digest": hashlib.sha256(dump(graph, with_locs=False)).hexdigest(),
+        "source_form": module.form,
+        "mesh": [list(axis) for axis in module.facts.mesh],
+        "coordinates": _coordinates(program),
+        **_pages(program, command.scratchpad_page_mb * 2**20),
+    }
+
+
+def _coordinates(program: Program) -> list[list[Any]]:
+    """The inputs that tell a core its position, with the axes they count along."""
+    found = ((name, coordinate_axes(name)) for name in program.inputs)
+    return [[name, list(axes)] for name, axes in found if axes]
+
+
+def _pages(program: Program, page_bytes: int) -> dict[str, Any]:
+    """What the scratchpad takes in pages of the size asked for."""
+    if not page_bytes:
+        return {}
+    variables = budget.scratchpad_variables(program)
+    shared, private = budget.scratchpad_pages([variables], page_bytes)
+    sizes = {"page_bytes": page_bytes, "shared_bytes": shared, "private_bytes": private}
+    return {"scratchpad_pages": sizes}

@@ -1,0 +1,169 @@
+"""Flags that describe a job, for every verb that takes one: common keys by a name of their own, any
+key by `--set`, and the environment below them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from compiler.diagnostics import UsageError
+from orchestrator import config
+from orchestrator.compile import cc_flags
+
+File = TypeVar("File", bound=Path | None)
+
+_FLAGS = {
+    "strategy": ("strategy.name", "distribution strategy"),
+    "target": ("cluster.target", "instance type"),
+    "instances": ("cluster.instances", "number of instances"),
+    "lnc": ("cluster.lnc", "physical cores per logical NeuronCore: 1 or 2"),
+    "placement": ("cluster.placement", "torus, linear, or the axes from outermost to innermost"),
+    "profile": ("cluster.profile", "conservative, nominal or peak machine rates"),
+    "executor": ("run.executor", "where units run: auto, inline, process or ray"),
+    "workers": ("run.workers", "worker processes or Ray actors"),
+    "hosts": ("run.hosts", "processes or Ray actors that hold the cores of the value run"),
+    "checkpoint-every": ("run.checkpoint_every", "steps between checkpoints of the value run"),
+    "progress": ("run.progress", "progress on stderr: auto, bar, plain, json or quiet"),
+    "events": ("output.events", "append JSON lines about units to this file"),
+    "steps": ("run.steps", "optimizer steps of the value run"),
+    "seed": ("run.seed", "seed of parameters and batches"),
+    "seq-len": ("model.seq_len", "tokens per sample"),
+    "dtype": ("model.dtype", "compute type: float32 or bfloat16"),
+    "micro-batch": ("strategy.micro_batch", "samples per rank and micro-batch"),
+    "global-batch": ("strategy.global_batch", "samples per optimizer step"),
+    "remat": ("strategy.remat", "recomputation: none, selective or full"),
+    "tries": ("run.tries", "changes that plan tries and reports; auto: two, if time allows"),
+    "out": ("output.dir", "output directory"),
+}
+_ALIASES = {"lnc": ("logical-nc-config",)}
+_SWITCHES: dict[str, tuple[str, bool, str]] = {
+    "hypothetical": (
+        "cluster.hypothetical",
+        True,
+        "allow logical NeuronCores the machine cannot have",
+    ),
+    "resume": ("run.resume", True, "go on from the last checkpoint in the output directory"),
+    "no-compare": ("run.compare", False, "values without the unsharded step beside them"),
+}
+_KEYS = (*(key for key, _ in _FLAGS.values()), *(key for key, _, _ in _SWITCHES.values()))
+
+
+def add_job_flags(parser: argparse.ArgumentParser) -> None:
+    """Everything that says which job is meant, except its file."""
+    parser.add_argument(
+        "--model", help="preset, config.json, module:function, or a lowered step (.hlo, .mlir, ...)"
+    )
+    parser.add_argument("--mesh", help="axis=size,... for example dp_replicate=2,dp_shard=16")
+    for flag, (key, text) in _FLAGS.items():
+        spellings = (flag, *_ALIASES.get(flag, ()))
+        names = dict.fromkeys(f"--{s}" for n in spellings for s in (n, n.replace("-", "_")))
+        parser.add_argument(*names, dest=key, help=text)
+    for flag, (key, value, text) in _SWITCHES.items():
+        parser.add_argument(f"--{flag}", dest=key, action="store_const", const=value, help=text)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any key of the job"
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key of [faults]: slow_cores=5:1.3, dead_cores=17, slow_links=0/3-7:0.5, jitter=0.1",
+    )
+
+
+def job_config(
+    args: argparse.Namespace, changes: Mapping[str, Any] | None = None
+) -> config.JobConfig:
+    """The job that the arguments of a verb with `add_job_flags` describe, with `changes` of its
+    keys on top."""
+    return job_configs(args, [args.job], changes=changes)[args.job]
+
+
+def job_configs(
+    args: argparse.Namespace,
+    files: Sequence[File],
+    on_cluster: bool = False,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[File, config.JobConfig]:
+    """The same for every job file; jobs that will run `on_cluster` keep their paths. What the
+    environment has to say is said once, for the jobs without changes."""
+    flags = {key: getattr(args, key) for key in _KEYS}
+    flags.update(_model_flag(args.model))
+    flags.update(_mesh_flag(args.mesh))
+    environment = cc_flags.job_tables(os.environ)
+    for notice in environment.notices if changes is None else ():
+        print(notice.render(), file=sys.stderr)
+    flags.update(changes or {})
+    overrides = [*args.set, *(f"faults.{text}" for text in args.fault)]
+    jobs = {file: config.load(file, overrides, flags, environment.tables) for file in files}
+    if on_cluster:
+        return jobs
+    return {file: config.with_absolute_paths(job) for file, job in jobs.items()}
+
+
+def changed_keys(name: str, value: str) -> dict[str, Any]:
+    """The keys of a job that `name` sets to `value`: a key (`strategy.remat`), or what has a flag
+    (`remat`, `model`; `mesh` sets every axis).
+
+    Raises UsageError for anything else.
+    """
+    name = name.strip()
+    flag = name.replace("_", "-")
+    if flag == "model":
+        return _model_flag(value)
+    if flag == "mesh":
+        axes = {f"mesh.{key.name}": 0 for key in dataclasses.fields(config.MeshConfig)}
+        return {**axes, **_mesh_flag(value)}
+    for given, (key, _) in _FLAGS.items():
+        if flag in (given, *_ALIASES.get(given, ())):
+            return {key: value}
+    table, dot, key = name.replace("-", "_").partition(".")
+    if not (table and dot and key):
+        raise UsageError(
+            "SW_USAGE",
+            f"a job has no key {name!r}",
+            None,
+            f"give table.key, or one of model, mesh, {', '.join(_FLAGS)}",
+        )
+    return {f"{table}.{key}": value}
+
+
+_LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin")
+
+
+def _model_flag(model: str | None) -> dict[str, str]:
+    if model is None:
+        return {}
+    kind = "entry" if ":" in model else "config" if model.endswith(".json") else "preset"
+    kind = "hlo" if kind == "preset" and model.endswith(_LOWERED) else kind
+    value = str(Path(model).resolve()) if kind in ("config", "hlo") else model
+    given = {f"model.{name}": "" for name in ("preset", "config", "entry", "hlo")}
+    return given | {f"model.{kind}": value}
+
+
+def _mesh_flag(mesh: str | None) -> dict[str, str]:
+    pairs = [part.partition("=") for part in (mesh or "").split(",") if part]
+    bad = [axis for axis, equals, _ in pairs if not equals]
+    if bad:
+        raise UsageError("SW_USAGE", f"--mesh requires axis=size,..., got {mesh!r}")
+    return {f"mesh.{axis.strip()}": size.strip() for axis, _, size in pairs}
+
+
+def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
+    """Words that say the same as the flags of `args` to a command that is given elsewhere: the
+    file of a model is named from `folder`, where the job file lies."""
+    given = {key: getattr(args, key) for key in _KEYS}
+    given |= _model_flag(args.model) | _mesh_flag(args.mesh)
+    for key in ("model.config", "model.hlo"):
+        if given.get(key):
+            given[key] = os.path.relpath(given[key], folder)
+    settings = [*args.set, *(f"faults.{text}" for text in args.fault)]
+    settings += [f"{key}={value}" for key, value in given.items() if value is not None]
+    return [word for setting in settings for word in ("--set", setting)]

@@ -1,0 +1,1 @@
+"""The commands on program files: `neff info|dump|diff|verify|run|export`."""

@@ -1,0 +1,247 @@
+"""`shardwright neff info|verify|run`: what a compiled file holds, whether it is sound, and one
+program on one core."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from compiler.budget import count_instructions, memory_of
+from compiler.diagnostics import UsageError
+from compiler.isa.program import Program
+from compiler.neff.bundle import load_bundle, read_program
+from compiler.neff.manifest import CoreBinding, Manifest
+from compiler.neff.reader import Container
+from compiler.target import PS_PER_S, Target, hypothetical_text, load_target, logical
+from orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What `neff info` tells, as plain data.
+
+    Raises LoadError.
+    """
+    container = Container.open(path)
+    found: dict[str, Any] = {"file": str(path), "kind": container.header.kind, **container.meta}
+    match container.header.kind:
+        case "program":
+            container.verify()
+            found.update(_program(read_program(container)))
+        case "bundle":
+            found["programs"] = {n: _program(read_program(c)) for n, c in programs_of(path).items()}
+    return found
+
+
+def _program(program: Program) -> dict[str, Any]:
+    named = {b.name: b for b in program.buffers if b.kind == "named"}
+
+    def rows(names: tuple[str, ...]) -> list[dict[str, Any]]:
+        return [
+            {"name": n, "shape": list(named[n].shape), "dtype": named[n].dtype.value} for n in names
+        ]
+
+    return {
+        "inputs": rows(program.inputs),
+        "outputs": rows(program.outputs),
+        "functions": [f.name for f in program.functions],
+        "lnc": program.lnc,
+        "subgraphs": _subgraphs(program),
+        "arena_bytes": program.arena_bytes,
+        "scratch_bytes": program.scratch_bytes,
+        "collectives": sum(len(f.collectives) for f in program.functions),
+    }
+
+
+def _subgraphs(program: Program) -> dict[str, Any]:
+    """Instructions of every physical core, and how the regions are shared out between two."""
+    counts = [0] * program.lnc
+    for function in program.functions:
+        for core, regions in enumerate(function.subgraphs):
+            counts[core] += sum(count_instructions(r.body, unrolled=False) for r in regions)
+    found: dict[str, Any] = {f"sg{core:02d} instructions": n for core, n in enumerate(counts)}
+    if program.lnc > 1:
+        found["regions on both"] = sum(f.num_regions("compute") for f in program.functions)
+        found["regions on sg00 alone"] = sum(f.num_regions("idle") for f in program.functions)
+    return found
+
+
+def info(path: Path, as_json: bool) -> int:
+    """Print what a file holds."""
+    found = describe(path)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return 0
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for key, value in found.items():
+        table.add_row(key, _cell(value))
+    Console(highlight=False).print(table)
+    return 0
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "dtype" in value[0]:
+        lines = [f"{r['name']} {r['dtype']}{r['shape']}" for r in value]
+        return "\n".join(lines)
+    if isinstance(value, list):
+        return "\n".join(str(v) for v in value)
+    if isinstance(value, dict):
+        return "\n".join(f"{key} = {item}" for key, item in value.items())
+    return str(value)
+
+
+def verify(path: Path) -> int:
+    """Check a file or a whole bundle; raises LoadError with the first fault."""
+    if path.is_dir():
+        bundle = load_bundle(path)
+        cores = 1
+        for size in bundle.manifest.mesh.values():
+            cores *= size
+        print(f"{path}: bundle of {len(bundle.programs)} programs and {cores} cores is sound")
+        return 0
+    container = Container.open(path)
+    container.verify()
+    match container.header.kind:
+        case "program":
+            read_program(container)
+        case "manifest":
+            Manifest.from_meta(container.meta, container.name)
+        case "bundle":
+            for inner in programs_of(path).values():
+                read_program(inner)
+        case "core":
+            CoreBinding.from_meta(container.meta, container.name)
+    print(f"{path}: {container.header.kind} file is sound")
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How `neff run` runs. `target` is the machine; empty means the one the file was made for.
+    `seed` turns stochastic rounding on; `strict_indices` makes an index out of bounds an error.
+    """
+
+    level: str = "L1"
+    timed: bool = False
+    program: str = ""
+    target: str = ""
+    seed: int | None = None
+    strict_indices: bool = False
+
+
+def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
+    """Run one program on one core, or on all ranks of its mesh: `arg0`, `arg1` and so on in, `out0`
+    and so on out, in the order `neff info` lists.
+
+    Raises UsageError for inputs that cannot be read, SimulationError for missing or misshapen ones
+    and for a program that needs other cores, LoadError for a machine that refuses the file.
+    """
+    from sim_cluster.index_watch import IndexWatch
+    from sim_cluster.load_checks import check_loadable
+    from sim_cluster.run_single import Ranks, run_single
+
+    opened = open_program(path, options.program)
+    program = opened.program
+    check_loadable(program, opened.meta, load_target(options.target or program.target))
+    try:
+        with np.load(inputs) as data:
+            given = {n: data[f"arg{k}"] for k, n in enumerate(program.inputs) if f"arg{k}" in data}
+    except (OSError, ValueError, AttributeError, BadZipFile) as error:
+        raise UsageError("SW_NEFF_INPUTS", f"cannot read {inputs}: {error}") from error
+    watch = IndexWatch(options.strict_indices)
+    with _rounding(options.seed):
+        results = run_single(program, given, options.level, watch, Ranks(*_mesh_of(opened)))
+    for finding in watch.findings:
+        print(finding, file=sys.stderr)
+    arrays: dict[str, Any] = {f"out{k}": results[n] for k, n in enumerate(program.outputs)}
+    with outputs.open("wb") as file:
+        np.savez(file, **arrays)
+    if options.timed:
+        _print_time(opened)
+    return 0
+
+
+def _mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    """The mesh a program's collectives are over, and its inputs that are coordinates along it."""
+    mesh = {axis: size for axis, size in opened.meta.get("mesh", ())}
+    coordinates = {n: tuple(axes) for n, axes in opened.meta.get("coordinates", ())}
+    return mesh, coordinates
+
+
+def _rounding(seed: int | None) -> AbstractContextManager[None]:
+    """Stochastic rounding where asked for, by flag or by the runtime's own variables."""
+    from sim_cluster import rounding
+
+    if seed is None and os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_EN", "0") not in ("", "0"):
+        seed = int(os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0"))
+    return nullcontext() if seed is None else rounding.stochastic(seed)
+
+
+def _print_time(opened: ProgramFile) -> None:
+    program, target = opened.program, load_target(opened.program.target)
+    mesh, _ = _mesh_of(opened)
+    total = _step_ps(opened, target, mesh) if mesh else _program_ps(program, target)
+    loading = _constants_ps(opened, target)
+    note = f", {loading / PS_PER_S:.9f} s of them loading constants" if loading else ""
+    seconds = f"{(total + loading) / PS_PER_S:.9f}"
+    cores = f" ({program.lnc} physical cores)" if program.lnc > 1 else ""
+    where = f"on {math.prod(mesh.values())} cores" if mesh else "on one core"
+    print(f"simulated time {seconds} s {where} of {target.name}{cores}{note}", file=sys.stderr)
+    if opened.meta.get("hypothetical"):
+        machine = logical(target, program.lnc, hypothetical=True)
+        print(hypothetical_text(machine), file=sys.stderr)
+
+
+def _program_ps(program: Program, target: Target) -> int:
+    """What one core computes."""
+    from sim_cluster.macro import Stretch, program_macros
+
+    return sum(op.full_ps for op in program_macros(program, target) if isinstance(op, Stretch))
+
+
+def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> int:
+    """One run of all ranks of `mesh`, on as few instances as have the cores.
+
+    Raises UsageError for more ranks than an instance without EFA has cores.
+    """
+    from sim_cluster.step_time import Step, time_step
+
+    program, ranks = opened.program, math.prod(mesh.values())
+    machine = logical(target, program.lnc, bool(opened.meta.get("hypothetical")))
+    instances = -(-ranks // machine.cores)
+    if instances > 1 and not machine.efa_devices:
+        raise UsageError(
+            "SW_NETWORK",
+            f"--time of {ranks} ranks requires at most {machine.cores} cores, those of one"
+            f" {machine.name}: it has no EFA devices",
+            hint="compile with --target trn1 or trn2",
+        )
+    schedule = (((program.name,), 1),)
+    programs = {program.name: program}
+    step = Step(
+        programs=programs, schedules=(schedule,), mesh=mesh, target=machine, instances=instances
+    )
+    return time_step(step).step_time_ps
+
+
+def _constants_ps(opened: ProgramFile, target: Target) -> int:
+    """What the start of an execution spends on constants: with fast context switch they come then,
+    at best at the full rate of the core's DMA engines (the rate of the host link is not published
+    for trn1), else at model load.
+    """
+    if not opened.meta.get("options", {}).get("enable_fast_context_switch"):
+        return 0
+    core = target.core
+    rate = opened.program.lnc * core.dma_engines * core.dma_engine_bytes_per_s
+    return round(memory_of(opened.program).constants / rate * PS_PER_S)

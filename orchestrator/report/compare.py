@@ -1,0 +1,256 @@
+"""What changed between two reports: settings, the step by category, memory, collectives, findings,
+cost.
+
+Each side is a report, the output directory of a run, or a job file, which is planned. Everything is
+plain data, so that the screen, `--json` and the page show the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from compiler.diagnostics import UsageError
+from orchestrator import config
+from orchestrator.report.page.words import bytes_text, dollars, percent, plain, ps_text
+from orchestrator.report.report import SCHEMA
+
+Report = Mapping[str, Any]
+_SECTIONS = ("job", "graph", "mesh", "memory", "timing", "collectives", "cost", "findings")
+_NO_SETTINGS = ("output", "cache", "base")
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """The report in a file, or `report.json` of a directory. Raises UsageError (SW_REPORT) for
+    anything else."""
+    file = path / "report.json" if path.is_dir() else path
+    try:
+        report = json.loads(file.read_text())
+    except OSError as error:
+        raise _refused(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise _refused(f"{file} is no JSON: {error}") from error
+    if not isinstance(report, dict) or report.get("schema") != SCHEMA:
+        got = report.get("schema") if isinstance(report, dict) else "none"
+        raise _refused(f"a report requires schema {SCHEMA}, got {got} in {file}")
+    if missing := [key for key in _SECTIONS if key not in report]:
+        raise _refused(f"a report requires {', '.join(_SECTIONS)}, {file} lacks {missing[0]}")
+    return report
+
+
+def _refused(message: str) -> UsageError:
+    return UsageError(
+        "SW_REPORT", message, None, "give report.json of `run` or `plan --json`, or its directory"
+    )
+
+
+def side(path: Path) -> dict[str, Any]:
+    """The report of one side; a job file is planned. Raises what reading and planning raise."""
+    if path.suffix != ".toml":
+        return read_report(path)
+    from orchestrator import plan_cache
+
+    return plan_cache.plan(config.load(path))
+
+
+def compare(a: Report, b: Report) -> dict[str, Any]:
+    """What is different in `b`; quantities as `{name, a, b}`, everything else as lists."""
+    return {
+        "names": [title(a), title(b)],
+        "settings": list(_settings(a["job"], b["job"])),
+        "mesh": _both(a["mesh"], b["mesh"], 1),
+        "summary": _summary(a, b),
+        "time_ps": _both(a["timing"]["breakdown_ps"], b["timing"]["breakdown_ps"]),
+        "memory_bytes": _both(a["memory"]["categories"], b["memory"]["categories"]),
+        "collectives": _collectives(a, b),
+        "findings": _findings(a, b),
+    }
+
+
+def title(report: Report) -> str:
+    """A report in one line."""
+    mesh = ",".join(f"{axis}={size}" for axis, size in report["mesh"].items())
+    cluster = report["job"]["cluster"]
+    machines = f"{cluster['instances']} x {cluster['target']}"
+    return f"{report['graph']['name']} {report['job']['strategy']['name']} {mesh} on {machines}"
+
+
+def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:
+    """Keys of the resolved jobs that differ."""
+    for table in dict.fromkeys((*a, *b)):
+        first, second = a.get(table, {}), b.get(table, {})
+        if table in _NO_SETTINGS or not isinstance(first, dict):
+            continue
+        for key in dict.fromkeys((*first, *second)):
+            if first.get(key) != second.get(key):
+                yield {"key": f"{table}.{key}", "a": first.get(key), "b": second.get(key)}
+
+
+def _summary(a: Report, b: Report) -> list[dict[str, Any]]:
+    """What is asked first of a job."""
+
+    def of(report: Report) -> dict[str, Any]:
+        timing, cost = report["timing"], report["cost"]
+        return {
+            "step_time_ps": timing["step_time_ps"],
+            "tokens_per_s": timing["tokens_per_s"],
+            "mfu": timing["mfu"],
+            "hfu": timing["hfu"],
+            "peak_bytes": report["memory"]["peak_bytes"],
+            "limit_bytes": report["memory"]["limit_bytes"],
+            "usd_per_step": cost["usd_per_step"],
+            "usd_per_1e6_tokens": cost["usd_per_1e6_tokens"],
+            "cores": report["cores"],
+            "flops_per_step": report["graph"]["flops_per_step"],
+            "params": report["graph"]["params"],
+        }
+
+    first, second = of(a), of(b)
+    return [{"name": name, "a": first[name], "b": second[name]} for name in first]
+
+
+def _both(a: Mapping[str, int], b: Mapping[str, int], absent: int = 0) -> list[dict[str, Any]]:
+    """Amounts by name, those that are nothing in both left out."""
+    rows = (
+        {"name": name, "a": a.get(name, absent), "b": b.get(name, absent)}
+        for name in dict.fromkeys((*a, *b))
+    )
+    return [row for row in rows if row["a"] != absent or row["b"] != absent]
+
+
+def _collectives(a: Report, b: Report) -> list[dict[str, Any]]:
+    """Kinds of collectives over an axis in numbers, bytes and times, where they differ."""
+    first, second = _by_kind(a["collectives"]), _by_kind(b["collectives"])
+    none = dict.fromkeys(("count", "bytes", "time_ps", "exposed_ps"), 0)
+    return [
+        {"name": name, "a": first.get(name, none), "b": second.get(name, none)}
+        for name in dict.fromkeys((*first, *second))
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _by_kind(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        name = f"{row['kind']} {row['axis']} ({row['algorithm']})"
+        total = found.setdefault(name, {"count": 0, "bytes": 0, "time_ps": 0, "exposed_ps": 0})
+        total["count"] += row["count"]
+        total["bytes"] += row["count"] * row["bytes"]
+        total["time_ps"] += row["time_ps"]
+        total["exposed_ps"] += row["exposed_ps"]
+    return found
+
+
+def _findings(a: Report, b: Report) -> dict[str, list[str]]:
+    """Findings that only one of the reports has."""
+    first, second = ([f"{f['code']}: {f['message']}" for f in r["findings"]] for r in (a, b))
+    return {
+        "only_a": [text for text in first if text not in second],
+        "only_b": [text for text in second if text not in first],
+    }
+
+
+SUMMARY: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "step_time_ps": ("step time", ps_text),
+    "tokens_per_s": ("tokens per second", lambda v: f"{v:,.0f}"),
+    "mfu": ("MFU", lambda v: percent(v, 1)),
+    "hfu": ("HFU", lambda v: percent(v, 1)),
+    "peak_bytes": ("memory per core", bytes_text),
+    "limit_bytes": ("memory limit", bytes_text),
+    "usd_per_step": ("cost per step", dollars),
+    "usd_per_1e6_tokens": ("cost per million tokens", dollars),
+    "cores": ("cores", lambda v: f"{v:,}"),
+    "flops_per_step": ("FLOP per step", lambda v: f"{v:.4g}"),
+    "params": ("parameters", lambda v: f"{v:,}"),
+}
+"""How the quantities of the summary are named and written."""
+_MANY = 10  # times as much; less is a percentage
+
+
+def change(row: Mapping[str, Any]) -> str:
+    """How much more the second amount is."""
+    first, second = row["a"], row["b"]
+    if first is None or second is None or first == second:
+        return ""
+    if not first:
+        return "new"
+    times = second / first
+    return f"x {times:,.0f}" if times >= _MANY else f"{times - 1:+.1%}".replace("%", " %")
+
+
+Part = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+"""Caption, columns, rows."""
+
+
+def tables(found: Mapping[str, Any]) -> list[Part]:
+    """Every part of a comparison as caption, columns and rows of text; parts without rows are left
+    out."""
+    columns = ("", "A", "B", "change")
+    parts: list[Part] = [
+        ("settings that differ", columns[:3], [_setting(row) for row in found["settings"]]),
+        (
+            "mesh",
+            columns[:3],
+            [_setting(r | {"key": r["name"]}) for r in _different(found["mesh"])],
+        ),
+        ("summary", columns, [_summed(r) for r in found["summary"]]),
+        ("time of the step", columns, [_row(r, ps_text) for r in found["time_ps"]]),
+        ("memory at the peak", columns, [_row(r, bytes_text) for r in found["memory_bytes"]]),
+        ("collectives that differ: count, time, exposed", columns, _moved(found["collectives"])),
+        ("findings of A alone", ("",), [(text,) for text in found["findings"]["only_a"]]),
+        ("findings of B alone", ("",), [(text,) for text in found["findings"]["only_b"]]),
+    ]
+    return [part for part in parts if part[2]]
+
+
+def _different(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [dict(row) for row in rows if row["a"] != row["b"]]
+
+
+def _setting(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return row["key"], plain(row["a"]), plain(row["b"])
+
+
+def _summed(row: Mapping[str, Any]) -> tuple[str, ...]:
+    name, text = SUMMARY[row["name"]]
+    return _row({**row, "name": name}, text)
+
+
+def _row(row: Mapping[str, Any], text: Callable[[Any], str]) -> tuple[str, ...]:
+    return row["name"], text(row["a"]), text(row["b"]), change(row)
+
+
+def _moved(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    def text(one: Mapping[str, int]) -> str:
+        return f"{one['count']}, {ps_text(one['time_ps'])}, {ps_text(one['exposed_ps'])}"
+
+    return [
+        (
+            row["name"],
+            text(row["a"]),
+            text(row["b"]),
+            change({"a": row["a"]["time_ps"], "b": row["b"]["time_ps"]}),
+        )
+        for row in rows
+    ]
+
+
+def print_comparison(found: Mapping[str, Any]) -> None:
+    """All tables on the terminal."""
+    console = Console(highlight=False, markup=False)
+    for letter, name in zip("AB", found["names"], strict=True):
+        console.print(Text.assemble((letter, "bold"), f" {name}"), soft_wrap=True)
+    for caption, columns, rows in tables(found):
+        table = Table(title=caption, title_justify="left", pad_edge=False, box=None)
+        for place, name in enumerate(columns):
+            table.add_column(name, justify="right" if place else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print()
+        console.print(table)

@@ -1,0 +1,119 @@
+"""`--explain fusion`: the regions of every compiled function, what they keep on chip, and why they
+are not larger.
+
+The functions are lowered again here, with the user's locations; compile units themselves carry
+none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.config import JobConfig
+from orchestrator.report.sections import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from compiler.isa.region import RegionProgram, Tensor
+    from compiler.logical_core import LogicalCore
+    from compiler.lower.explain import Describe
+
+_SHOWN = 0.01  # of a function's bytes; smaller regions are only counted
+_MIB = 2**20
+_FIRST_REGISTER = 1 << 20  # above every register of a function
+_NUMBERS = ("ops", "MiB moved", "avoided")
+
+
+def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
+    """One entry per distinct function of the job: name and regions, largest traffic first.
+
+    Raises the DiagnosticError of the stage that refuses.
+    """
+    from compiler.logical_core import LogicalCore
+    from compiler.lower.explain import explain_fusion
+    from compiler.outline import outline
+    from compiler.passes.pipeline import run, unit_passes
+    from orchestrator.build import build
+    from orchestrator.job import unit_service
+    from orchestrator.stages import Stages
+
+    with unit_service(job, None) as service:
+        built = build(job, service, Stages())
+    target = built.layout.target
+    options = replace(job.compiler, lnc=target.lnc)
+    passes, judge = unit_passes(options, target.core.generation), LogicalCore(target, options)
+    found = []
+    for unit in outline(built.plan.step).functions:
+        graph = run(unit.graph, passes)
+        stories = explain_fusion(graph, unit.signature, options, judge, notes_of(judge))
+        rows = [_entry(story) for story in sorted(stories, key=lambda s: -s.moved_bytes)]
+        found.append({"function": unit.name, "regions": rows})
+    return found
+
+
+def notes_of(core: LogicalCore) -> Describe:
+    """Notes on the code that `core` has for a region."""
+
+    def describe(program: RegionProgram, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+        return core.generate(program, tensors, _FIRST_REGISTER).notes
+
+    return describe
+
+
+def _entry(story: Any) -> dict[str, Any]:
+    return {
+        "region": story.name,
+        "location": f"{story.loc.file}:{story.loc.line}",
+        "operators": story.operators,
+        "moved_bytes": story.moved_bytes,
+        "avoided_bytes": story.avoided_bytes,
+        "notes": list(story.notes),
+        "refused": [
+            {
+                "reader": merge.reader,
+                "num_bytes": merge.num_bytes,
+                "rule": merge.refusal.rule,
+                "detail": merge.refusal.detail,
+            }
+            for merge in sorted(story.refused, key=lambda m: -m.num_bytes)
+        ],
+    }
+
+
+def show(functions: list[dict[str, Any]]) -> None:
+    """The explanation as one table per function that moves at least 1 % of all bytes."""
+    console = Console(highlight=False, markup=False)
+    total = sum(_moved(f) for f in functions)
+    for one in functions:
+        if _moved(one) >= _SHOWN * total:
+            console.print(_table(one))
+
+
+def _moved(function: dict[str, Any]) -> int:
+    return sum(r["moved_bytes"] for r in function["regions"])
+
+
+def _table(function: dict[str, Any]) -> Table:
+    moved, rows = _moved(function), function["regions"]
+    shown = [r for r in rows if r["moved_bytes"] >= _SHOWN * moved]
+    title = f"{function['function']}: {len(rows)} regions move {moved / _MIB:,.1f} MiB per call"
+    if len(shown) < len(rows):
+        title += f" ({len(rows) - len(shown)} below 1 % not shown)"
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    for name in ("region", "where", "ops", "MiB moved", "avoided", "not merged with"):
+        table.add_column(name, justify="right" if name in _NUMBERS else "left")
+    for row in shown:
+        table.add_row(
+            "\n".join([row["region"], *row["notes"]]),
+            row["location"].rpartition("/")[2],
+            str(row["operators"]),
+            f"{row['moved_bytes'] / _MIB:,.1f}",
+            f"{row['avoided_bytes'] / _MIB:,.1f}",
+            "\n".join(f"{m['reader']}: {m['rule']}: {m['detail']}" for m in row["refused"][:2]),
+        )
+    return table

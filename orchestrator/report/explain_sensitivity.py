@@ -1,0 +1,66 @@
+"""`--explain sensitivity`: how far the step moves when a figure it rests on is another.
+
+The job's programs are timed again with every figure lower and higher; nothing is compiled anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.build import build
+from orchestrator.config import JobConfig
+from orchestrator.job import step_of, unit_service
+from orchestrator.report.sections import Report
+from orchestrator.stages import Stages
+from sim_cluster.sensitivity import SHARE, Moved, sensitivity
+
+LEAST = 1e-3  # of the step; figures that move it less are only counted
+
+
+def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
+    """One entry per figure, the one that moves the step most first.
+
+    Raises the DiagnosticError of the stage that refuses.
+    """
+    return [_entry(moved) for moved in moved_by(job)]
+
+
+def moved_by(job: JobConfig) -> list[Moved]:
+    """How far every figure moves the step of a job."""
+    with unit_service(job, None) as service:
+        built = build(job, service, Stages())
+    return sensitivity(step_of(built, built.programs), job.cluster.profile)
+
+
+def _entry(moved: Moved) -> dict[str, Any]:
+    return {
+        "name": moved.name,
+        "value": moved.fact.value,
+        "status": moved.fact.status,
+        "source": moved.fact.source,
+        "step_change_lower": moved.lower,
+        "step_change_higher": moved.higher,
+    }
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """The explanation as a table; figures that hardly matter are counted below it."""
+    console = Console(highlight=False, markup=False)
+    table = Table(title="what the step rests on", title_justify="left", pad_edge=False)
+    for name in ("figure", "value", "status", f"{-SHARE:+.0%}", f"{SHARE:+.0%}"):
+        table.add_column(name, justify="left" if name in ("figure", "status") else "right")
+    shown = [row for row in rows if _most(row) >= LEAST]
+    for row in shown:
+        changes = (f"{row[key]:+.1%}" for key in ("step_change_lower", "step_change_higher"))
+        table.add_row(row["name"], f"{row['value']}", row["status"], *changes)
+    console.print(table)
+    console.print(f"{len(rows) - len(shown)} more figures move it by less than {LEAST:.1%} each")
+
+
+def _most(row: dict[str, Any]) -> float:
+    changes: tuple[float, float] = (row["step_change_lower"], row["step_change_higher"])
+    return max(map(abs, changes))

@@ -1,0 +1,116 @@
+"""`--explain sharding [TENSOR]`: who decided where tensors lie, and why each collective is there.
+
+The plan itself keeps only what running it needs; the step is decided and partitioned once more
+here, op by op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from compiler.diagnostics import Loc, UsageError
+from orchestrator.config import JobConfig
+from orchestrator.report.sections import Report
+
+if TYPE_CHECKING:
+    from orchestrator.build import Decided
+    from sharding.explain import Explanation
+    from sharding.plan import Prepared
+
+_NUMBERS = ("KiB", "times")
+_SHOWN = 60  # rows of a table on the terminal; `--json` has all
+
+
+def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]:
+    """Tensors and collectives of a job; those that `tensor` names, or all leaves and collectives.
+
+    Raises UsageError when nothing has that name, and the DiagnosticError of the stage that refuses.
+    """
+    from orchestrator.build import decide, partition_unit, placed_task
+    from orchestrator.job import unit_service
+    from orchestrator.stages import Stages
+    from sharding.explain import explain_sharding
+    from sharding.pipeline.balance import by_stage
+
+    stages = Stages()
+    layout, task = placed_task(job, stages)
+    with unit_service(job, None) as service:
+        unit = partition_unit(job, layout, service)
+
+        def tell(decided: Decided) -> tuple[Prepared, Explanation]:
+            return decided.prepared, explain_sharding(decided.prepared, unit)
+
+        prepared, told = decide(job, layout, task, stages, tell)
+    found = told.about(tensor) if tensor else told.leaves()
+    if not found.tensors and not found.collectives:
+        raise UsageError(
+            "SW_EXPLAIN",
+            f"--explain sharding requires a leaf, an op or a place of the step, got {tensor}",
+            None,
+            "for example params/lm_head, dot_general or model.py:12",
+        )
+    parts = prepared.staged.shares if prepared.staged else ()
+    return {
+        "tensors": [_plain(row) for row in found.tensors],
+        "collectives": [_plain(row) for row in found.collectives],
+        "stages": by_stage(parts, prepared.num_stages),
+    }
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    """A row as JSON holds it."""
+    return {k: _place(v) if isinstance(v, Loc) else v for k, v in _fields(row).items()}
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    return asdict(row) | {"loc": row.loc}
+
+
+def _place(loc: Loc) -> str:
+    return f"{loc.file}:{loc.line}" if loc.file else ""
+
+
+def show(found: dict[str, Any]) -> None:
+    """Both tables on the terminal."""
+    console = Console(highlight=False, markup=False)
+    tensors = _table("tensors", ("tensor", "where", "type", "layout", "decided by"))
+    for row in found["tensors"][:_SHOWN]:
+        where = row["loc"].rpartition("/")[2]
+        tensors.add_row(row["name"], where, row["type"], row["layout"], row["decided"])
+    console.print(tensors)
+    moved = _table("collectives", ("collective", "over", *_NUMBERS, "where", "why"))
+    for row in found["collectives"][:_SHOWN]:
+        moved.add_row(
+            row["kind"] if row["predicted"] else f"{row['kind']} (not predicted)",
+            f"{row['axes']} ({row['group_size']})",
+            f"{row['num_bytes'] / 1024:,.1f}",
+            str(row["times"]),
+            row["loc"].rpartition("/")[2],
+            row["cause"],
+        )
+    console.print(moved)
+    if found["stages"]:
+        console.print(_stages(found["stages"]))
+    left = max(len(found[key]) - _SHOWN for key in ("tensors", "collectives"))
+    if left > 0:
+        console.print(f"and {left} more rows: name a tensor, or use --json")
+
+
+def _stages(rows: list[dict[str, Any]]) -> Table:
+    """What every stage of a pipeline has."""
+    table = _table("pipeline stages", ("stage", "layers", "share of the cost"))
+    for row in rows:
+        layers = " + ".join(map(str, row["layers"]))
+        table.add_row(str(row["stage"]), layers, f"{row['cost_share']:.1%}")
+    return table
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
+    return table

@@ -1,0 +1,119 @@
+"""`--explain time`: where every picosecond of a step goes, by function and by source line.
+
+A view of the report's `functions`; both tables sum to the step exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from compiler.target import PS_PER_S
+from orchestrator.config import JobConfig
+from orchestrator.report.sections import Report
+from orchestrator.report.text import count_text, seconds_text, size_text
+
+CODE = ("compute", "memory")
+NO_LINE = "(no line)"
+_SHOWN = 25  # rows of a table on the terminal; `--json` has all
+_LEAST = 5e-4  # of the step: less is 0.0 %
+
+
+def explain(_job: JobConfig, report: Report) -> dict[str, Any]:
+    """`{step_time_ps, functions, lines}`, the longest first: a function with its own breakdown, a
+    line with its engines, operations and bytes. What is no code is a line of its category."""
+    functions = [{k: v for k, v in row.items() if k != "regions"} for row in report["functions"]]
+    lines = [*_code_lines(report), *_waits(report)]
+    return {
+        "step_time_ps": report["timing"]["step_time_ps"],
+        "functions": functions,
+        "lines": sorted(lines, key=lambda row: -row["time_ps"]),
+    }
+
+
+def _code_lines(report: Report) -> Iterator[dict[str, Any]]:
+    """Code by the line it comes from."""
+    found: dict[str, dict[str, Any]] = {}
+    for function in report["functions"]:
+        left = sum(function["breakdown_ps"].get(category, 0) for category in CODE)
+        for region in function["regions"]:
+            left -= region["time_ps"]
+            _add(found, region)
+        if left:  # of functions that are summed up in one row
+            _add(found, {"loc": "", "time_ps": left, "busy_ps": {}, "flops": 0, "hbm_bytes": 0})
+    for line, row in found.items():
+        yield {"line": line, "what": ", ".join(row["names"])} | {
+            "time_ps": row["time_ps"],
+            "engines_ps": dict(row["engines_ps"].most_common()),
+            "flops": row["flops"],
+            "hbm_bytes": row["hbm_bytes"],
+        }
+
+
+def _add(found: dict[str, dict[str, Any]], region: Mapping[str, Any]) -> None:
+    empty = {"names": {}, "time_ps": 0, "engines_ps": Counter(), "flops": 0, "hbm_bytes": 0}
+    row = found.setdefault(region["loc"] or NO_LINE, empty)
+    row["names"][region.get("name", "other code")] = None
+    row["engines_ps"].update(region["busy_ps"])
+    for key in ("time_ps", "flops", "hbm_bytes"):
+        row[key] += region[key]
+
+
+def _waits(report: Report) -> Iterator[dict[str, Any]]:
+    """What cores do besides running code, by category."""
+    for category, ps in report["timing"]["breakdown_ps"].items():
+        if category not in CODE and ps:
+            yield {"line": "", "what": category, "time_ps": ps} | {
+                "engines_ps": {},
+                "flops": 0,
+                "hbm_bytes": 0,
+            }
+
+
+def show(section: Mapping[str, Any]) -> None:
+    """Both tables."""
+    console = Console(highlight=False, markup=False)
+    total = section["step_time_ps"] or 1
+    console.print(_functions(section["functions"], total))
+    console.print(_lines(section["lines"], total))
+
+
+def _functions(rows: list[dict[str, Any]], total: int) -> Table:
+    table = Table(title="where the step goes, by function", title_justify="left", pad_edge=False)
+    table.add_column("function", overflow="fold")
+    for name in ("calls", "time", "of step", "compute", "memory", "waits"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in [row for row in rows if row["time_ps"] >= _LEAST * total][:_SHOWN]:
+        parts = row["breakdown_ps"]
+        code = [parts.get(category, 0) for category in CODE]
+        shares = (row["time_ps"], *code, row["time_ps"] - sum(code))
+        table.add_row(
+            "/".join(filter(None, (row["program"], row["function"]))),
+            str(row["calls"]),
+            seconds_text(row["time_ps"] / PS_PER_S),
+            *(f"{share / total:.1%}" for share in shares),
+        )
+    return table
+
+
+def _lines(rows: list[dict[str, Any]], total: int) -> Table:
+    table = Table(title="by source line", title_justify="left", pad_edge=False)
+    table.add_column("line", overflow="fold")
+    table.add_column("what", overflow="fold")
+    for name in ("of step", "busiest engine", "FLOP", "HBM"):
+        table.add_column(name, justify="right")
+    for row in [row for row in rows if row["time_ps"] >= _LEAST * total][:_SHOWN]:
+        engine, busy = next(iter(row["engines_ps"].items()), ("", 0))
+        table.add_row(
+            row["line"].rpartition("/")[2],
+            row["what"],
+            f"{row['time_ps'] / total:.1%}",
+            f"{engine} {busy / max(row['time_ps'], 1):.0%}" if engine else "",
+            count_text(row["flops"]) if row["flops"] else "",
+            size_text(row["hbm_bytes"]) if row["hbm_bytes"] else "",
+        )
+    return table

@@ -1,0 +1,175 @@
+"""The memory of a step for people: the report's section, `--explain memory`, and what would help.
+
+Sizes come from the compiled programs, the estimate made before compiling stands beside them. A
+change is not guessed: the job is planned again with it, and what it saves is the difference of the
+two estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from compiler.diagnostics import DiagnosticError
+from orchestrator.build import Built, planned
+from orchestrator.bundling import compiled_footprints
+from orchestrator.config import JobConfig
+from orchestrator.report.sections import Report
+from orchestrator.report.text import size_text
+from orchestrator.service.service import UnitService
+from orchestrator.stages import Stages, Traces
+from orchestrator.whatif.change import changed
+from orchestrator.whatif.rules import saving
+from orchestrator.whatif.situation import Situation, given_sizes
+from sharding.arena import Moment
+from sharding.footprint import worst_stage
+
+LISTED = 20  # tensors at the peak that a report holds
+MOMENTS = 600  # of the timeline
+_BAR = 16
+_NUMBERS = ("position", "times", "in use")
+_PER_PROGRAM = 5  # positions of a program on the screen
+
+
+def memory_section(built: Built) -> dict[str, Any]:
+    """Memory per core after compilation: exact named buffers and arenas, and the timeline."""
+    target, before = built.layout.target, built.plan.footprint
+    stages = compiled_footprints(built)
+    found = worst_stage(stages)
+    return {
+        "limit_bytes": target.limit_bytes,
+        "reserve_bytes": target.reserve_bytes_per_core,
+        "peak_bytes": found.peak_bytes,
+        "peak_program": found.peak_program,
+        "fits": found.peak_bytes <= target.limit_bytes,
+        "categories": dict(found.categories),
+        "argument_bytes": dict(found.argument_bytes),
+        "arena_bytes": dict(found.arena_bytes),
+        "estimate": {
+            "peak_bytes": before.peak_bytes,
+            "arena_bytes": dict(before.arena_bytes),
+        },
+        "per_stage": [
+            {"stage": n, "peak_bytes": s.peak_bytes, "categories": dict(s.categories)}
+            for n, s in enumerate(stages)
+        ],
+        "timeline": [_moment_row(moment) for moment in _highest(found.timeline)],
+        "largest": [
+            {"name": h.name, "category": h.category, "bytes": h.num_bytes, "loc": str(h.loc)}
+            for h in found.held[:LISTED]
+        ],
+    }
+
+
+def _moment_row(moment: Moment) -> dict[str, Any]:
+    return {
+        "program": moment.program,
+        "position": moment.position,
+        "what": moment.what,
+        "repeats": moment.repeats,
+        "live_bytes": moment.live_bytes,
+        "categories": {c: size for c, size in moment.categories.items() if size},
+    }
+
+
+def _highest(timeline: Sequence[Moment]) -> Iterator[Moment]:
+    """At most `MOMENTS` of a timeline and one per program: the highest of neighbours."""
+    size = -(-len(timeline) // MOMENTS)
+    for _, own in groupby(timeline, key=lambda moment: moment.program):
+        moments = list(own)
+        for first in range(0, len(moments), size):
+            yield max(moments[first : first + size], key=lambda moment: moment.live_bytes)
+
+
+def suggestions(
+    job: JobConfig, service: UnitService, memory: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Every change that saves memory, planned: `{change, saves_bytes, peak_bytes, fits}`, what
+    saves most first.
+
+    Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
+    own. A change that cannot be planned is left out.
+    """
+    traces = Traces()
+    base = planned(job, service, Stages(traces=traces))
+    before = memory["peak_bytes"]
+    scale = before / base.plan.footprint.peak_bytes
+    now = Situation(
+        job=job,
+        mesh=given_sizes(base.layout.mesh.sizes),
+        global_batch=base.layout.global_batch,
+        num_microbatches=base.layout.num_microbatches,
+    )
+    rows = []
+    for idea in saving(now):
+        change = changed(job, idea.keys)
+        try:
+            other = planned(change.job, service, Stages(traces=traces))
+        except DiagnosticError:
+            continue  # this model, mesh or batch does not allow it
+        if (peak := round(other.plan.footprint.peak_bytes * scale)) < before:
+            row = {"change": change.text, "saves_bytes": before - peak, "peak_bytes": peak}
+            rows.append(row | {"fits": peak <= memory["limit_bytes"]})
+    return sorted(rows, key=lambda row: -row["saves_bytes"])
+
+
+def explain(job: JobConfig, report: Report) -> dict[str, Any]:
+    """The section of the report, with `suggestions`."""
+    from orchestrator.job import unit_service
+
+    memory: dict[str, Any] = report["memory"]
+    with unit_service(job, None) as service:
+        return memory | {"suggestions": suggestions(job, service, memory)}
+
+
+def show(memory: dict[str, Any]) -> None:
+    """The timeline, the tensors at the peak and what would help, on the terminal."""
+    console = Console(highlight=False, markup=False)
+    console.print(_timeline(memory))
+    console.print(_tensors(memory))
+    if memory["suggestions"]:
+        console.print(_changes(memory["suggestions"]))
+
+
+def _timeline(memory: dict[str, Any]) -> Table:
+    """The highest positions of every program, in order; bars show what named buffers leave."""
+    named = sum(memory["argument_bytes"].values())
+    title = f"bytes in use over the step, named buffers {size_text(named)}"
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    for name in ("program", "position", "what", "times", "in use", "above named buffers"):
+        table.add_column(name, justify="right" if name in _NUMBERS else "left")
+    top = max(max(m["live_bytes"] for m in memory["timeline"]) - named, 1)
+    for program in memory["arena_bytes"]:
+        rows = [m for m in memory["timeline"] if m["program"] == program]
+        highest = sorted(rows, key=lambda m: -m["live_bytes"])[:_PER_PROGRAM]
+        for row in sorted(highest, key=lambda m: m["position"]):
+            size = row["live_bytes"]
+            bar = "#" * round((size - named) / top * _BAR)
+            cells = (row["position"], row["what"], row["repeats"], size_text(size), bar)
+            table.add_row(program, *map(str, cells))
+    return table
+
+
+def _tensors(memory: dict[str, Any]) -> Table:
+    title = f"largest tensors at the peak, in {memory['peak_program']}"
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    for name in ("tensor", "category", "bytes", "where"):
+        table.add_column(name, justify="right" if name == "bytes" else "left")
+    for row in memory["largest"]:
+        where = row["loc"].rpartition("/")[2]
+        table.add_row(row["name"], row["category"], size_text(row["bytes"]), where)
+    return table
+
+
+def _changes(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="what would save memory (estimated)", title_justify="left", pad_edge=False)
+    for name in ("change", "saves", "peak then", "fits"):
+        table.add_column(name, justify="left" if name == "change" else "right")
+    for row in rows:
+        saved, peak = size_text(row["saves_bytes"]), size_text(row["peak_bytes"])
+        table.add_row(row["change"], saved, peak, "yes" if row["fits"] else "no")
+    return table

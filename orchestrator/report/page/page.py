@@ -1,0 +1,129 @@
+"""Pages from reports: `report.html` of one, `compare.html` of two.
+
+Names of models, findings and paths are untrusted text: templates escape everything. A page is
+written whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from compiler.diagnostics import UsageError
+from orchestrator.report import text
+from orchestrator.report.page import charts, words
+from orchestrator.report.plan_screen import effect_text
+
+FUNCTIONS = 40  # with their regions on a page
+REGIONS = 12
+COLLECTIVES = 200
+MOMENTS = 40
+MATTERS = 0.005  # of the step; functions below are without their regions
+_NEEDED = ("functions", "step_chart", "timelines")
+
+
+def report_page(report: Mapping[str, Any]) -> str:
+    """The page of a report. Raises UsageError for a report that lacks what a page shows."""
+    missing = [key for key in _NEEDED if key not in report]
+    if missing:
+        raise UsageError(
+            "SW_REPORT",
+            f"a page requires the keys {', '.join(_NEEDED)} of a report, missing:"
+            f" {', '.join(missing)}",
+            None,
+            "the report was written by an older release: run or plan the job again",
+        )
+    timing = report["timing"]
+    return _template("report.html").render(
+        report=report,
+        breakdown=charts.bar(timing["breakdown_ps"], timing["step_time_ps"], words.ps_text),
+        budget=charts.bar(
+            report["memory"]["categories"],
+            max(report["memory"]["limit_bytes"], report["memory"]["peak_bytes"]),
+            words.bytes_text,
+        ),
+        memory=charts.memory(report["memory"]),
+        pipeline=charts.pipeline(report),
+        timelines=[(one, charts.engines(one)) for one in report["timelines"]],
+        losses=_losses(report),
+        longest=_longest(report),
+        tried=[(row["change"], effect_text(row)) for row in _tried(report)],
+        moments=_highest(report["memory"]["timeline"]),
+    )
+
+
+def _losses(report: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The curve of a value run of several steps."""
+    losses = report["numerics"]["losses"] if "numerics" in report else ()
+    return charts.line(losses, "loss") if sum(v is not None for v in losses) > 1 else None
+
+
+def _longest(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Functions whose regions are shown: the longest, and all that matter."""
+    own = [row for row in report["functions"][:FUNCTIONS] if row["regions"]]
+    least = MATTERS * report["timing"]["step_time_ps"]
+    return [row for n, row in enumerate(own) if not n or row["time_ps"] >= least]
+
+
+def _tried(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What `plan` tried and was not refused."""
+    tried = report["whatif"]["tried"] if "whatif" in report else []
+    return [row for row in tried if "peak_bytes" in row]
+
+
+def _highest(timeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The highest positions in the order of the step."""
+    kept = sorted(timeline, key=lambda row: -row["live_bytes"])[:MOMENTS]
+    return [row for row in timeline if row in kept]
+
+
+def compare_page(found: Mapping[str, Any], tables: Sequence[Any]) -> str:
+    """The page of a comparison, and its tables of text (`compare.py`)."""
+    return _template("compare.html").render(found=found, tables=tables)
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page. Raises UsageError where that is not possible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError("SW_USAGE", f"cannot write {path}: {error.strerror}") from error
+
+
+def _template(name: str) -> Template:
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> Environment:
+    loader = PackageLoader(__package__)
+    made = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "bytes": words.bytes_text,
+        "seconds": text.seconds_text,
+        "ps": words.ps_text,
+        "count": text.count_text,
+        "flops": words.flops_text,
+        "dollars": words.dollars,
+        "plain": words.plain,
+        "number": lambda value: f"{value:,.6g}",
+    }
+    made.globals |= {
+        "percent": words.percent,
+        "kind_of": charts.kind_of,
+        "limits": {"functions": FUNCTIONS, "regions": REGIONS, "collectives": COLLECTIVES},
+        "css": Markup(loader.get_source(made, "report.css")[0]),  # our own file
+    }
+    return made

@@ -1,0 +1,47 @@
+"""Numbers of a report in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler.target import PS_PER_S
+from orchestrator.report.text import KIB, MIB, count_text, seconds_text, size_text, usd_text
+
+
+def ps_text(ps: float) -> str:
+    """A time in the unit that reads best."""
+    return seconds_text(ps / PS_PER_S) if ps else "0"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share; what is there but too small to be written is marked."""
+    share = part / whole if whole else 0.0
+    return "<0.1 %" if 0 < share < 0.0005 else f"{share:.1%}".replace("%", " %")
+
+
+def flops_text(number: float) -> str:
+    """Operations: 18.2 GFLOP."""
+    return f"{count_text(number)}FLOP" if number else "0"
+
+
+def bytes_text(number: int) -> str:
+    """Bytes in the binary unit that reads best."""
+    if number >= MIB / 10:
+        return size_text(number)
+    return f"{number / KIB:,.1f} KiB" if number >= KIB else f"{number} B"
+
+
+def dollars(amount: float | None) -> str:
+    """A price."""
+    return "no published price" if amount is None else usd_text(amount)
+
+
+def plain(value: Any) -> str:
+    """A value of a configuration as it is written in a job file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value in ("", None):
+        return "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
+    return str(value)

@@ -1,0 +1,355 @@
+"""`report.json`, schema version 1: assembled from the stages' results, never computed twice.
+
+See `docs/report.md`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from itertools import chain
+from typing import Any
+
+from collectives.placement import place_mesh, where
+from compiler.budget import count_instructions
+from compiler.diagnostics import Diagnostic
+from compiler.ir.analysis import CONTRACTIONS, count_ops, flops
+from compiler.isa.program import Call, Function, Program, Repeat
+from compiler.passes.integers import downcasts
+from compiler.target import PS_PER_S, hypothetical_text
+from orchestrator.budgets import budget_findings
+from orchestrator.build import Built
+from orchestrator.bundling import compiler_version
+from orchestrator.packets import packets_of
+from orchestrator.report.bottleneck import bottleneck
+from orchestrator.report.goodput import goodput_section
+from orchestrator.report.limits import Asked, asked, confidence, limits_section
+from orchestrator.report.memory_report import memory_section
+from orchestrator.report.step_report import function_rows, step_chart, timelines
+from orchestrator.service.service import UnitService
+from orchestrator.stages import Stages
+from orchestrator.timing import Timings
+from sharding.mesh import Mesh
+from sharding.pipeline.balance import by_stage
+from sharding.pipeline.schedules import bubble
+from sim_cluster.network import cluster_topology
+from sim_cluster.step_time import StepTiming
+
+SCHEMA = 1
+FEW_MICROBATCHES = 2  # per stage: below, a note says what more would do
+USD_TOKENS = 1e6
+
+
+def base_report(
+    built: Built,
+    timings: Timings,
+    service: UnitService,
+    stages: Stages,
+    neff_bytes: Mapping[str, int],
+) -> dict[str, Any]:
+    """Everything but values: what `plan` returns and `run` extends."""
+    timing = timings.chosen
+    memory = memory_section(built)
+    report = {
+        "schema": SCHEMA,
+        "job": built.job.as_dict(),
+        "provenance": provenance(stages),
+        "graph": graph_section(built),
+        "mesh": dict(built.layout.mesh.sizes),
+        "cores": built.layout.mesh.num_cores,
+        "batch": batch_section(built),
+        "logical_cores": logical_cores(built, timing),
+        "placement": placement_section(built),
+        "context": built.plan.reasons.get("context", ""),
+        "pipeline": pipeline_section(built),
+        "neffs": len(built.programs),
+        "findings": [f.as_dict() for f in findings(built, service)],
+        "units": [dataclasses.asdict(row) for row in service.rows],
+        "programs": program_rows(built, neff_bytes),
+        "memory": memory,
+        "timing": timing_section(built, timing, timings.band),
+        **fault_section(built, timings),
+        "functions": function_rows(timings.parts, built.programs),
+        "step_chart": step_chart(timings.parts),
+        "timelines": timelines(timings.parts, built.programs),
+        "collectives": collective_rows(timing, built.plan.mesh),
+        "streams": stream_section(built, timing),
+        "cost": cost_section(built, timing),
+        "goodput": goodput_section(built, timing),
+        "limits": limits_section(_asked(built), timing.profile),
+    }
+    return report | {"bottleneck": bottleneck(report)}
+
+
+def _asked(built: Built) -> Asked:
+    return asked(built.job, built.layout.target, built.layout.mesh.sizes)
+
+
+def pipeline_section(built: Built) -> dict[str, Any]:
+    """How the model is shared out over stages; empty without a pipeline."""
+    parts, stages = built.plan.parts, len(built.plan.step.schedules)
+    if not parts:
+        return {}
+    count = built.layout.num_microbatches
+    return {
+        "schedule": built.job.strategy.schedule,
+        "balance": built.job.strategy.stage_balance,
+        "num_microbatches": count,
+        "bubble_of_equal_stages": bubble(stages, len(parts), count),
+        "stages": by_stage(parts, stages),
+    }
+
+
+def provenance(stages: Stages) -> dict[str, Any]:
+    """Versions, and where the time of the tool itself went."""
+    packages = ("jax", "jaxlib", "numpy", "ray", "optax", "msgpack", "zstandard")
+    return {
+        "compiler_version": compiler_version(),
+        "python": ".".join(str(n) for n in sys.version_info[:3]),
+        "packages": {name: metadata.version(name) for name in packages},
+        "stages_s": {name: round(seconds, 3) for name, seconds in stages.seconds.items()},
+    }
+
+
+def graph_section(built: Built) -> dict[str, Any]:
+    """Size of the captured step; `flops_per_step` counts every op of the graph, recomputation
+    included."""
+    parameters = [b for b in built.plan.step.buffers.values() if b.role == "parameter"]
+    return {
+        "name": built.name,
+        "ops": count_ops(built.graph),
+        "repeats": list(built.repeats),
+        "params": sum(b.global_type.num_elements for b in parameters),
+        "flops_per_step": built.flops_per_step,
+    }
+
+
+def batch_section(built: Built) -> dict[str, int]:
+    """Samples of a step, and how they come to the cores."""
+    return {
+        "global_batch": built.layout.global_batch,
+        "micro_batch": built.job.strategy.micro_batch,
+        "num_microbatches": built.layout.num_microbatches,
+        "tokens_per_sample": built.tokens_per_sample,
+    }
+
+
+def logical_cores(built: Built, timing: StepTiming) -> dict[str, Any]:
+    """What a core of this report is, and how its physical cores share the work: regions that both
+    compute, regions that one computes alone, and the time of those in a step.
+    """
+    target = built.layout.target
+    functions = [f for program in built.programs.values() for f in program.functions]
+    return {
+        "lnc": target.lnc,
+        "per_instance": target.cores,
+        "hbm_bytes": target.hbm_bytes_per_core,
+        "hypothetical": target.is_hypothetical,
+        "regions_cut": sum(f.num_regions("compute") for f in functions),
+        "regions_alone": sum(f.num_regions("idle") for f in functions),
+        "alone_ps": timing.lone_ps,
+    }
+
+
+def placement_section(built: Built) -> dict[str, Any]:
+    """Which cores the axes of the mesh lie on, and why."""
+    mesh, layout = built.plan.mesh, built.layout
+    topology = cluster_topology(layout.target, built.job.cluster.instances)
+    placed = place_mesh(built.placement, mesh.sizes, topology)
+    axes = [axis for axis, size in layout.mesh.axes if size > 1]
+    return {
+        "name": built.job.cluster.placement,
+        "order": list(dict.fromkeys(mesh.origin(axis) for axis in placed.order)),
+        "why": placed.why,
+        "axes": {axis: where(placed, mesh.sizes, mesh.atoms(axis)) for axis in axes},
+    }
+
+
+def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
+    """One row per NEFF."""
+    stages = {p.name: p.stage for p in built.plan.step.programs}
+    return [
+        {
+            "name": name,
+            "stage": stages[name],
+            "functions": [f.name for f in program.functions],
+            "instructions_static": sum(_static(f) for f in program.functions),
+            "instructions_dynamic": _dynamic(program, program.steps),
+            "neff_bytes": neff_bytes.get(name, 0),
+        }
+        for name, program in built.programs.items()
+    ]
+
+
+def _static(function: Function) -> int:
+    return sum(count_instructions(r.body, unrolled=False) for s in function.subgraphs for r in s)
+
+
+def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:
+    total = 0
+    for step in steps:
+        if isinstance(step, Repeat):
+            total += step.trip * _dynamic(program, step.steps)
+        else:
+            regions = chain.from_iterable(program.functions[step.function].subgraphs)
+            total += sum(count_instructions(region.body, unrolled=True) for region in regions)
+    return total
+
+
+def findings(built: Built, service: UnitService) -> list[Diagnostic]:
+    """What the user should know: broken budgets, what the recipe did not predict, the cache."""
+    target, integers = built.layout.target, downcasts(built.graph)
+    machine = [
+        Diagnostic("SW_HYPOTHETICAL", hypothetical_text(target), severity="warning")
+        for _ in range(target.is_hypothetical)
+    ]
+    plan = (*built.plan.findings, *_idle_stages(built))
+    return [*machine, *budget_findings(built), *integers, *plan, *service.findings]
+
+
+def _idle_stages(built: Built) -> Iterator[Diagnostic]:
+    """A note when there are too few micro-batches to fill a pipeline, with what more would do."""
+    parts, stages, layout = built.plan.parts, len(built.plan.step.schedules), built.layout
+    count = layout.num_microbatches
+    if not parts or count >= FEW_MICROBATCHES * stages:
+        return
+    more = ", ".join(
+        f"{n * stages * layout.captured_batch} for {bubble(stages, len(parts), n * stages):.0%}"
+        for n in (2, 4, 8)
+    )
+    plural = "micro-batch keeps" if count == 1 else "micro-batches keep"
+    yield Diagnostic(
+        "SW_PIPELINE_BUBBLE",
+        f"{count} {plural} {stages} stages waiting for each other"
+        f" {bubble(stages, len(parts), count):.0%} of the step",
+        None,
+        f"set strategy.global_batch: {more}",
+        "note",
+    )
+
+
+def timing_section(
+    built: Built, timing: StepTiming, timings: Mapping[str, StepTiming]
+) -> dict[str, Any]:
+    """Step time, band, breakdown, rates.
+
+    MFU divides by the published bf16 peak of the cores.
+    """
+    seconds = timing.step_time_ps / PS_PER_S
+    times = [t.step_time_ps / PS_PER_S for t in timings.values()]
+    layout = built.layout
+    peak = layout.target.published_flops_per_s_per_core * layout.mesh.num_cores
+    tokens = layout.global_batch * built.tokens_per_sample
+    trust = confidence(_asked(built))
+    return {
+        "profile": timing.profile,
+        "confidence": trust.text,
+        "confidence_why": trust.why,
+        "step_time_ps": timing.step_time_ps,
+        "step_time_s": seconds,
+        "band_s": [min(times), max(times)],
+        "breakdown_ps": dict(timing.breakdown_ps),
+        "hidden_ps": dict(timing.hidden_ps),
+        "peak_flops_per_s": peak,
+        "mfu": model_flops(built) / seconds / peak,
+        "hfu": built.flops_per_step / seconds / peak,
+        "tokens_per_s": tokens / seconds,
+        "engines": {
+            name: {"busy_ps": ps, "share": ps / timing.step_time_ps / layout.target.lnc}
+            for name, ps in timing.engines_ps.items()
+        },
+        "per_stage": [
+            {"stage": n, "step_time_ps": timing.step_time_ps, "breakdown_ps": dict(parts)}
+            for n, parts in enumerate(timing.stages_ps)
+        ],
+        "collective_profile": timing.profile,
+    }
+
+
+def fault_section(built: Built, timings: Timings) -> dict[str, Any]:
+    """What the faults of the cluster cost; nothing for a healthy one."""
+    if timings.healthy is None:
+        return {}
+    healthy, step = timings.healthy.step_time_ps, timings.chosen.step_time_ps
+    return {
+        "faults": {
+            **dataclasses.asdict(built.job.faults),
+            "healthy_step_time_ps": healthy,
+            "slowdown": step / healthy,
+            "rank_classes": timings.chosen.rank_classes,
+        }
+    }
+
+
+def model_flops(built: Built) -> float:
+    """FLOPs the model needs per step: three times the contractions of the forward pass, no
+    recomputation.
+
+    Source: PaLM appendix B counts 6 per matmul parameter and token plus attention; this is the
+    same count taken from the forward program's own contractions, so that it holds for any
+    architecture.
+    """
+    step = built.plan.step
+    cores = built.layout.mesh.num_cores // len(step.schedules)  # that run each program
+    whole = [flops(p.graph, CONTRACTIONS) for p in step.programs if p.name == "step"]
+    forward = [
+        3.0 * flops(p.graph, CONTRACTIONS) for p in step.programs if p.name.startswith("forward")
+    ]
+    return sum(whole or forward) * built.layout.num_microbatches * cores
+
+
+def collective_rows(timing: StepTiming, mesh: Mesh) -> list[dict[str, Any]]:
+    """Collectives of the step by kind, axes and size."""
+    return [
+        {
+            "kind": use.call.kind,
+            "axis": mesh.shown(use.call.axes),
+            "group_size": use.cost.group_size,
+            "count": use.count,
+            "parts": max(1, len(use.call.parts)),
+            "stream": use.call.stream,
+            "bytes": use.cost.size_bytes,
+            "algorithm": use.cost.algorithm,
+            "time_ps": use.total_ps,
+            "exposed_ps": use.exposed_ps,
+            "why": use.cost.why,
+        }
+        for use in timing.collectives
+    ]
+
+
+def stream_section(built: Built, timing: StepTiming) -> dict[str, Any]:
+    """What runs on each stream of a core, and in which DMA packets it and compute move."""
+    packets, mesh = packets_of(built.job.strategy), built.plan.mesh
+    rows = []
+    for stream in sorted({use.call.stream for use in timing.collectives}):
+        uses = [use for use in timing.collectives if use.call.stream == stream]
+        kinds = {f"{use.call.kind} {mesh.shown(use.call.axes)}": None for use in uses}
+        rows.append(
+            {
+                "stream": stream,
+                "packet_bytes": packets.of(stream),
+                "collectives": list(kinds),
+                "count": sum(use.count for use in uses),
+                "time_ps": sum(use.total_ps for use in uses),
+                "exposed_ps": sum(use.exposed_ps for use in uses),
+            }
+        )
+    return {"compute_packet_bytes": packets.compute_bytes, "streams": rows}
+
+
+def cost_section(built: Built, timing: StepTiming) -> dict[str, float | None]:
+    """On-demand price of the instances for the time of a step; None where none is published."""
+    price = built.layout.target.usd_per_hour
+    if price is None:
+        return dict.fromkeys(("usd_per_hour", "usd_per_step", "usd_per_1e6_tokens"))
+    usd_per_hour = price * built.job.cluster.instances
+    usd_per_step = usd_per_hour * timing.step_time_ps / PS_PER_S / 3600
+    tokens = built.layout.global_batch * built.tokens_per_sample
+    return {
+        "usd_per_hour": usd_per_hour,
+        "usd_per_step": usd_per_step,
+        "usd_per_1e6_tokens": usd_per_step / tokens * USD_TOKENS,
+    }

@@ -1,0 +1,112 @@
+"""What a person sees at the end of `run`: one screen. All numbers come from the report; what is
+seen while a job runs is `progress.py`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.report import sections
+from orchestrator.report.sections import plain
+from orchestrator.text_plots import lines
+
+_UNITS_PER_LINE = 3
+_SECTIONS = (
+    sections.memory,
+    sections.timing,
+    sections.stages,
+    sections.rates,
+    sections.cost,
+    sections.goodput,
+    sections.faults,
+    sections.limited_by,
+    sections.confidence,
+)
+
+
+def run_screen(report: dict[str, Any]) -> None:
+    """The screen at the end of `run`."""
+    console = Console(highlight=False)
+    width = console.width
+    for section in (sections.headline, sections.job, sections.logical_cores, sections.placement):
+        _print(console, section(report, width))
+    _print(console, sections.streams(report, width) + sections.compiler(report, width))
+    _units(console, report)
+    _losses(console, report)
+    for section in _SECTIONS:
+        _print(console, section(report, width))
+    _cannot_tell(console, report["limits"])
+    _print(console, sections.findings(report, width))
+    files = report["provenance"]["files"]
+    for name, path in files.items():
+        _print(console, plain("files" if name == "bundle" else "", f"{name} {path}", width))
+
+
+def _print(console: Console, lines: list[Text]) -> None:
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _units(console: Console, report: dict[str, Any]) -> None:
+    rows = report["units"]
+    computed = sum(1 for r in rows if r["cache"] == "miss")
+    note = f"{computed} run, {len(rows) - computed} from the cache"
+    if not any(r["kind"] == "compile" and r["cache"] == "miss" for r in rows):
+        note = f"nothing to compile, {note}"
+    text = f"{report['neffs']} NEFFs from {len(rows)} units: {note}"
+    _print(console, plain("built", text, console.width))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+    cells = [_unit_cells(row) for row in rows]
+    for start in range(0, len(cells), _UNITS_PER_LINE):
+        table.add_row(*(c for cell in cells[start : start + _UNITS_PER_LINE] for c in cell))
+    console.print(table)
+
+
+def _unit_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    name = "partition" if row["kind"] == "partition" else row["name"]
+    return name, f"[dim]{row['worker'].split(':')[0]}[/]", f"{row['seconds']:.2f}s "
+
+
+def _losses(console: Console, report: dict[str, Any]) -> None:
+    numerics = report["numerics"]
+    losses = numerics["losses"]
+    if len(losses) > 1:
+        console.print(loss_plot(losses))
+    l0 = max(numerics["l0"].values(), default=0.0)
+    texts = (
+        f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {numerics['steps']} steps",
+        *_compared(numerics),
+        f"instruction level (L0) against region level (L1): {l0:.1e} "
+        f"(bound {numerics['bound']:.0e})",
+    )
+    for n, text in enumerate(texts):
+        _print(console, plain("" if n else "values", text, console.width))
+
+
+def _compared(numerics: dict[str, Any]) -> Iterator[str]:
+    worst = numerics["worst_param_error"]
+    if worst is None:
+        yield "not compared with the unsharded step (run.compare)"
+        return
+    yield f"against the unsharded step: worst loss {numerics['worst_loss_error']:.1e}"
+    yield (
+        f"worst leaf after one step {worst['error']:.1e} (bound {numerics['bound']:.0e}): "
+        f"{worst['leaf'].rpartition('/')[2]}"
+    )
+
+
+def loss_plot(losses: list[float], width: int = 76, height: int = 9) -> Text:
+    """The loss curve as text."""
+    steps = list(range(1, len(losses) + 1))
+    return lines({"loss": (steps, losses)}, "step", "loss", width, height)
+
+
+def _cannot_tell(console: Console, limits: dict[str, Any]) -> None:
+    """What the answer cannot tell, each in a few words."""
+    console.print("[bold]what this cannot tell you[/] (report.json says more)")
+    text = ", ".join(one["short"] for one in limits["cannot_tell"])
+    _print(console, plain("", text, console.width))

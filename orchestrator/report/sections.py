@@ -1,0 +1,269 @@
+"""Sections of the screens of `plan` and `run`: a report in, lines of text out.
+
+Lines fit the width they were asked for, whatever the report holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from compiler.target import PS_PER_S
+from orchestrator.report.bars import bar, bar_to_limit, legend, percents
+from orchestrator.report.text import (
+    KIB,
+    count_text,
+    seconds_text,
+    share_text,
+    size_text,
+    usd_text,
+)
+from sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
+
+Report = Mapping[str, Any]
+Section = Callable[[Report, int], list[Text]]
+
+TITLE = 11  # columns of the titles on the left
+_SHOWN = 5e-4  # of a bar: less has no cell, and is 0.0 %
+
+
+def titled(title: str, text: Text | str, width: int, most: int = 0) -> list[Text]:
+    """A title and its text, wrapped; of more than `most` lines the rest is cut."""
+    body = Text.from_markup(text) if isinstance(text, str) else text
+    wrapped = list(body.wrap(Console(width=width), max(20, width - TITLE)))
+    if most and len(wrapped) > most:
+        wrapped = wrapped[:most]
+        wrapped[-1].truncate(width - TITLE - 3)
+        wrapped[-1].append("...")
+    for line in wrapped:
+        line.rstrip()
+    names = [title, *([""] * (len(wrapped) - 1))]
+    return [
+        Text.assemble((name.ljust(TITLE), "bold"), line, no_wrap=True)
+        for name, line in zip(names, wrapped, strict=True)
+    ]
+
+
+def plain(title: str, text: str, width: int, most: int = 0) -> list[Text]:
+    """As `titled`, of text that is not ours: brackets are brackets."""
+    return titled(title, Text(text), width, most)
+
+
+def parts_of(parts: Sequence[Text], width: int) -> list[Text]:
+    """Parts on as many indented lines as they need; only what is longer than a line is broken."""
+    room = width - TITLE
+    lines: list[Text] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= room:
+            lines[-1].append("  ").append(part)
+        else:
+            lines += part.wrap(Console(width=width), room)
+    return [Text.assemble(" " * TITLE, line, no_wrap=True) for line in lines]
+
+
+def headline(report: Report, width: int) -> list[Text]:
+    """Model, strategy and mesh, in a rule."""
+    mesh = ",".join(f"{axis}={size}" for axis, size in report["mesh"].items()) or "one core"
+    name = report["graph"]["name"]
+    text = Text.assemble((name, "bold"), f"  {report['job']['strategy']['name']}  {mesh} ")
+    text.truncate(width - 1, overflow="ellipsis")
+    return [text.append("─" * (width - len(text)), style="dim")]
+
+
+def job(report: Report, width: int) -> list[Text]:
+    """Sizes: model, cores, samples of a step."""
+    graph, cluster, batch = report["graph"], report["job"]["cluster"], report["batch"]
+    count = batch["num_microbatches"]
+    micro = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+    tokens = f" of {batch['tokens_per_sample']:,} tokens" if batch["tokens_per_sample"] > 1 else ""
+    samples = "1 sample" if batch["global_batch"] == 1 else f"{batch['global_batch']:,} samples"
+    text = (
+        f"{count_text(graph['params'])} parameters on {report['cores']:,} cores"
+        f" ({cluster['instances']} x {cluster['target']}),"
+        f" {count_text(graph['flops_per_step'])}FLOP per step of {samples}{tokens}, {micro}"
+    )
+    return plain("job", text, width)
+
+
+def logical_cores(report: Report, width: int) -> list[Text]:
+    """What a core is, where it is more than one physical core."""
+    cores = report["logical_cores"]
+    if cores["lnc"] == 1:
+        return []
+    regions = cores["regions_cut"] + cores["regions_alone"]
+    share = cores["alone_ps"] / (report["timing"]["step_time_ps"] or 1)
+    note = "[bold red]hypothetical[/], " if cores["hypothetical"] else ""
+    text = (
+        f"{note}LNC {cores['lnc']}: {cores['per_instance']} cores of"
+        f" {size_text(cores['hbm_bytes'])} per instance; {cores['regions_alone']} of {regions}"
+        f" regions on one physical core alone, {share:.0%} of the step"
+    )
+    return titled("cores", text, width)
+
+
+def compiler(report: Report, width: int) -> list[Text]:
+    """The options that published runs differ in."""
+    options = report["job"]["compiler"]
+    text = (
+        f"-O{options['optlevel']}, model type {options['model_type']}, attention"
+        f" {options['attention']}"
+    )
+    if report["context"]:
+        text += f"; context {report['context']}"
+    return plain("compiler", text, width)
+
+
+def placement(report: Report, width: int) -> list[Text]:
+    """Where the axes of the mesh lie."""
+    placed = report["placement"]
+    if not placed["axes"]:
+        return []
+    places = "; ".join(f"{axis} on {place}" for axis, place in placed["axes"].items())
+    return plain("placed", f"{placed['name']}: {places}", width)
+
+
+def streams(report: Report, width: int) -> list[Text]:
+    """What runs on every stream, where there are several or packets are not the runtime's own."""
+    rows = report["streams"]["streams"]
+    compute = report["streams"]["compute_packet_bytes"]
+    chosen = compute != COMPUTE_PACKET_BYTES
+    chosen |= any(row["packet_bytes"] != COLLECTIVE_PACKET_BYTES for row in rows)
+    if len(rows) < 2 and not chosen:
+        return []
+    total = report["timing"]["step_time_ps"] or 1
+    lines = plain("streams", f"DMA packets of compute {compute / KIB:g} KiB", width)
+    return lines + parts_of([Text(_stream_text(row, total)) for row in rows], width)
+
+
+def _stream_text(row: Mapping[str, Any], total: int) -> str:
+    kinds, packets = ", ".join(row["collectives"]), row["packet_bytes"] / KIB
+    return f"{row['stream']}: {kinds}, packets {packets:g} KiB, busy {row['time_ps'] / total:.0%}"
+
+
+def memory(report: Report, width: int) -> list[Text]:
+    """The verdict, and what a core holds against its limit."""
+    section = report["memory"]
+    limit, peak = section["limit_bytes"], section["peak_bytes"]
+    verdict = "[green]fits[/]"
+    if not section["fits"]:
+        verdict = f"[bold red]does not fit[/], {size_text(peak - limit)} over"
+    text = (
+        f"{verdict}: {size_text(peak)} of {size_text(limit)} per core, {share_text(peak / limit)}"
+    )
+    parts = {n: size for n, size in section["categories"].items() if size >= _SHOWN * peak}
+    sizes = {name: size_text(size) for name, size in parts.items()}
+    drawn = Text(" " * TITLE).append(bar_to_limit(parts, limit, width - TITLE))
+    return [*titled("memory", text, width), drawn, *parts_of(legend(sizes), width)]
+
+
+def timing(report: Report, width: int) -> list[Text]:
+    """Step time with its band, and where it goes."""
+    section = report["timing"]
+    low, high = section["band_s"]
+    text = (
+        f"{seconds_text(section['step_time_s'])} per step ({section['profile']}),"
+        f" band {seconds_text(low)} .. {seconds_text(high)}"
+    )
+    total = section["step_time_ps"]
+    parts = {n: float(ps) for n, ps in section["breakdown_ps"].items() if ps >= _SHOWN * total}
+    shares = dict(zip(parts, percents(list(parts.values())), strict=True))
+    drawn = Text(" " * TITLE).append(bar(parts, width - TITLE))
+    return [*plain("time", text, width), drawn, *parts_of(legend(shares), width)]
+
+
+def rates(report: Report, width: int) -> list[Text]:
+    """Utilisation, with its denominator, and tokens."""
+    section = report["timing"]
+    text = (
+        f"{section['tokens_per_s']:,.0f} tokens/s, MFU {section['mfu']:.2%} (HFU"
+        f" {section['hfu']:.2%}) of {count_text(section['peak_flops_per_s'])}FLOP/s bf16 peak"
+    )
+    return plain("rates", text, width)
+
+
+def cost(report: Report, width: int) -> list[Text]:
+    """On-demand cost, where a price is published."""
+    section = report["cost"]
+    if section["usd_per_hour"] is None:
+        return plain("cost", "no price is published for this machine", width)
+    text = (
+        f"{usd_text(section['usd_per_step'])} per step,"
+        f" {usd_text(section['usd_per_1e6_tokens'])} per million tokens, on demand"
+        f" ({usd_text(section['usd_per_hour'])} per hour)"
+    )
+    return plain("cost", text, width)
+
+
+def limited_by(report: Report, width: int) -> list[Text]:
+    """The bottleneck in a sentence."""
+    return plain("limited by", report["bottleneck"]["text"], width, most=2)
+
+
+def confidence(report: Report, width: int) -> list[Text]:
+    """How far the answer can be trusted, and why no further."""
+    section, assumed = report["timing"], len(report["limits"]["assumed"])
+    text = (
+        f"{section['confidence']}: {section['confidence_why']}; {assumed} figures assumed,"
+        " docs/model.md"
+    )
+    return plain("confidence", text, width, most=3)
+
+
+def goodput(report: Report, width: int) -> list[Text]:
+    """What failures and checkpoints leave."""
+    section = report["goodput"]
+    text = (
+        f"{section['goodput']:.2%}: {seconds_text(section['checkpoint_s'])} to save every"
+        f" {section['interval_steps']} steps, a failure every {section['mtbf_s'] / 3600:,.1f} h"
+    )
+    return plain("goodput", text, width)
+
+
+def faults(report: Report, width: int) -> list[Text]:
+    """What the faults of the cluster cost."""
+    if "faults" not in report:
+        return []
+    found = report["faults"]
+    healthy = seconds_text(found["healthy_step_time_ps"] / PS_PER_S)
+    text = f"{found['slowdown']:.3f} times the step of a healthy cluster, {healthy}"
+    return plain("faults", text, width)
+
+
+def stages(report: Report, width: int) -> list[Text]:
+    """Layers, bubble and memory of every pipeline stage, if there are several; equal neighbours
+    once."""
+    per_stage, peaks = report["timing"]["per_stage"], report["memory"]["per_stage"]
+    pipeline = report["pipeline"]
+    if len(per_stage) == 1:
+        return []
+    total = report["timing"]["step_time_ps"] or 1
+    texts = [
+        f"{'+'.join(map(str, has['layers']))} layers, bubble"
+        f" {time['breakdown_ps']['bubble'] / total:.1%}, {size_text(own['peak_bytes'])}"
+        for time, own, has in zip(per_stage, peaks, pipeline["stages"], strict=True)
+    ]
+    count = pipeline["num_microbatches"]
+    batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+    lines = plain("pipeline", f"{len(texts)} stages, {batches}, {pipeline['schedule']}", width)
+    parts, first = [], 0
+    for text, same in groupby(texts):
+        last = first + len(list(same)) - 1
+        parts.append(f"{first}: {text}" if first == last else f"{first}-{last}: {text}")
+        first = last + 1
+    return lines + parts_of([Text(part) for part in parts], width)
+
+
+def findings(report: Report, width: int, most: int = 3) -> list[Text]:
+    """The first findings, with what to do; how many more there are."""
+    lines: list[Text] = []
+    rows = sorted(report["findings"], key=lambda row: row["severity"] != "error")
+    for row in rows[:most]:
+        lines += plain(row["severity"], f"{row['code']}: {row['message']}", width, most=2)
+        lines += plain("", row["hint"], width, most=2) if row["hint"] else []
+    if len(rows) > most:
+        lines += plain("", f"{len(rows) - most} more findings in report.json (--json)", width)
+    return lines

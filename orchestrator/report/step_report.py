@@ -1,0 +1,144 @@
+"""Sections of a report about the parts of a step: its functions with their regions and source
+lines, the runs of programs on every stage, and one call of the longest functions.
+
+Times come from the `time` unit, operations and places from the linked programs. Lists are bounded;
+what is left out is one row that says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from compiler.diagnostics import Loc
+from compiler.evaluate import RegionTime
+from compiler.isa.program import Function, Program
+from compiler.isa.region import RegionProgram
+from sim_cluster.step_parts import FunctionTime, StepParts
+
+FUNCTIONS = 100
+REGIONS = 40
+_CODE = ("compute", "memory")
+_EVENTS = ("collective_start", "collective_wait")
+
+
+def function_rows(parts: StepParts, programs: Mapping[str, Program]) -> list[dict[str, Any]]:
+    """What every function of the last-finishing core takes, the longest first."""
+    rows = [_function(time, programs) for time in parts.functions]
+    return _bounded(rows, FUNCTIONS, "functions")
+
+
+def _function(time: FunctionTime, programs: Mapping[str, Program]) -> dict[str, Any]:
+    if time.number < 0:
+        name = "launch" if time.program else "wait for other stages"
+        return _row(time, name, [])
+    program = programs[time.program]
+    function = program.functions[time.number]
+    code = sum(time.charged_ps.get(category, 0) for category in _CODE)
+    regions = sorted(_regions(time, function, program, code), key=lambda r: -r["time_ps"])
+    return _row(time, function.name, regions)
+
+
+def _row(time: FunctionTime, name: str, regions: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "program": time.program,
+        "function": name,
+        "calls": time.calls,
+        "time_ps": sum(time.charged_ps.values()),
+        "breakdown_ps": dict(time.charged_ps),
+        "flops": sum(r["flops"] for r in regions),
+        "hbm_bytes": sum(r["hbm_bytes"] for r in regions),
+        "loc": regions[0]["loc"] if regions else "",
+        "regions": _bounded(regions, REGIONS, "regions"),
+    }
+
+
+def _regions(
+    time: FunctionTime, function: Function, program: Program, code_ps: int
+) -> Iterator[dict[str, Any]]:
+    """The regions of all calls. What the calls took is shared out by what a call takes alone."""
+    whole = sum(r.duration_ps for r in time.regions) or 1
+    passed = 0
+    code = zip(*function.subgraphs, strict=True)
+    own = (same for same in code if same[0].program.kind not in _EVENTS)
+    for same, alone in zip(own, time.regions, strict=True):
+        before, passed = passed, passed + alone.duration_ps
+        yield {
+            "name": alone.name,
+            "loc": _place(same[0].program, program),
+            "time_ps": code_ps * passed // whole - code_ps * before // whole,
+            "busy_ps": _times(alone, time.calls),
+            "flops": time.calls * sum(flops(region.program) for region in same),
+            "hbm_bytes": time.calls * alone.hbm_bytes,
+        }
+
+
+def _times(alone: RegionTime, calls: int) -> dict[str, int]:
+    return {engine: calls * ps for engine, ps in alone.busy_ps.items()}
+
+
+def _place(region: RegionProgram, program: Program) -> str:
+    """Where a region comes from; empty for what no line of the user's made."""
+    known = 0 <= region.loc < len(program.locations)
+    return str(Loc(*program.locations[region.loc])) if known else ""
+
+
+def flops(region: RegionProgram) -> int:
+    """Two per multiplication of the contractions of a region, as its code runs them."""
+    return sum(
+        2 * math.prod(region.atoms[atom] for atom in _spanned(region, node.inputs))
+        for node in region.nodes
+        if node.op == "contract"
+    )
+
+
+def _spanned(region: RegionProgram, nodes: Sequence[int]) -> set[int]:
+    return {atom for node in nodes for atom in region.nodes[node].atoms}
+
+
+def _bounded(rows: list[dict[str, Any]], most: int, what: str) -> list[dict[str, Any]]:
+    """The first rows, and the sum of the others as one."""
+    if len(rows) <= most:
+        return rows
+    kept, rest = rows[: most - 1], rows[most - 1 :]
+    text = f"{len(rest)} more {what}"
+    total = {key: _sum([row[key] for row in rest], text) for key in rest[0]}
+    blank = {"loc": "", "program": "", "regions": []}
+    return [*kept, total | {key: value for key, value in blank.items() if key in total}]
+
+
+def _sum(values: Sequence[Any], text: str) -> Any:
+    """Numbers, and tables of numbers, added up; `text` for anything else."""
+    if isinstance(values[0], int):
+        return sum(values)
+    if isinstance(values[0], dict):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: sum(value.get(key, 0) for value in values) for key in keys}
+    return text
+
+
+def step_chart(parts: StepParts) -> list[dict[str, Any]]:
+    """Runs of programs, stage by stage: `[program, first run, number of runs, start, end]`."""
+    rows: dict[int, list[list[Any]]] = {}
+    for run in parts.runs:
+        row = [run.program, run.number, run.runs, run.start_ps, run.end_ps]
+        rows.setdefault(run.stage, []).append(row)
+    return [{"stage": stage, "runs": runs} for stage, runs in rows.items()]
+
+
+def timelines(parts: StepParts, programs: Mapping[str, Program]) -> list[dict[str, Any]]:
+    """One call of the longest functions: slices `[name, start, end]` per track."""
+    return [
+        {
+            "program": one.program,
+            "function": programs[one.program].functions[one.number].name,
+            "duration_ps": one.duration_ps,
+            "left_out": one.left_out,
+            "tracks": [
+                {"name": track.name, "slices": [list(s) for s in track.slices]}
+                for track in one.tracks
+            ],
+        }
+        for one in parts.timelines
+    ]

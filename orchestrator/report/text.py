@@ -1,0 +1,48 @@
+"""Numbers as people read them, for every screen."""
+
+from __future__ import annotations
+
+GIB = 2**30
+MIB = 2**20
+KIB = 2**10
+
+
+def count_text(number: float) -> str:
+    """A count with a decimal prefix: 3.03 M, 201 T."""
+    for exponent, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 0.9995 * 10**exponent:  # three digits of less are below 1000 of the next
+            return f"{number / 10**exponent:.3g} {prefix}"
+    return f"{number:.3g} "
+
+
+def size_text(num_bytes: float) -> str:
+    """Bytes in binary units."""
+    if num_bytes >= GIB:
+        return f"{num_bytes / GIB:.2f} GiB"
+    if num_bytes >= MIB:
+        return f"{num_bytes / MIB:.2f} MiB"
+    return f"{num_bytes / KIB:.2f} KiB" if num_bytes >= KIB else f"{num_bytes:.0f} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.3f} ms"
+    return f"{seconds * 1e6:.1f} us"
+
+
+def share_text(share: float) -> str:
+    """A share: 86 %, or 0.4 % where whole percents say nothing."""
+    percent = 100 * share
+    return f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.1f} %"
+
+
+def usd_text(usd: float) -> str:
+    """Dollars with three digits that mean something: $8.65, $0.00213, $1,234."""
+    if usd >= 100:
+        return f"${usd:,.0f}"
+    if usd >= 1:
+        return f"${usd:.2f}"
+    return f"${usd:#.3g}" if usd >= 1e-4 else f"${usd:.2e}"

@@ -1,0 +1,182 @@
+"""The process executor: worker processes of this machine, one unit at a time each (`seats.py`).
+
+A worker is a fresh interpreter that loads the compiler and no jax; units and outcomes cross a
+socket. It is a session of its own, so that an interrupt at the terminal reaches the job alone,
+which ends each worker with everything it started. `concurrent.futures` is not used: there, one lost
+process breaks the whole pool and nobody knows which unit it had. Workers whose job is gone end
+after their unit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+from orchestrator.host import PACKAGES_ROOT, collect_rarely, num_cpus
+from orchestrator.service import logs
+from orchestrator.service.executor import (
+    NO_LIMITS,
+    Emit,
+    InlineExecutor,
+    Limits,
+    Outcome,
+    WorkUnit,
+    attempt,
+    silent,
+)
+from orchestrator.service.seats import SeatedExecutor, WorkerLostError
+
+_MODULE = "orchestrator.service.process_backend"
+MAX_WORKERS = 8  # by default: a step has one or two units that outlast all others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Worker:
+    """A worker process and our end of its socket."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+    def end(self) -> None:
+        """Kill it and its children."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.connection.close()
+
+
+def start_worker(module: str, *settings: object) -> Worker:
+    """A process that runs a module of ours with the number of its socket and `settings`."""
+    ours, theirs = Pipe()
+    path = os.pathsep.join(filter(None, (str(PACKAGES_ROOT), os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", module, str(theirs.fileno()), *map(str, settings)],
+        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+        stdin=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+    )
+    theirs.close()
+    return Worker(process, ours)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ticket:
+    """What a worker says next: that it has started, or the outcome of a unit."""
+
+    worker: Worker
+
+
+class ProcessExecutor(SeatedExecutor):
+    """See the module. `workers` 0: one per CPU, at most `MAX_WORKERS`."""
+
+    name = "process"
+
+    def __init__(self, workers: int = 0, limits: Limits = NO_LIMITS) -> None:
+        super().__init__(workers or min(num_cpus(), MAX_WORKERS), limits)
+
+    def _hire(self, number: int) -> Worker:
+        """A new worker; it loads the compiler while we go on."""
+        return start_worker(
+            _MODULE,
+            f"{self.name}-{number}",
+            self.limits.memory_bytes,
+        )
+
+    def _arrival(self, worker: Worker) -> _Ticket:
+        return _Ticket(worker)
+
+    def _give(self, worker: Worker, unit: WorkUnit) -> _Ticket:
+        with suppress(OSError):  # a dead worker: its outcome says so
+            worker.connection.send(unit)
+        return _Ticket(worker)
+
+    def _first(self, tickets: Sequence[_Ticket], timeout_s: float | None) -> _Ticket | None:
+        ready = wait([t.worker.connection for t in tickets], timeout_s)
+        return next((t for t in tickets if t.worker.connection in ready), None)
+
+    def _outcome(self, ticket: _Ticket) -> Any:
+        try:
+            return ticket.worker.connection.recv()
+        except (EOFError, OSError) as error:
+            raise WorkerLostError from error
+
+    def _dismiss(self, worker: Worker) -> None:
+        worker.end()
+
+
+class AutoExecutor:
+    """A single unit runs in this process, while the workers for the many that follow it start."""
+
+    name = "auto"
+
+    def __init__(self, workers: int = 0, limits: Limits = NO_LIMITS) -> None:
+        self._here = InlineExecutor(limits)
+        self._workers = ProcessExecutor(workers, limits)
+        self._held: list[WorkUnit] = []
+        self._flying = 0
+        self.slots = self._workers.slots
+        self.observe: Emit = silent
+
+    @property
+    def emit(self) -> Emit:
+        """See Executor."""
+        return self._workers.emit
+
+    @emit.setter
+    def emit(self, emit: Emit) -> None:
+        self._workers.emit = emit
+
+    def submit(self, unit: WorkUnit) -> None:
+        """See Executor."""
+        self._held.append(unit)
+
+    def next(self, timeout_s: float | None = None) -> Outcome | None:
+        """See Executor."""
+        is_alone = len(self._held) == 1 and not self._flying
+        chosen = self._here if is_alone and not self._workers.limits.timeout_s else self._workers
+        for unit in self._held:
+            chosen.submit(unit)
+        self._flying += len(self._held)
+        self._held.clear()
+        outcome = chosen.next(timeout_s)
+        self._flying -= outcome is not None
+        return outcome
+
+    def cancel(self) -> None:
+        """See Executor."""
+        self._held.clear()
+        self._flying = 0
+        self._here.cancel()
+        self._workers.cancel()
+
+    def close(self) -> None:
+        """End the workers."""
+        self._workers.close()
+
+
+def _serve(connection: Connection, name: str, limits: Limits) -> None:
+    """The worker: answer units until the job closes the socket."""
+    collect_rarely()
+    logs.start()
+    import_module("compiler.driver")  # what compile units need, loaded before the first comes
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout belongs to the job's report
+    name = f"{name}:{os.getpid()}"
+    with suppress(EOFError, OSError):
+        connection.send(name)
+        while True:
+            outcome = attempt(connection.recv(), name, limits)
+            # The job has the unit: its bytes need not go back.
+            connection.send(replace(outcome, unit=replace(outcome.unit, payload=b"")))
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])), sys.argv[2], Limits(memory_bytes=int(sys.argv[3])))

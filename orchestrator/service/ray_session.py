@@ -1,0 +1,117 @@
+"""This process's connection with Ray, shared by everything in it that has actors.
+
+A local Ray is started, and ended by its last user, when there is none to join: inside a Ray job or
+with RAY_ADDRESS set, that cluster is joined, and our packages come along.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from orchestrator.host import PACKAGES_ROOT, inside_ray_job, num_cpus, package_folder
+from orchestrator.service import logs
+from orchestrator.service.units import PACKAGES
+
+_FORWARDED = ("SHARDWRIGHT_PARTITIONER_PYTHON", logs.VARIABLE)
+
+
+class RaySession:
+    """This process's connection with Ray, which is global to it: started by the first executor
+    unless somebody else has, shared by all, ended by the last."""
+
+    users = 0
+    is_ours = False
+
+    @classmethod
+    def enter(cls, workers: int) -> Any:
+        """The connected `ray` module."""
+        if not os.environ.get("RAY_ADDRESS"):
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            if "RAY_AUTH_MODE" not in os.environ:
+                os.environ["RAY_AUTH_MODE"] = "token"
+                os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token_file())
+        import ray  # reads the token settings when it is loaded
+
+        if not ray.is_initialized():
+            _start(ray, workers)
+            cls.is_ours, cls.users = True, 0
+        cls.users += 1
+        return ray
+
+    @classmethod
+    def leave(cls) -> None:
+        """One executor less."""
+        cls.users -= 1
+        if cls.users == 0 and cls.is_ours:
+            import ray
+
+            ray.shutdown()
+            cls.is_ours = False
+
+
+def _start(ray: Any, workers: int) -> None:
+    """Join the cluster of RAY_ADDRESS, or start one of this host."""
+    handler = signal.getsignal(signal.SIGTERM)
+    log = {"logging_config": ray.LoggingConfig(encoding="JSON")} if logs.is_on() else {}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(logging_level="warning", runtime_env=_packages_along(), **log)
+    else:
+        environment = {"PYTHONPATH": str(PACKAGES_ROOT), "JAX_PLATFORMS": "cpu"}
+        ray.init(
+            address="local",  # a cluster that happens to run here was not asked for
+            num_cpus=workers or num_cpus(),
+            include_dashboard=False,
+            logging_level="error",
+            runtime_env={"env_vars": environment | _forwarded()},
+            **log,
+        )
+    # ray.init replaces the handler; the job's own one has to win (it keeps finished work and exits
+    # 130).
+    signal.signal(signal.SIGTERM, handler)
+
+
+@cache
+def _token_file() -> Path:
+    """A private token for what this process starts, one as long as it lives, since Ray reads it
+    once. Ray's own default writes one to the home directory that others can read."""
+    folder = Path(tempfile.mkdtemp(prefix="shardwright-ray-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / "token"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32))
+    return path
+
+
+def _packages_along() -> dict[str, Any]:
+    """The runtime environment of actors on a cluster that is joined: our packages, as they are
+    here. A Ray job has its own, its working directory."""
+    if inside_ray_job():
+        return {}
+    modules = [str(package_folder(package)) for package in PACKAGES]
+    return {"py_modules": modules, "env_vars": {"JAX_PLATFORMS": "cpu", **_forwarded()}}
+
+
+def _forwarded() -> dict[str, str]:
+    """Settings of this process that hold for its actors."""
+    return {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+
+
+def lost_errors(ray: Any) -> tuple[type[Exception], ...]:
+    """Errors that say nothing about what an actor did: it, its node, or what it left in the store,
+    went away."""
+    errors = ray.exceptions
+    return (
+        errors.ActorDiedError,
+        errors.ActorUnavailableError,
+        errors.WorkerCrashedError,
+        errors.NodeDiedError,
+        errors.ObjectLostError,
+    )

@@ -1,0 +1,263 @@
+"""Executors of long-lived workers: who has which unit, and what happens when a worker is lost.
+
+A bounded number of units is in flight per worker. When a worker dies, a new one takes its seat and
+the units in flight are given again, because units are idempotent. Only the unit that was running
+counts a try; after three it is given up. A unit that runs longer than its limit is ended with its
+worker. `ray_backend.py` and `process_backend.py` say what a worker is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from compiler.diagnostics import ExecutionError
+from orchestrator.service.executor import NO_LIMITS, Emit, Limits, Outcome, WorkUnit, silent
+
+MAX_ATTEMPTS = 3
+
+
+class WorkerLostError(Exception):
+    """A worker went away; that says nothing about its units."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """A unit, and which try of it this is, from 1."""
+
+    unit: WorkUnit
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """A worker, and the units it was given, in order, by the ticket for their outcome."""
+
+    number: int
+    worker: Any = None
+    arrival: Any = None  # ticket for its start; None when it is there
+    given: dict[Any, _Try] = field(default_factory=dict)
+    since: float = 0.0  # when its first unit began, as far as we can see
+    failed_starts: int = 0  # in a row
+
+    def load(self) -> int:
+        """Units in flight."""
+        return len(self.given)
+
+
+class SeatedExecutor(ABC):
+    """See the module. Tickets are hashable and stand for one outcome, or one start, each."""
+
+    name: str
+    in_flight_per_worker = 1
+
+    def __init__(self, count: int, limits: Limits = NO_LIMITS) -> None:
+        self.emit: Emit = silent
+        self.observe: Emit = silent
+        self.limits = limits
+        # One unit more than is in flight, so that no worker waits while a result is stored.
+        self.slots = count * (self.in_flight_per_worker + 1)
+        self._seats = [_Seat(number) for number in range(count)]
+        self._waiting = deque[_Try]()
+        self._ended = deque[Outcome]()
+        self._staff()
+
+    @abstractmethod
+    def _hire(self, number: int) -> Any:
+        """A new worker, None when there is no room for one. It runs its units in the order in which
+        they are given."""
+
+    @abstractmethod
+    def _arrival(self, worker: Any) -> Any:
+        """The ticket for a worker's start."""
+
+    @abstractmethod
+    def _give(self, worker: Any, unit: WorkUnit) -> Any:
+        """Hand over a unit and return the ticket for its outcome; does not wait."""
+
+    @abstractmethod
+    def _first(self, tickets: Sequence[Any], timeout_s: float | None) -> Any:
+        """Wait until one of these is decided; None when none is in time."""
+
+    @abstractmethod
+    def _outcome(self, ticket: Any) -> Any:
+        """What a ticket stands for; an outcome may come without its unit's bytes. Raises
+        WorkerLostError."""
+
+    @abstractmethod
+    def _dismiss(self, worker: Any) -> None:
+        """End a worker, or release what a lost one leaves behind."""
+
+    def workers(self) -> list[Any]:
+        """Who sits now."""
+        return [seat.worker for seat in self._seats if seat.worker is not None]
+
+    def submit(self, unit: WorkUnit) -> None:
+        """See Executor."""
+        self._waiting.append(_Try(unit, 1))
+
+    def next(self, timeout_s: float | None = None) -> Outcome | None:
+        """See Executor. A unit that lost three workers has the error SW_UNIT_POISONED, one that ran
+        too long SW_UNIT_TIMEOUT; SW_NO_WORKER when no worker can be started."""
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        self._hand_out()
+        while not self._ended and (owner := self._owners()):
+            done = self._first(list(owner), self._patience(until))
+            if done is not None:
+                self._collect(owner[done], done)
+            self._end_overdue()
+            self._hand_out()
+            if time.monotonic() >= until:
+                break
+        return self._ended.popleft() if self._ended else None
+
+    def cancel(self) -> None:
+        """See Executor. Workers that have units end; new ones come with the next unit."""
+        self._waiting.clear()
+        self._ended.clear()
+        for seat in self._seats:
+            if seat.given:
+                self._vacate(seat)
+
+    def close(self) -> None:
+        """End all workers at once."""
+        self._waiting.clear()
+        for seat in self._seats:
+            if seat.worker is not None:
+                self._vacate(seat)
+
+    def _owners(self) -> dict[Any, _Seat]:
+        """Seats by what is waited for: outcomes, and starts while units wait for a worker."""
+        owner = {ticket: seat for seat in self._seats for ticket in seat.given}
+        if self._waiting:
+            owner.update((s.arrival, s) for s in self._seats if s.arrival is not None)
+        return owner
+
+    def _patience(self, until: float) -> float | None:
+        """Seconds until the caller or a time limit wants to hear."""
+        if self.limits.timeout_s:
+            begun = (seat.since for seat in self._seats if seat.given)
+            until = min(until, min(begun, default=math.inf) + self.limits.timeout_s)
+        return None if until == math.inf else max(0.0, until - time.monotonic())
+
+    def _staff(self) -> None:
+        """Hire for empty seats. A seat whose workers never start stays empty."""
+        for seat in self._seats:
+            if seat.worker is None and seat.failed_starts < MAX_ATTEMPTS:
+                seat.worker = self._hire(seat.number)
+                if seat.worker is not None:
+                    seat.arrival = self._arrival(seat.worker)
+
+    def _hand_out(self) -> None:
+        if self._waiting:
+            self._staff()
+        while self._waiting:
+            there = [s for s in self._seats if s.worker is not None and s.arrival is None]
+            free = [s for s in there if s.load() < self.in_flight_per_worker]
+            if not free:
+                break
+            seat = min(free, key=_Seat.load)
+            if not seat.given:
+                seat.since = time.monotonic()
+            given = self._waiting.popleft()
+            seat.given[self._give(seat.worker, given.unit)] = given
+        if self._waiting and not self.workers():
+            self._ended += [self._failed(given, -1, _no_worker()) for given in self._waiting]
+            self._waiting.clear()
+
+    def _collect(self, seat: _Seat, done: Any) -> None:
+        """What became of a ticket; of all units of the seat, when its worker is lost."""
+        try:
+            outcome = self._outcome(done)
+        except WorkerLostError:
+            self._lost(seat)
+            return
+        seat.since = time.monotonic()
+        if done == seat.arrival:
+            seat.arrival, seat.failed_starts = None, 0
+        else:
+            self._end(outcome, seat.given.pop(done))
+
+    def _end(self, outcome: Outcome, given: _Try) -> None:
+        self._ended.append(replace(outcome, unit=given.unit, attempts=given.number))
+
+    def _lost(self, seat: _Seat) -> None:
+        """A worker runs its units in order: the first without a result was running."""
+        unfinished = []
+        for ticket, given in seat.given.items():
+            try:
+                self._end(self._outcome(ticket), given)
+            except WorkerLostError:
+                unfinished.append(given)
+        if seat.arrival is not None:
+            seat.failed_starts += 1
+        self._vacate(seat)
+        self.emit("worker.lost", worker=self._label(seat.number))
+        self._waiting.extendleft(reversed(unfinished[1:]))
+        for given in unfinished[:1]:
+            if given.number >= MAX_ATTEMPTS:
+                self._ended.append(self._failed(given, seat.number, _poisoned(given)))
+            else:
+                unit = given.unit
+                self.emit("unit.retried", kind=unit.kind, key=unit.key, name=unit.name)
+                self._waiting.append(_Try(unit, given.number + 1))
+
+    def _end_overdue(self) -> None:
+        """End workers whose unit is past its time limit; units behind it are given again."""
+        limit = self.limits.timeout_s
+        for seat in self._seats if limit else ():
+            if not seat.given or time.monotonic() - seat.since < limit:
+                continue
+            running = next(iter(seat.given))
+            if self._first([running], 0) is not None:
+                continue  # it has just ended
+            late, *queued = seat.given.values()
+            self._vacate(seat)
+            self._waiting.extendleft(reversed(queued))
+            self._ended.append(self._failed(late, seat.number, _overdue(late.unit, limit), limit))
+
+    def _vacate(self, seat: _Seat) -> None:
+        worker, seat.worker, seat.arrival = seat.worker, None, None
+        seat.given = {}
+        self._dismiss(worker)
+
+    def _failed(
+        self, given: _Try, seat: int, error: ExecutionError, seconds: float = 0.0
+    ) -> Outcome:
+        started = time.time() - seconds
+        return Outcome(given.unit, None, error, self._label(seat), started, seconds, given.number)
+
+    def _label(self, seat: int) -> str:
+        return f"{self.name}-{seat}" if seat >= 0 else self.name
+
+
+def _poisoned(given: _Try) -> ExecutionError:
+    unit = given.unit
+    return ExecutionError(
+        "SW_UNIT_POISONED",
+        f"{unit.kind} unit {unit.name} ({unit.key[:12]}) ended {given.number} workers",
+        hint="run it alone to see why",
+    )
+
+
+def _overdue(unit: WorkUnit, limit_s: float) -> ExecutionError:
+    return ExecutionError(
+        "SW_UNIT_TIMEOUT",
+        f"{unit.kind} unit {unit.name} ({unit.key[:12]}) requires at most {limit_s:g} s, and was"
+        " ended after them",
+        hint="raise run.unit_timeout_s, or run it alone to see where it spends its time",
+    )
+
+
+def _no_worker() -> ExecutionError:
+    return ExecutionError(
+        "SW_NO_WORKER",
+        f"no worker is left: every one of them was lost {MAX_ATTEMPTS} times while it started, or"
+        " the cluster has no room for one",
+        hint="see what workers print on stderr; --executor inline needs none",
+    )

@@ -1,0 +1,26 @@
+"""`shardwright unit FILE`: run one unit of a job again, in this process, to see why it failed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from orchestrator.service.executor import attempt
+from orchestrator.service.unit_errors import UnitDefectError, read_kept
+
+
+def main(file: Path) -> int:
+    """Run the unit that a failure kept; returns the exit code.
+
+    Raises the DiagnosticError of the unit, UsageError for a file that holds none, UnitDefectError
+    for what nobody meant to raise.
+    """
+    unit = read_kept(file)
+    print(f"{unit.kind} unit {unit.name}, key {unit.key}, {len(unit.payload)} bytes", flush=True)
+    outcome = attempt(unit, f"inline:{os.getpid()}")
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.defect:
+        raise UnitDefectError(outcome.defect)
+    print(f"done in {outcome.seconds:.2f} s, {len(outcome.result or b'')} bytes")
+    return 0

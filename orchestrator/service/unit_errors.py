@@ -1,0 +1,103 @@
+"""Errors of units: which of them are results, how those are stored, and how a unit that failed
+otherwise is kept so that it can be run again by itself.
+
+A refusal is decided by the unit's bytes and our sources, which its key covers, so it is stored like
+a result. What died, took too long or was interrupted says nothing about the unit and is not.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import msgpack
+
+from compiler.diagnostics import (
+    CapacityError,
+    CompileError,
+    DiagnosticError,
+    ImportRuleError,
+    Loc,
+    ShardingError,
+    SimulationError,
+    UsageError,
+)
+from orchestrator.cache import Cache
+from orchestrator.cache.entry import read_bounded, unpack_entry
+from orchestrator.service.executor import WorkUnit
+
+_REFUSALS = {
+    c.__name__: c
+    for c in (CapacityError, CompileError, ImportRuleError, ShardingError, SimulationError)
+}
+FAILED = "failed"  # the cache's kind for units that are kept to be run again
+
+
+class UnitFailedError(Exception):
+    """A unit was refused; `error` says why. Compile units know op ordinals, their caller the
+    lines.
+    """
+
+    def __init__(self, unit: WorkUnit, error: DiagnosticError) -> None:
+        super().__init__(unit.name, error)
+        self.unit = unit
+        self.error = error
+
+
+class UnitDefectError(RuntimeError):
+    """A unit raised what nobody meant to raise; the message is the traceback of its worker."""
+
+
+def store_refusal(cache: Cache, unit: WorkUnit, error: DiagnosticError) -> None:
+    """Store the error of a unit when it is a refusal."""
+    if type(error) in _REFUSALS.values():
+        d = error.diagnostic
+        loc = [d.loc.file, d.loc.line, d.loc.scope] if d.loc else None
+        row = [type(error).__name__, d.code, d.message, loc, d.hint]
+        cache.put(refusal_kind(unit.kind), unit.key, msgpack.packb(row))
+
+
+def stored_refusal(cache: Cache, unit: WorkUnit, here: bool = False) -> DiagnosticError | None:
+    """The stored refusal of a unit; `here` as in `Cache.get`."""
+    data = cache.get(refusal_kind(unit.kind), unit.key, here)
+    if data is None:
+        return None
+    name, code, message, loc, hint = msgpack.unpackb(data)
+    return _REFUSALS[name](code, message, Loc(*loc) if loc else None, hint)
+
+
+def refusal_kind(kind: str) -> str:
+    """The cache's kind for refusals of units of a kind."""
+    return f"{kind}-refused"
+
+
+def keep(cache: Cache, unit: WorkUnit) -> str:
+    """Keep a failed unit; the command that runs it alone, empty when the disk refuses."""
+    row = msgpack.packb([unit.kind, unit.key, unit.name, unit.payload])
+    if not cache.put(FAILED, unit.key, row, here=True):  # where the command will run it
+        return ""
+    return f"shardwright unit {shlex.quote(str(cache.path(FAILED, unit.key)))}"
+
+
+def read_kept(path: Path) -> WorkUnit:
+    """The unit of a file that `keep` wrote. Raises UsageError for any other."""
+    try:
+        entry = unpack_entry(read_bounded(path))
+    except OSError as error:
+        raise UsageError("SW_USAGE", f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        kind, key, name, unit = msgpack.unpackb(entry.payload if entry else b"")
+        return WorkUnit(str(kind), str(key), str(name), bytes(unit))
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            "SW_USAGE",
+            f"unit requires a file of a failed unit, got {path}",
+            hint="the message of the failure names the file",
+        ) from error
+
+
+def with_command(error: DiagnosticError, command: str) -> DiagnosticError:
+    """The error with the command that reproduces it."""
+    d = error.diagnostic
+    hint = "; ".join(filter(None, (d.hint, f"reproduce with: {command}" if command else "")))
+    return type(error)(d.code, d.message, d.loc, hint)

@@ -1,0 +1,132 @@
+"""What goes with a job along its road: wall-clock seconds per stage, and captured steps.
+
+Jobs of one process that ask about the same model (the points of a sweep, what `plan` tries) share
+`Traces`, so that each distinct step is captured once. Nothing here outlives the process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from orchestrator.config import JobConfig
+from orchestrator.model import model_key, resolve_task
+from orchestrator.reads import recorded
+from sharding.partitioned import slots
+from sharding.reroll import Rerolled, reroll
+from sharding.strategies.registry import MANUAL
+
+if TYPE_CHECKING:
+    from compiler.frontend.shardings import ModuleShardings
+    from compiler.frontend.task import TrainTask
+
+T = TypeVar("T")
+MOST_KEPT = 32
+"""Captures that are kept, the newest (our choice): sweeps over batches and lengths have many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A captured step, re-rolled, after the step passes, and what its module says about its
+    distribution.
+    """
+
+    step: Rerolled
+    samples: int
+    user: ModuleShardings
+    name: str
+
+
+class Traces:
+    """Tasks and captured steps by what they depend on. Threads may share one: what one of them
+    captures, the others wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # capture is Python code: two at a time are no faster
+        self._tasks: dict[Hashable, TrainTask] = {}
+        self._traced: dict[Hashable, tuple[TrainTask, Traced]] = {}
+        self._reads: dict[Hashable, dict[str, str]] = {}
+
+    def task(self, job: JobConfig) -> TrainTask:
+        """The task of `[model]`. Raises what `resolve_task` raises."""
+        key = model_key(job)
+        return self._once(self._tasks, key, lambda: self._recorded(job, lambda: resolve_task(job)))
+
+    def traced(self, job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Traced:
+        """The step of a task for so many samples."""
+        is_own = job.strategy.name == MANUAL
+        # The task is kept beside its step, so that its id stays its own.
+        key = (id(task), samples, is_own, job.compiler, job.base)
+        kept = self._once(
+            self._traced,
+            key,
+            lambda: (task, self._recorded(job, lambda: _traced(job, task, samples, stages))),
+        )
+        return kept[1]
+
+    def reads(self, job: JobConfig) -> Mapping[str, str]:
+        """Digests of the files that the user's own function read so far."""
+        with self._lock:
+            return dict(self._reads.get(model_key(job), {}))
+
+    def _recorded(self, job: JobConfig, make: Callable[[], T]) -> T:
+        if not job.model.entry:
+            return make()
+        with recorded(self._reads.setdefault(model_key(job), {})):
+            return make()
+
+    def _once(self, kept: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+        with self._lock:
+            if key not in kept:
+                kept[key] = make()
+            found = kept[key]
+            if len(kept) > MOST_KEPT:
+                del kept[next(iter(kept))]
+            return found
+
+
+@dataclass(slots=True)
+class Stages:
+    """Wall-clock seconds per stage, in order, and the captures that the job may share."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    traces: Traces = field(default_factory=Traces)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the block's time to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def trace(self, job: JobConfig, task: TrainTask, samples: int) -> Traced:
+        """The step of a task for so many samples, captured unless it is shared."""
+        return self.traces.traced(job, task, samples, self)
+
+
+def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Traced:
+    with stages.timed("capture"):
+        from compiler.frontend.capture import capture
+
+        captured = capture(task, samples)
+    with stages.timed("import"):
+        from compiler.frontend.stablehlo import import_with_shardings
+        from compiler.passes.pipeline import run, step_passes
+
+        imported, user = import_with_shardings(captured.artifact, base_dir=job.base)
+        rolled = Rerolled(
+            graph=imported, inputs=slots(captured.inputs), outputs=slots(captured.outputs)
+        )
+        if job.strategy.name != MANUAL:  # whose shardings are the user's, leaf by leaf
+            rolled = reroll(rolled.graph, rolled.inputs, rolled.outputs)
+        rolled = dataclasses.replace(
+            rolled, graph=run(rolled.graph, step_passes(job.compiler, samples))
+        )
+    return Traced(rolled, samples, user, captured.name)

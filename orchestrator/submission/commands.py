@@ -1,0 +1,149 @@
+"""The verbs of this folder and their arguments; each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from compiler.diagnostics import UsageError
+from orchestrator import config
+from orchestrator.job_flags import add_job_flags, as_words, job_configs
+
+COMMANDS = ("collect", "compile", "clean", "clear-locks")
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add them to the command."""
+    _submit_parsers(verbs)
+    _parallel_compile_parser(verbs)
+
+
+def _parallel_compile_parser(verbs: Any) -> None:
+    parallel = verbs.add_parser(
+        "parallel-compile", help="collect the graphs of a script, and compile them together"
+    )
+    parallel.add_argument(
+        "--command", choices=COMMANDS, default="", help="default: collect, then compile"
+    )
+    parallel.add_argument("--graphs", type=Path, metavar="DIR", help="graphs; default: ./graphs")
+    parallel.add_argument(
+        "--cc-flags", default="", metavar="FLAGS", help="neuronx-cc's, after NEURON_CC_FLAGS"
+    )
+    parallel.add_argument("--executor", help="where units run: auto, inline, process or ray")
+    parallel.add_argument("--workers", help="worker processes or Ray actors")
+    parallel.add_argument("--progress", help="auto, bar, plain, json or quiet")
+    parallel.add_argument("--cache-dir", help="directory or s3:// URL of the unit cache")
+    parallel.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parallel.add_argument("script", nargs=argparse.REMAINDER, help="the command to collect from")
+    parallel.set_defaults(verb=_parallel_compile)
+
+
+def _submit_parsers(verbs: Any) -> None:
+    submit = verbs.add_parser("submit", help="run a job on a Ray cluster and return its exit code")
+    submit.add_argument(
+        "jobs",
+        type=Path,
+        nargs="+",
+        metavar="JOB",
+        help="job.toml, in the working directory",
+    )
+    _address_flag(submit)
+    submit.add_argument("--detach", action="store_true", help="print the job's id and leave")
+    submit.add_argument(
+        "--working-dir", type=Path, default=Path("."), help="what is uploaded; default: this one"
+    )
+    submit.add_argument(
+        "--env", action="append", default=[], metavar="KEY=VALUE", help="a variable of the job"
+    )
+    submit.add_argument("--compile-only", action="store_true", help="as of run")
+    add_job_flags(submit)
+    submit.set_defaults(verb=_submit)
+    status = verbs.add_parser("status", help="what became of a submitted job, or of all")
+    status.add_argument("id", nargs="?", default="", help="the job's id; default: all jobs")
+    _address_flag(status)
+    status.add_argument("--follow", action="store_true", help="show its log to its end")
+    status.add_argument("--json", action="store_true", help="print JSON on stdout")
+    status.set_defaults(verb=_status)
+    stop = verbs.add_parser("stop", help="stop a submitted job")
+    stop.add_argument("id", help="the job's id")
+    _address_flag(stop)
+    stop.set_defaults(verb=_stop)
+
+
+def _address_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address", default="", help="URL of the cluster's dashboard; RAY_API_SERVER_ADDRESS"
+    )
+
+
+def _submit(args: argparse.Namespace) -> int:
+    from orchestrator.submission import submit
+
+    only(args.jobs, args.compile_only)
+    folder = args.jobs[0].resolve().parent
+    asked = submit.Asked(
+        jobs=job_configs(args, args.jobs, on_cluster=True),
+        words=[*as_words(args, folder), *(["--compile-only"] if args.compile_only else [])],
+        address=args.address,
+        working_dir=args.working_dir,
+        environment=_environment(args.env),
+        detach=args.detach,
+    )
+    return submit.submit(asked)
+
+
+def only(jobs: Sequence[Path], compile_only: bool) -> None:
+    """Refuse several jobs where one is run. Raises UsageError."""
+    if len(jobs) > 1 and not compile_only:
+        raise UsageError(
+            "SW_USAGE",
+            f"run requires one job file, got {len(jobs)}",
+            hint="several compile together with --compile-only",
+        )
+
+
+def compile_only(args: argparse.Namespace) -> int:
+    """`run --compile-only`."""
+    from orchestrator.submission import compile_only
+
+    return compile_only.run(job_configs(args, args.jobs), args.json)
+
+
+def _environment(words: list[str]) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    if bad := [name for name, equals, _ in pairs if not name or not equals]:
+        raise UsageError("SW_USAGE", f"--env requires KEY=VALUE, got {bad[0]!r}")
+    return {name: value for name, _, value in pairs}
+
+
+def _parallel_compile(args: argparse.Namespace) -> int:
+    from orchestrator.submission import parallel_compile
+
+    given = {f"run.{key}": getattr(args, key) for key in ("executor", "workers", "progress")}
+    job = config.with_absolute_paths(config.load(None, (), given | {"cache.dir": args.cache_dir}))
+    asked = parallel_compile.Asked(
+        command=args.command,
+        script=args.script[1:] if args.script[:1] == ["--"] else args.script,
+        flags=shlex.split(args.cc_flags),
+        job=job,
+        graphs=args.graphs,
+        as_json=args.json,
+    )
+    return parallel_compile.run(asked)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from orchestrator.submission import submit
+
+    if args.follow and not args.id:
+        raise UsageError("SW_USAGE", "status --follow requires the id of a job, got none")
+    return submit.status(args.address, args.id, args.follow, args.json)
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from orchestrator.submission import submit
+
+    return submit.stop(args.address, args.id)

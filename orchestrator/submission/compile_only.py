@@ -1,0 +1,211 @@
+"""`run --compile-only`: job files to bundles, without values or times.
+
+Several jobs share one service: all are planned first, then their units are one batch, so that no
+worker waits for the next job to be captured (`together.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from compiler.diagnostics import Diagnostic, UsageError
+from orchestrator.budgets import check_budgets, check_state
+from orchestrator.build import Planned, compile_parts, planned, with_programs
+from orchestrator.config import JobConfig, output_folder
+from orchestrator.job import program_sizes, unit_service, write_and_load
+from orchestrator.parts import Parts
+from orchestrator.service.progress import Progress
+from orchestrator.service.service import Settled, UnitService
+from orchestrator.stages import Stages, Traces
+from orchestrator.strict_json import dumps
+from orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
+
+SUMMARY = "compile.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledJob:
+    """What became of one job: its units, its programs (name -> bytes of its NEFF), or its error."""
+
+    job: str
+    bundle: str
+    units: UnitCounts
+    programs: Mapping[str, int] = field(default_factory=dict)
+    error: Diagnostic | None = None
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileSummary:
+    """What became of all jobs. Units that jobs share count once in `units`."""
+
+    jobs: tuple[CompiledJob, ...]
+    units: UnitCounts
+    seconds: float
+    findings: tuple[Diagnostic, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0, or that of the first job that failed."""
+        return next((job.exit_code for job in self.jobs if job.exit_code), 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        errors = [job.error.as_dict() if job.error else None for job in self.jobs]
+        rows = [asdict(job) | {"error": e} for job, e in zip(self.jobs, errors, strict=True)]
+        return {
+            "schema": 1,
+            "exit_code": self.exit_code,
+            "seconds": self.seconds,
+            "units": asdict(self.units),
+            "jobs": rows,
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+class _Work:
+    """A job on its way to `bundle`."""
+
+    def __init__(self, job: JobConfig, bundle: Path, service: UnitService, stages: Stages) -> None:
+        self.job, self.bundle = job, bundle
+        self.programs: dict[str, int] = {}
+        self._service, self._stages = service, stages
+        self._ready: Planned | None = None
+
+    def prepare(self) -> Parts:
+        """Plan, and cut into units."""
+        self._ready = planned(self.job, self._service, self._stages)
+        check_state(self._ready)
+        return compile_parts(self._ready, self._stages)
+
+    def finish(self, parts: Parts, settled: Settled) -> None:
+        """Link, check, write."""
+        assert self._ready is not None
+        built = with_programs(self._ready, parts, settled, self._stages)
+        check_budgets(built)
+        self.programs = program_sizes(write_and_load(built, self.bundle))
+
+
+def compile_jobs(jobs: Mapping[Path, JobConfig], progress: Progress) -> CompileSummary:
+    """Compile jobs; bundles lie in their output directories, by the name of the job file where
+    there are several.
+
+    Raises UsageError for jobs that cannot share a service, or would write to one place.
+    """
+    start, traces = time.perf_counter(), Traces()
+    places = _places(jobs)
+    with unit_service(_shared(jobs), progress) as service:
+        works = [
+            _Work(job, places[file], service, Stages(traces=traces)) for file, job in jobs.items()
+        ]
+        tasks = [Task(work.prepare, work.finish) for work in works]
+        ended, counts = compile_together(tasks, service)
+    return CompileSummary(
+        jobs=tuple(map(_told, jobs, works, ended)),
+        units=counts,
+        seconds=round(time.perf_counter() - start, 3),
+        findings=tuple(service.findings),
+    )
+
+
+def _places(jobs: Mapping[Path, JobConfig]) -> dict[Path, Path]:
+    """The bundle of every job file. Raises UsageError when two would be one."""
+    places: dict[Path, Path] = {}
+    for file, job in jobs.items():
+        folder = output_folder(job) / file.stem if len(jobs) > 1 else output_folder(job)
+        others = [other for other, place in places.items() if place == folder / "bundle"]
+        if others:
+            raise UsageError(
+                "SW_USAGE",
+                f"--compile-only requires a place for every job, got {folder} for {others[0]} and"
+                f" {file}",
+                hint="give the job files different names, or an output.dir each",
+            )
+        places[file] = folder / "bundle"
+    return places
+
+
+def _shared(jobs: Mapping[Path, JobConfig]) -> JobConfig:
+    """The first job, whose executor, cache and event log all use. Raises UsageError."""
+    (name, first), *others = jobs.items()
+    if not first.output.events:
+        events = str(output_folder(first) / "events.jsonl")
+        first = replace(first, output=replace(first.output, events=events))
+    for other, job in others:
+        for table in ("executor", "workers", "unit_timeout_s", "unit_memory_gib"):
+            given, wanted = getattr(job.run, table), getattr(first.run, table)
+            if given != wanted:
+                raise _differs(f"run.{table}", (name, wanted), (other, given))
+        if job.cache != first.cache:
+            raise _differs("[cache]", (name, first.cache), (other, job.cache))
+    return first
+
+
+def _differs(key: str, first: tuple[Path, Any], other: tuple[Path, Any]) -> UsageError:
+    return UsageError(
+        "SW_USAGE",
+        f"jobs that compile together require one {key}, got {first[1]!r} in {first[0]} and"
+        f" {other[1]!r} in {other[0]}",
+        hint="set it for all on the command line, or compile them apart",
+    )
+
+
+def _told(file: Path, work: _Work, ended: Ended) -> CompiledJob:
+    error = ended.error
+    return CompiledJob(
+        job=str(file),
+        bundle=str(work.bundle) if work.programs else "",
+        units=ended.units,
+        programs=work.programs,
+        error=error.diagnostic if error else None,
+        exit_code=error.exit_code if error else 0,
+    )
+
+
+def run(jobs: Mapping[Path, JobConfig], as_json: bool) -> int:
+    """Compile, show and store the summary; returns the exit code."""
+    first = next(iter(jobs.values()))
+    with Progress("quiet" if as_json else first.run.progress) as progress:
+        summary = compile_jobs(jobs, progress)
+    text = dumps(summary.as_dict(), indent=1)
+    folder = output_folder(first)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUMMARY).write_text(text)
+    if as_json:
+        print(text)
+    else:
+        _screen(summary, Console(highlight=False))
+    return summary.exit_code
+
+
+def _screen(summary: CompileSummary, console: Console) -> None:
+    table = Table(box=None)
+    for name in ("job", "units", "cached", "compiled", "failed", "NEFFs", "MB"):
+        table.add_column(name, justify="left" if name == "job" else "right", overflow="fold")
+    for job in summary.jobs:
+        units, sizes = job.units, job.programs.values()
+        numbers = (units.total, units.cached, units.compiled, units.failed, len(sizes))
+        table.add_row(Text(job.job), *map(str, numbers), f"{sum(sizes) / 1e6:.2f}")
+    units, done = summary.units, sum(not job.error for job in summary.jobs)
+    console.print(table)
+    console.print(
+        f"{done} of {len(summary.jobs)} jobs in {summary.seconds:.1f} s; {units.total} distinct"
+        f" units: {units.cached} cached, {units.compiled} compiled, {units.failed} failed",
+        soft_wrap=True,
+    )
+    for job in summary.jobs:
+        if job.error:
+            print(f"{job.job}: {job.error.render()}", file=sys.stderr)
+        else:
+            print(f"{job.job}: {job.bundle}")
+    for finding in summary.findings:
+        print(finding.render(), file=sys.stderr)

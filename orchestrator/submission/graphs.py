@@ -1,0 +1,209 @@
+"""Graphs that a user's script left (`compiler/frontend/hook.py`), compiled together.
+
+A graph has a folder of its own: the artifact, what it is, and after compilation its NEFF and a log.
+Each is compiled as `shardwright compile` compiles a file, but their functions are one batch of the
+service. Flags are those of NEURON_CC_FLAGS and of the caller, the right-most wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler.diagnostics import Diagnostic, LoadError
+from compiler.frontend import isolated
+from compiler.frontend.hook import ABOUT, GRAPH
+from compiler.neff.files import write_atomic
+from compiler.outline.unit import unpack_function
+from compiler.surface.resolve import Resolved, resolve
+from orchestrator.compile.compile_flags import joined, of_environment, parser
+from orchestrator.compile.compile_log import FileLog
+from orchestrator.compile.modules import OpenModule, finished, open_module
+from orchestrator.config import JobConfig
+from orchestrator.job import unit_service
+from orchestrator.parts import Parts, parts_of
+from orchestrator.service.progress import Progress
+from orchestrator.service.service import Settled
+from orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
+
+NEFF, LOG, SUMMARY = "model.neff", "log-neuron-cc.txt", "compile.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledGraph:
+    """What became of one graph; `neff` is empty when it failed. Cached: the cache had all units."""
+
+    name: str
+    folder: str
+    neff: str
+    units: UnitCounts
+    error: Diagnostic | None = None
+    exit_code: int = 0
+
+    @property
+    def cached(self) -> bool:
+        """Whether nothing of it was compiled now."""
+        return bool(self.neff) and not self.units.compiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSummary:
+    """What became of all graphs. Those that were cached have succeeded, too."""
+
+    graphs: tuple[CompiledGraph, ...]
+    units: UnitCounts
+    seconds: float
+    notices: tuple[Diagnostic, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Graphs."""
+        return len(self.graphs)
+
+    @property
+    def succeeded(self) -> int:
+        """Graphs with a NEFF."""
+        return sum(bool(graph.neff) for graph in self.graphs)
+
+    @property
+    def failed(self) -> int:
+        """Graphs without one."""
+        return self.total - self.succeeded
+
+    @property
+    def cached(self) -> int:
+        """Graphs of which nothing was compiled now."""
+        return sum(graph.cached for graph in self.graphs)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or that of the first graph that failed."""
+        return next((graph.exit_code for graph in self.graphs if graph.exit_code), 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        errors = [graph.error.as_dict() if graph.error else None for graph in self.graphs]
+        rows = [
+            asdict(graph) | {"error": error, "cached": graph.cached}
+            for graph, error in zip(self.graphs, errors, strict=True)
+        ]
+        counts = ("total", "succeeded", "failed", "cached", "exit_code")
+        return {
+            "schema": 1,
+            **{name: getattr(self, name) for name in counts},
+            "seconds": self.seconds,
+            "units": asdict(self.units),
+            "graphs": rows,
+        }
+
+
+class _Graph:
+    """A graph on its way."""
+
+    def __init__(self, folder: Path, resolved: Resolved, reader: isolated.Reader) -> None:
+        self.folder, self.neff = folder, folder / NEFF
+        self._resolved, self._reader = resolved, reader
+        self._log = FileLog(folder / LOG)
+        self._opened: OpenModule | None = None
+        self.name = folder.name.rpartition("-")[0]
+
+    def prepare(self) -> Parts:
+        """Read, and cut into units. Raises LoadError for an artifact that is not what was left."""
+        from compiler.outline import outline_programs
+
+        self.neff.unlink(missing_ok=True)  # of an earlier compilation
+        data, about = _read(self.folder)
+        self.name = about["name"]
+        file = Path(f"{self.name}.stablehlo")
+        log, resolved = self._log, self._resolved
+        self._opened = open_module(file, data, resolved, log, self._reader, None)
+        outlined = outline_programs((self._opened.program,))
+        self._opened.watch.outlined(outlined)
+        return parts_of(outlined, resolved.command.target.name, resolved.options)
+
+    def finish(self, parts: Parts, settled: Settled) -> None:
+        """Link, check, write."""
+        from compiler.driver import link_outlined
+
+        assert self._opened is not None
+        functions = map(unpack_function, parts.compiled(settled))
+        program = link_outlined(parts.outlined, functions, parts.target, self._opened.watch)
+        write_atomic(self.neff, finished(self._opened, program, self._resolved, self._log))
+
+    def told(self, ended: Ended) -> CompiledGraph:
+        """Its row, and the end of its log."""
+        error = ended.error
+        self._log.say("error" if error else "info", str(error) if error else f"wrote {self.neff}")
+        self._log.close()
+        return CompiledGraph(
+            name=self.name,
+            folder=str(self.folder),
+            neff="" if error else str(self.neff),
+            units=ended.units,
+            error=error.diagnostic if error else None,
+            exit_code=error.exit_code if error else 0,
+        )
+
+
+def graph_folders(directory: Path) -> list[Path]:
+    """The folders of whole graphs, by name."""
+    return sorted(path.parent for path in directory.glob(f"*/{ABOUT}"))
+
+
+def compile_graphs(
+    directory: Path, flags: Sequence[str], job: JobConfig, progress: Progress
+) -> GraphSummary:
+    """Compile every graph of a directory; `job` says where units run and are cached.
+
+    Raises UsageError for flags that are not understood.
+    """
+    start = time.perf_counter()
+    given = parser("parallel-compile").parse_args(joined(flags)).given
+    resolved = resolve([*of_environment(os.environ), *given])
+    with ExitStack() as stack:
+        reader = stack.enter_context(isolated.Reader())
+        graphs = [_Graph(folder, resolved, reader) for folder in graph_folders(directory)]
+        service = stack.enter_context(unit_service(job, progress))
+        tasks = [Task(graph.prepare, graph.finish) for graph in graphs]
+        ended, counts = compile_together(tasks, service)
+        rows = [graph.told(end) for graph, end in zip(graphs, ended, strict=True)]
+    return GraphSummary(
+        graphs=tuple(rows),
+        units=counts,
+        seconds=round(time.perf_counter() - start, 3),
+        notices=(*resolved.notices, *service.findings),
+    )
+
+
+def clean(directory: Path) -> int:
+    """Remove the graphs of a directory and what was made of them; how many. Nothing else."""
+    folders = graph_folders(directory)
+    for folder in folders:
+        for name in (ABOUT, GRAPH, NEFF, LOG):  # without its description a graph is none
+            (folder / name).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    (directory / SUMMARY).unlink(missing_ok=True)
+    return len(folders)
+
+
+def _read(folder: Path) -> tuple[bytes, dict[str, Any]]:
+    try:
+        data, about = (folder / GRAPH).read_bytes(), json.loads((folder / ABOUT).read_bytes())
+        if about["digest"] == hashlib.sha256(data).hexdigest() and isinstance(about["name"], str):
+            return data, about
+        found = "another artifact"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = f"{type(error).__name__}: {error}"
+    raise LoadError(
+        "SW_GRAPH",
+        f"{folder} requires the graph that was captured, got {found}",
+        hint="collect again: parallel-compile --command collect",
+    )

@@ -1,0 +1,142 @@
+"""`shardwright parallel-compile`: neuron_parallel_compile's workflow.
+
+`collect` runs the user's command with the capture hook on, `compile` compiles what it left, no
+command does both; `clean` removes graphs, `clear-locks` the locks of the unit cache that nobody
+holds.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from compiler.diagnostics import ExecutionError, UsageError
+from compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXTRACT_ONLY
+from orchestrator.cache import open_cache
+from orchestrator.config import JobConfig
+from orchestrator.host import PACKAGES_ROOT
+from orchestrator.service.progress import Progress
+from orchestrator.strict_json import dumps
+from orchestrator.submission.graphs import (
+    SUMMARY,
+    GraphSummary,
+    clean,
+    compile_graphs,
+    graph_folders,
+)
+
+IGNORE_ERRORS = "NEURON_IGNORE_TRAINING_SCRIPT_ERROR_AND_COMPILE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `parallel-compile` was asked; without a `command`, to collect and to compile."""
+
+    command: str
+    script: Sequence[str]
+    flags: Sequence[str]
+    job: JobConfig
+    graphs: Path | None = None
+    as_json: bool = False
+
+    @property
+    def directory(self) -> Path:
+        """Where the graphs are."""
+        given = self.graphs or os.environ.get(DIRECTORY) or DEFAULT_DIRECTORY
+        return Path(given).resolve()
+
+
+def run(asked: Asked) -> int:
+    """Do what was asked; returns the exit code."""
+    match asked.command:
+        case "clean":
+            count = clean(asked.directory)
+            print(f"removed {count} graphs of {asked.directory}")
+            return 0
+        case "clear-locks":
+            local = open_cache(asked.job.cache).local
+            free, held = local.clear_locks()
+            print(f"removed {free} locks of {local.place}" + (f", {held} held" if held else ""))
+            return 0
+    if asked.command != "compile":
+        _collect(asked)
+    return _compile(asked) if asked.command != "collect" else 0
+
+
+def _collect(asked: Asked) -> None:
+    """Run the user's command. Raises UsageError without one, ExecutionError when it fails."""
+    if not asked.script:
+        raise UsageError(
+            "SW_USAGE",
+            "parallel-compile requires the command that runs the script, got none",
+            hint="for example: shardwright parallel-compile python train.py --steps 10",
+        )
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(PACKAGES_ROOT))))
+    environment = {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": path}
+    environment |= {EXTRACT_ONLY: "1", DIRECTORY: str(asked.directory)}
+    before = len(graph_folders(asked.directory))
+    try:
+        # What the script prints is for people: stdout stays the summary.
+        output = sys.stderr if asked.as_json else None
+        code = subprocess.run(asked.script, env=environment, stdout=output, check=False).returncode
+    except OSError as error:
+        raise UsageError(
+            "SW_USAGE", f"cannot run {asked.script[0]}: {error.strerror or error}"
+        ) from error
+    count = len(graph_folders(asked.directory))
+    print(f"{count} graphs, {count - before} of them new, in {asked.directory}", file=sys.stderr)
+    if code and os.environ.get(IGNORE_ERRORS, "0") in ("", "0"):
+        raise ExecutionError(
+            "SW_SCRIPT",
+            f"`{shlex.join(asked.script)}` ended with exit code {code}",
+            hint=f"its output above says why; {IGNORE_ERRORS}=1 compiles what it left all the same",
+        )
+
+
+def _compile(asked: Asked) -> int:
+    """Compile the graphs, show and store the summary. Raises UsageError when there are none."""
+    if not graph_folders(asked.directory):
+        raise UsageError(
+            "SW_GRAPH",
+            f"parallel-compile requires graphs in {asked.directory}, got none",
+            hint="put @orchestrator.api.capture on the jitted step, and collect",
+        )
+    with Progress("quiet" if asked.as_json else asked.job.run.progress) as progress:
+        summary = compile_graphs(asked.directory, asked.flags, asked.job, progress)
+    text = dumps(summary.as_dict(), indent=1)
+    (asked.directory / SUMMARY).write_text(text)
+    for notice in summary.notices:
+        print(notice.render(), file=sys.stderr)
+    if asked.as_json:
+        print(text)
+    else:
+        _screen(summary, asked.directory)
+    return summary.exit_code
+
+
+def _screen(summary: GraphSummary, directory: Path) -> None:
+    table = Table(box=None)
+    for name in ("graph", "status", "units", "cached", "compiled", "failed"):
+        table.add_column(name, justify="right" if name not in ("graph", "status") else "left")
+    for graph in summary.graphs:
+        status = "cached" if graph.cached else "compiled" if graph.neff else "failed"
+        units = graph.units
+        numbers = (units.total, units.cached, units.compiled, units.failed)
+        table.add_row(Text(Path(graph.folder).name), status, *map(str, numbers))
+    Console(highlight=False).print(table)
+    print(
+        f"{summary.total} graphs in {summary.seconds:.1f} s: {summary.succeeded} succeeded"
+        f" ({summary.cached} cached), {summary.failed} failed\n{directory}"
+    )
+    for graph in summary.graphs:
+        if graph.error:
+            print(f"{graph.name}: {graph.error.render()}", file=sys.stderr)

@@ -1,0 +1,174 @@
+"""`shardwright submit`, `status`, `stop`: a job file to a Ray cluster, and its exit code back.
+
+What goes up: the working directory (as `ray job submit` does, `.gitignore` and `.rayignore`
+honoured) and, unless that is a checkout, our packages, so that the cluster needs our dependencies
+only. The job is read here first: what `run` would refuse is refused before anything is uploaded.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from compiler.diagnostics import UsageError
+from orchestrator.config import JobConfig, check_lasting
+from orchestrator.host import package_folder
+from orchestrator.service.units import PACKAGES
+from orchestrator.strict_json import dumps
+from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission, check_environment
+
+_COMMAND = ("python", "-m", "orchestrator")
+_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `submit` was asked: job files, what `run` is told besides, and where to."""
+
+    jobs: Mapping[Path, JobConfig]
+    words: Sequence[str]
+    address: str
+    working_dir: Path
+    environment: Mapping[str, str]
+    detach: bool = False
+
+
+def submission(asked: Asked) -> Submission:
+    """The job as a Ray job.
+
+    Raises UsageError for a job file outside of the working directory, an output that would be lost
+    with the job, and variables that are secret.
+    """
+    check_environment(list(asked.environment))
+    for job in asked.jobs.values():
+        check_lasting(job)
+    folder = asked.working_dir.resolve()
+    files = [_inside(path, folder) for path in asked.jobs]
+    is_checkout = all((folder / package / "__init__.py").exists() for package in PACKAGES)
+    packages = () if is_checkout else tuple(package_folder(package) for package in PACKAGES)
+    return Submission(
+        command=shlex.join([*_COMMAND, "run", *files, *asked.words]),
+        working_dir=folder,
+        packages=packages,
+        environment={**_ENVIRONMENT, **asked.environment},
+    )
+
+
+def _inside(path: Path, folder: Path) -> str:
+    try:
+        return path.resolve().relative_to(folder).as_posix()
+    except ValueError as error:
+        raise UsageError(
+            "SW_USAGE",
+            f"submit requires a job file inside of the working directory {folder}, got {path}",
+            hint="--working-dir is what is uploaded: the job file and all it names lie in it",
+        ) from error
+
+
+def submit(asked: Asked) -> int:
+    """Submit, and follow unless detached; returns the exit code of the job, 0 when detached."""
+    prepared = submission(asked)
+    jobs = RayJobs(asked.address)
+    job = jobs.submit(prepared)
+    if asked.detach:
+        print(job)
+        _say(f"status: {_next('status', job, jobs)}\nstop:   {_next('stop', job, jobs)}")
+        return 0
+    _say(f"job {job} on {jobs.address}: {prepared.command}")
+    return follow(jobs, job)
+
+
+def follow(jobs: RayJobs, job: str) -> int:
+    """Show the log of a job until it has ended; its exit code. An interrupt leaves it alone."""
+    try:
+        state = jobs.follow(job, _write)
+    except KeyboardInterrupt:
+        _say(
+            f"\njob {job} goes on\nfollow: {_next('status', job, jobs)} --follow\n"
+            f"stop:   {_next('stop', job, jobs)}"
+        )
+        return 130
+    code = state.result
+    _say(f"job {job}: {state.status}, exit code {code}")
+    return code
+
+
+def status(address: str, job: str, follows: bool, as_json: bool) -> int:
+    """Print what became of a job, or of all; with `follows`, its log, and its exit code back."""
+    jobs = RayJobs(address)
+    if follows:
+        return follow(jobs, job)
+    states = [jobs.state(job)] if job else jobs.states()
+    if as_json:
+        rows = [asdict(state) for state in states]
+        print(dumps(rows[0] if job else rows, indent=1))
+    elif job:
+        _print_state(states[0])
+    else:
+        _print_states(states)
+    return 0
+
+
+def stop(address: str, job: str) -> int:
+    """Stop a job and say how it ended."""
+    state = RayJobs(address).stop(job)
+    print(f"job {job}: {state.status}" + _code(state))
+    return 0
+
+
+def _print_states(states: Sequence[JobState]) -> None:
+    """One line each: ids whole, so that they can be copied; commands as far as there is room."""
+    table = Table("job", "status", "code", "started", "seconds", box=None, expand=True)
+    table.add_column("command", no_wrap=True, ratio=1)
+    for state in states:
+        code = "" if state.exit_code is None else str(state.exit_code)
+        command = state.command.removeprefix(f"{shlex.join(_COMMAND)} ")
+        cells = (state.id, state.status, code, _clock(state.started_s), _took(state), command)
+        table.add_row(*map(Text, cells))
+    Console(highlight=False).print(table)
+
+
+def _print_state(state: JobState) -> None:
+    print(f"job {state.id}: {state.status}{_code(state)}")
+    rows = {
+        "command": state.command,
+        "started": _clock(state.started_s),
+        "seconds": _took(state),
+        "message": state.message,
+    }
+    print("\n".join(f"{name:<9}{text}" for name, text in rows.items() if text))
+
+
+def _clock(unix_s: float | None) -> str:
+    return "" if unix_s is None else datetime.fromtimestamp(unix_s).strftime("%m-%d %H:%M")
+
+
+def _took(state: JobState) -> str:
+    if state.started_s is None or state.ended_s is None:
+        return ""
+    return f"{state.ended_s - state.started_s:.0f}"
+
+
+def _code(state: JobState) -> str:
+    return "" if state.exit_code is None else f", exit code {state.exit_code}"
+
+
+def _next(verb: str, job: str, jobs: RayJobs) -> str:
+    return f"shardwright {verb} {job} --address {shlex.quote(jobs.address)}"
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,91 @@
+"""Several things that compile together: their units are one batch of one service, so that a unit of
+several of them is compiled once, and one that fails leaves the others alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from compiler.diagnostics import DiagnosticError, InternalError
+from orchestrator.parts import Parts
+from orchestrator.service.batch import UnitRow
+from orchestrator.service.service import Settled, UnitService
+from orchestrator.service.unit_errors import UnitDefectError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitCounts:
+    """Distinct units by how they ended."""
+
+    total: int
+    cached: int
+    compiled: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`prepare` makes the units, `finish` what they are for; either may raise a DiagnosticError."""
+
+    prepare: Callable[[], Parts]
+    finish: Callable[[Parts, Settled], None]
+
+
+@dataclass(slots=True)
+class Ended:
+    """What became of a task."""
+
+    units: UnitCounts
+    error: DiagnosticError | None
+
+
+@dataclass(slots=True)
+class _Work:
+    task: Task
+    parts: Parts | None = None
+    keys: set[tuple[str, str]] = field(default_factory=set)
+    error: DiagnosticError | None = None
+
+
+def compile_together(tasks: Sequence[Task], service: UnitService) -> tuple[list[Ended], UnitCounts]:
+    """What became of every task, in their order, and of all distinct units."""
+    works = [_Work(task) for task in tasks]
+    for work in works:
+        _prepare(work, service)
+    settled = service.settle([unit for work in works if work.parts for unit in work.parts.units])
+    for work in works:
+        if work.parts is not None and work.error is None:
+            _finish(work, work.parts, settled)
+    rows = {(row.kind, row.key): row for row in reversed(service.rows)}  # the first end counts
+    ended = [Ended(counts_of([rows[key] for key in work.keys]), work.error) for work in works]
+    return ended, counts_of(list(rows.values()))
+
+
+def counts_of(rows: Sequence[UnitRow]) -> UnitCounts:
+    """Counts of rows; a refusal that the cache had is a failure."""
+    failed = sum(bool(row.error) for row in rows)
+    cached = sum(row.cache == "hit" and not row.error for row in rows)
+    done = len(rows) - cached - failed
+    return UnitCounts(total=len(rows), cached=cached, compiled=done, failed=failed)
+
+
+def _prepare(work: _Work, service: UnitService) -> None:
+    before = len(service.rows)
+    try:
+        work.parts = work.task.prepare()
+        work.keys = {(unit.kind, unit.key) for unit in work.parts.units}
+    except DiagnosticError as error:
+        work.error = error
+    except UnitDefectError as error:
+        work.error = InternalError.of(error, str(error))
+    work.keys |= {(row.kind, row.key) for row in service.rows[before:]}
+
+
+def _finish(work: _Work, parts: Parts, settled: Settled) -> None:
+    try:
+        work.task.finish(parts, settled)
+    except DiagnosticError as error:
+        work.error = error
+    except UnitDefectError as error:
+        work.error = InternalError.of(error, str(error))

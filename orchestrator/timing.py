@@ -1,0 +1,77 @@
+"""The time of a step by `time` units: one per profile, and one without its faults.
+
+An answer is stored under what was asked, so a step is timed once, whichever command or job asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.service.executor import WorkUnit
+from orchestrator.service.service import UnitService
+from orchestrator.service.unit_errors import UnitFailedError
+from sim_cluster.faults import NO_FAULTS
+from sim_cluster.profiles import PROFILES, Profile
+from sim_cluster.step_parts import StepParts
+from sim_cluster.step_time import Step, StepTiming
+from sim_cluster.timing_unit import Answer, decode_answer, encode_question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked about a step: `name` is for people, the rest as in `time_step`."""
+
+    name: str
+    step: Step
+    profile: str
+    credit: Profile | None = None
+    traced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Answers about one step: under the profile that was asked for, under all of them, and, where
+    it has faults, without them; `parts` is what the first is made of, `trace` its file, empty
+    unless it was asked for.
+    """
+
+    chosen: StepTiming
+    parts: StepParts
+    band: Mapping[str, StepTiming]
+    healthy: StepTiming | None = None
+    trace: bytes = b""
+
+
+def timed(step: Step, profile: str, service: UnitService, traced: bool = False) -> Timings:
+    """All that a report says of the time of a step. Raises what `time_step` raises."""
+    asked = [
+        Question(name=f"step {n}", step=step, profile=n, traced=traced and n == profile)
+        for n in PROFILES
+    ]
+    if step.faults:
+        healthy = replace(step, faults=NO_FAULTS)
+        asked.append(Question(name=f"step {profile} healthy", step=healthy, profile=profile))
+    found = answers(asked, service)
+    band = {n: answer.timing for n, answer in zip(PROFILES, found, strict=False)}
+    first = found[list(PROFILES).index(profile)]
+    without = found[-1].timing if step.faults else None
+    return Timings(
+        chosen=first.timing, parts=first.parts, band=band, healthy=without, trace=first.trace
+    )
+
+
+def answers(asked: Sequence[Question], service: UnitService) -> list[Answer]:
+    """The answers to questions, in their order, from the service. Raises what `time_step` raises
+    for the first that has none."""
+    units = [_unit(question) for question in asked]
+    try:
+        results = service.run(units)
+    except UnitFailedError as failed:
+        raise failed.error from failed
+    return [decode_answer(results[unit.key]) for unit in units]
+
+
+def _unit(q: Question) -> WorkUnit:
+    payload = encode_question(q.step, q.profile, q.credit, q.traced)
+    return WorkUnit.of("time", q.name, payload)

@@ -1,0 +1,190 @@
+"""Kernels of a published table: what a row's words (and `kernel_settings.toml`, for kernels whose
+source is public) say is computed, and its time on one core.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from compiler.evaluate import function_segments
+from compiler.ir.types import Graph
+from compiler.isa.program import Function
+from compiler.options import CompileOptions
+from compiler.target import PS_PER_S, Target
+
+DTYPES = {"fp32": "f32", "f32": "f32", "bf16": "bf16"}
+FILE = Path(__file__).with_name("kernel_settings.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSettings:
+    """What the source of a kernel says: see the file."""
+
+    source: str
+    match: Mapping[str, str] = field(default_factory=dict)
+    bias: bool = False
+    turned: bool = False
+    wide: bool = False
+    operators: bool = False
+
+
+@cache
+def _settings() -> tuple[KernelSettings, ...]:
+    return tuple(KernelSettings(**entry) for entry in tomllib.loads(FILE.read_text())["kernel"])
+
+
+def settings_of(columns: Mapping[str, str]) -> KernelSettings:
+    """The settings of a row; the last entry takes every row."""
+    return next(
+        one
+        for one in _settings()
+        if all(word in columns.get(name, "").lower() for name, word in one.match.items())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredKernel:
+    """A kernel that can be compiled: its kind and sizes, and how it is computed.
+
+    `gelu` is as `models.kernels.product_graph` has it, `apart` says that it is a kernel of its own
+    behind HBM; `attention` is how scores are kept, `pool` the window of a maximum behind a
+    convolution.
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    dtype: str
+    gelu: str = ""
+    apart: bool = False
+    attention: str = "flash"
+    pool: int = 1
+    bias: bool = False
+    turned: bool = False
+    wide: bool = False
+
+
+def kernel_of(columns: Mapping[str, str]) -> MeasuredKernel:
+    """The kernel of a row with the columns kernel, shape, dtype and, where it is known, source.
+
+    Raises ValueError for one that is not told from its words.
+    """
+    name, shape, dtype = (columns[key] for key in ("kernel", "shape", "dtype"))
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype requires {', '.join(DTYPES)}, got {dtype or 'none'}")
+    words = name.lower()
+    reader = next((read for named, read in _READERS if any(w in words for w in named)), None)
+    if reader is None:
+        raise ValueError(
+            f"kernel requires a matmul, GEMM, attention, convolution or k-means, got {name}"
+        )
+    return reader(words, shape, DTYPES[dtype], settings_of(columns))
+
+
+def _attention(words: str, shape: str, dtype: str, known: KernelSettings) -> MeasuredKernel:
+    """How a row's words say that scores are kept: three phases are a product, a softmax in one pass
+    over stored scores, and a product.
+    """
+    form = "flash"
+    if "through hbm" in words:
+        form = "fused" if "three phases" in words else "unfused"
+    sizes = _sizes(shape, "seq", "d_head")
+    return MeasuredKernel(
+        "attention", sizes, dtype, attention=form, turned=known.turned, wide=known.wide
+    )
+
+
+def _product(words: str, shape: str, dtype: str, known: KernelSettings) -> MeasuredKernel:
+    gelu = "gelu" in words
+    return MeasuredKernel(
+        "product",
+        _sizes(shape, "m", "k", "n"),
+        dtype,
+        ("operators" if known.operators else "function") if gelu else "",
+        gelu and "baseline" in words,
+        bias=known.bias,
+        turned=known.turned,
+    )
+
+
+def _nearest(words: str, shape: str, dtype: str, known: KernelSettings) -> MeasuredKernel:
+    return MeasuredKernel("nearest", _sizes(shape, "n", "d", "k"), dtype)
+
+
+def _convolution(words: str, shape: str, dtype: str, known: KernelSettings) -> MeasuredKernel:
+    """A square convolution without padding: `batch 1, Cin 256, Cout 256, 224x224, 3x3, valid`."""
+    squares = [int(a) for a, b in re.findall(r"(\d+)x(\d+)", shape) if a == b]
+    if len(squares) != 2 or "valid" not in shape.lower():
+        raise ValueError(f"shape requires a square image, a square window and `valid`, got {shape}")
+    pooled = re.search(r"(\d+)x\1 max pool", words)
+    sizes = (*_sizes(shape, "batch", "cin", "cout"), *squares)
+    return MeasuredKernel("convolution", sizes, dtype, pool=int(pooled[1]) if pooled else 1)
+
+
+Reader = Callable[[str, str, str, KernelSettings], MeasuredKernel]
+_READERS: tuple[tuple[tuple[str, ...], Reader], ...] = (
+    (("k-means",), _nearest),
+    (("attention",), _attention),
+    (("conv2d",), _convolution),
+    (("matmul", "gemm"), _product),
+)
+"""Words of a name, the more special ones first, and who reads the rest of the row."""
+
+
+def _sizes(shape: str, *names: str) -> tuple[int, ...]:
+    """Numbers behind names: `M=4096 K=8192`, `seq 512, d_head 128`."""
+    found = dict(re.findall(r"([a-z_]+)\s*[= ]\s*(\d+)", shape.lower()))
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(f"shape requires {', '.join(names)}, got {shape}")
+    return tuple(int(found[name]) for name in names)
+
+
+def kernel_seconds(kernel: MeasuredKernel, target: Target) -> float:
+    """Time of a kernel on one core of `target`.
+
+    The clock of a benchmark runs around the kernel alone: no program start.
+    """
+    segments = [
+        segment
+        for function in _compiled(kernel, target.name)
+        for segment in function_segments(function, target, recorded=False)
+    ]
+    return sum(s.duration_ps for s in segments) / PS_PER_S
+
+
+@cache
+def _compiled(kernel: MeasuredKernel, target: str) -> tuple[Function, ...]:
+    from compiler.driver import compile_unit
+    from compiler.lower.function import Signature
+    from compiler.outline.unit import Unit
+
+    options = CompileOptions(attention=kernel.attention)
+    units = [Unit("kernel", graph, Signature()) for graph in _graphs(kernel)]
+    return tuple(compile_unit(unit, target, options) for unit in units)
+
+
+def _graphs(kernel: MeasuredKernel) -> list[Graph]:
+    """What runs one after the other."""
+    from compiler.frontend.models import kernels
+
+    if kernel.kind == "attention":
+        positions, width = kernel.sizes
+        how = {"turned": kernel.turned, "wide": kernel.wide}
+        return [kernels.attention_graph(positions, width, kernel.dtype, **how)]
+    if kernel.kind == "nearest":
+        vectors, width, centres = kernel.sizes
+        return [kernels.nearest_graph(vectors, width, centres, kernel.dtype)]
+    if kernel.kind == "convolution":
+        batch, given, made, size, window = kernel.sizes
+        shape = (batch, (given, made), size, window)
+        return [kernels.convolution_graph(*shape, kernel.dtype, pool=kernel.pool)]
+    m, k, n = kernel.sizes
+    gelu = "" if kernel.apart else kernel.gelu
+    how = {"bias": kernel.bias, "turned": kernel.turned}
+    found = [kernels.product_graph(m, k, n, kernel.dtype, gelu=gelu, **how)]
+    return [*found, kernels.gelu_graph(m, n, kernel.dtype)] if kernel.apart else found

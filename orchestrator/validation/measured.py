@@ -1,0 +1,126 @@
+"""Published kernels and collectives, as `validate` predicts them.
+
+A kernel is compiled for one core from the JAX function it computes and timed by the evaluator; a
+collective is priced by the network model (`published_collectives.py`). Rows that the model has no
+answer for are reported with the reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
+from compiler.target import load_target, logical
+from orchestrator.validation.kernel_times import kernel_of, kernel_seconds
+from orchestrator.validation.published_collectives import predict_row
+from orchestrator.validation.published_columns import machines_named, positive
+from sim_cluster.profiles import under_profile
+
+NOMINAL = "nominal"
+LARGE_BYTES, SMALL_BYTES = 1 << 20, 64 << 10
+
+Row = Mapping[str, str]
+
+
+def kernels(path: Path) -> dict[str, Any]:
+    """The report on the kernels of a CSV file with the columns id, group, kernel, shape, dtype,
+    target, latency_us. Raises UsageError for a file that cannot be read or lacks one.
+    """
+    rows = _rows(path, ("id", "group", "kernel", "shape", "dtype", "target", "latency_us"))
+    out = [_kernel(row) for row in rows]
+    return {"rows": out} | _medians(out)
+
+
+def _kernel(row: Row) -> dict[str, Any]:
+    named = {k: row[k] for k in ("id", "group", "kernel", "shape", "dtype")}
+    try:
+        published = positive(row["latency_us"], "latency_us")
+        named_targets = machines_named(row["target"])
+        if not named_targets:
+            raise ValueError(f"target requires a known machine, got {row['target']!r}")
+        target = logical(load_target(named_targets[0]), 1)  # of several, the first
+        kernel = kernel_of(row)
+        predicted = kernel_seconds(kernel, under_profile(target, NOMINAL)) * 1e6
+    except (ValueError, DiagnosticError) as error:
+        return named | {"predicted_us": None, "error": None, "reason": _reason(error)}
+    return named | {
+        "target": target.name,
+        "predicted_us": predicted,
+        "published_us": published,
+        "error": predicted / published - 1,
+    }
+
+
+def collectives(path: Path) -> dict[str, Any]:
+    """The report on the collectives of a CSV file with the columns id, group, op, ranks, nodes,
+    instance, dtype, size_bytes, time_us. Raises UsageError as `kernels`.
+    """
+    columns = ("op", "ranks", "nodes", "instance", "dtype", "size_bytes", "time_us")
+    rows = _rows(path, ("id", "group", *columns))
+    out = [_collective(row) for row in rows]
+    made = [r for r in out if r["error"] is not None]
+    large = [r["error"] for r in made if r["size_bytes"] >= LARGE_BYTES]
+    small = [r["error"] for r in made if r["size_bytes"] < SMALL_BYTES]
+    factors = [max(1 + e, 1 / (1 + e)) for e in small]
+    return {
+        "rows": out,
+        **_medians(out),
+        "large_median_error": _median(large),
+        "small_median_factor": statistics.median(factors) if factors else None,
+    }
+
+
+def _collective(row: Row) -> dict[str, Any]:
+    named: dict[str, Any] = {k: row[k] for k in ("id", "group", "op", "instance")}
+    made = predict_row(row, NOMINAL)
+    if made.found is None or made.time is None:
+        return named | {"predicted_us": None, "error": None, "reason": made.reason}
+    return named | {
+        "target": made.found.target,
+        "assumed": made.found.assumed,
+        "runtime": made.found.runtime.name,
+        "size_bytes": made.found.size_bytes,
+        "predicted_us": made.predicted_us,
+        "published_us": made.found.time_us,
+        "error": made.error,
+        "algorithm": made.time.algorithm,
+        "why": made.time.why,
+    }
+
+
+def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("SW_TRAINING_CSV", f"cannot read {path}: {error}") from error
+    reader = csv.DictReader(text.splitlines())
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if missing:
+        raise UsageError(
+            "SW_TRAINING_CSV",
+            f"{path} requires columns {', '.join(missing)},"
+            f" got {', '.join(reader.fieldnames or ()) or 'none'}",
+        )
+    return [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
+
+
+def _reason(error: Exception) -> str:
+    diagnostic = getattr(error, "diagnostic", None)
+    return diagnostic.message if isinstance(diagnostic, Diagnostic) else str(error)
+
+
+def _medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    errors = [r["error"] for r in rows if r["error"] is not None]
+    return {
+        "median_error": _median(errors),
+        "max_error": max(map(abs, errors), default=None),
+        "refused": len(rows) - len(errors),
+    }
+
+
+def _median(errors: Sequence[float]) -> float | None:
+    return statistics.median(map(abs, errors)) if errors else None

@@ -1,0 +1,290 @@
+"""Published training runs, one per row of a CSV file, as `validate` predicts them.
+
+A row gives the architecture, layout, batches, precision and measured step time of a run in columns.
+What the columns leave open (and what a published script says otherwise) is decided here by rules
+that hold for every row, each with its source; nothing is fitted.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from compiler.diagnostics import Loc, UsageError
+from compiler.target import load_target, target_names
+from orchestrator.validation.published_columns import finite, machines_named, positive, whole
+from orchestrator.validation.run_settings import RunSettings, settings_of
+
+_T = TypeVar("_T")
+
+COLUMNS = (
+    "id",
+    "model",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "seq_len",
+    "matmul_params_b",
+    "framework",
+    "tp",
+    "pp",
+    "dp",
+    "zero1",
+    "microbatch",
+    "microbatches_per_step_per_replica",
+    "precision",
+    "activation_checkpointing",
+    "sequence_parallel",
+    "nodes",
+    "instance",
+    "step_time_s",
+)
+
+OPTIONAL = ("primary", "group", "optimizer", "neuron_version", "notes")
+"""Columns that may be missing."""
+
+FAMILIES = {"bert": "encoder", "vit": "vit", "llama": "llama", "gpt": "gpt"}
+"""Word in the model's name (any case) -> family of `compiler/frontend/models`."""
+
+CLASSES = 1000
+"""Classes of an image model whose table names no vocabulary: those of the published checkpoint
+(google/vit-base-patch16-224); its head is below a percent of the step."""
+
+OPTIMIZERS = ("adamw", "adam", "lamb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Element types of a run: stored weights, activations, what norms, softmax and loss compute
+    in, gradients as they are added up and reduced, what norms, softmax and embeddings hand on.
+    """
+
+    params: str
+    activations: str
+    statistics: str
+    gradients: str
+    stream: str = ""  # that of activations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """All of a run that decides its predicted time: runs with equal ones have one prediction.
+
+    `micro_batch` is per replica; `target` is the machine it is taken to be.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    seq_len: int
+    tp: int
+    pp: int
+    dp: int
+    zero1: bool
+    micro_batch: int
+    num_microbatches: int
+    storage: Storage
+    optimizer: str
+    attention: str
+    remat: str
+    accumulation: bool  # sums of short types stay fp32 between operations
+    dropout: float = 0.0
+    fused_projections: bool = False  # projections of one input are one matrix
+    replicated_kv: bool = False  # every tensor-parallel rank has key-value heads of its own
+    sequence_parallel: bool
+    nodes: int
+    target: str
+
+    @property
+    def cores(self) -> int:
+        """NeuronCores of the run."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def layout(self) -> str:
+        """What kind of run it is: data-parallel, tensor-parallel or pipeline."""
+        if self.pp > 1:
+            return "pipeline"
+        return "tensor-parallel" if self.tp > 1 else "data-parallel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun:
+    """One measured run; `settings` is the profile of its software."""
+
+    id: str
+    group: str
+    model: str
+    primary: bool
+    settings: RunSettings
+    matmul_params: float
+    step_time_s: float
+    workload: Workload
+
+    @property
+    def model_flops(self) -> float:
+        """FLOPs of one optimizer step without recomputation, attention not halved.
+
+        Source: the definition the published table derives its MFU column with: 6 per matmul
+        parameter and token, 12 * layers * hidden * seq_len^2 per sequence.
+        """
+        w = self.workload
+        sequences = w.dp * w.micro_batch * w.num_microbatches
+        attention = 12.0 * w.layers * w.hidden * w.seq_len**2
+        return sequences * (6.0 * w.seq_len * self.matmul_params + attention)
+
+    def unsupported(self) -> str:
+        """Why the run cannot be predicted; empty when it can."""
+        w = self.workload
+        sizes = (w.layers, w.hidden, w.heads, w.ffn, w.vocab, w.seq_len, w.tp, w.pp, w.dp)
+        batches = (w.micro_batch, w.num_microbatches)
+        if not w.family:
+            return f"model requires one of {', '.join(FAMILIES)} in its name, got {self.model!r}"
+        if min(sizes) < 1 or w.hidden % w.heads:
+            return f"architecture requires positive sizes and heads dividing hidden, got {sizes}"
+        if min(batches) < 1:
+            return f"batches require positive sizes, got {batches}"
+        if w.target not in target_names():
+            return f"instance requires one of {', '.join(target_names())}, got {w.target!r}"
+        cores = load_target(w.target).cores * w.nodes
+        if w.cores != cores:
+            return f"tp * pp * dp requires {cores} cores of {w.nodes} nodes, got {w.cores}"
+        return ""
+
+
+def read_runs(path: Path) -> list[PublishedRun]:
+    """All rows of `path`.
+
+    Raises UsageError for an unreadable file, a missing column or a bad value.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("SW_TRAINING_CSV", f"cannot read {path}: {error}") from error
+    reader = csv.DictReader(text.splitlines())
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise UsageError(
+            "SW_TRAINING_CSV",
+            f"{path} requires columns {', '.join(missing)},"
+            f" got {', '.join(reader.fieldnames or ()) or 'none'}",
+        )
+    return [_run(row, Loc(str(path), reader.line_num)) for row in reader]
+
+
+_SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "tp", "pp", "dp", "nodes")
+
+
+def _run(row: Mapping[str, str], loc: Loc) -> PublishedRun:
+    text = {name: (row.get(name) or "").strip() for name in (*COLUMNS, *OPTIONAL)}
+    settings = settings_of(text)
+    return PublishedRun(
+        id=text["id"],
+        group=text["group"] or text["model"],
+        model=text["model"],
+        primary=text["primary"].lower() == "yes",
+        settings=settings,
+        matmul_params=_read(finite, text, "matmul_params_b", loc) * 1e9,
+        step_time_s=_read(positive, text, "step_time_s", loc),
+        workload=_workload(text, settings, loc),
+    )
+
+
+def _workload(text: Mapping[str, str], settings: RunSettings, loc: Loc) -> Workload:
+    sizes = {name: _read(whole, text, name, loc) for name in _SIZES}
+    family = _family(text["model"])
+    if family == "vit":
+        sizes["vocab"] = sizes["vocab"] or CLASSES
+    remat = settings.remat
+    if remat == "column":
+        remat = _read(_remat, text, "activation_checkpointing", loc)
+    machines = machines_named(text["instance"])
+    return Workload(
+        family=family,
+        kv_heads=_read(whole, text, "kv_heads", loc) or sizes["heads"],
+        zero1=text["zero1"].lower().startswith("yes"),
+        micro_batch=_read(whole, text, "microbatch", loc),
+        num_microbatches=_read(whole, text, "microbatches_per_step_per_replica", loc),
+        storage=_storage(text["precision"]),
+        optimizer=_optimizer(text["optimizer"]),
+        attention=settings.attention,
+        remat=remat,
+        accumulation=settings.accumulation,
+        dropout=settings.dropout,
+        fused_projections=settings.fused,
+        replicated_kv=settings.replicated_kv,
+        sequence_parallel=text["sequence_parallel"].lower().startswith("yes"),
+        # "trn1.32xlarge/trn1n.32xlarge" does not say which was measured: the first is taken.
+        target=machines[0] if machines else text["instance"],
+        **sizes,
+    )
+
+
+def _read(reader: Callable[[str, str], _T], text: Mapping[str, str], name: str, loc: Loc) -> _T:
+    """The cell `name` as `reader` takes it. Raises UsageError for a cell it refuses."""
+    try:
+        return reader(text[name], name)
+    except ValueError as error:
+        raise UsageError("SW_TRAINING_CSV", str(error), loc) from None
+
+
+def _family(model: str) -> str:
+    """The family named in the model's name; empty when none is."""
+    name = model.lower()
+    return next((family for word, family in FAMILIES.items() if word in name), "")
+
+
+def _storage(precision: str) -> Storage:
+    """Element types of the precision column.
+
+    Matmuls run in bf16 in every run: fp32 models were cast by the compiler's default. "BF16
+    weights" turn every fp32 tensor into bf16, what norms and softmax compute in too.
+    Source: documented: neuronx-cc command line reference of 2022 to 2025 (`--auto-cast`); Neuron
+    application note on XLA_USE_BF16 and XLA_DOWNCAST_BF16; with an fp32 optimizer, training scripts
+    keep bf16 weights beside fp32 masters and gradients, and softmax in fp32. PyTorch's autocast op
+    reference: products are bf16, layer_norm, softmax and cross_entropy take and give fp32.
+    """
+    name = precision.lower()
+    if name.startswith("bf16 compute"):
+        return Storage(params="bf16", activations="bf16", statistics="f32", gradients="f32")
+    if name.startswith("bf16 autocast"):
+        short = Storage(params="f32", activations="bf16", statistics="f32", gradients="f32")
+        return replace(short, stream="f32")
+    kind = "f32" if name.startswith("fp32") else "bf16"
+    return Storage(params=kind, activations=kind, statistics=kind, gradients=kind)
+
+
+def _optimizer(column: str) -> str:
+    """The optimizer; AdamW where the table names none of ours, as the training scripts default."""
+    name = column.lower()
+    return name if name in OPTIMIZERS else "adamw"
+
+
+REMAT = {"selective": "selective", "full": "full"} | dict.fromkeys(
+    ("none", "no", "n/a", "unstated", ""), "none"
+)
+"""First word of the recomputation column -> recomputation."""
+
+
+def _remat(column: str, name: str) -> str:
+    """Recomputation: none, selective or full; what follows the first word is a remark.
+
+    Raises ValueError for other words.
+    """
+    words = re.findall(r"[^\s,;:(]+", column.lower())
+    word = words[0] if words else ""
+    if word not in REMAT:
+        known = ", ".join(key for key in REMAT if key)
+        raise ValueError(f"{name} requires one of {known}, got {column!r}")
+    return REMAT[word]

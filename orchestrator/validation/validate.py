@@ -1,0 +1,317 @@
+"""`validate`: published measurements predicted by the model, beside what was measured.
+
+Training runs go the road of any job on their own mesh (`predict.py`) with the settings their
+scripts had (`run_settings.toml`); kernels are compiled for one core, collectives priced by the
+network. `calibrate.py` says what the fitted constants are worth on runs they were not fitted to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler.diagnostics import DiagnosticError, UsageError
+from compiler.target import load_target
+from orchestrator.cache import open_cache
+from orchestrator.config import JobConfig
+from orchestrator.report.limits import Confidence, asked, confidence
+from orchestrator.service.progress import Progress
+from orchestrator.validation import calibrate
+from orchestrator.validation.calibrate import Surface, grid_profiles
+from orchestrator.validation.predict import Predictor, Timed, job_of, layout_of
+from orchestrator.validation.published import PublishedRun, read_runs
+from sim_cluster.calibration import constants
+from sim_cluster.profiles import NAMES, fitted_profile
+
+NOMINAL = "nominal"
+LAYOUTS = ("data-parallel", "tensor-parallel", "pipeline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command was asked for: files, ids of training runs ("all": every one)."""
+
+    training: Path | None = None
+    kernels: Path | None = None
+    collectives: Path | None = None
+    rows: tuple[str, ...] = ()
+    fit: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One run under every profile; `surface` for runs that constants may be fitted to."""
+
+    run: PublishedRun
+    times: Mapping[str, Timed]
+    surface: Surface | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The nominal answer."""
+        return self.times[NOMINAL].seconds
+
+    @property
+    def error(self) -> float:
+        """Predicted over published at nominal rates, less 1."""
+        return self.seconds / self.run.step_time_s - 1
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """From the fastest to the slowest profile."""
+        found = [t.seconds for t in self.times.values()]
+        return min(found), max(found)
+
+    @property
+    def band_covers(self) -> bool:
+        """True when the published time lies between the profiles."""
+        low, high = self.band
+        return low <= self.run.step_time_s <= high
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A run that cannot be predicted, and why."""
+
+    run: PublishedRun
+    reason: str
+
+
+def run(asked: Asked) -> int:
+    """Predict what was asked for and print it; returns the exit code.
+
+    Raises UsageError for a bad file, an unknown id, or when there is nothing to do.
+    """
+    if not (asked.training or asked.kernels or asked.collectives):
+        raise UsageError(
+            "SW_USAGE", "validate requires one of --training, --kernels, --collectives, got none"
+        )
+    report: dict[str, Any] = {"schema": 2, "profile": NOMINAL}
+    if asked.training:
+        report["training"] = training(asked.training, asked.rows, asked.fit, asked.as_json)
+    if asked.kernels:
+        from orchestrator.validation.measured import kernels
+
+        report["kernels"] = kernels(asked.kernels)
+    if asked.collectives:
+        from orchestrator.validation.measured import collectives
+
+        report["collectives"] = collectives(asked.collectives)
+    if asked.as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        from orchestrator.validation.validate_screen import show
+
+        show(report)
+    return 0
+
+
+def training(path: Path, rows: Sequence[str], fit: bool, quiet: bool) -> dict[str, Any]:
+    """The report on training runs. With `fit`, constants are fitted to the primary ones, written to
+    `calibration.toml` and used. Raises UsageError as `run`.
+    """
+    from orchestrator.job import unit_service
+
+    runs = select(read_runs(path), ("all",) if fit and not rows else rows)
+    job = JobConfig()
+    with (
+        Progress("quiet" if quiet else "auto") as progress,
+        unit_service(job, progress) as service,
+    ):
+        predictor = Predictor(service, open_cache(job.cache))
+        if fit:
+            _fit([item for item in runs if item.primary], predictor, progress)
+        found = [_told(item, predictor, progress) for item in in_order(runs)]
+    place = {item.id: n for n, item in enumerate(runs)}
+    return summary(sorted(found, key=lambda p: place[p.run.id]))
+
+
+METHOD = "least pseudo-Huber loss (0.08) of log step times, both training constants together"
+
+
+def _fit(runs: Sequence[PublishedRun], predictor: Predictor, progress: Progress) -> None:
+    """Fit the constants to `runs`, those that can be predicted, and write them down.
+
+    Raises UsageError when there is none: what earlier runs were fitted to then stays.
+    """
+    surfaces = []
+    for item in runs:
+        progress.say(f"{item.id} {item.model}: grid of the fitted constants")
+        with contextlib.suppress(DiagnosticError):
+            surfaces += [] if item.unsupported() else [surface(item, predictor)]
+    if not surfaces:
+        raise UsageError("SW_ROWS", "--fit requires a primary row that can be predicted, got none")
+    calibrate.write(calibrate.chosen(surfaces), [s.run for s in surfaces], METHOD)
+
+
+def select(runs: Sequence[PublishedRun], rows: Sequence[str]) -> list[PublishedRun]:
+    """The runs to predict; with no ids the smallest supported one of each layout.
+
+    Raises UsageError for an unknown id, or when no run is of a known family.
+    """
+    by_id = {item.id: item for item in runs}
+    if list(rows) == ["all"]:
+        return list(runs)
+    for row in rows:
+        if row not in by_id:
+            raise UsageError("SW_ROWS", f"--rows requires ids of the file, got {row}")
+    return [by_id[row] for row in rows] if rows else _smallest(runs)
+
+
+def _smallest(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+    """Per layout the primary run with the fewest cores, then parameters, then the first."""
+    usable = [item for item in runs if not item.unsupported()]
+    chosen = []
+    for layout in LAYOUTS:
+        found = [item for item in usable if item.workload.layout == layout]
+        if found:
+            chosen.append(min(found, key=_size))
+    if not chosen:
+        raise UsageError("SW_ROWS", "the file requires a run of a known model family, got none")
+    return chosen
+
+
+def _size(item: PublishedRun) -> tuple[bool, int, float]:
+    return not item.primary, item.workload.cores, item.matmul_params
+
+
+def in_order(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+    """Runs with equal workloads next to each other, so that each is built once."""
+    first: dict[Any, int] = {}
+    for number, item in enumerate(runs):
+        first.setdefault(item.workload, number)
+    return sorted(runs, key=lambda item: first[item.workload])
+
+
+def _told(item: PublishedRun, predictor: Predictor, progress: Progress) -> Prediction | Refused:
+    """One run, predicted or refused."""
+    progress.say(f"{item.id} {item.model}: {item.workload.layout}, {item.workload.cores} cores")
+    if reason := item.unsupported():
+        return Refused(item, reason)
+    try:
+        return predict(item, predictor)
+    except DiagnosticError as error:
+        return Refused(item, str(error.diagnostic.message))
+
+
+def predict(item: PublishedRun, predictor: Predictor) -> Prediction:
+    """One run under every profile, a primary one on the grid of the fitted constants too.
+
+    Raises the DiagnosticError of the stage that refuses it.
+    """
+    times = {name: predictor.time(item.workload, fitted_profile(name)) for name in NAMES}
+    return Prediction(item, times, surface(item, predictor) if item.primary else None)
+
+
+def surface(item: PublishedRun, predictor: Predictor) -> Surface:
+    """One run on the grid of the fitted constants."""
+    seconds = tuple(
+        tuple(predictor.time(item.workload, profile).seconds for profile in row)
+        for row in grid_profiles()
+    )
+    return Surface(item, seconds)
+
+
+def summary(found: Sequence[Prediction | Refused]) -> dict[str, Any]:
+    """The report: a row per run, medians of absolute errors over all, and over primary ones."""
+    made = [p for p in found if isinstance(p, Prediction)]
+    surfaces = [p.surface for p in made if p.surface]
+    left = calibrate.left_out(surfaces)
+    peaks = {p.run.id: _peak_flops_per_s(p.run) for p in made}
+    report: dict[str, Any] = {"rows": [], "constants": _constants()}
+    mfu, errors = calibrate.baseline([p.run for p in made], peaks) if made else (0.0, [])
+    of_baseline = dict(zip([p.run.id for p in made], errors, strict=True))
+    for p in found:
+        one = _refused(p) if isinstance(p, Refused) else _row(p, left, of_baseline)
+        report["rows"].append(one)
+    if made:
+        report |= {
+            "baseline_mfu": mfu,
+            "median_error": _median([p.error for p in made]),
+            "max_error": max(abs(p.error) for p in made),
+            "baseline_median_error": _median(errors),
+            "baseline_max_error": max(map(abs, errors)),
+            "band_covers": sum(p.band_covers for p in made) / len(made),
+            "refused": len(found) - len(made),
+        }
+    primary = [p for p in made if p.surface]
+    if primary:
+        report["primary"] = {
+            "rows": [p.run.id for p in primary],
+            "median_error": _median([p.error for p in primary]),
+            "max_error": max(abs(p.error) for p in primary),
+            "leave_one_group_out_median_error": _median(list(left.values())),
+            "leave_one_group_out_max_error": max(map(abs, left.values())),
+            "baseline_median_error": _median([of_baseline[p.run.id] for p in primary]),
+        }
+    return report
+
+
+def _median(errors: Sequence[float]) -> float:
+    return statistics.median(abs(e) for e in errors)
+
+
+def _peak_flops_per_s(item: PublishedRun) -> float:
+    """Published bf16 peak of all cores of a run."""
+    w = item.workload
+    return load_target(w.target).published_flops_per_s_per_core * w.cores
+
+
+def _row(
+    p: Prediction, left: Mapping[str, float], of_baseline: Mapping[str, float]
+) -> dict[str, Any]:
+    nominal = p.times[NOMINAL]
+    return _named(p.run) | {
+        "predicted_step_time_s": p.seconds,
+        "published_step_time_s": p.run.step_time_s,
+        "error": p.error,
+        "band_s": list(p.band),
+        "band_covers": p.band_covers,
+        "confidence": _confidence(p.run).text,
+        "left_out_error": left.get(p.run.id),
+        "baseline_error": of_baseline[p.run.id],
+        "shares": dict(nominal.shares),
+        "busy": dict(nominal.busy),
+    }
+
+
+def _named(item: PublishedRun) -> dict[str, Any]:
+    w = item.workload
+    return {
+        "id": item.id,
+        "group": item.group,
+        "model": item.model,
+        "primary": item.primary,
+        "layout": w.layout,
+        "cores": w.cores,
+        "settings": item.settings.name,
+    }
+
+
+def _refused(p: Refused) -> dict[str, Any]:
+    return _named(p.run) | {
+        "predicted_step_time_s": None,
+        "published_step_time_s": p.run.step_time_s,
+        "error": None,
+        "reason": p.reason,
+    }
+
+
+def _confidence(item: PublishedRun) -> Confidence:
+    """How far the answer for a run of that kind can be trusted."""
+    layout = layout_of(item.workload)
+    return confidence(asked(job_of(item.workload), layout.target, layout.mesh.sizes))
+
+
+def _constants() -> dict[str, Any]:
+    """The fitted constants of the model, with their provenance."""
+    return {
+        name: {"value": one.value, "band": list(one.band), "fitted_on": one.fitted_on}
+        for name, one in constants().items()
+    }

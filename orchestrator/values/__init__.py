@@ -1,0 +1,1 @@
+"""Value runs of jobs: where ranks live, checkpoints, recovery."""

@@ -1,0 +1,136 @@
+"""Hosts of ranks as Ray actors, anywhere in the cluster.
+
+What ranks send each other goes from actor to actor through the object store, as arrays; this
+process holds references alone. Ray restarts nothing: a lost actor's ranks come back on another one
+from the last checkpoint (`value_run.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from compiler.diagnostics import UsageError
+from orchestrator.service import logs
+from orchestrator.service.ray_session import RaySession, lost_errors
+from orchestrator.values.serving import Answered, serve
+from sim_cluster.rank_host import SENDING, RankHost
+from sim_cluster.run_values import Handle, HostLostError
+
+PATIENCE_S = 2.0
+"""How long actors have to say that they are there, after one was lost; who does not is busy. Our
+choice: an idle one answers in a millisecond."""
+
+
+class RankActor:
+    """A host of ranks in its own process."""
+
+    def __init__(self, packed: np.ndarray) -> None:
+        self.host = RankHost.unpacked(packed.tobytes())
+        logs.start_in_actor()
+
+    def start(self) -> str:
+        """Answered once the actor is there; its process."""
+        return f"{os.getpid()}"
+
+    def ask(self, method: str, args: Sequence[Any], has_incoming: bool, *incoming: Any) -> Any:
+        """Answer one request: its answer, and for a method that sends one payload per host."""
+        given = (*args, list(incoming)) if has_incoming else args
+        answered, sent = serve(self.host, method, given)
+        if method not in SENDING:
+            return answered
+        return [answered, *(sent or [() for _ in self.host.spans])]
+
+
+class _Reply:
+    """What an actor was asked; see `run_values.Reply`."""
+
+    def __init__(self, ray: Any, host: int, answer: Any, sent: Sequence[Any]) -> None:
+        self._ray, self._host, self._answer, self._sent = ray, host, answer, sent
+
+    def answer(self) -> Any:
+        """See Reply."""
+        try:
+            answered = self._ray.get(self._answer)
+        except lost_errors(self._ray) as error:
+            raise HostLostError(self._host) from error
+        assert isinstance(answered, Answered)
+        return answered.result()
+
+    def sent(self) -> Sequence[Handle]:
+        """See Reply."""
+        return self._sent
+
+
+class RayHosts:
+    """See the module; `packed` are the hosts as `packed_host` makes them. Raises UsageError for
+    more hosts than the cluster has CPUs."""
+
+    def __init__(self, spans: Sequence[range], packed: Sequence[bytes]) -> None:
+        self.spans = spans
+        self._ray: Any = RaySession.enter(len(packed))
+        try:
+            self._check()
+            self._packed = [self._ray.put(np.frombuffer(data, np.uint8)) for data in packed]
+            self._actors = [self._hired(host) for host in range(len(packed))]
+        except BaseException:
+            RaySession.leave()
+            raise
+
+    def ask(
+        self, host: int, method: str, *args: object, incoming: Sequence[Handle] | None = None
+    ) -> _Reply:
+        """See Hosts."""
+        remote = self._actors[host].ask
+        sends = method in SENDING
+        if sends:
+            remote = remote.options(num_returns=1 + len(self.spans))
+        found = remote.remote(method, args, incoming is not None, *(incoming or ()))
+        answer, *sent = found if sends else [found]
+        return _Reply(self._ray, host, answer, sent)
+
+    def replace(self, host: int) -> None:
+        """See Hosts."""
+        tickets = [actor.start.remote() for actor in self._actors]
+        told, _ = self._ray.wait(tickets, num_returns=len(tickets), timeout=PATIENCE_S)
+        for number, actor in enumerate(self._actors):
+            if number == host or (tickets[number] in told and self._is_gone(tickets[number])):
+                self._ray.kill(actor)
+                self._actors[number] = self._hired(number)
+
+    def labels(self) -> list[str]:
+        """What hosts are called in logs: with the process id, so that a restart shows."""
+        pids = self._ray.get([actor.start.remote() for actor in self._actors])
+        return [f"ray-{n}:{pid}" for n, pid in enumerate(pids)]
+
+    def close(self) -> None:
+        """See Hosts."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+        RaySession.leave()
+
+    def _is_gone(self, ticket: Any) -> bool:
+        try:
+            self._ray.get(ticket)
+        except lost_errors(self._ray):
+            return True
+        return False
+
+    def _hired(self, host: int) -> Any:
+        remote: Any = self._ray.remote(RankActor)
+        options = remote.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
+        return options.remote(self._packed[host])
+
+    def _check(self) -> None:
+        """Ray itself would wait for CPUs that no node has."""
+        cpus = int(self._ray.cluster_resources().get("CPU", 0))
+        if len(self.spans) > cpus:
+            raise UsageError(
+                "SW_RAY_RESOURCES",
+                f"run.hosts requires at most the {cpus} CPUs of the Ray cluster,"
+                f" got {len(self.spans)}",
+                hint="ask for fewer hosts, or add nodes with CPUs to the cluster",
+            )

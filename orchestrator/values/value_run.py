@@ -1,0 +1,372 @@
+"""The value run of a job: its steps on the ranks' hosts, checkpoints, and what a lost host costs.
+
+A host that is lost is replaced, every rank goes back to the last checkpoint (or to the first
+state), and the steps since are made again; they are the same bits, so the run is that of a calm
+day. `--resume` does the same in another process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+
+from compiler.diagnostics import Diagnostic, ExecutionError, LoadError, UsageError
+from compiler.neff.bundle import Bundle
+from compiler.neff.manifest import Manifest
+from orchestrator.build import Built
+from orchestrator.config import JobConfig
+from orchestrator.host import executor_kind
+from orchestrator.model import resolve_task
+from orchestrator.service.events import EventLog
+from orchestrator.service.executor import Emit
+from orchestrator.service.progress import Progress
+from orchestrator.values.checkpoint import (
+    Checkpoint,
+    Writer,
+    clear,
+    head_meta,
+    kept_buffers,
+    prune,
+    step_folder,
+    steps_in,
+)
+from sim_cluster.rank_host import RankHost, packed_host, spans_of
+from sim_cluster.run_values import HostLostError, Hosts, LocalHosts, ValueRun
+
+if TYPE_CHECKING:
+    from compiler.frontend.task import TrainTask
+
+VALUE_THREADS = 2
+MAX_LOSSES = 3  # of hosts in a row without a new step in between; as for units
+Leaves = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What the value run gave: metrics per step, the state after one step, the L0 distances, and
+    warnings.
+    """
+
+    losses: tuple[float, ...]
+    after_one: Leaves
+    l0: Mapping[str, float]
+    findings: tuple[Diagnostic, ...] = ()
+
+
+def run_values(built: Built, bundle: Bundle, progress: Progress, events: EventLog) -> Values:
+    """All steps on all simulated cores, from the loaded bundle; `events` is closed after it.
+
+    Raises UsageError for a timing-only task, LoadError for a checkpoint of another run, and
+    ExecutionError (SW_HOST_LOST) when hosts are lost again and again.
+    """
+    job = built.job
+    if job.run.steps < 1:
+        raise UsageError("SW_STEPS", f"run.steps requires at least 1, got {job.run.steps}")
+    source = _source(built)
+    hosts = hosts_of(job, bundle)
+    run = ValueRun(bundle.programs, bundle.manifest, hosts=hosts)
+    with closing(run), closing(events):
+        saved = Checkpoints(_folder(job), job.run.checkpoint_every, _identity(built, bundle))
+        training = Training(run, source, saved, progress, events)
+        if job.run.resume:
+            training.resume()
+        return training.train(job.run.steps)
+
+
+def hosts_of(job: JobConfig, bundle: Bundle) -> Hosts:
+    """Where the ranks of a job live. Raises UsageError for more hosts than ranks, or than a Ray
+    cluster has CPUs."""
+    programs, manifest, count = bundle.programs, bundle.manifest, job.run.hosts
+    strict = job.run.strict_indices
+    if not 0 <= count <= manifest.num_cores:
+        raise UsageError(
+            "SW_USAGE",
+            f"run.hosts requires at most one host per rank ({manifest.num_cores}), got {count}",
+        )
+    name = executor_kind(job.run.executor)
+    if not count:
+        return LocalHosts(
+            [RankHost(programs, manifest, threads=VALUE_THREADS, strict_indices=strict)]
+        )
+    spans = spans_of(manifest.num_cores, count)
+    packed = [
+        packed_host(programs, manifest, spans, n, strict_indices=strict) for n in range(count)
+    ]
+    if name == "ray":
+        from orchestrator.values.ray_hosts import RayHosts
+
+        return RayHosts(spans, packed)
+    if name == "inline":
+        return LocalHosts([RankHost.unpacked(data) for data in packed])
+    from orchestrator.values.process_hosts import ProcessHosts
+
+    return ProcessHosts(spans, packed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the first state and the batches of a run come from. With `compare`, the state is drawn
+    at once, as the unsharded run draws it; else in parts."""
+
+    task: TrainTask
+    global_batch: int
+    seed: int = 0
+    data: str | None = None
+    compare: bool = True
+
+    def state(self, stacks: Mapping[str, Sequence[str]]) -> Iterator[Leaves]:
+        """The first state in parts; the leaves of one of `stacks` come together."""
+        from compiler.frontend.reference import initial_leaves, initial_state, state_names
+
+        if self.compare:
+            yield initial_state(self.task, self.seed)
+            return
+        stack_of = {leaf: tuple(leaves) for leaves in stacks.values() for leaf in leaves}
+        parts = dict.fromkeys(stack_of.get(name, (name,)) for name in state_names(self.task))
+        yield from (initial_leaves(self.task, self.seed, part) for part in parts)
+
+    def batches(self, after: int) -> Iterator[Leaves]:
+        """The batches of the steps after so many."""
+        from compiler.frontend.reference import batch_leaves, task_batches
+
+        every = task_batches(self.task, self.seed, self.global_batch, self.data)
+        yield from (batch_leaves(batch) for batch in islice(every, after, None))
+
+
+class Checkpoints:
+    """The checkpoints of a run in a directory: saved every so many steps (0: never) and after the
+    first and the last. A run that does not go on from those that are there replaces them."""
+
+    def __init__(self, folder: Path, every: int, identity: Mapping[str, Any]) -> None:
+        self.folder, self.every, self.identity = folder, every, identity
+        self.latest: Path | None = None  # of this run
+        self.warnings: list[str] = []
+
+    def is_due(self, step: int, steps: int) -> bool:
+        """Whether the state after `step` is to be saved."""
+        return bool(self.every) and (step % self.every == 0 or step in (1, steps))
+
+    def save(self, run: ValueRun, step: int, losses: Sequence[float]) -> Path:
+        """Write the state of all ranks."""
+        with Writer(self.folder, step) as writer:
+            held = _holders(run)
+            for rank in range(run.manifest.num_cores):
+                own = [name for name, by in held.items() if by.get(rank) == rank]
+                if own:
+                    (host,) = [h for h, span in enumerate(run.hosts.spans) if rank in span]
+                    writer.add(rank, run.hosts.ask(host, "state_of", rank, own).answer())
+            l0 = list(run.result.l0.values())
+            if self.latest is None:
+                clear(self.folder)
+            writer.finish(head_meta(step, losses, l0, self.identity, run.manifest, held))
+        self.latest = step_folder(self.folder, step)
+        prune(self.folder)
+        return self.latest
+
+    def last(self) -> Checkpoint | None:
+        """The last one that can be read. Raises LoadError when it is of another run."""
+        for path in steps_in(self.folder):
+            try:
+                found = Checkpoint(path)
+            except LoadError as error:
+                self.warnings.append(f"{error.diagnostic.message}; an earlier step is taken")
+                continue
+            self._check(found)
+            self.latest = path
+            return found
+        return None
+
+    def restore(self, run: ValueRun, found: Checkpoint) -> None:
+        """Give all ranks the state of a checkpoint. Raises LoadError for damaged files."""
+        for name, holder, ranks in found.stored():
+            data = found.bytes_of(name, holder)
+            replies = []
+            for host, span in enumerate(run.hosts.spans):
+                own = [rank for rank in ranks if rank in span]
+                if own:
+                    replies.append(run.hosts.ask(host, "put_bytes", name, own, data))
+            for reply in replies:
+                reply.answer()
+        run.result.l0 |= {check.program: check for check in found.head.l0}
+
+    def first_state(self) -> Leaves:
+        """The state after the first step. Raises LoadError."""
+        return dict(Checkpoint(step_folder(self.folder, 1)).leaves())
+
+    def _check(self, found: Checkpoint) -> None:
+        given = found.head.identity
+        for name, required in self.identity.items():
+            if given.get(name) != required:
+                raise LoadError(
+                    "SW_CHECKPOINT",
+                    f"{found.path} requires {name} {given.get(name)}, got {required}",
+                    hint="resume with the job it was written by, or take another --out",
+                )
+
+
+@dataclass(slots=True)
+class Training:
+    """Steps of a run, one after the other, through the loss of hosts."""
+
+    run: ValueRun
+    source: Source
+    saved: Checkpoints
+    progress: Progress
+    emit: Emit
+    losses: list[float] = field(default_factory=list)
+    after_one: Leaves | None = None
+    is_loaded: bool = False
+    furthest: int = 0  # steps that were made, also those that are made again
+    lost: int = 0  # hosts in a row without a new step in between
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint, if there is one. Raises LoadError where the state after
+        the first step, which is compared, is gone."""
+        found = self.saved.last()
+        if found is None:
+            self.progress.say(f"no checkpoint in {self.saved.folder}; starting with step 1")
+            return
+        if self.source.compare:
+            self.after_one = self.saved.first_state()
+        self.progress.say(f"goes on after step {found.head.step} of {found.path}")
+        self.emit("values.resumed", step=found.head.step, path=str(found.path))
+
+    def train(self, steps: int) -> Values:
+        """The steps that are left. Raises LoadError when more were made already."""
+        while True:
+            try:
+                self._go_on(steps)
+                return self._values()
+            except HostLostError as error:
+                self.lost += 1
+                self._replace(error.host)
+
+    def _go_on(self, steps: int) -> None:
+        if not self.is_loaded:
+            self._rewind()
+        done = len(self.losses)
+        if done > steps:
+            raise LoadError(
+                "SW_CHECKPOINT",
+                f"{self.saved.latest} requires run.steps {done} or more, got {steps}",
+                hint="resume with as many steps, or start again without --resume",
+            )
+        for batch in islice(self.source.batches(done), steps - done):
+            self._step(batch, steps)
+            if len(self.losses) > self.furthest:
+                self.furthest, self.lost = len(self.losses), 0
+
+    def _step(self, batch: Leaves, steps: int) -> None:
+        metrics = self.run.step(batch)
+        losses = [*self.losses, float(metrics["metrics/loss"])]
+        number = len(losses)
+        if number == 1 and self.source.compare:
+            self.after_one = self.run.gather(self._state_names())
+        if self.saved.is_due(number, steps):
+            path = self.saved.save(self.run, number, losses)
+            self.emit("checkpoint.saved", step=number, path=str(path))
+        self.losses = losses
+        self.progress.step(number - 1, steps, losses[-1], None)
+
+    def _state_names(self) -> list[str]:
+        """The user's leaves that outlive a step."""
+        manifest = self.run.manifest
+        kept = [b for b in kept_buffers(manifest) if b.initial == "given"]
+        return sorted({leaf for b in kept for leaf in manifest.user_leaves(b)})
+
+    def _rewind(self) -> None:
+        """To the last checkpoint of this run, or to its first state."""
+        if self.saved.latest is not None:
+            self._restore(Checkpoint(self.saved.latest))
+        else:
+            self.run.reset()
+            for part in self.source.state(self.run.manifest.stacks):
+                self.run.load(part)
+            self.losses, self.is_loaded = [], True
+
+    def _restore(self, found: Checkpoint) -> None:
+        self.saved.restore(self.run, found)
+        self.losses, self.is_loaded = list(found.head.losses), True
+        self.furthest = max(self.furthest, len(self.losses))
+
+    def _replace(self, host: int) -> None:
+        """Another host for the ranks of one that is gone. Raises ExecutionError when that happens
+        again and again."""
+        hosts, span = self.run.hosts, self.run.hosts.spans[host]
+        where = f"ranks {span.start}-{span.stop - 1}"
+        self.emit("host.lost", host=host, first_rank=span.start, ranks=len(span))
+        if self.lost >= MAX_LOSSES:
+            raise ExecutionError(
+                "SW_HOST_LOST",
+                f"a value run requires hosts that live, host {host} ({where}) was lost, the"
+                f" {self.lost}th time without a new step in between",
+                hint="see what it prints on stderr; with more hosts each needs less memory",
+            )
+        self.progress.say(f"host {host} ({where}) was lost; another one takes its place")
+        hosts.replace(host)
+        self.is_loaded = False
+
+    def _values(self) -> Values:
+        l0 = {name: check.distance for name, check in self.run.result.l0.items()}
+        told = [Diagnostic("SW_CHECKPOINT", w, severity="warning") for w in self.saved.warnings]
+        findings = (*self.run.findings(), *told)
+        return Values(tuple(self.losses), self.after_one or {}, l0, findings)
+
+
+def _holders(run: ValueRun) -> dict[str, dict[int, int]]:
+    """For every kept buffer and rank, the first rank with the same bytes."""
+    names = [buffer.name for buffer in kept_buffers(run.manifest)]
+    replies = [run.hosts.ask(host, "digests", names) for host in range(len(run.hosts.spans))]
+    held: dict[str, dict[int, int]] = {name: {} for name in names}
+    first: dict[tuple[str, bytes], int] = {}
+    for reply in replies:
+        for rank, name, digest in reply.answer():
+            held[name][rank] = first.setdefault((name, digest), rank)
+    return held
+
+
+def _source(built: Built) -> Source:
+    run = built.job.run
+    return Source(
+        task=resolve_task(built.job),
+        global_batch=built.layout.global_batch,
+        seed=run.seed,
+        data=run.data,
+        compare=run.compare,
+    )
+
+
+def _folder(job: JobConfig) -> Path:
+    return Path(job.output.dir) / "checkpoints"
+
+
+def _identity(built: Built, bundle: Bundle) -> dict[str, Any]:
+    """What runs must share so that one can go on from the other's checkpoint."""
+    job = built.job
+    return {
+        "programs": _programs_digest(bundle.manifest),
+        "run.seed": job.run.seed,
+        "run.compare": job.run.compare,
+        "run.data": _data_digest(job.run.data),
+        "strategy.global_batch": built.layout.global_batch,
+    }
+
+
+def _data_digest(data: str) -> str:
+    """The text of a run: the digest of a file, the name of any other."""
+    path = Path(data)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else data
+
+
+def _programs_digest(manifest: Manifest) -> str:
+    """The manifest with its programs, but for what says nothing of values."""
+    bare = replace(manifest, metadata={}, instances=0)
+    return hashlib.sha256(msgpack.packb(bare.to_meta())).hexdigest()

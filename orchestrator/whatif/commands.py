@@ -1,0 +1,177 @@
+"""The verbs of what-ifs: `sweep` and `scale`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.diagnostics import UsageError
+from orchestrator.job_flags import add_job_flags, job_config
+from orchestrator.strict_json import dumps
+
+if TYPE_CHECKING:
+    from orchestrator.config import JobConfig
+    from orchestrator.service.progress import Progress
+    from orchestrator.whatif.points import Point
+    from orchestrator.whatif.rows import Row
+    from orchestrator.whatif.sweep import Swept
+
+_INSTANCES = "1,2,4,8,16,32,64"
+_OBJECTIVES = {
+    "tokens": "tokens_per_s",
+    "time": "step_time_s",
+    "cost": "usd_per_1e6_tokens",
+    "memory": "peak_gib",
+    "mfu": "mfu",
+    "exposed": "exposed",
+}
+
+
+def add_verbs(verbs: Any) -> None:
+    """`sweep` and `scale`."""
+    sweep = verbs.add_parser("sweep", help="a grid of what-ifs: time, memory and cost of each")
+    sweep.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
+    add_job_flags(sweep)
+    sweep.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=V,V,...",
+        help="a key of the job, or a flag's name, and its values (';' between values with commas)",
+    )
+    sweep.add_argument("--points", type=Path, metavar="FILE", help="a list: .csv or .jsonl")
+    sweep.add_argument(
+        "--objective", choices=tuple(_OBJECTIVES), default="tokens", help="what is best"
+    )
+    sweep.add_argument("--sort", choices=tuple(_OBJECTIVES), help="default: the objective")
+    sweep.add_argument("--limit", type=int, default=20, help="rows of the table; 0: all")
+    sweep.add_argument("--json", action="store_true", help="print sweep.json on stdout")
+    sweep.set_defaults(verb=_sweep)
+    scale = verbs.add_parser("scale", help="weak and strong scaling, machines side by side")
+    scale.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
+    add_job_flags(scale)  # --instances is a list here
+    scale.add_argument("--targets", default="", help="machines, comma-separated")
+    scale.add_argument("--mode", choices=("weak", "strong", "both"), default="both")
+    scale.add_argument(
+        "--most-shards", type=int, help="ranks that share a copy of the state; 0: all of them"
+    )
+    scale.add_argument("--json", action="store_true", help="print scale.json on stdout")
+    scale.set_defaults(verb=_scale)
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from orchestrator.whatif import pictures, table
+    from orchestrator.whatif.points import points
+    from orchestrator.whatif.rows import METRICS, ordered
+
+    host = job_config(args)
+    asked = points(args.vary, args.points, lambda keys: job_config(args, keys))
+    varied = list(dict.fromkeys(name for point in asked for name in point.values))
+    folder, swept = _swept(args, host, asked)
+    objective = METRICS[_OBJECTIVES[args.objective]]
+    data = table.document(swept, objective, varied)
+    rows = ordered(swept.rows, objective)
+    written = []
+    if not swept.interrupted:  # who interrupts wants an end, and the rows are kept
+        written = table.write_files(folder, "sweep", data, rows)
+        written += pictures.write(folder, rows, objective, varied)
+    if args.json:
+        print(dumps(data, indent=1))
+    else:
+        console = Console(highlight=False)
+        sort = METRICS[_OBJECTIVES[args.sort or args.objective]]
+        table.show(console, swept, sort, varied, args.limit if args.limit > 0 else len(asked))
+        pictures.show(console, rows)
+        _tell_files(written)
+    return _exit_code(swept)
+
+
+def _scale(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from orchestrator.whatif import scale, scale_screen, table
+
+    counts = _counts(getattr(args, "cluster.instances"))
+    setattr(args, "cluster.instances", None)
+    host = job_config(args)
+    study = scale.Study(
+        targets=_words(args.targets) or [host.cluster.target],
+        instances=counts,
+        modes=scale.MODES if args.mode == "both" else (args.mode,),
+        most_shards=scale.MOST_SHARDS if args.most_shards is None else args.most_shards,
+    )
+    asked = scale.points(study, host, lambda keys: job_config(args, keys))
+    folder, swept = _swept(args, host, asked)
+    found = scale.curves(swept.rows)
+    data = scale_screen.document(found, swept.interrupted)
+    written = []
+    if not swept.interrupted:
+        written = table.write_files(folder, "scale", data, scale_screen.all_rows(found))
+        written += scale_screen.write_plots(folder, found)
+    if args.json:
+        print(dumps(data, indent=1))
+    else:
+        console = Console(highlight=False)
+        scale_screen.show(console, found)
+        scale_screen.show_plot(console, found)
+        _tell_files(written)
+    return _exit_code(swept)
+
+
+def _counts(text: str | None) -> list[int]:
+    """Numbers of instances. Raises UsageError."""
+    words = _words(text or _INSTANCES)
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise UsageError("SW_USAGE", f"--instances requires numbers, as in 1,2,4, got {text!r}")
+    return sorted({int(word) for word in words})
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) -> tuple[Path, Swept]:
+    """The folder of a sweep, and its rows."""
+    from orchestrator.config import output_folder
+    from orchestrator.service.progress import Progress
+    from orchestrator.whatif.journal import Journal
+    from orchestrator.whatif.sweep import sweep
+
+    folder = output_folder(host)
+    with Progress("quiet" if args.json else host.run.progress) as progress:
+        journal = Journal(folder / "points.jsonl")
+        return folder, sweep(asked, host, journal, partial(_tell, progress))
+
+
+def _tell_files(paths: Sequence[Path]) -> None:
+    """What was written, one folder and the names in it."""
+    if paths:
+        print(f"files in {paths[0].parent}: {', '.join(path.name for path in paths)}")
+
+
+def _tell(progress: Progress, row: Row, done: int, total: int) -> None:
+    """One planned point on the progress line."""
+    from orchestrator.whatif.rows import METRICS, REFUSED
+    from orchestrator.whatif.table import short_names
+
+    short = short_names(list(row.values))
+    values = " ".join(f"{short[name]}={value}" for name, value in row.values.items())
+    came_to = row.code if row.status == REFUSED else f"{METRICS['step_time_s'].text(row)} s"
+    progress.item("point", f"{values}: {came_to}", done, total)
+
+
+def _exit_code(swept: Swept) -> int:
+    """130 when it was interrupted, 70 when no point could be planned, 71 when none fits."""
+    from orchestrator.whatif.rows import FITS, REFUSED
+
+    if swept.interrupted:
+        print("interrupted; points that are done are kept", file=sys.stderr)
+        return 130
+    states = {row.status for row in swept.rows}
+    return 0 if FITS in states else 70 if states == {REFUSED} else 71

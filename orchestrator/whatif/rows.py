@@ -1,0 +1,148 @@
+"""What a point came to, in one flat row: what tables, files and plots of sweeps are made of.
+
+A point that is refused is a row too, with the code and the reason; a point that does not fit has
+all its figures, and by how much it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from compiler.diagnostics import CapacityError, DiagnosticError, ExecutionError, InternalError
+from compiler.target import PS_PER_S
+
+FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
+GIB = 2**30
+TOKENS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`values` are what the point sets; `metrics` are empty when it is refused."""
+
+    key: str  # of the plan: what the answer depends on
+    values: Mapping[str, str]
+    status: str
+    code: str = ""
+    reason: str = ""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def flat(self) -> dict[str, Any]:
+        """One level: values, status, metrics."""
+        said = {"status": self.status, "code": self.code, "reason": self.reason}
+        return {**self.values, **said, **self.metrics}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, inverse of `Row(**data)`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure that points are compared by: its name, its heading, what it is in words, and which
+    way is better."""
+
+    name: str
+    title: str
+    label: str
+    form: str
+    higher: bool = False
+
+    def of(self, row: Row) -> float | None:
+        """The figure of a row, None where it has none."""
+        value: float | None = row.metrics.get(self.name)
+        return value
+
+    def text(self, row: Row) -> str:
+        """The figure as tables show it."""
+        value = self.of(row)
+        return "-" if value is None else self.form.format(value)
+
+    def rank(self, row: Row) -> float:
+        """Lower is better; what has no figure is last."""
+        value = self.of(row)
+        return float("inf") if value is None else -value if self.higher else value
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("tokens_per_s", "tokens/s", "tokens per second", "{:,.0f}", higher=True),
+        Metric("step_time_s", "step s", "seconds per step", "{:.4g}"),
+        Metric("usd_per_1e6_tokens", "$/Mtok", "USD per million tokens", "{:.3g}"),
+        Metric("mfu", "MFU", "model FLOPs utilisation", "{:.1%}", higher=True),
+        Metric("exposed", "exposed", "share of exposed collectives", "{:.1%}"),
+        Metric("peak_gib", "GiB", "GiB per core", "{:.3g}"),
+        Metric("s_per_1e6_tokens", "s/Mtok", "seconds per million tokens", "{:.4g}"),
+    )
+}
+
+
+def row_of(key: str, values: Mapping[str, str], report: Mapping[str, Any]) -> Row:
+    """The row of a point that was planned."""
+    memory = report["memory"]
+    over = max(0, memory["peak_bytes"] - memory["limit_bytes"])
+    broken = next((f for f in report["findings"] if f["severity"] == "error"), None)
+    status = FITS if memory["fits"] else TOO_LARGE
+    code, reason = (broken["code"], broken["message"]) if broken else ("", "")
+    if over:
+        reason = f"{over / GIB:.2f} GiB over the {memory['limit_bytes'] / GIB:.2f} GiB of a core"
+    return Row(key, values, status, code, reason, _metrics(report) | {"over_gib": over / GIB})
+
+
+def refused_row(key: str, values: Mapping[str, str], error: DiagnosticError) -> Row:
+    """The row of a point that cannot be planned."""
+    status = TOO_LARGE if isinstance(error, CapacityError) else REFUSED
+    return Row(key, values, status, error.code, error.diagnostic.message)
+
+
+def may_pass(error: DiagnosticError) -> bool:
+    """Whether the same job may come to something else next time."""
+    return isinstance(error, ExecutionError | InternalError)
+
+
+def _metrics(report: Mapping[str, Any]) -> dict[str, Any]:
+    timing, memory, cost = report["timing"], report["memory"], report["cost"]
+    cluster, total = report["job"]["cluster"], report["timing"]["step_time_ps"] or 1
+    shares = {name: ps / total for name, ps in timing["breakdown_ps"].items()}
+    low, high = timing["band_s"]
+    return {
+        "target": cluster["target"],
+        "instances": cluster["instances"],
+        "cores": report["cores"],
+        "step_time_s": timing["step_time_s"],
+        "step_time_low_s": low,
+        "step_time_high_s": high,
+        "tokens_per_s": timing["tokens_per_s"],
+        "tokens_per_step": round(timing["tokens_per_s"] * total / PS_PER_S),
+        "s_per_1e6_tokens": TOKENS / timing["tokens_per_s"],
+        "mfu": timing["mfu"],
+        "hfu": timing["hfu"],
+        "exposed": sum(v for name, v in shares.items() if name.startswith("collective")),
+        "bubble": shares.get("bubble", 0.0),
+        "peak_gib": memory["peak_bytes"] / GIB,
+        "limit_gib": memory["limit_bytes"] / GIB,
+        "usd_per_hour": cost["usd_per_hour"],
+        "usd_per_step": cost["usd_per_step"],
+        "usd_per_1e6_tokens": cost["usd_per_1e6_tokens"],
+        "confidence": timing["confidence"],
+        "mesh": ",".join(f"{axis}={size}" for axis, size in report["mesh"].items()),
+    }
+
+
+def ordered(rows: Iterable[Row], metric: Metric) -> list[Row]:
+    """Best first: what fits, then what does not, then what was refused."""
+    rank = {FITS: 0, TOO_LARGE: 1, REFUSED: 2}
+    return sorted(rows, key=lambda row: (rank[row.status], metric.rank(row)))
+
+
+def pareto(rows: Sequence[Row], x: Metric, y: Metric) -> list[Row]:
+    """Rows that no other fitting row beats in both figures, along x."""
+    candidates = [r for r in rows if r.status == FITS and x.of(r) is not None]
+    front: list[Row] = []
+    for row in sorted(candidates, key=lambda r: (x.rank(r), y.rank(r))):
+        if y.of(row) is not None and (not front or y.rank(row) < y.rank(front[-1])):
+            front.append(row)
+    return front

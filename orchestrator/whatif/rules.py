@@ -1,0 +1,371 @@
+"""What may be worth trying, by what limits a step: a table of rules, each one change of the job.
+
+Rules only say what is tried and in which order; what a change does is never guessed, the job is
+planned with it (`tries.py`). Changes keep the samples of a step, so that its time says how they
+compare; where one cannot, rates do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from compiler.target import load_target, logical
+from orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, kind_of, shares
+from orchestrator.whatif.situation import Situation
+from sharding.settings import DISTRIBUTED_OPTIMIZER
+from sharding.strategies.decisions import WEIGHTS
+
+STORED_WITHOUT_REMAT = 9.0
+"""What a layer stores besides its input at least, over its input: of the 34 bytes per token and
+hidden unit, 20 are read by contractions, 2 of them the input. Source: Korthikanti et al. 2022,
+"Reducing activation recomputation", section 4.1."""
+STORED = "stored"  # activations that wait for the backward pass
+BUCKET_MB = 64  # our choice: below it latency is a part of a collective on every machine here
+RANKED_SHARE = 0.05  # our choice: of the step; a smaller category is not what to begin with
+FAST_NETWORK = {"trn1.32xlarge": "trn1n.32xlarge"}
+SLOW_NETWORK = {fast: slow for slow, fast in FAST_NETWORK.items()}
+NEXT_MACHINE = {"trn1.32xlarge": "trn2.48xlarge", "trn1n.32xlarge": "trn2.48xlarge"}
+
+
+@dataclass(frozen=True, slots=True)
+class Idea:
+    """Keys of the job and their new values; `more` is memory it may add, in multiples of what a
+    category holds now: what surely does not fit is not tried."""
+
+    keys: Mapping[str, Any]
+    more: Mapping[str, float] = field(default_factory=dict)
+
+
+Rule = Callable[[Situation], Iterator[Idea]]
+
+
+def ideas(now: Situation, report: Mapping[str, Any]) -> Iterator[Idea]:
+    """What is worth trying, the most promising first: for a job that does not fit what saves
+    memory, else by what could be gained, in the order of the table."""
+    kinds = _by_gain(now, report) if report["memory"]["fits"] else [CAPACITY]
+    seen: list[Mapping[str, Any]] = []
+    for rule in (rule for kind in dict.fromkeys(kinds) for rule in WORTH[kind]):
+        for idea in rule(now):
+            if idea.keys not in seen and is_open(idea, now) and may_fit(idea, report["memory"]):
+                seen.append(idea.keys)
+                yield idea
+
+
+def _by_gain(now: Situation, report: Mapping[str, Any]) -> list[str]:
+    """Kinds of what takes a share of the step, the largest first. A step has to compute: of that
+    counts what is done twice, or all of it in a type that takes longer."""
+    timing, gains = report["timing"], shares(report)
+    again = 1 - timing["mfu"] / timing["hfu"] if timing["hfu"] else 0.0
+    found = {name: share for name, share in gains.items() if share > RANKED_SHARE}
+    if "compute" in found and not now.is_full_precision:
+        found["compute"] *= again
+    return [kind_of(name) for name in sorted(found, key=lambda name: -found[name])]
+
+
+def saving(now: Situation) -> Iterator[Idea]:
+    """What may save memory."""
+    return (idea for rule in WORTH[CAPACITY] for idea in rule(now) if is_open(idea, now))
+
+
+def is_open(idea: Idea, now: Situation) -> bool:
+    """Whether the model allows an idea: a lowered step has the samples in flight that it has."""
+    return not now.job.model.hlo or _in_flight(now, idea.keys) == _in_flight(now, {})
+
+
+def _in_flight(now: Situation, keys: Mapping[str, Any]) -> int:
+    """Samples of a micro-batch on all ranks, with other values of some keys."""
+    ways = (keys.get(f"mesh.{axis}", now.size(axis)) for axis in ("dp_replicate", "dp_shard"))
+    count: int = math.prod(ways) * keys.get("strategy.micro_batch", now.strategy.micro_batch)
+    return count
+
+
+def may_fit(idea: Idea, memory: Mapping[str, Any]) -> bool:
+    """Whether what an idea adds could fit."""
+    held = memory["categories"] | {STORED: memory["argument_bytes"]["activations"]}
+    more = sum(factor * held.get(category, 0) for category, factor in idea.more.items())
+    return not more or memory["peak_bytes"] + more <= memory["limit_bytes"]
+
+
+def _strategy(**keys: Any) -> dict[str, Any]:
+    return {f"strategy.{key}": value for key, value in keys.items()}
+
+
+def _same_samples(now: Situation, **keys: Any) -> dict[str, Any]:
+    """A change of how samples lie, which keeps those of a step."""
+    return _strategy(global_batch=now.global_batch, **keys)
+
+
+def _mesh(now: Situation, **sizes: int) -> dict[str, Any]:
+    """The mesh with some axes of other sizes."""
+    whole = {**now.mesh, **sizes}
+    return {f"mesh.{a}": n for a, n in whole.items() if n > 1 or a == "dp_shard" or a in now.mesh}
+
+
+def _moved(now: Situation, source: str, target: str) -> Iterator[dict[str, Any]]:
+    """Half of an axis given to another; samples of a step stay where they can."""
+    if now.is_manual or now.size(source) % 2:
+        return
+    sizes = {source: now.size(source) // 2, target: now.size(target) * 2}
+    if sizes.get("dp_shard", 0) % now.size("ep"):
+        return
+    more_data = target == "dp_shard"
+    kept = _spread(now) if more_data else _strategy(global_batch=now.global_batch)
+    yield {**_mesh(now, **sizes), **kept}
+
+
+def _spread(now: Situation) -> dict[str, Any]:
+    """The samples of a step over twice the ranks: fewer micro-batches, or smaller ones, or twice
+    the samples."""
+    if now.num_microbatches % 2 == 0:
+        return _strategy(global_batch=now.global_batch)
+    if now.strategy.micro_batch % 2 == 0:
+        return _same_samples(now, micro_batch=now.strategy.micro_batch // 2)
+    return _strategy(global_batch=2 * now.global_batch)
+
+
+def _shorter_type(now: Situation) -> Iterator[Idea]:
+    if now.is_full_precision:
+        yield Idea({"model.dtype": "bfloat16"})
+
+
+def _no_remat(now: Situation) -> Iterator[Idea]:
+    if now.is_ours and now.strategy.remat != "none":
+        yield Idea(_strategy(remat="none"), {STORED: STORED_WITHOUT_REMAT})
+
+
+def _remat(now: Situation) -> Iterator[Idea]:
+    if now.is_ours and now.strategy.remat != "full":
+        yield Idea(_strategy(remat="full"))
+
+
+def _larger_micro_batch(now: Situation) -> Iterator[Idea]:
+    if now.num_microbatches % 2 == 0 and now.size("pp") == 1:  # stages want many
+        twice = 2 * now.strategy.micro_batch
+        yield Idea(_same_samples(now, micro_batch=twice), {"activations": 1.0})
+
+
+def _smaller_micro_batch(now: Situation) -> Iterator[Idea]:
+    if now.strategy.micro_batch % 2 == 0:
+        yield Idea(_same_samples(now, micro_batch=now.strategy.micro_batch // 2))
+
+
+def _more_samples(now: Situation) -> Iterator[Idea]:
+    yield Idea(_strategy(global_batch=2 * now.global_batch))
+
+
+def _less_tensor_parallel(now: Situation) -> Iterator[Idea]:
+    for keys in _moved(now, "tp", "dp_shard"):
+        yield Idea(keys, {"activations": 1.0, "parameters": 1.0})
+
+
+def _more_tensor_parallel(now: Situation) -> Iterator[Idea]:
+    yield from map(Idea, _moved(now, "dp_shard", "tp"))
+
+
+def _more_stages(now: Situation) -> Iterator[Idea]:
+    yield from map(Idea, _moved(now, "dp_shard", "pp"))
+
+
+def _fewer_stages(now: Situation) -> Iterator[Idea]:
+    for keys in _moved(now, "pp", "dp_shard"):
+        yield Idea(keys, {"parameters": 1.0, "optimizer": 1.0})
+
+
+def _less_context_parallel(now: Situation) -> Iterator[Idea]:
+    for keys in _moved(now, "cp", "dp_shard"):
+        yield Idea(keys, {"activations": 1.0})
+
+
+def _ring_of_context(now: Situation) -> Iterator[Idea]:
+    if now.size("cp") > 1 and now.strategy.context != "ring":
+        yield Idea(_strategy(context="ring"))
+
+
+def _sequence_parallel(now: Situation) -> Iterator[Idea]:
+    if now.size("tp") > 1 and not now.strategy.sequence_parallel:
+        yield Idea(_strategy(sequence_parallel=True))
+
+
+def _early_gathers(now: Situation) -> Iterator[Idea]:
+    if now.zero == WEIGHTS and now.size("dp_shard") > 1:
+        shift = now.strategy.early_all_gather_shift + 1
+        yield Idea(_strategy(early_all_gather_shift=shift), {"gathered": 1.0})
+
+
+def _late_reductions(now: Situation) -> Iterator[Idea]:
+    if now.zero == WEIGHTS and now.size("dp_shard") > 1:
+        shift = now.strategy.late_reduce_scatter_shift + 1
+        yield Idea(_strategy(late_reduce_scatter_shift=shift), {"gathered": 1.0})
+
+
+def _no_shifts(now: Situation) -> Iterator[Idea]:
+    if now.strategy.early_all_gather_shift or now.strategy.late_reduce_scatter_shift:
+        yield Idea(_strategy(early_all_gather_shift=0, late_reduce_scatter_shift=0))
+
+
+def _reduce_once(now: Situation) -> Iterator[Idea]:
+    if now.num_microbatches > 1 and not now.strategy.reduces_last:
+        more = {"gradients": float(now.size("dp_shard"))}
+        yield Idea(_strategy(reduce_gradients="last"), more)
+
+
+def _reduce_each(now: Situation) -> Iterator[Idea]:
+    if now.num_microbatches > 1 and now.strategy.reduces_last and now.zero == WEIGHTS:
+        yield Idea(_strategy(reduce_gradients="each"))
+
+
+def _keep_gathered(now: Situation) -> Iterator[Idea]:
+    if now.strategy.reshard_after_forward and now.zero == WEIGHTS and now.size("dp_shard") > 1:
+        more = {"parameters": now.size("dp_shard") / 2.0}  # gathered in half of their type
+        yield Idea(_strategy(reshard_after_forward=False), more)
+
+
+def _gather_again(now: Situation) -> Iterator[Idea]:
+    if not now.strategy.reshard_after_forward:
+        yield Idea(_strategy(reshard_after_forward=True))
+
+
+def _shards_inside_instances(now: Situation) -> Iterator[Idea]:
+    """HSDP: shards as far as an instance reaches, copies across instances."""
+    count, shard = now.job.cluster.instances, now.size("dp_shard")
+    if now.is_manual or count == 1 or shard % count or shard == count:
+        return
+    if (shard // count) % now.size("ep") or now.size("dp_replicate") > 1:
+        return
+    more = {name: count - 1.0 for name in ("parameters", "gradients", "optimizer")}
+    yield Idea(_mesh(now, dp_shard=shard // count, dp_replicate=count), more)
+
+
+def _shards_for_copies(now: Situation) -> Iterator[Idea]:
+    copies = now.size("dp_replicate")
+    if copies > 1 and not now.is_manual:
+        keys = _mesh(now, dp_replicate=1, dp_shard=now.size("dp_shard") * copies)
+        finer = {} if now.zero == WEIGHTS else _strategy(zero=WEIGHTS)
+        yield Idea(keys | finer)
+
+
+def _finer_zero(now: Situation) -> Iterator[Idea]:
+    if now.size("dp_shard") > 1 and not now.is_manual:
+        for stage in (DISTRIBUTED_OPTIMIZER, WEIGHTS):
+            if stage > now.zero:
+                yield Idea(_strategy(zero=stage))
+
+
+def _buckets(now: Situation) -> Iterator[Idea]:
+    if not now.strategy.bucket_mb and not now.is_manual:
+        yield Idea(_strategy(bucket_mb=BUCKET_MB), {"gathered": 1.0})
+
+
+def _second_stream(now: Situation) -> Iterator[Idea]:
+    if now.strategy.cc_streams == 1 and now.size("dp_shard") > 1 and len(_axes(now)) > 1:
+        yield Idea(_strategy(cc_streams=2))
+
+
+def _axes(now: Situation) -> list[str]:
+    return [axis for axis, size in now.mesh.items() if size > 1]
+
+
+def _interleaved(now: Situation) -> Iterator[Idea]:
+    if now.strategy.schedule != "interleaved" and now.size("pp") > 1:
+        yield Idea(_strategy(schedule="interleaved"), {"activations": 0.5})
+
+
+def _faster_network(now: Situation) -> Iterator[Idea]:
+    yield from _machine(now, FAST_NETWORK)
+
+
+def _cheaper_network(now: Situation) -> Iterator[Idea]:
+    yield from _machine(now, SLOW_NETWORK)
+
+
+def _next_machine(now: Situation) -> Iterator[Idea]:
+    yield from _machine(now, NEXT_MACHINE)
+
+
+def _machine(now: Situation, others: Mapping[str, str]) -> Iterator[Idea]:
+    """As many cores of another machine, so that mesh and samples stay."""
+    cluster = now.job.cluster
+    other = others.get(cluster.target)
+    if other is None or cluster.hypothetical or cluster.lnc:
+        return
+    here, there = (logical(load_target(name)).cores for name in (cluster.target, other))
+    cores = here * cluster.instances
+    if cores % there:
+        return
+    count = {"cluster.instances": cores // there} if here != there else {}
+    yield Idea({"cluster.target": other, **count})
+
+
+def _more_instances(now: Situation) -> Iterator[Idea]:
+    """Twice the instances, with twice the shards."""
+    if now.is_manual or not load_target(now.job.cluster.target).efa_devices:
+        return
+    more = {"cluster.instances": 2 * now.job.cluster.instances, **_spread(now)}
+    yield Idea({**_mesh(now, dp_shard=2 * now.size("dp_shard")), **more})
+
+
+WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
+    {
+        CAPACITY: (
+            _remat,
+            _smaller_micro_batch,
+            _gather_again,
+            _no_shifts,
+            _reduce_each,
+            _finer_zero,
+            _shards_for_copies,
+            _shorter_type,
+            _more_tensor_parallel,
+            _more_stages,
+            _more_instances,
+            _next_machine,
+        ),
+        "compute": (
+            _shorter_type,
+            _no_remat,
+            _less_tensor_parallel,
+            _larger_micro_batch,
+            _cheaper_network,
+            _next_machine,
+            _early_gathers,
+        ),
+        "memory": (
+            _shorter_type,
+            _larger_micro_batch,
+            _less_tensor_parallel,
+            _no_remat,
+            _cheaper_network,
+            _next_machine,
+            _more_samples,
+        ),
+        COLLECTIVE: (
+            _sequence_parallel,
+            _ring_of_context,
+            _reduce_once,
+            _larger_micro_batch,
+            _early_gathers,
+            _less_tensor_parallel,
+            _shards_inside_instances,
+            _less_context_parallel,
+            _buckets,
+            _late_reductions,
+            _second_stream,
+            _keep_gathered,
+            _faster_network,
+            _more_samples,
+        ),
+        "bubble": (
+            _smaller_micro_batch,
+            _fewer_stages,
+            _interleaved,
+            _more_samples,
+        ),
+        "launch": (_larger_micro_batch, _more_samples),
+        "idle": (_larger_micro_batch, _more_samples),
+    }
+)
+"""By the kind of bottleneck (`report/bottleneck.py`), the most promising first."""

@@ -1,0 +1,227 @@
+"""Scaling studies: one job on growing clusters of several machines, weak and strong.
+
+A study is a sweep whose points are (mode, machine, number of instances); this module says what job
+each of them is and what the rows say together: efficiency, and which machine is best from where.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.diagnostics import UsageError
+from compiler.target import load_target, logical
+from orchestrator.config import JobConfig
+from orchestrator.whatif.points import Point
+from orchestrator.whatif.rows import FITS, METRICS, Metric, Row
+from sharding.mesh import DATA_AXES, SHARD_AXIS
+from sharding.settings import AUTO
+from sharding.strategies.registry import default_axes
+
+WEAK, STRONG = "weak", "strong"
+MODES = (WEAK, STRONG)
+STRONG_BATCH = 1024
+"""Samples of a step under strong scaling where the job does not say: 4 million tokens of sequences
+of 4096, the batch of Llama 2 (Touvron et al. 2023, section 2.2)."""
+
+MOST_SHARDS = 512
+"""Ranks that share one copy of the state; more ranks hold more copies (HSDP). Our choice: a gather
+over more of them waits longer than it saves memory."""
+
+QUESTIONS = {"fastest": "tokens_per_s", "cheapest": "usd_per_1e6_tokens"}
+EQUAL = 1e-3
+"""Machines whose figures differ by less are called alike (our choice; the model's own error is
+larger)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What is varied, and how a job grows."""
+
+    targets: Sequence[str]
+    instances: Sequence[int]
+    modes: Sequence[str] = MODES
+    most_shards: int = MOST_SHARDS
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Rows of one machine in one mode, by number of instances."""
+
+    mode: str
+    target: str
+    rows: Mapping[int, Row]
+
+    @property
+    def base(self) -> Row | None:
+        """What efficiency is measured against: the smallest cluster that fits, else the smallest
+        that has an answer."""
+        answered = [row for row in self.rows.values() if row.metrics]
+        return next((row for row in answered if row.status == FITS), next(iter(answered), None))
+
+
+def points(
+    study: Study, base: JobConfig, job: Callable[[Mapping[str, Any]], JobConfig]
+) -> list[Point]:
+    """The points of a study; `base` is the job without them, `job` makes one of changed keys.
+
+    Raises UsageError for a mesh in which nothing can grow, and for unknown machines.
+    """
+    found = []
+    for mode, target, count in itertools.product(study.modes, study.targets, study.instances):
+        values = {"mode": mode, "target": target, "instances": str(count)}
+        changes = _changes(study, base, mode, target, count)
+        found.append(Point(values, job({**changes, "cluster.target": target})))
+    return found
+
+
+def _changes(study: Study, base: JobConfig, mode: str, target: str, count: int) -> dict[str, Any]:
+    """What makes a point of the job: mesh and batch of so many instances."""
+    cluster = base.cluster
+    machine = logical(load_target(target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
+    batch = (base.strategy.global_batch or STRONG_BATCH) if mode == STRONG else 0
+    samples = batch // base.strategy.micro_batch  # that ranks may have, one each at least
+    sizes = mesh_sizes(_axes(base), machine.cores * count, study.most_shards, samples)
+    return {
+        "cluster.instances": count,
+        "strategy.global_batch": batch,
+        **{f"mesh.{axis}": size for axis, size in sizes.items()},
+    }
+
+
+def _axes(base: JobConfig) -> dict[str, int]:
+    """The axes of the job, or of its strategy; one is AUTO. Raises UsageError."""
+    given = {axis: size for axis, size in dataclasses.asdict(base.mesh).items() if size}
+    if not given:
+        defaults = default_axes(base.strategy.name).items()
+        given = {axis: AUTO if size == "auto" else int(size) for axis, size in defaults}
+    if AUTO not in given.values():
+        shown = ",".join(f"{axis}={size}" for axis, size in given.items())
+        raise UsageError(
+            "SW_USAGE",
+            f"scale requires a mesh with an axis that grows, got {shown}",
+            None,
+            "write auto for one size, for example --mesh dp_shard=auto,tp=8",
+        )
+    return given
+
+
+def mesh_sizes(
+    axes: Mapping[str, int], cores: int, most_shards: int = 0, samples: int = 0
+) -> dict[str, int]:
+    """Sizes on so many cores of a mesh with one AUTO axis, which takes what others leave.
+
+    With more data ranks than `samples` of a step (0: no bound) `tp` takes the rest. State is shared
+    by at most `most_shards` ranks (0: no bound); more of them hold copies.
+    """
+    sizes = dict(axes)
+    grows = next(axis for axis, size in axes.items() if size == AUTO)
+    fixed = _product(size for axis, size in axes.items() if axis not in (grows, "ep"))
+    rest = max(1, cores // fixed)
+    if samples and grows in DATA_AXES:
+        other = _product(size for axis, size in axes.items() if axis in DATA_AXES and size != AUTO)
+        more = max(1, rest * other // samples)
+        rest //= more
+        sizes["tp"] = sizes.get("tp", 1) * more
+    sizes[grows] = rest
+    if most_shards and grows == SHARD_AXIS and rest > most_shards and "dp_replicate" not in sizes:
+        sizes |= {"dp_replicate": rest // most_shards, SHARD_AXIS: most_shards}
+    return {axis: size for axis, size in sizes.items() if size > 1 or axis == grows}
+
+
+def _product(sizes: Iterator[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def curves(rows: Sequence[Row]) -> list[Curve]:
+    """The curves of a study, with `efficiency` among the metrics of their rows: tokens per second
+    and instance against the curve's base."""
+    found: dict[tuple[str, str], dict[int, Row]] = {}
+    for row in rows:
+        key = row.values["mode"], row.values["target"]
+        found.setdefault(key, {})[int(row.values["instances"])] = row
+    return [_with_efficiency(Curve(*key, dict(sorted(own.items())))) for key, own in found.items()]
+
+
+def _with_efficiency(curve: Curve) -> Curve:
+    if curve.base is None:
+        return curve
+    each = _per_instance(curve.base)
+    rows = {
+        count: replace(row, metrics={**row.metrics, "efficiency": _per_instance(row) / each})
+        if row.metrics
+        else row
+        for count, row in curve.rows.items()
+    }
+    return replace(curve, rows=rows)
+
+
+def _per_instance(row: Row) -> float:
+    tokens: float = row.metrics["tokens_per_s"]
+    return tokens / int(row.values["instances"])
+
+
+Order = tuple[tuple[str, ...], ...]
+"""Machines, best first; those that are alike together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From the first to the last of these numbers of instances machines have one order."""
+
+    first: int
+    last: int
+    order: Order
+
+
+def orders(found: Sequence[Curve], metric: Metric) -> list[Range]:
+    """The order of machines in a figure by number of instances, of those that fit there: where it
+    changes, they break even."""
+    ranges: list[Range] = []
+    for count in sorted({count for curve in found for count in curve.rows}):
+        order = _order_at(found, count, metric)
+        if not order:
+            continue
+        if ranges and ranges[-1].order == order:
+            ranges[-1] = replace(ranges[-1], last=count)
+        else:
+            ranges.append(Range(count, count, order))
+    return ranges
+
+
+def _order_at(found: Sequence[Curve], count: int, metric: Metric) -> Order:
+    rows = {c.target: c.rows[count] for c in found if count in c.rows}
+    ranks = {t: metric.rank(r) for t, r in rows.items() if r.status == FITS and metric.of(r)}
+    groups: list[tuple[str, ...]] = []
+    last = 0.0
+    for target in sorted(ranks, key=ranks.__getitem__):
+        if groups and abs(ranks[target] / last - 1) <= EQUAL:
+            groups[-1] += (target,)
+        else:
+            groups.append((target,))
+            last = ranks[target]
+    return tuple(groups)
+
+
+def verdicts(found: Sequence[Curve]) -> dict[str, list[str]]:
+    """By mode and question, a line per range of instances: which machines are fastest, and cheapest
+    per token."""
+    told = {}
+    for mode in dict.fromkeys(curve.mode for curve in found):
+        own = [curve for curve in found if curve.mode == mode]
+        for question, name in QUESTIONS.items():
+            if ranges := orders(own, METRICS[name]):
+                told[f"{mode}, {question} first"] = [_range_text(r) for r in ranges]
+    return told
+
+
+def _range_text(r: Range) -> str:
+    machines = ", ".join(" = ".join(group) for group in r.order)
+    counts = f"{r.first}" if r.first == r.last else f"{r.first} to {r.last}"
+    return f"{counts}: {machines}"

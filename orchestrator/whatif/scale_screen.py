@@ -1,0 +1,186 @@
+"""A scaling study on the screen, in one document, and as plots."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator import plots, text_plots
+from orchestrator.report.text import count_text
+from orchestrator.whatif.rows import FITS, METRICS, Row
+from orchestrator.whatif.scale import QUESTIONS, Curve, orders, verdicts
+from orchestrator.whatif.table import reasons
+
+SCHEMA = 1
+
+
+def document(found: Sequence[Curve], interrupted: bool) -> dict[str, Any]:
+    """What `--json` prints and `scale.json` holds."""
+    modes = dict.fromkeys(curve.mode for curve in found)
+    by_mode = {
+        mode: {
+            name: [asdict(r) for r in orders([c for c in found if c.mode == mode], METRICS[name])]
+            for name in QUESTIONS.values()
+        }
+        for mode in modes
+    }
+    return {
+        "schema": SCHEMA,
+        "interrupted": interrupted,
+        "orders": by_mode,
+        "points": [row.as_dict() for row in all_rows(found)],
+    }
+
+
+def all_rows(found: Sequence[Curve]) -> list[Row]:
+    """The rows of all curves."""
+    return [row for curve in found for row in curve.rows.values()]
+
+
+def show(console: Console, found: Sequence[Curve]) -> None:
+    """A table per mode, machines side by side, then which is best from where."""
+    for mode in dict.fromkeys(curve.mode for curve in found):
+        console.print(_table(mode, [curve for curve in found if curve.mode == mode]))
+    console.print(
+        "eff: tokens/s per instance against the smallest cluster that fits; exp: exposed"
+        " communication; $/M: USD per million tokens; in brackets: does not fit"
+    )
+    for question, lines in verdicts(found).items():
+        console.print(Text(question, style="bold"))
+        for line in lines:
+            console.print(Text(f"  {line}"))
+    rows = all_rows(found)
+    reasons(console, rows)
+
+
+def _table(mode: str, own: Sequence[Curve]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column(f"{mode}\nn", justify="right", no_wrap=True)
+    names = _short_names(own)
+    for curve in own:
+        for title in (f"{names[curve.target]}\ntokens/s", "\neff", "\nexp", "\n$/M"):
+            table.add_column(title, justify="right", no_wrap=True)
+    counts = sorted({count for curve in own for count in curve.rows})
+    for count in counts:
+        cells = [cell for curve in own for cell in _cells(curve.rows.get(count))]
+        table.add_row(str(count), *cells)
+    return table
+
+
+def _short_names(found: Sequence[Curve]) -> dict[str, str]:
+    """Names of machines without their size, where that says enough."""
+    families = {c.target: c.target.partition(".")[0] for c in found}
+    several = Counter(families.values())
+    return {t: name if several[name] == 1 else t for t, name in families.items()}
+
+
+def _cells(row: Row | None) -> tuple[str, ...]:
+    if row is None or not row.metrics:
+        return ("-",) * 4
+    speed = count_text(row.metrics["tokens_per_s"]).replace(" ", "")
+    cost = row.metrics["usd_per_1e6_tokens"]
+    return (
+        speed if row.status == FITS else f"({speed})",
+        f"{row.metrics['efficiency']:.0%}",
+        f"{row.metrics['exposed']:.0%}",
+        "-" if cost is None else f"{cost:.3g}",
+    )
+
+
+def show_plot(console: Console, found: Sequence[Curve]) -> None:
+    """Cost per token over the number of instances, on the terminal."""
+    names = _short_names(found)
+    for mode in dict.fromkeys(curve.mode for curve in found):
+        series = {
+            names[c.target]: (counts, costs)
+            for c in found
+            if c.mode == mode and (counts := _xs(c)) and (costs := _ys(c, "usd_per_1e6_tokens"))
+        }
+        if any(len(counts) > 2 for counts, _ in series.values()):
+            console.print(
+                text_plots.lines(series, f"instances, {mode} scaling", "USD per Mtok", log="x")
+            )
+
+
+def write_plots(
+    folder: Path,
+    found: Sequence[Curve],
+    prefix: str = "",
+    suffixes: Sequence[str] = plots.SUFFIXES,
+) -> list[Path]:
+    """`PREFIXscale-MODE` in files of these kinds; nothing without matplotlib. What was written."""
+    paths = []
+    for mode in dict.fromkeys(curve.mode for curve in found) if plots.available() else ():
+        own = [c for c in found if c.mode == mode and any(r.metrics for r in c.rows.values())]
+        if own:
+            path = folder / f"{prefix}scale-{mode}"
+            paths += plots.curves(panels(mode, own), path, suffixes)
+    return paths
+
+
+def panels(mode: str, own: Sequence[Curve]) -> list[plots.Panel]:
+    """Speed, efficiency and cost over the number of instances."""
+    speed, cost = [], []
+    for curve in own:
+        xs, ys = _xs(curve), _ys(curve, "tokens_per_s")
+        band = _band(curve)
+        speed.append(plots.Curve(name=curve.target, x=xs, y=ys, band=band))
+        if _ys(curve, "usd_per_1e6_tokens"):
+            costs = _ys(curve, "usd_per_1e6_tokens")
+            cost.append(plots.Curve(name=curve.target, x=xs, y=costs))
+    first = own[0]
+    linear = [_ys(first, "tokens_per_s")[0] * x / _xs(first)[0] for x in _xs(first)]
+    speed.append(plots.Curve(name="linear", x=_xs(first), y=linear, ideal=True))
+    efficiency = [plots.Curve(name=c.target, x=_xs(c), y=_ys(c, "efficiency")) for c in own]
+    found = [
+        plots.Panel(
+            title=f"{mode} scaling (band: conservative to peak)",
+            x="instances",
+            y="tokens per second",
+            curves=speed,
+            log="xy",
+        ),
+        plots.Panel(
+            title="tokens per second and instance",
+            x="instances",
+            y="efficiency",
+            curves=efficiency,
+            log="x",
+            share=True,
+        ),
+    ]
+    label = METRICS["usd_per_1e6_tokens"].label
+    if cost:
+        found.append(plots.Panel(title="cost", x="instances", y=label, curves=cost, log="x"))
+    return found
+
+
+def _answered(curve: Curve) -> dict[int, Row]:
+    return {count: row for count, row in curve.rows.items() if row.metrics}
+
+
+def _xs(curve: Curve) -> list[int]:
+    return list(_answered(curve))
+
+
+def _ys(curve: Curve, name: str) -> list[float]:
+    """A figure along the curve; nothing where a point has none."""
+    values = [row.metrics[name] for row in _answered(curve).values()]
+    return [] if None in values else values
+
+
+def _band(curve: Curve) -> tuple[list[float], list[float]]:
+    """Tokens per second at the slow and at the fast end of the band."""
+    rows = list(_answered(curve).values())
+    low, high = (
+        [r.metrics["tokens_per_step"] / r.metrics[end] for r in rows]
+        for end in ("step_time_high_s", "step_time_low_s")
+    )
+    return low, high

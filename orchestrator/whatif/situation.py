@@ -1,0 +1,73 @@
+"""Where a job stands when a change of it is looked for: what it asks for, and how it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.config import JobConfig
+from orchestrator.model import compute_type
+from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, StrategySettings
+from sharding.strategies.decisions import WEIGHTS
+from sharding.strategies.registry import MANUAL
+
+_STAGES = {"fsdp": WEIGHTS, "llm-training": DISTRIBUTED_OPTIMIZER}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """A job as rules see it; sizes of the mesh are those a job names (`ep` is a part of
+    `dp_shard`)."""
+
+    job: JobConfig
+    mesh: Mapping[str, int]
+    global_batch: int
+    num_microbatches: int
+
+    @property
+    def strategy(self) -> StrategySettings:
+        """What is asked of the distribution."""
+        return self.job.strategy
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the model is one that we write, so that `[model]` and `remat` change it."""
+        return bool(self.job.model.preset or self.job.model.config)
+
+    @property
+    def is_manual(self) -> bool:
+        """Whether the mesh is the step's own."""
+        return self.strategy.name == MANUAL
+
+    @property
+    def is_full_precision(self) -> bool:
+        """Whether a model of ours computes in fp32."""
+        return self.is_ours and compute_type(self.job) == "float32"
+
+    @property
+    def zero(self) -> int:
+        """The ZeRO stage, resolved."""
+        zero = self.strategy.zero
+        return _STAGES.get(self.strategy.name, 0) if zero == AUTO else zero
+
+    def size(self, axis: str) -> int:
+        """The size of an axis; 1 where the mesh does not have it."""
+        return self.mesh.get(axis, 1)
+
+
+def given_sizes(mesh: Mapping[str, int]) -> dict[str, int]:
+    """The axes of a mesh as a job names them."""
+    sizes = dict(mesh)
+    sizes["dp_shard"] = sizes.get("dp_shard", 1) * sizes.get("ep", 1)
+    return sizes
+
+
+def situation_of(job: JobConfig, report: Mapping[str, Any]) -> Situation:
+    """That of a planned job."""
+    return Situation(
+        job=job,
+        mesh=given_sizes(report["mesh"]),
+        global_batch=report["batch"]["global_batch"],
+        num_microbatches=report["batch"]["num_microbatches"],
+    )

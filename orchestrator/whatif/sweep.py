@@ -1,0 +1,90 @@
+"""A sweep: the rows of its points, those that are done from the journal, the others planned.
+
+Rows are stored as soon as they are known. A refusal follows from the point and is stored like an
+answer; what died or was a defect says nothing about the point and is tried again next time.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.diagnostics import DiagnosticError, InternalError
+from orchestrator.config import JobConfig
+from orchestrator.plan_cache import plan_key
+from orchestrator.whatif.journal import Journal
+from orchestrator.whatif.points import Point
+from orchestrator.whatif.rows import Row, may_pass, refused_row, row_of
+
+Note = Callable[[Row, int, int], None]
+"""Told every row that was planned, how many of those to plan that makes, and of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """Rows of the points, in their order; of an interrupted sweep, those that are done."""
+
+    rows: Sequence[Row]
+    known: int  # of the rows: from the journal
+    interrupted: bool = False
+
+
+def sweep(points: Sequence[Point], host: JobConfig, journal: Journal, note: Note) -> Swept:
+    """The rows of all points; `host` says where they are planned. An interrupt keeps what is done.
+
+    Raises UsageError for a machine that is unknown.
+    """
+    keys = [plan_key(point.job) for point in points]
+    stored = journal.read()
+    done = {key: stored[key] for key in keys if key in stored}
+    known = sum(key in done for key in keys)
+    missing = {k: p for k, p in zip(keys, points, strict=True) if k not in done}
+    planned, interrupted = 0, False
+    try:
+        with closing(_planned(missing, host)) as found:
+            for key, row, is_final in found:
+                done[key] = row
+                if is_final:
+                    journal.add(row)
+                planned += 1
+                note(row, planned, len(missing))
+    except KeyboardInterrupt:
+        interrupted = True
+    rows = [
+        replace(done[key], values=point.values)
+        for key, point in zip(keys, points, strict=True)
+        if key in done
+    ]
+    return Swept(rows=rows, known=known, interrupted=interrupted)
+
+
+def _planned(
+    missing: Mapping[str, Point], host: JobConfig
+) -> Generator[tuple[str, Row, bool], None, None]:
+    """Rows as they come, by the key they were asked for with, and whether they are what the point
+    always comes to. A row has the key of its plan, which knows what the model read."""
+    if not missing:
+        return
+    from orchestrator.whatif.many import plans
+
+    with closing(plans({key: point.job for key, point in missing.items()}, host)) as found:
+        for key, future in found:
+            yield key, *_row(key, missing[key], future)
+
+
+def _row(key: str, point: Point, future: Future[Mapping[str, Any]]) -> tuple[Row, bool]:
+    error = future.exception()
+    if error is None:
+        report = future.result()
+        return row_of(report["provenance"]["plan_key"], point.values, report), True
+    if not isinstance(error, DiagnosticError):
+        error = InternalError.of(error, "".join(traceback.format_exception(error)))
+        print(*error.__notes__, sep="\n", file=sys.stderr)
+    # What a function of the user's read before it was refused is not known.
+    is_final = not (may_pass(error) or point.job.model.entry)
+    return refused_row(key, point.values, error), is_final

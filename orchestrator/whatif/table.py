@@ -1,0 +1,117 @@
+"""A sweep on the screen and in files: the table, CSV, JSON and, when pandas is there, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from compiler.neff.files import write_atomic
+from orchestrator.strict_json import dumps
+from orchestrator.whatif.rows import FITS, METRICS, REFUSED, Metric, Row, ordered
+from orchestrator.whatif.sweep import Swept
+
+SCHEMA = 1
+_SHOWN = ("step_time_s", "tokens_per_s", "mfu", "exposed", "peak_gib", "usd_per_1e6_tokens")
+_COLOURS = {FITS: "", REFUSED: "dim"}
+
+
+def document(swept: Swept, objective: Metric, varied: Sequence[str]) -> dict[str, Any]:
+    """What `--json` prints and `sweep.json` holds."""
+    return {
+        "schema": SCHEMA,
+        "varied": list(varied),
+        "objective": objective.name,
+        "interrupted": swept.interrupted,
+        "points": [row.as_dict() for row in ordered(swept.rows, objective)],
+    }
+
+
+def write_files(
+    folder: Path, name: str, data: Mapping[str, Any], rows: Sequence[Row]
+) -> list[Path]:
+    """`NAME.json` with `data`, `NAME.csv` with the rows and, when pandas and pyarrow are there,
+    `NAME.parquet`; what was written."""
+    paths = [folder / f"{name}.json", folder / f"{name}.csv"]
+    write_atomic(paths[0], dumps(data, indent=1).encode())
+    flat = [row.flat() for row in rows]
+    columns = list(dict.fromkeys(column for row in flat for column in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    write_atomic(paths[1], text.getvalue().encode())
+    if all(importlib.util.find_spec(name) for name in ("pandas", "pyarrow")):
+        paths.append(folder / f"{name}.parquet")
+        _write_parquet(flat, columns, paths[-1])
+    return paths
+
+
+def _write_parquet(flat: Sequence[Mapping[str, Any]], columns: Sequence[str], path: Path) -> None:
+    """A column has one type: what a point sets is text, and the same figure of a plan a number."""
+    import pandas
+
+    frame = pandas.DataFrame(flat, columns=columns)
+    for name in columns:
+        if pandas.api.types.infer_dtype(frame[name], skipna=True).startswith("mixed"):
+            try:
+                frame[name] = pandas.to_numeric(frame[name])
+            except ValueError:
+                frame[name] = frame[name].map(str, na_action="ignore")
+    frame.to_parquet(path, index=False)
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Names of keys without their table, where that says enough."""
+    last = [name.rpartition(".")[2] for name in names]
+    return {
+        name: tail if last.count(tail) == 1 else name
+        for name, tail in zip(names, last, strict=True)
+    }
+
+
+def show(console: Console, swept: Swept, sort: Metric, varied: Sequence[str], limit: int) -> None:
+    """The table: best first, at most `limit` rows of it, and why points were refused."""
+    rows = ordered(swept.rows, sort)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for name in short_names(varied).values():
+        table.add_column(Text(name), overflow="fold")
+    for name in _SHOWN:
+        metric = METRICS[name]
+        table.add_column(metric.title, justify="right", no_wrap=True)
+    table.add_column("")
+    for row in rows[:limit]:
+        values = [Text(row.values.get(name, "")) for name in varied]
+        figures = [METRICS[name].text(row) for name in _SHOWN]
+        table.add_row(*values, *figures, Text(_verdict(row)), style=_COLOURS.get(row.status, "red"))
+    console.print(table)
+    if len(rows) > limit:
+        console.print(f"{len(rows) - limit} more rows in the files; --limit 0 shows all")
+    reasons(console, rows)
+
+
+def _verdict(row: Row) -> str:
+    over = row.metrics.get("over_gib")
+    if row.status == FITS:
+        return row.code
+    return f"+{over:.2f} GiB" if over else row.code
+
+
+def reasons(console: Console, rows: Sequence[Row]) -> None:
+    """Each code of a refusal once, with how often and one reason."""
+    refused: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.status == REFUSED:
+            refused.setdefault(row.code, []).append(row)
+    for code, found in refused.items():
+        values: Mapping[str, str] = found[0].values
+        where = " ".join(f"{name}={value}" for name, value in values.items())
+        console.print(Text(f"{code}: {len(found)} of {len(rows)} points, for example {where}:"))
+        console.print(Text(f"  {found[0].reason.splitlines()[0]}"))

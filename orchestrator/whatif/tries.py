@@ -1,0 +1,179 @@
+"""What is worth trying next, tried: ideas for a planned job, each planned as a job of its own.
+
+A try is the whole road with the shared cache and workers, and its plan is stored, so that asking
+for it afterwards is answered at once. By default as many are begun as will be over when a cold
+answer is due; `--tries N` makes it N, however long they take.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from compiler.diagnostics import DiagnosticError, InternalError
+from orchestrator.build import planned
+from orchestrator.config import JobConfig
+from orchestrator.job import unit_service
+from orchestrator.service.service import UnitService
+from orchestrator.stages import Stages, Traces
+from orchestrator.whatif.change import Change, changed
+from orchestrator.whatif.many import plans
+from orchestrator.whatif.rows import may_pass
+from orchestrator.whatif.rules import Idea, ideas, saving
+from orchestrator.whatif.situation import Situation, given_sizes, situation_of
+from sharding.settings import AUTO
+
+if TYPE_CHECKING:
+    from orchestrator.service.progress import Progress
+
+WANTED = 2  # on the screen
+FAILED = "failed"  # the status of a try that may come to something else next time
+DUE_S = 11.5  # of the 12 s that a cold answer of a 70B step may take (DESIGN.md section 7)
+TRY_SHARE = 0.7
+"""Of what the job took without its capture, what a try is expected to take: it shares units.
+Measured: tries of Llama-2 70B on 1024 cores take 5 to 8 CPU seconds, the job itself 10."""
+STACKED = 3  # changes that are put on top of each other to make a job fit (our choice)
+WORTHWHILE = 0.01  # our choice: of time or cost; less is not worth a change
+
+
+def advice(
+    job: JobConfig, report: Mapping[str, Any], started: float, progress: Progress | None = None
+) -> dict[str, Any]:
+    """The section `whatif` of a planned job: `tried`, the best first, and what is `left`.
+
+    `started` is when the answer was asked for (`time.perf_counter()`).
+    """
+    count = _affordable(job.run.tries, report, started)
+    changes = iter(_changes(job, report, count))
+    chosen = list(islice(changes, count))
+    if progress is not None and chosen:
+        progress.say(f"trying {'; '.join(change.text for change in chosen)}")
+    tried = _tried(chosen, job, report)
+    left = [change.text for change in islice(changes, max(0, WANTED - len(tried)))]
+    return {"tried": sorted(tried, key=_rank), "left": left}
+
+
+def _affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
+    """How many tries there may be. auto: `WANTED`, as far as they are expected to be over in
+    time."""
+    if tries != AUTO:
+        return tries
+    provenance = report["provenance"]
+    took = provenance.get("computed_in_s", sum(provenance["stages_s"].values()))
+    once = sum(provenance["stages_s"].get(stage, 0.0) for stage in ("capture", "import"))
+    spare = DUE_S - (time.perf_counter() - started)
+    return max(0, min(WANTED, int(spare / max(TRY_SHARE * (took - once), 0.1))))
+
+
+def _changes(job: JobConfig, report: Mapping[str, Any], count: int) -> Iterator[Change]:
+    """Changes, the most promising first."""
+    now = situation_of(job, report)
+    if report["memory"]["fits"] or not count:
+        return (changed(job, idea.keys) for idea in ideas(now, report))
+    return islice(_fitting(now, report["memory"]), count)
+
+
+def _fitting(now: Situation, memory: Mapping[str, Any]) -> Iterator[Change]:
+    """Changes with which a job is expected to fit: single ones, and where there are none, several
+    on top of each other, what saves most first.
+
+    Sizes before compiling are upper bounds, so they are scaled by what compiling made of the job's
+    own.
+    """
+    scale = memory["peak_bytes"] / memory["estimate"]["peak_bytes"]
+    traces = Traces()
+    stacked: dict[str, Any] = {}
+    with unit_service(now.job, None) as service:
+        for _ in range(STACKED):
+            best, least, fits = Idea({}), float("inf"), False
+            for idea in saving(now):
+                change = changed(now.job, {**stacked, **idea.keys})
+                peak = _estimated_peak(change.job, service, traces)
+                if peak * scale <= memory["limit_bytes"]:
+                    fits = True
+                    yield change
+                elif peak < least:
+                    best, least = idea, peak
+            if fits or not best.keys:
+                return
+            stacked |= best.keys
+            now = _after(now, stacked)
+
+
+def _estimated_peak(job: JobConfig, service: UnitService, traces: Traces) -> float:
+    """Memory per core of a job as known before compiling; infinite for one that is refused."""
+    try:
+        return planned(job, service, Stages(traces=traces)).plan.footprint.peak_bytes
+    except DiagnosticError:
+        return float("inf")
+
+
+def _after(now: Situation, keys: Mapping[str, Any]) -> Situation:
+    """The situation of a job after changes, whose number of micro-batches follows from the mesh."""
+    job = changed(now.job, keys).job
+    mesh = {key.removeprefix("mesh."): n for key, n in keys.items() if key.startswith("mesh.")}
+    sizes = given_sizes({a: n for a, n in (mesh or now.mesh).items() if a != "ep"})
+    ways = sizes["dp_shard"] * sizes.get("dp_replicate", 1)
+    samples = job.strategy.global_batch or now.global_batch
+    count = max(1, samples // (ways * job.strategy.micro_batch))
+    return Situation(job=job, mesh=mesh or now.mesh, global_batch=samples, num_microbatches=count)
+
+
+def _tried(
+    chosen: Sequence[Change], host: JobConfig, base: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What became of changes, measured against the job as it is; all on one executor."""
+    found: dict[str, dict[str, Any]] = {}
+    with closing(plans({change.text: change.job for change in chosen}, host)) as answers:
+        for text, answer in answers:
+            error = answer.exception()
+            row = _measured(answer.result(), base) if error is None else _without_answer(error)
+            found[text] = {"change": text} | row
+    return [found[change.text] for change in chosen]
+
+
+def _without_answer(error: BaseException) -> dict[str, Any]:
+    """A try that was refused, or that failed, which says nothing about the change."""
+    if not isinstance(error, DiagnosticError):
+        error = InternalError.of(error, "".join(traceback.format_exception(error)))
+        print(*error.__notes__, sep="\n", file=sys.stderr)
+    status = FAILED if may_pass(error) else "refused"
+    return {"status": status, "helps": False} | {
+        "code": error.code,
+        "message": error.diagnostic.message,
+    }
+
+
+def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan beside that of the job as it is; changes are per token."""
+    memory, timing, samples = report["memory"], report["timing"], report["batch"]["global_batch"]
+    usd, before = (r["cost"]["usd_per_1e6_tokens"] for r in (report, base))
+    row = {
+        "status": "fits" if memory["fits"] else "does not fit",
+        "peak_bytes": memory["peak_bytes"],
+        "global_batch": samples,
+        "same_batch": samples == base["batch"]["global_batch"],
+        "step_time_s": timing["step_time_s"],
+        "tokens_per_s": timing["tokens_per_s"],
+        "time_change": base["timing"]["tokens_per_s"] / timing["tokens_per_s"] - 1,
+        "usd_per_1e6_tokens": usd,
+        "cost_change": usd / before - 1 if usd and before else None,
+    }
+    better = not base["memory"]["fits"] or _gain(row) < -WORTHWHILE
+    return row | {"helps": memory["fits"] and better}
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[int, float]:
+    """What fits first, then by the time or the cost of a token, whichever falls more."""
+    order = ("fits", "does not fit", "refused", FAILED).index(row["status"])
+    return order, 0.0 if order else _gain(row)
+
+
+def _gain(row: Mapping[str, Any]) -> float:
+    time_change: float = row["time_change"]
+    return min(time_change, row["cost_change"] or 0.0)

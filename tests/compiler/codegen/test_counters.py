@@ -1,0 +1,52 @@
+"""Random bits by position: one count over all dims, whatever they are sums of."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+
+from compiler.codegen.space import normalise
+from compiler.dtypes import DType
+from compiler.isa.limits import walk
+from compiler.isa.region import Affine
+from tests.compiler.codegen.region_harness import Maker, check
+
+U32 = DType.U32
+SIZES = (3, 5, 70)
+
+
+def position(m: Maker, sizes: tuple[int, ...], start: int | None) -> int:
+    """Row-major positions, of which the rows begin behind a loaded number of them."""
+    parts = []
+    for atom, _ in enumerate(sizes):
+        count = m.node("iota", atoms=(atom,), dtype=U32, atom=atom, start=Affine(), step=1)
+        if atom == 0 and start is not None:
+            count = m.node("add", count, start, dtype=U32)
+        inner = prod(sizes[atom + 1 :])
+        parts.append(m.node("multiply", count, m.const(inner, U32), dtype=U32))
+    total = parts[0]
+    for part in parts[1:]:
+        total = m.node("add", total, part, dtype=U32)
+    return total
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_sum_of_counts_is_one_count(loaded: bool) -> None:
+    m = Maker(SIZES, "bits")
+    start = m.load((), dtype=U32) if loaded else None
+    bits = m.node("random_bits", position(m, SIZES, start), m.const(7, U32), dtype=U32)
+    m.store(bits, (0, 1, 2))
+    space = normalise(m.region().program)
+    (atom,) = space.sizes
+    assert space.sizes[atom] == prod(SIZES), "every value walks the dims as one index"
+    assert sum(i.opcode == "iota" for i in walk(m.region().body)) == 1
+    check(m)
+
+
+def test_a_counter_of_data_stays() -> None:
+    m = Maker(SIZES, "bits")
+    start = m.load((0, 1, 2), dtype=U32)
+    bits = m.node("random_bits", position(m, SIZES, start), m.const(7, U32), dtype=U32)
+    m.store(bits, (0, 1, 2))
+    check(m)

@@ -1,0 +1,45 @@
+"""Pages of docs/ that are sessions: every command is run again and prints what the page says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.console import ROOT, masked, replayed
+
+PAGES = ("docs/first-ten-minutes.md",)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_its_commands_print(name: str, tmp_path: Path) -> None:
+    page = (ROOT / name).read_text()
+    assert masked(replayed(page, tmp_path)) == masked(page), (
+        f"python -m tests.support.console {name} writes it again"
+    )
+
+
+def test_a_page_is_run_block_by_block(tmp_path: Path) -> None:
+    """Files are written where commands find them; output that was recorded is not read."""
+    page = "\n".join(
+        (
+            "```text file=a/b.txt\nhello\n```",
+            "```console\n$ cat a/b.txt\nsomething else\n$ cat \\\n  c\n```",
+            "```sh\n$ rm -rf /\n```\n",
+        )
+    )
+    given = replayed(page, tmp_path)
+    assert "$ cat a/b.txt\nhello\n$ cat \\\n  c\n" in given
+    assert given.endswith("[exit 1]\n```\n```sh\n$ rm -rf /\n```\n")
+
+
+def test_only_what_the_host_decides_is_masked() -> None:
+    told = "time       5.115 s per step\nanswered   in 1.2 s: compile 0.5,\n           link 0.1\n"
+    assert masked(told) == "time       5.115 s per step\nanswered   in ...\n"
+
+
+def test_files_that_need_optional_libraries_are_masked() -> None:
+    told = "```\nfiles in ~/sweep: sweep.json,\npareto.svg\n```\nmore\n"
+    assert masked(told) == "```\nfiles in ~/sweep: ...\n```\nmore\n"

@@ -1,0 +1,183 @@
+"""The screen of `plan`: its size on any terminal, bars that sum, and what is on it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.report import bars
+from orchestrator.report.plan_screen import LINES, effect_text, plan_screen, screen_lines
+from orchestrator.report.text import count_text
+from tests.support.plans import report_of
+
+JOBS: dict[str, dict[str, Any]] = {
+    "fsdp": {},
+    "hsdp, two streams": {
+        "mesh": {"dp_replicate": 4, "dp_shard": 4, "tp": 2},
+        "strategy": {"cc_streams": 2},
+    },
+    "pipeline": {
+        "layers": 4,
+        "mesh": {"pp": 4, "dp_shard": 4, "tp": 2},
+        "strategy": {"name": "llm-training", "global_batch": 8},
+    },
+    "slow core": {"faults": {"slow_cores": "5:1.3"}},
+    "logical cores": {"cluster": {"target": "trn2.48xlarge"}},
+}
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    return report_of(tmp_path_factory.mktemp("screen"), **JOBS[request.param])
+
+
+def texts(report: dict[str, Any], width: int = 80) -> list[str]:
+    return [line.plain for line in screen_lines(report, width)]
+
+
+def cells(line: str) -> int:
+    return len(re.sub(f"[^{''.join(bars.FILLS)}]", "", line))
+
+
+def test_one_screen_that_answers(report: dict[str, Any]) -> None:
+    lines = texts(report)
+    assert len(lines) <= LINES and max(map(len, lines)) <= 80
+    titles = [line[: line.find(" ")] for line in lines]
+    for title in ("job", "memory", "time", "rates", "cost", "limited", "confidence"):
+        assert title in titles, title
+    shown = " ".join(" ".join(lines).split())
+    assert "fits: " in shown and "MFU" in shown and "per million tokens" in shown
+    assert report["timing"]["confidence"] in shown and "bf16 peak" in shown
+
+
+def test_bars_sum(report: dict[str, Any]) -> None:
+    """The breakdown fills its bar and its percents are 100.0; the memory bar is the part of the
+    limit that is used."""
+    lines = texts(report)
+    at = next(n for n, line in enumerate(lines) if line.startswith("time"))
+    assert cells(lines[at + 1]) == 80 - 11
+    legend: list[str] = []
+    for line in lines[at + 2 :]:
+        if not line.startswith(" "):
+            break
+        legend += re.findall(r"([\d.]+) %", line)
+    assert math.isclose(sum(map(float, legend)), 100.0)
+    at = next(n for n, line in enumerate(lines) if line.startswith("memory"))
+    used = report["memory"]["peak_bytes"] / report["memory"]["limit_bytes"]
+    assert abs(cells(lines[at + 1]) - used * 69) <= 1
+    assert lines[at + 1].count(bars.EMPTY) == 69 - cells(lines[at + 1])
+
+
+def test_the_bottleneck_is_the_largest_share(report: dict[str, Any]) -> None:
+    found = report["bottleneck"]
+    breakdown = report["timing"]["breakdown_ps"]
+    assert breakdown[found["category"]] == max(breakdown.values())
+    assert found["share"] == breakdown[found["category"]] / report["timing"]["step_time_ps"]
+    assert found["text"][:20] in " ".join(texts(report))
+
+
+@pytest.mark.parametrize("width", [60, 79, 80, 100, 200])
+def test_any_width(report: dict[str, Any], width: int) -> None:
+    assert max(map(len, texts(report, width))) <= width
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return report_of(tmp_path_factory.mktemp("plain"))
+
+
+def test_nothing_breaks_the_screen(plain: dict[str, Any]) -> None:
+    """Names with markup, long texts, many axes, many findings, long changes."""
+    report = copy.deepcopy(plain)
+    report["graph"]["name"] = "[red]my/[model]" * 12
+    report["mesh"] = {f"axis_with_a_long_name_{n}": 1024 for n in range(6)}
+    report["graph"]["params"] = 10**15
+    finding = {
+        "code": "SW_X",
+        "severity": "warning",
+        "message": "[/] word " * 90,
+        "hint": "do " * 90,
+    }
+    report["findings"] = [finding] * 7 + [finding | {"severity": "error", "code": "SW_FIRST"}]
+    row = {"change": "strategy.x=1 " * 30, "status": "refused", "helps": False, "code": "SW_Y"}
+    row["message"] = "no " * 99
+    report["whatif"] = {"tried": [row, row], "left": ["mesh.tp=2 " * 30] * 2}
+    report["timing"]["confidence_why"] = "because " * 60
+    lines = texts(report)
+    assert len(lines) <= LINES and max(map(len, lines)) <= 80
+    assert "SW_Y" in "\n".join(lines)
+
+
+def test_what_does_not_fit_says_what_is_over(plain: dict[str, Any]) -> None:
+    report = copy.deepcopy(plain)
+    memory = report["memory"]
+    memory |= {"fits": False, "limit_bytes": memory["peak_bytes"] // 4}
+    lines = texts(report)
+    at = next(n for n, line in enumerate(lines) if line.startswith("memory"))
+    assert lines[at].startswith("memory     does not fit, ") and " over: " in lines[at]
+    drawn = lines[at + 1][11:]
+    assert len(drawn) == 69 and abs(drawn.index(bars.LIMIT) - 17) <= 1
+
+
+def test_piped_output_has_no_colours_and_the_width_of_a_page(plain, capsys) -> None:
+    plan_screen(plain)
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and text.splitlines() == texts(plain)
+
+
+ROW = {
+    "change": "strategy.remat=none",
+    "status": "fits",
+    "helps": True,
+    "peak_bytes": 2**30,
+    "global_batch": 64,
+    "same_batch": True,
+    "step_time_s": 1.42,
+    "time_change": -0.12,
+    "usd_per_1e6_tokens": 2.06,
+    "cost_change": -0.12,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({}, "fits, 1.420 s per step (-12 %), $2.06/Mtoken (-12 %)"),
+        ({"cost_change": None}, "fits, 1.420 s per step (-12 %)"),
+        (
+            {"same_batch": False, "time_change": -0.5},
+            "fits, 1.420 s per step of 64 samples (+100 % tokens/s), $2.06/Mtoken (-12 %)",
+        ),
+        ({"status": "does not fit"}, "does not fit, 1.00 GiB"),
+        ({"status": "refused", "code": "SW_A", "message": "b"}, "SW_A, b"),
+    ],
+)
+def test_effects_in_words(change: dict[str, Any], text: str) -> None:
+    assert effect_text(ROW | change) == text
+
+
+@given(st.lists(st.floats(0, 1e18), min_size=1, max_size=9), st.integers(0, 200))
+def test_parts_are_apportioned_exactly(parts: list[float], whole: int) -> None:
+    found = bars.apportioned(parts, whole)
+    total = sum(parts)
+    assert sum(found) == (whole if total else 0) and min(found) >= 0
+    assert not total or all(
+        abs(n - part * whole / total) < 1 + 1e-6 for n, part in zip(found, parts, strict=True)
+    )
+
+
+def test_counts_have_three_digits_and_a_prefix() -> None:
+    texts = {999: "999 ", 999.6: "1 k", 999_400: "999 k", 999_600: "1 M", 12_340: "12.3 k"}
+    assert {number: count_text(number) for number in texts} == texts
+
+
+def test_the_report_is_json(plain: dict[str, Any], tmp_path: Path) -> None:
+    assert json.loads(json.dumps(plain)) == plain

@@ -1,0 +1,171 @@
+"""Scaling studies: meshes that grow, efficiency, which machine is best from where, the screen, and
+the page that is made from the same rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks import scaling
+from compiler.diagnostics import UsageError
+from orchestrator.build import layout_of
+from orchestrator.cli import main
+from orchestrator.config import JobConfig, load
+from orchestrator.whatif.rows import FITS, METRICS, REFUSED, TOO_LARGE, Row
+from orchestrator.whatif.scale import (
+    MODES,
+    Study,
+    curves,
+    mesh_sizes,
+    orders,
+    points,
+    verdicts,
+)
+from orchestrator.whatif.scale_screen import show_plot
+from sharding.settings import AUTO
+from tests.support.small_job import write_job
+
+
+def test_every_point_of_the_page_fills_its_cluster() -> None:
+    """`layout_of` refuses a mesh or a batch that does not go into the cluster."""
+    base = scaling.job_of("llama2-7b", "")
+    asked = points(
+        scaling.study_of(scaling.INSTANCES), base, lambda k: scaling.job_of("llama2-7b", "", k)
+    )
+    assert len(asked) == len(MODES) * len(scaling.TARGETS) * len(scaling.INSTANCES)
+    for point in asked:
+        layout = layout_of(point.job)
+        assert layout.mesh.num_cores == layout.target.cores * int(point.values["instances"])
+        assert point.values["mode"] == "weak" or layout.global_batch == scaling.STRONG_BATCH
+
+
+@pytest.mark.parametrize(
+    ("axes", "cores", "limits", "expected"),
+    [
+        ({"dp_shard": AUTO}, 64, (0, 0), {"dp_shard": 64}),
+        ({"dp_shard": AUTO}, 1024, (256, 0), {"dp_replicate": 4, "dp_shard": 256}),
+        ({"dp_shard": AUTO, "tp": 8}, 1024, (256, 0), {"dp_shard": 128, "tp": 8}),
+        ({"dp_shard": AUTO}, 1024, (256, 256), {"dp_shard": 256, "tp": 4}),
+        ({"dp_shard": AUTO, "tp": 2}, 1024, (0, 128), {"dp_shard": 128, "tp": 8}),
+        (
+            {"dp_replicate": 4, "dp_shard": AUTO},
+            64,
+            (2, 32),
+            {"dp_replicate": 4, "dp_shard": 8, "tp": 2},
+        ),
+        ({"dp_shard": 8, "pp": AUTO}, 32, (4, 4), {"dp_shard": 8, "pp": 4}),
+    ],
+)
+def test_the_open_axis_takes_what_others_leave(
+    axes: Mapping[str, int], cores: int, limits: tuple[int, int], expected: Mapping[str, int]
+) -> None:
+    found = mesh_sizes(axes, cores, *limits)
+    assert found == expected
+    assert math.prod(found.values()) == cores
+
+
+def small(changes: Mapping[str, Any]) -> JobConfig:
+    return load(None, ["model.preset=llama2-7b", *(f"{k}={v}" for k, v in changes.items())])
+
+
+def test_a_mesh_that_cannot_grow_is_refused() -> None:
+    study = Study(targets=["trn1.32xlarge"], instances=[1])
+    with pytest.raises(UsageError, match="an axis that grows, got dp_shard=32"):
+        points(study, small({"mesh.dp_shard": 32}), small)
+
+
+def row(target: str, count: int, speed: float, cost: float | None, status: str = FITS) -> Row:
+    values = {"mode": "weak", "target": target, "instances": str(count)}
+    figures = {"tokens_per_s": speed, "usd_per_1e6_tokens": cost}
+    return Row(f"{target}{count}", values, status, metrics={} if status == REFUSED else figures)
+
+
+def test_efficiency_is_against_the_smallest_cluster_that_fits() -> None:
+    rows = [
+        row("a", 4, 360.0, 1.0),
+        row("a", 1, 50.0, 1.0, TOO_LARGE),
+        row("a", 2, 200.0, 1.0),
+        row("a", 8, 0.0, None, REFUSED),
+    ]
+    (curve,) = curves(rows)
+    assert list(curve.rows) == [1, 2, 4, 8]
+    found = [r.metrics.get("efficiency") for r in curve.rows.values()]
+    assert found == [0.5, 1.0, 0.9, None]
+
+
+def test_break_even_is_among_machines_that_fit_and_are_not_alike() -> None:
+    rows = [
+        *(row("a", n, 100.0 * n, 1.0) for n in (1, 2, 4, 8)),
+        row("b", 1, 500.0, 0.5, TOO_LARGE),
+        row("b", 2, 150.0, 1.5),
+        row("b", 4, 400.01, 1.0001),
+        row("b", 8, 900.0, None),
+    ]
+    found = curves(rows)
+    fastest = [(r.first, r.last, r.order) for r in orders(found, METRICS["tokens_per_s"])]
+    assert fastest[0] == (1, 1, (("a",),))
+    assert verdicts(found) == {
+        "weak, fastest first": ["1: a", "2: a, b", "4: b = a", "8: b, a"],
+        "weak, cheapest first": ["1: a", "2: a, b", "4: a = b", "8: a"],
+    }
+
+
+def test_machines_of_one_family_keep_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    targets = ("trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge")
+    rows = [row(t, n, 100.0 * n, 1.0 + n) for t in targets for n in (1, 2, 4)]
+    show_plot(Console(width=100), curves(rows))
+    drawn = capsys.readouterr().out
+    assert all(name in drawn for name in ("trn1.2xlarge", "trn1.32xlarge", "trn1n"))
+
+
+def test_a_study_of_two_machines_fits_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    flags = ["--instances", "1,2", "--targets", "trn1.32xlarge,trn1n.32xlarge", "--mode", "weak"]
+    command = ["scale", str(write_job(tmp_path)), "--out", str(tmp_path / "out"), *flags]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines if not line.startswith("files in"))
+    assert "  1 to 2: trn1.32xlarge, trn1n.32xlarge" in lines
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((tmp_path / "out" / "scale.json").read_text())
+    efficiency = [p["metrics"]["efficiency"] for p in told["points"]]
+    assert efficiency[0] == efficiency[2] == 1.0 and 0 < efficiency[1] < 1
+    cheapest = told["orders"]["weak"]["usd_per_1e6_tokens"]
+    order = [["trn1.32xlarge"], ["trn1n.32xlarge"]]
+    assert cheapest == [{"first": 1, "last": 2, "order": order}]
+
+
+@pytest.mark.parametrize("flags", [["--instances", "1,x"], ["--instances", "0"]])
+def test_counts_are_numbers(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["scale", str(write_job(tmp_path)), *flags]) == 2
+    assert "--instances requires numbers" in capsys.readouterr().err
+
+
+def test_the_page_holds_every_row() -> None:
+    metrics = {
+        "target": "a",
+        "mesh": "dp_shard=32",
+        **dict.fromkeys(
+            ("step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s"), 1.0
+        ),
+        **dict.fromkeys(("exposed", "mfu", "peak_gib", "usd_per_1e6_tokens"), 0.5),
+    }
+    values = {"mode": "weak", "target": "a"}
+    rows = [
+        Row("x", {**values, "instances": "1"}, TOO_LARGE, metrics=metrics),
+        Row("y", {**values, "instances": "2"}, REFUSED, "SW_TEST", "why"),
+    ]
+    text = scaling.page({"model": curves(rows)})
+    assert "| 1 | a | dp_shard 32 | 1.000 | 1.000 .. 1.000 |" in text
+    assert "0.50 (does not fit)" in text and "| 2 | a | SW_TEST |" in text

@@ -1,0 +1,242 @@
+"""Jobs on their way to a cluster, without one: what goes up, what is refused before, what comes
+back. With a cluster: `tests/system/test_ray_jobs.py`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from compiler.diagnostics import ExecutionError
+from orchestrator import cli, host
+from orchestrator.config import load
+from orchestrator.service.units import PACKAGES
+from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
+
+JOB = """
+[model]
+config = "config.json"
+[output]
+dir = "/shared/out"
+[run]
+steps = 2
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a job, as the working directory."""
+    folder = tmp_path / "my jobs"
+    folder.mkdir()
+    (folder / "a job.toml").write_text(JOB)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
+    """What would have been submitted, by a cluster that takes everything."""
+    taken: list[Submission] = []
+    monkeypatch.setattr(RayJobs, "__init__", lambda self, address: setattr(self, "address", "x"))
+    monkeypatch.setattr(RayJobs, "submit", lambda self, what: taken.append(what) or "job-1")
+    return taken
+
+
+def test_a_job_goes_up_with_its_folder_and_our_packages(
+    folder: Path, sent: list[Submission], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--detach", "--env", "A=b=c", "--steps", "3", "--mesh", "dp_shard=2,tp=2"]
+    assert cli.main(["submit", "a job.toml", *words, "--fault", "jitter=0.5"]) == 0
+    (what,) = sent
+    assert what.working_dir == folder
+    assert what.packages == tuple(host.package_folder(name) for name in PACKAGES)
+    assert what.environment["A"] == "b=c"
+    assert capsys.readouterr().out == "job-1\n"
+    assert shlex.split(what.command)[:5] == ["python", "-m", "orchestrator", "run", "a job.toml"]
+    sets = shlex.split(what.command)[6::2]
+    job = load(folder / "a job.toml", sets)
+    assert (job.run.steps, job.mesh.dp_shard, job.mesh.tp, job.faults.jitter) == (3, 2, 2, 0.5)
+    assert job.model.config == "config.json"
+
+
+def test_a_checkout_needs_no_packages_beside_it(sent: list[Submission]) -> None:
+    job = host.PACKAGES_ROOT / "examples" / "llama_fsdp" / "job.toml"
+    root = str(host.PACKAGES_ROOT)
+    words = ["submit", str(job), "--working-dir", root, "--detach", "--out", "/shared/out"]
+    assert cli.main([*words, "--model", str(job.parent / "config.json")]) == 0
+    assert sent[0].packages == ()
+    assert "examples/llama_fsdp/job.toml" in sent[0].command
+    assert "model.config=config.json" in sent[0].command
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--out", "out"], "SW_RELATIVE_OUTPUT", "--out /absolute/path"),
+        (["--set", "cache.dir=cache"], "SW_RELATIVE_OUTPUT", "cache.dir"),
+        (["--events", "log"], "SW_RELATIVE_OUTPUT", "output.events"),
+        (["--working-dir", "/usr"], "SW_USAGE", "inside of the working directory"),
+        (["--env", "RAY_AUTH_TOKEN=s3cret"], "SW_RAY_TOKEN", "RAY_AUTH_TOKEN"),
+        (["--env", "novalue"], "SW_USAGE", "KEY=VALUE"),
+        (["--set", "run.stepz=3"], "SW_USAGE", "unknown key run.stepz"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_sent(
+    words: list[str],
+    code: str,
+    told: str,
+    folder: Path,
+    sent: list[Submission],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["submit", "a job.toml", *words]) == 2
+    err = capsys.readouterr().err
+    assert code in err and told in err and "s3cret" not in err
+    assert not sent
+
+
+def test_an_address_is_required_and_has_to_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    for words in ([], ["--address", "127.0.0.1:1"]):
+        assert cli.main(["status", *words]) == 2
+        assert "SW_RAY_ADDRESS" in capsys.readouterr().err
+
+
+def state(**changed: object) -> JobState:
+    fields = {"id": "j", "status": "FAILED", "ended": True, "exit_code": None, "message": "why"}
+    times = {"command": "c", "started_s": 1.0, "ended_s": 2.0}
+    return JobState(**(fields | times | changed))  # type: ignore[arg-type]
+
+
+def test_status_shows_whole_ids_in_eighty_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ids = ["raysubmit_wPp4GTW8ADcCU94x", "raysubmit_cxdie82MH6pqvAbK"]
+    states = [state(id=ids[0], exit_code=71, command="c " * 90), state(id=ids[1], ended_s=None)]
+    monkeypatch.setattr(RayJobs, "__init__", lambda self, address: None)
+    monkeypatch.setattr(RayJobs, "states", lambda self: states)
+    monkeypatch.setattr(RayJobs, "state", lambda self, job: states[0])
+    assert cli.main(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and max(map(len, lines)) <= 80
+    assert ids[0] in lines[1] and "FAILED" in lines[1] and " 71 " in lines[1]
+    assert cli.main(["status", ids[0]]) == 0
+    told = capsys.readouterr().out
+    assert f"job {ids[0]}: FAILED, exit code 71\n" in told and "message  why" in told
+
+
+def test_the_exit_code_is_the_jobs_own() -> None:
+    assert state(exit_code=71).result == 71
+    assert state(exit_code=-9).result == 137
+    assert state(status="STOPPED").result == 130
+    with pytest.raises(ExecutionError, match="without an exit code: why"):
+        _ = state().result
+
+
+class Breaking:
+    """A job API whose connection breaks in the middle of a log."""
+
+    def __init__(self) -> None:
+        self.tails, self.logs = 0, ["one\n", "two\n", "three\n"]
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        self.tails += 1
+        for number, text in enumerate(self.logs):
+            if self.tails == 1 and number == 2:
+                raise RuntimeError("WebSocket connection closed unexpectedly")
+            yield text
+
+    def get_job_info(self, job: str) -> object:
+        ended = self.tails > 1
+        return SimpleNamespace(
+            submission_id=job,
+            status=SimpleNamespace(value="RUNNING", is_terminal=lambda: ended),
+            driver_exit_code=0 if ended else None,
+            message="",
+            entrypoint="c",
+            start_time=1000,
+            end_time=None,
+        )
+
+
+def test_a_log_is_written_once_though_its_connection_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    jobs, client, seen = RayJobs.__new__(RayJobs), Breaking(), list[str]()
+    jobs.address, jobs._client = "x", client
+    assert jobs.follow("j", seen.append).result == 0
+    assert "".join(seen) == "one\ntwo\nthree\n"
+    assert client.tails == 2
+
+
+def test_the_verbs_load_no_ray_to_refuse(folder: Path) -> None:
+    code = (
+        "import sys; from orchestrator.cli import main;"
+        "main(['submit', 'a job.toml', '--out', 'x']); sys.exit('ray' in sys.modules)"
+    )
+    env = {"PYTHONPATH": str(host.PACKAGES_ROOT)}
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, check=True)
+
+
+def test_the_cluster_file_is_one_that_ray_takes() -> None:
+    """Defaults filled in and checked as `ray up` does."""
+    import yaml
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    given = yaml.safe_load((host.PACKAGES_ROOT / "cluster.yaml").read_text())
+    config = prepare_config(given)
+    validate_config(config)
+    starts = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
+    assert len(starts) == 2 and not any("ray stop" in text for text in starts)
+    for text in starts:
+        assert "RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=" in text
+    with pytest.raises(Exception, match="surprise"):
+        validate_config(config | {"surprise": 1})
+
+
+@pytest.fixture
+def remote_home(tmp_path: Path) -> Path:
+    """The home directory of a head after `ray up`; its Python tells what it was given."""
+    python = tmp_path / "shardwright" / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$PWD $RAY_ADDRESS $RAY_AUTH_MODE $*"\nexit 71\n')
+    python.chmod(0o700)
+    (tmp_path / ".shardwright").mkdir()
+    (tmp_path / ".shardwright" / "token").write_text("s3cret")
+    return tmp_path
+
+
+def test_ray_submit_runs_the_command_of_the_checkout(remote_home: Path) -> None:
+    """Started as `ray submit` starts it: by another Python, in the home directory, by its copy."""
+    script = remote_home / "ray_submit.py"
+    script.write_bytes((host.PACKAGES_ROOT / "scripts" / "ray_submit.py").read_bytes())
+
+    def started(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-S", str(script), *words],
+            cwd="/",
+            env={"HOME": str(remote_home), "PATH": os.defpath},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    code, told = started("run", "job.toml")
+    ran, said = told.splitlines()
+    assert ran == f"{remote_home}/shardwright auto token -m orchestrator run job.toml"
+    assert (code, said) == (71, "shardwright run: exit code 71")
+    assert started()[0] == 2
+    (remote_home / ".shardwright" / "token").unlink()
+    code, told = started("run", "job.toml")
+    assert code == 2 and "ray up" in told

@@ -1,0 +1,101 @@
+"""Pages whose commands are run again: a page of Markdown is a session in a shell.
+
+A fenced block ```` ```console ```` holds commands (`$ shardwright ...`, `$ ls ...`) with what they
+print on stdout, `[exit N]` after a command that does not end with 0. A block ```` ```LANGUAGE
+file=NAME ```` is a file that is written before the commands behind it run. All of a page runs in
+one empty folder with a cache of its own. What the host decides is masked (`MASKS`) on both sides.
+
+    python -m tests.support.console docs/first-ten-minutes.md      # writes what commands print now
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TIMEOUT_S = 240
+BLOCK = re.compile(r"^```(?P<info>[^\n]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+MASKS = (
+    (re.compile(r"^answered .*(\n +.*)*", re.MULTILINE), "answered   in ..."),
+    (re.compile(r"^files      bundle .*\n( +.*\n)*", re.MULTILINE), "files      ...\n"),
+    (re.compile(r"^built .*\n(.*\n)*?(?= +┌)", re.MULTILINE), "built    ...\n"),
+    (re.compile(r"^files in (\S+): .*(\n(?!```)\S.*)*", re.MULTILINE), r"files in \1: ..."),
+)
+"""How long the host took, for what and on which workers; files, whose paths wrap
+where they are long and some of which need optional libraries."""
+PROGRAMS = {"shardwright": [sys.executable, "-m", "orchestrator"], "cat": ["cat"], "ls": ["ls"]}
+
+
+def replayed(page: str, folder: Path) -> str:
+    """The page with what its commands print in `folder` now."""
+
+    def block(match: re.Match[str]) -> str:
+        info, body = match["info"], match["body"]
+        if info == "console":
+            body = "".join(_session(commands_of(body), folder))
+        elif "file=" in info:
+            path = folder / info.partition("file=")[2]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(body)
+        return f"```{info}\n{body}```"
+
+    return BLOCK.sub(block, page)
+
+
+def commands_of(body: str) -> list[str]:
+    """The commands of a block; a line that ends with a backslash goes on in the next."""
+    joined = body.replace("\\\n", "\0")
+    return [line[2:].replace("\0", "\\\n") for line in joined.splitlines() if line[:2] == "$ "]
+
+
+def masked(text: str) -> str:
+    """The text without what differs from host to host."""
+    for pattern, mask in MASKS:
+        text = pattern.sub(mask, text)
+    return text
+
+
+def _session(commands: list[str], folder: Path) -> Iterator[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "80",
+        "NEURON_COMPILE_CACHE_URL": str(folder / ".cache"),
+    }
+    for command in commands:
+        program, *words = shlex.split(command.replace("\\\n", " "))
+        done = subprocess.run(
+            [*PROGRAMS[program], *words],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        printed = done.stdout.replace(str(folder), "~")
+        lines = [line.rstrip() for line in printed.splitlines()]
+        if done.returncode:
+            lines.append(f"[exit {done.returncode}]")
+        if done.returncode and not done.stdout:
+            lines[:0] = done.stderr.splitlines()
+        yield f"$ {command}\n" + "".join(f"{line}\n" for line in lines)
+
+
+def main() -> None:
+    """Write the pages that are named with what their commands print now."""
+    import tempfile
+
+    for name in sys.argv[1:]:
+        page = Path(name)
+        with tempfile.TemporaryDirectory() as folder:
+            page.write_text(replayed(page.read_text(), Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

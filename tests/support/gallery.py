@@ -1,0 +1,76 @@
+"""The jobs of `examples/`, what they print, and the recorded output beside them.
+
+`python -m tests.support.gallery [FOLDER ...]` records it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from pathlib import Path
+
+from orchestrator.cli import main
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PLANNED = (
+    "llama_fsdp",
+    "hsdp_7b",
+    "pipeline_13b",
+    "experts",
+    "own_sharding",
+    "llama_70b",
+    "straggler",
+)
+QUICK = ("own_sharding", "straggler")  # to plan; the others are for the matrix
+RECORDED = "plan.out"
+SHARE = 0.1  # figures follow the compiler; more than this is another output
+_NUMBER = re.compile(r"\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
+_OF_THE_TOOL = ("answered ", "next ", "no gain ")
+_BAR = re.compile(r"^\s*\W+$")  # says what the figures below it say
+
+
+def planned(folder: str) -> str:
+    """What `plan` prints of an example, from the cache where it is."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        job = str(EXAMPLES / folder / "job.toml")
+        code = main(["plan", job, "--tries", "0", "--executor", "inline", "--progress", "quiet"])
+    assert code == 0, folder
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def words(text: str) -> str:
+    """What is said without figures, bars, line breaks and the time of the tool itself."""
+    return " ".join(_NUMBER.sub("#", " ".join(_kept(text))).split())
+
+
+def figures(text: str) -> list[float]:
+    """The figures in order."""
+    found = _NUMBER.findall(" ".join(_kept(text)))
+    return [float(number.replace(",", "")) for number in found]
+
+
+def _kept(text: str) -> list[str]:
+    """Lines without bars, and without the sections that are about the tool itself."""
+    out, skipped = [], False
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            skipped = line.startswith(_OF_THE_TOOL)
+        if not skipped and not _BAR.match(line):
+            out.append(line)
+    return out
+
+
+def record(folder: str) -> None:
+    """Write what an example prints beside it."""
+    text = planned(folder)
+    kept = (line for line in text.splitlines() if not line.startswith("answered "))
+    (EXAMPLES / folder / RECORDED).write_text("".join(f"{line}\n" for line in kept))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PLANNED:
+        record(name)
+        print(name)

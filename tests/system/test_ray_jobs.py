@@ -1,0 +1,136 @@
+"""Jobs on a private Ray head with a token, as users see them: exit codes, logs, interrupts, stop.
+
+Without a cluster: `tests/orchestrator/test_submission.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main
+from tests.support.ray_head import ROOT, Head, ray_head
+from tests.support.small_job import SIZES
+
+pytestmark = pytest.mark.ray
+JOB = """
+[model]
+config = "config.json"
+seq_len = 8
+[mesh]
+dp_shard = 2
+[cluster]
+target = "trn1.2xlarge"
+[output]
+dir = "{folder}/out"
+[cache]
+dir = "{folder}/cache"
+"""
+WAITING = """
+import time
+import orchestrator
+
+def task():
+    print("here:", orchestrator.__file__, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    with ray_head(tmp_path_factory.mktemp("head") / "state") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's project, no checkout."""
+    folder = tmp_path_factory.mktemp("project")
+    job = JOB.format(folder=folder)
+    (folder / "config.json").write_text(json.dumps(SIZES))
+    (folder / "large.json").write_text(json.dumps(SIZES | {"vocab_size": 2**29}))
+    (folder / "job.toml").write_text(job)
+    (folder / "wait.toml").write_text(
+        job.replace('config = "config.json"', 'entry = "waiting:task"')
+    )
+    (folder / "waiting.py").write_text(WAITING)
+    return folder
+
+
+@pytest.mark.xfail(
+    strict=False,
+    reason="once, on a busy host, one of 20 units was computed again; the cause is not known yet",
+)
+def test_a_checkout_is_a_ray_job(head: Head, folder: Path) -> None:
+    """Without being installed; its units have the keys that they have here."""
+    command = ["python", "-m", "orchestrator", "run", str(folder / "job.toml"), "--compile-only"]
+    ray = str(Path(sys.executable).parent / "ray")
+    words = [ray, "job", "submit", "--working-dir", str(ROOT), "--", *command]
+    code, out, err = head.run(words, folder)
+    assert code == 0, out + err
+    assert "compile 1/" in out and "on ray-0:" in out
+    told = json.loads((folder / "out" / "compile.json").read_text())
+    assert told["units"]["compiled"] == told["units"]["total"] > 6
+    again = ["run", str(folder / "job.toml"), "--compile-only", "--out", str(folder / "here")]
+    assert main([*again, "--json"]) == 0
+    here = json.loads((folder / "here" / "compile.json").read_text())
+    assert here["units"] == told["units"] | {"cached": told["units"]["total"], "compiled": 0}
+    assert here["jobs"][0]["programs"] == told["jobs"][0]["programs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--set", "compiler.instruction_limit=10", "--executor", "ray"], 70, "NCC_EBVF030"),
+        (["--set", "model.config=large.json", "--executor", "inline"], 71, "SW_CAPACITY"),
+    ],
+)
+def test_a_submitted_job_gives_its_own_exit_code(
+    words: list[str], code: int, told: str, head: Head, folder: Path
+) -> None:
+    ours = ["submit", "job.toml", "--compile-only", *words]
+    found, out, err = head.shardwright(*ours, folder=folder)
+    assert found == code, out + err
+    assert told in out and f"exit code {code}" in err
+
+
+def test_an_interrupt_leaves_the_job_and_stop_ends_it(head: Head, folder: Path) -> None:
+    words = [sys.executable, "-m", "orchestrator", "submit", "wait.toml"]
+    client = head.start(words, folder)
+    assert client.stdout is not None
+    for line in client.stdout:
+        if line.startswith("here: "):
+            assert "/py_modules_files/_ray_pkg_" in line, "our packages as they were uploaded"
+            break
+    client.send_signal(signal.SIGINT)
+    _, err = client.communicate(timeout=60)
+    assert client.returncode == 130
+    job = err.split()[1]
+    assert f"job {job} goes on" in err and f"shardwright stop {job} --address http://" in err
+
+    code, out, _ = head.shardwright("status", job, "--json", folder=folder)
+    state = json.loads(out)
+    assert (code, state["status"], state["exit_code"]) == (0, "RUNNING", None)
+    code, out, _ = head.shardwright("stop", job, folder=folder)
+    assert (code, out) == (0, f"job {job}: STOPPED\n")
+    code, out, err = head.shardwright("status", job, "--follow", folder=folder)
+    assert code == 130 and "here: " in out and "STOPPED" in err
+
+
+def test_a_client_without_the_token_is_refused(head: Head, folder: Path) -> None:
+    stranger = Head({k: v for k, v in head.environment.items() if "AUTH" not in k}, head.token)
+    code, _, err = stranger.shardwright("status", folder=folder)
+    assert code == 2 and "SW_RAY_TOKEN" in err and "RAY_AUTH_TOKEN_PATH" in err
+
+
+def test_the_token_is_in_nothing_that_jobs_leave(head: Head, folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert any(path.name == "events.jsonl" for path in files)
+    assert not [path for path in files if head.token.encode() in path.read_bytes()]
+    code, out, _ = head.shardwright("status", folder=folder)
+    assert code == 0 and out.count("raysubmit_") >= 4

@@ -1,0 +1,107 @@
+"""The sections of a report about functions, regions, program runs and memory over time, on the
+small llama under FSDP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from compiler.ir.analysis import CONTRACTIONS
+from compiler.ir.analysis import flops as graph_flops
+from compiler.neff.schedule import run_counts
+from orchestrator.report import step_report
+from orchestrator.report.memory_report import memory_section
+from orchestrator.report.step_report import function_rows, step_chart, timelines
+from sim_cluster.step_parts import StepParts, step_parts
+from sim_cluster.step_time import Replayed, Step, time_step
+from tests.support.small_job import Road
+
+Row = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def timing(small_road: Road) -> Replayed:
+    built = small_road.built
+    plan = built.plan.step
+    return time_step(
+        Step(
+            programs=built.programs,
+            schedules=plan.schedules,
+            mesh=plan.mesh,
+            target=built.layout.target,
+            instances=1,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def parts(timing: Replayed) -> StepParts:
+    return step_parts(timing)
+
+
+@pytest.fixture(scope="module")
+def rows(small_road: Road, parts: StepParts) -> list[dict[str, Any]]:
+    return function_rows(parts, small_road.built.programs)
+
+
+def test_functions_and_regions_add_up(rows: list[Row], timing: Replayed) -> None:
+    assert sum(row["time_ps"] for row in rows) == timing.step_time_ps - timing.breakdown_ps["idle"]
+    assert [r["time_ps"] for r in rows] == sorted((r["time_ps"] for r in rows), reverse=True)
+    for row in rows:
+        assert row["time_ps"] == sum(row["breakdown_ps"].values())
+        code = sum(row["breakdown_ps"].get(c, 0) for c in ("compute", "memory"))
+        assert sum(r["time_ps"] for r in row["regions"]) == (code if row["regions"] else 0)
+        assert row["flops"] == sum(r["flops"] for r in row["regions"])
+        assert row["hbm_bytes"] == sum(r["hbm_bytes"] for r in row["regions"])
+
+
+def test_operations_are_those_of_the_graphs_and_what_is_made_again(
+    rows: list[Row], small_road: Road
+) -> None:
+    step = small_road.built.plan.step
+    runs = run_counts(step.schedules[0])
+    for program in step.programs:
+        needed = runs[program.name] * graph_flops(program.graph, CONTRACTIONS)
+        done = sum(row["flops"] for row in rows if row["program"] == program.name)
+        assert needed <= done <= 1.5 * needed, program.name
+
+
+def test_regions_have_the_users_lines(rows: list[Row]) -> None:
+    listed = [r for row in rows for r in row["regions"]]
+    regions = [r for r in listed if not r["name"].endswith("more regions")]
+    known = sum(r["flops"] for r in regions if "llama.py:" in r["loc"])
+    assert known > 0.99 * sum(r["flops"] for r in regions) > 0
+    assert all(r["loc"] == "" or ":" in r["loc"] for r in listed)
+
+
+def test_small_functions_and_regions_are_one_row(
+    parts: StepParts, small_road: Road, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_report, "FUNCTIONS", 3)
+    monkeypatch.setattr(step_report, "REGIONS", 2)
+    few = function_rows(parts, small_road.built.programs)
+    assert len(few) == 3 and few[-1]["function"] == f"{len(rows) - 2} more functions"
+    assert all(len(row["regions"]) <= 2 for row in few)
+    for key in ("time_ps", "flops", "hbm_bytes", "calls"):
+        assert sum(row[key] for row in few) == sum(row[key] for row in rows)
+
+
+def test_charts_name_programs_and_functions(parts: StepParts, small_road: Road) -> None:
+    (stage,) = step_chart(parts)
+    programs = small_road.built.programs
+    assert {run[0] for run in stage["runs"]} == set(programs)
+    for timeline in timelines(parts, programs):
+        names = [function.name for function in programs[timeline["program"]].functions]
+        assert timeline["function"] in names
+        gathers = [s for t in timeline["tracks"] if t["name"] == "stream0" for s in t["slices"]]
+        assert gathers
+
+
+def test_memory_over_time_at_the_peak_is_what_the_peak_holds(small_road: Road) -> None:
+    memory = memory_section(small_road.built)
+    own = [r for r in memory["timeline"] if r["program"] == memory["peak_program"]]
+    highest = max(own, key=lambda row: row["live_bytes"])
+    assert highest["categories"]["gathered"] == memory["categories"]["gathered"] > 0
+    assert highest["categories"]["parameters"] == memory["argument_bytes"]["parameters"]
