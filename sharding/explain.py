@@ -17,11 +17,11 @@ from sharding.inner import contracted
 from sharding.localize import localize
 from sharding.mesh import Mesh
 from sharding.one_sample import without_twin
-from sharding.partitioned import PartitionedGraph, decode_partitioned
-from sharding.plan import PartitionUnit, Prepared
+from sharding.partitioned import PartitionedGraph
+from sharding.plan import Prepared
 from sharding.rewrite import rewrite
 from sharding.ring import with_context
-from sharding.shardy import encode_request
+from sharding.shardy import PartitionUnit, partition
 from sharding.spec import ShardingSpec
 from sharding.strategies import INPUT, Recipe, ValueId, value_ids
 
@@ -99,15 +99,13 @@ def _at(loc: Loc, text: str) -> bool:
     return str(loc).endswith(text) or text in loc.scope
 
 
-def explain_sharding(prepared: Prepared, partition: PartitionUnit) -> Explanation:
+def explain_sharding(prepared: Prepared, unit: PartitionUnit) -> Explanation:
     """The explanation of a decided step. Raises ShardingError, as planning it does."""
     recipe = prepared.recipe
     origins = [op.loc for op in recipe.graph.walk()]
     numbered = _numbered(recipe.graph, iter(range(len(origins))))
-    request = encode_request(
-        numbered, prepared.mesh, recipe.specs, prepared.inputs, prepared.outputs, recipe.tied
-    )
-    part = rewrite(decode_partitioned(partition(request)))
+    slots = (prepared.inputs, prepared.outputs)
+    part = rewrite(partition(numbered, prepared.mesh, recipe.specs, *slots, recipe.tied, unit))
     local, _ = with_context(localize(part), prepared.settings.context)
     predicted = recipe.predicted
     unasked: set[Loc] = set()
@@ -116,8 +114,9 @@ def explain_sharding(prepared: Prepared, partition: PartitionUnit) -> Explanatio
     if prepared.has_twin:
         local = without_twin(local).local
         part = local.source
-    slots, values = (*part.inputs, *part.outputs), (*local.graph.inputs, *local.graph.outputs)
-    leaves = {value: slot.name for slot, value in zip(slots, values, strict=True)}
+    values = (*local.graph.inputs, *local.graph.outputs)
+    named = zip((*part.inputs, *part.outputs), values, strict=True)
+    leaves = {value: slot.name for slot, value in named}
     moved = _Collectives(part, origins, unasked).of(local.graph, leaves, 1)
     return Explanation(tuple(_tensors(prepared, part, origins)), tuple(moved), prepared.stacks)
 

@@ -8,7 +8,7 @@ never named. Localisation is next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,10 +104,12 @@ def encode_partitioned(part: PartitionedGraph) -> bytes:
     return data
 
 
-def decode_partitioned(data: bytes) -> PartitionedGraph:
-    """Inverse of `encode_partitioned`."""
+def decode_partitioned(
+    data: bytes, place: Callable[[Loc], Loc] = lambda loc: loc
+) -> PartitionedGraph:
+    """Inverse of `encode_partitioned`; `place` makes locations of those in `data`."""
     body = msgpack.unpackb(data, use_list=False)
-    graph = load(body["graph"])
+    graph = load(body["graph"], place)
     table = [ShardingSpec(dims, unreduced) for dims, unreduced in body["specs"]]
     values = all_values(graph)
     return PartitionedGraph(
@@ -116,14 +118,14 @@ def decode_partitioned(data: bytes) -> PartitionedGraph:
         mesh=Mesh(*body["mesh"]),
         inputs=tuple(Slot(*s) for s in body["inputs"]),
         outputs=tuple(Slot(*s) for s in body["outputs"]),
-        findings=tuple(_diagnostic(d) for d in body["findings"]),
+        findings=tuple(_diagnostic(d, place) for d in body["findings"]),
     )
 
 
-def _diagnostic(fields: dict[str, object]) -> Diagnostic:
+def _diagnostic(fields: dict[str, object], place: Callable[[Loc], Loc]) -> Diagnostic:
     """A finding from its dict form."""
     loc = fields["loc"]
-    where = Loc(**loc) if isinstance(loc, dict) else None
+    where = place(Loc(**loc)) if isinstance(loc, dict) else None
     code, message, hint, severity = (
         str(fields[k]) for k in ("code", "message", "hint", "severity")
     )

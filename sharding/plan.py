@@ -9,7 +9,7 @@ the report read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.diagnostics import Diagnostic, DiagnosticError
@@ -24,7 +24,7 @@ from sharding.localize import localize
 from sharding.mesh import SHARD_AXIS, Mesh
 from sharding.one_sample import TWIN_AXIS, Twins, with_twin, without_twin
 from sharding.overlap import Shifts, hoisted, overlap
-from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned
+from sharding.partitioned import PartitionedGraph, Slot
 from sharding.pipeline.balance import PartShare
 from sharding.pipeline.divide import divide
 from sharding.pipeline.unstack import Staged, stage_layers
@@ -32,13 +32,11 @@ from sharding.precision import rounded_graph, with_reduce_dtype
 from sharding.rewrite import rewrite
 from sharding.ring import with_context
 from sharding.settings import DEFAULTS, StrategySettings
-from sharding.shardy import encode_request, run_child
+from sharding.shardy import PartitionUnit, partition, run_child
 from sharding.stages import split_step
 from sharding.strategies import Recipe
 from sharding.strategies.registry import MANUAL, padded_step, recipe_of
 from sharding.unfold import UnfoldError, unfold
-
-PartitionUnit = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +102,13 @@ def build_plan(
     *,
     settings: StrategySettings = DEFAULTS,
     num_microbatches: int = 1,
-    partition: PartitionUnit = run_child,
+    unit: PartitionUnit = run_child,
     user: ModuleShardings | None = None,
     twins: Twins | None = None,
 ) -> Plan:
     """Plan a step whose batch inputs hold one micro-batch of the whole mesh.
 
-    `partition` runs the partition unit; by default a child process of this one. `user` is what the
+    `unit` runs the partition unit; by default a child process of this one. `user` is what the
     module of the step says about its distribution, `twins` the proof that it may be traced with two
     samples where a micro-batch has one.
     Raises: ShardingError for an unknown strategy, a mesh or batch that does not fit, or a step that
@@ -119,7 +117,7 @@ def build_plan(
     prepared = prepare(graph, inputs, outputs, mesh, settings, user, twins)
     return complete(
         prepared,
-        partitioned(prepared, partition),
+        partitioned(prepared, unit),
         num_microbatches=num_microbatches,
     )
 
@@ -169,7 +167,7 @@ def prepare(
     )
 
 
-def partitioned(prepared: Prepared, partition: PartitionUnit) -> PartitionedGraph:
+def partitioned(prepared: Prepared, unit: PartitionUnit) -> PartitionedGraph:
     """What the partition unit makes of the step: of its folded form, or of the whole graph when
     that is refused or does not carry over, so that refusals name the user's lines.
 
@@ -177,16 +175,14 @@ def partitioned(prepared: Prepared, partition: PartitionUnit) -> PartitionedGrap
     """
     inputs, outputs, folded = prepared.inputs, prepared.outputs, prepared.folded
     if folded is not None:
-        short = encode_request(
-            folded.graph, prepared.mesh, folded.specs, folded.inputs, folded.outputs
-        )
+        short = (folded.graph, prepared.mesh, folded.specs, folded.inputs, folded.outputs)
         try:
-            return unfold(folded, decode_partitioned(partition(short)), inputs, outputs)
+            return unfold(folded, partition(*short, unit=unit), inputs, outputs)
         except (DiagnosticError, UnfoldError):
             pass
     recipe = prepared.recipe
-    whole = encode_request(recipe.graph, prepared.mesh, recipe.specs, inputs, outputs, recipe.tied)
-    return decode_partitioned(partition(whole))
+    whole = (recipe.graph, prepared.mesh, recipe.specs, inputs, outputs, recipe.tied)
+    return partition(*whole, unit)
 
 
 def complete(

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -32,11 +32,13 @@ from sharding.spec import ShardingSpec
 from sharding.strategies import INPUT, OUTPUT, ValueId, value_ids
 
 Ties = Sequence[tuple[int, int]]
+PartitionUnit = Callable[[bytes], bytes]
 
 PYTHON_VARIABLE = "SHARDWRIGHT_PARTITIONER_PYTHON"
 TIMEOUT_S = 600.0
 VERSION_TIMEOUT_S = 30.0
 STDERR_TAIL = 2000
+_ORDINAL = "op"  # file name of the locations of an answer: the line is the op's ordinal
 PROPAGATE = (
     "builtin.module(sdy-propagation-pipeline)",
     "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}))",
@@ -62,18 +64,30 @@ def partition(
     specs: Mapping[ValueId, ShardingSpec],
     inputs: Sequence[Slot] = (),
     outputs: Sequence[Slot] = (),
-    timeout_s: float = TIMEOUT_S,
     tied: Ties = (),
+    unit: PartitionUnit | None = None,
 ) -> PartitionedGraph:
-    """Partition `graph` over `mesh` in a child process.
+    """Partition `graph` over `mesh`: in a child process, or with the `unit` that answers requests.
 
     `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index); what it
     leaves out is the partitioner's choice, the same one for each (input, output) of `tied`.
-    Units: timeout_s in seconds. Raises: ShardingError when the child refuses, ExecutionError when
-    it crashes or does not end in time.
+
+    A request has no locations, so that equal graphs make equal ones: where an op comes from changes
+    with every line of the user's file, and with what jax has traced before in the same process.
+    The answer names ops of the request, whose locations it gets here.
+
+    Raises: ShardingError when the child refuses, ExecutionError when it crashes or does not end in
+    time.
     """
+    origins = [op.loc for op in graph.walk()]
     request = encode_request(graph, mesh, specs, inputs, outputs, tied)
-    return decode_partitioned(run_child(request, timeout_s))
+    place = _places(origins)
+    try:
+        return decode_partitioned((unit or run_child)(request), place)
+    except ShardingError as refused:
+        told = refused.diagnostic
+        loc = told.loc and place(told.loc)
+        raise ShardingError(told.code, told.message, loc, told.hint) from refused
 
 
 def encode_request(
@@ -84,9 +98,9 @@ def encode_request(
     outputs: Sequence[Slot],
     tied: Ties = (),
 ) -> bytes:
-    """The child's input."""
+    """The child's input, without locations."""
     body = {
-        "graph": dump(graph, with_locs=True),
+        "graph": dump(graph, with_locs=False),
         "mesh": [mesh.axes, mesh.origins],
         "specs": [[key, spec.dims, spec.unreduced] for key, spec in specs.items()],
         "tied": tied,
@@ -175,7 +189,13 @@ def answer_request(request: bytes) -> bytes:
     specs = {key: ShardingSpec(dims, unreduced) for key, dims, unreduced in body["specs"]}
     inputs = tuple(Slot(*s) for s in body["inputs"])
     outputs = tuple(Slot(*s) for s in body["outputs"])
-    return encode_partitioned(partition_here(graph, mesh, specs, inputs, outputs, body["tied"]))
+    names = [Loc(_ORDINAL, number) for number, _ in enumerate(graph.walk())]
+    return encode_partitioned(_answer(graph, mesh, specs, inputs, outputs, body["tied"], names))
+
+
+def _places(origins: Sequence[Loc]) -> Callable[[Loc], Loc]:
+    """From the name of an op in a request to where it comes from."""
+    return lambda loc: origins[loc.line] if loc.file == _ORDINAL else loc
 
 
 def partition_here(
@@ -187,10 +207,23 @@ def partition_here(
     tied: Ties = (),
 ) -> PartitionedGraph:
     """`partition` without a child process; loads jaxlib, and native code may end the process."""
+    origins = [op.loc for op in graph.walk()]
+    return _answer(graph, mesh, specs, inputs, outputs, tied, origins)
+
+
+def _answer(
+    graph: Graph,
+    mesh: Mesh,
+    specs: Mapping[ValueId, ShardingSpec],
+    inputs: tuple[Slot, ...],
+    outputs: tuple[Slot, ...],
+    tied: Ties,
+    origins: Sequence[Loc],
+) -> PartitionedGraph:
+    """The partitioned graph, its ops and refusals with the locations of `origins`, one per op."""
     from compiler.frontend.context import make_context
     from compiler.frontend.stablehlo import import_parsed
 
-    origins = [op.loc for op in graph.walk()]
     with make_context():
         module = _parse(graph, mesh, specs)
         _check_rules(module, origins)

@@ -124,8 +124,9 @@ def _unpack_leaf(code: int, body: bytes) -> object:
     raise ValueError(f"unknown extension {code}")
 
 
-def load(data: bytes) -> Graph:
-    """The graph of `dump`. Raises LoadError for foreign, damaged or newer data."""
+def load(data: bytes, place: Callable[[Loc], Loc] = lambda loc: loc) -> Graph:
+    """The graph of `dump`; `place` makes locations of those in `data`. Raises LoadError for
+    foreign, damaged or newer data."""
     try:
         document = msgpack.unpackb(data, use_list=False, ext_hook=_unpack_leaf)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -141,7 +142,7 @@ def load(data: bytes) -> Graph:
             hint="compile again with this version of Shardwright",
         )
     try:
-        return _Reader(document).graph(document["graph"])
+        return _Reader(document, place).graph(document["graph"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise LoadError("SW_GRAPH_DAMAGED", f"a serialised graph is damaged: {error!r}") from error
 
@@ -149,12 +150,12 @@ def load(data: bytes) -> Graph:
 class _Reader:
     """The tables of one load."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
+    def __init__(self, document: dict[str, Any], place: Callable[[Loc], Loc]) -> None:
         classes: dict[str, Callable[..., Any]] = dict(attrs_classes())
         known = {k: [f.name for f in fields(c)] for k, c in attrs_classes().items()}
         self.names = document["names"]
         self.types = document["types"]
-        self.locs = [Loc(*row) for row in document["locs"]]
+        self.locs = [place(Loc(*row)) for row in document["locs"]]
         self.attrs = [
             classes[name](**dict(zip(known[name], values, strict=True)))
             for name, *values in document["attrs"]

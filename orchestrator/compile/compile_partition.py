@@ -12,9 +12,9 @@ from dataclasses import replace
 from compiler.frontend.detect import Module
 from compiler.ir.types import Graph
 from sharding.localize import localize
-from sharding.partitioned import Slot, decode_partitioned
+from sharding.partitioned import Slot
 from sharding.rewrite import rewrite
-from sharding.shardy import encode_request, run_child
+from sharding.shardy import partition
 from sharding.strategies.manual import manual, user_mesh
 
 
@@ -34,7 +34,6 @@ def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:
         for k in range(len(graph.outputs))
     )
     recipe = manual(graph, inputs, outputs, user_mesh(asked), asked)
-    request = encode_request(recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied)
-    part = rewrite(decode_partitioned(run_child(request)))
+    part = rewrite(partition(recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied))
     facts = replace(module.facts, mesh=part.mesh.axes, shardings=None)
     return localize(part).graph, replace(module, facts=facts)

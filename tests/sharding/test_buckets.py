@@ -48,7 +48,7 @@ def _step(model: str, name: str) -> StepPlan:
     found = (DISTRIBUTIONS | EXPERT_DISTRIBUTIONS)[name]
     captured = captured_graph(MODELS[model](), SAMPLES)
     plan = build_plan(
-        *captured, found.mesh, settings=found.settings, num_microbatches=2, partition=answer_request
+        *captured, found.mesh, settings=found.settings, num_microbatches=2, unit=answer_request
     )
     return plan.step
 
@@ -150,7 +150,7 @@ def test_shifts_and_streams_without_collectives_are_said(knob: str) -> None:
     found = DISTRIBUTIONS["data parallel 4"]
     settings = replace(found.settings, cc_streams=4, **{knob: 1})
     captured = captured_graph(MODELS["gqa"](), SAMPLES)
-    plan = build_plan(*captured, found.mesh, settings=settings, partition=answer_request)
+    plan = build_plan(*captured, found.mesh, settings=settings, unit=answer_request)
     said = " ".join(n.message for n in plan.findings if n.code == "SW_OVERLAP_IDLE")
     assert "cc_streams = 4" in said
     assert (knob in said) == (knob == "early_all_gather_shift")  # gradients are reduced in the loop

@@ -22,10 +22,10 @@ from compiler.ir.verify import verify
 from compiler.passes.pipeline import run, step_passes
 from sharding.fold import ORIGIN, Folded, fold
 from sharding.mesh import Mesh, make_mesh
-from sharding.partitioned import PartitionedGraph, all_values, decode_partitioned
+from sharding.partitioned import PartitionedGraph, all_values
 from sharding.plan import Plan, Prepared, complete, partitioned, prepare
 from sharding.settings import StrategySettings
-from sharding.shardy import answer_request, encode_request
+from sharding.shardy import answer_request, partition
 from sharding.spec import ShardingSpec
 from sharding.unfold import UnfoldError, unfold
 from tests.models import flax_decoder, prime_model
@@ -55,8 +55,8 @@ def answer_of(model: Callable[[int], TrainTask], layers: int) -> tuple[Folded, P
     """A folded graph and the partitioner's answer for it."""
     folded = prepared(model, layers, FSDP).folded
     assert folded is not None
-    request = encode_request(folded.graph, FSDP, folded.specs, folded.inputs, folded.outputs)
-    return folded, decode_partitioned(answer_request(request))
+    short = (folded.graph, FSDP, folded.specs, folded.inputs, folded.outputs)
+    return folded, partition(*short, unit=answer_request)
 
 
 def plans(ready: Prepared, num_microbatches: int) -> tuple[Plan, Plan]:

@@ -65,9 +65,7 @@ def _captured() -> Captured:
 def _step(mesh: str) -> StepPlan:
     """The step without groups."""
     sizes = make_mesh(MESHES[mesh])
-    return build_plan(
-        *_captured(), sizes, num_microbatches=MICRO_BATCHES, partition=answer_request
-    ).step
+    return build_plan(*_captured(), sizes, num_microbatches=MICRO_BATCHES, unit=answer_request).step
 
 
 @cache
@@ -197,7 +195,7 @@ def test_cells_are_in_groups(name: str) -> None:
 def test_groups_without_collectives_are_said() -> None:
     how = distribution("llm-training", layers_per_group=2, tp=2)
     captured = captured_graph(MODELS["gqa"](), SAMPLES)
-    plan = build_plan(*captured, how.mesh, settings=how.settings, partition=answer_request)
+    plan = build_plan(*captured, how.mesh, settings=how.settings, unit=answer_request)
     said = [f.message for f in plan.findings if f.code == "SW_OVERLAP_IDLE"]
     assert ["layers_per_group = 2" in message for message in said] == [True]
 

@@ -50,9 +50,7 @@ def _deep() -> Captured:
 @cache
 def _step(mesh: str) -> StepPlan:
     """The step without shifts."""
-    plan = build_plan(
-        *_deep(), make_mesh(MESHES[mesh]), num_microbatches=2, partition=answer_request
-    )
+    plan = build_plan(*_deep(), make_mesh(MESHES[mesh]), num_microbatches=2, unit=answer_request)
     return plan.step
 
 
@@ -155,7 +153,7 @@ def test_models_and_strategies_with_both_shifts(model: str, distribution: str) -
         settings = replace(
             found.settings, early_all_gather_shift=shift, late_reduce_scatter_shift=shift
         )
-        plans.append(build_plan(*captured, found.mesh, settings=settings, partition=answer_request))
+        plans.append(build_plan(*captured, found.mesh, settings=settings, unit=answer_request))
     assert state_after(plans[0].step, captured) == state_after(plans[1].step, captured)
     loops = [sum(len(_loops(p.step, q.name)) for q in p.step.programs) for p in plans]
     assert loops[1] > loops[0]

@@ -53,7 +53,7 @@ def plan(way: str, num_microbatches: int = 1) -> Plan:
         MESH,
         settings=SETTINGS,
         num_microbatches=num_microbatches,
-        partition=answer_request,
+        unit=answer_request,
         user=user,
     )
 

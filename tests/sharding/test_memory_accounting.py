@@ -85,7 +85,7 @@ def planned(
         make_mesh(axes),
         settings=settings,
         num_microbatches=num_microbatches,
-        partition=answer_request,
+        unit=answer_request,
     )
 
 

@@ -236,7 +236,7 @@ def test_samples_that_mix_are_not_told_apart() -> None:
             outputs,
             mesh,
             num_microbatches=2,
-            partition=answer_request,
+            unit=answer_request,
             twins=Twins(graph),  # whatever the proof says: `check_means` refuses this step
         )
     assert caught.value.loc is not None and caught.value.loc.file.endswith(Path(__file__).name)
@@ -253,7 +253,7 @@ def test_one_list_of_the_rows_of_two_samples_has_no_twin() -> None:
 def test_a_twin_needs_the_proof_of_its_step() -> None:
     make, mesh = PIPELINE_MODELS["flax"], distribution("llm-training", tp=2).mesh
     (two, *slots), four = captured(make, TRACED_SAMPLES), captured(make, PROOF_SAMPLES)
-    proof, plan = check_means(two, four[0]), functools.partial(build_plan, partition=answer_request)
+    proof, plan = check_means(two, four[0]), functools.partial(build_plan, unit=answer_request)
     with pytest.raises(ShardingError, match=r"SW_ONE_SAMPLE.*got another, samples \[4\]"):
         plan(*four, mesh, twins=proof)
     with pytest.raises(ShardingError, match=r"SW_ONE_SAMPLE.*got it, .* and 2 data ranks"):

@@ -192,7 +192,7 @@ def stacked(model: str, **keys: object) -> Counter[DType]:
     """How many stacks of activations forward stores for backward, by type."""
     how = ALL["fsdp 4"]
     chosen = dataclasses.replace(how.settings, **keys)
-    plan = build_plan(*captured(model), how.mesh, settings=chosen, partition=shardy.answer_request)
+    plan = build_plan(*captured(model), how.mesh, settings=chosen, unit=shardy.answer_request)
     held = [b.local_type for b in plan.step.buffers.values() if b.role == "residual"]
     return Counter(t.dtype for t in held if t.rank > 3)
 

@@ -153,7 +153,7 @@ def planned(row: Row) -> Footprint:
         make_mesh(mesh),
         settings=settings,
         num_microbatches=row.micro_batches,
-        partition=answer_request,
+        unit=answer_request,
     )
     return plan.footprint
 

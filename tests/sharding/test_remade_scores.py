@@ -45,7 +45,7 @@ def plan_of(task: TrainTask, form: str, num_microbatches: int = 1) -> Plan:
         outputs,
         make_mesh({"dp_shard": RANKS}),
         num_microbatches=num_microbatches,
-        partition=answer_request,
+        unit=answer_request,
     )
 
 

@@ -274,7 +274,7 @@ def test_a_rolled_step_on_ranks_equals_the_step(name: str) -> None:
         rolled.outputs,
         how.mesh,
         settings=how.settings,
-        partition=answer_request,
+        unit=answer_request,
     )
     assert len(plan.step.stacks) == 36
     assert not [f for f in plan.findings if f.code == "SW_COLLECTIVE_UNEXPECTED"]

@@ -203,7 +203,7 @@ def test_a_plan_says_how_attention_sees_the_sequence(context: str, held: bool) -
         inputs,
         outputs,
         make_mesh({"dp_shard": 2, "cp": 2}),
-        partition=answer_request,
+        unit=answer_request,
         settings=StrategySettings(context=context),
     )
     rows = {(r.program, r.kind): r.count for r in plan.traffic if r.axes == ("cp",)}

@@ -359,8 +359,8 @@ def test_without_pins_the_surprises_are_reported_with_their_lines() -> None:
     assert all(f.code == "SW_COLLECTIVE_UNEXPECTED" and f.loc for f in found)
 
 
-def small_graph() -> tuple[Graph, dict]:
-    b = Builder(loc=Loc("model.py", 3, "step"))
+def small_graph(line: int = 3) -> tuple[Graph, dict]:
+    b = Builder(loc=Loc("model.py", line, "step"))
     x, w = b.input((8, 4)), b.input((4, 16))
     whole = b.dot(x, w)
     graph = b.finish(whole, b.reduce(whole, "max", (0, 1)), b.reduce(whole, "add", (0,)))
@@ -527,6 +527,25 @@ def test_a_refusal_crosses_the_process_with_code_and_hint() -> None:
         shardy.partition(graph, make_mesh({"dp_shard": 4}), specs)
     assert caught.value.code == "SW_PARTITIONER_REDUCTION"
     assert caught.value.diagnostic.hint
+    assert caught.value.loc == Loc("model.py", 8, "step")
+
+
+def test_a_moved_line_asks_for_nothing_new_and_is_found_in_the_answer() -> None:
+    """The key of the unit is its request. jax itself moves lines: what it has traced once in a
+    process keeps the place of its first caller."""
+    asked: list[bytes] = []
+
+    def unit(request: bytes) -> bytes:
+        asked.append(request)
+        return shardy.answer_request(request)
+
+    for line in (3, 40):
+        graph, specs = small_graph(line)
+        part = shardy.partition(graph, make_mesh({"dp_shard": 4}), specs, unit=unit)
+        assert {op.loc for op in part.graph.ops if op.name != "constant"} == {
+            Loc("model.py", line, "step")
+        }
+    assert asked[0] == asked[1]
 
 
 def fake_python(folder: Path, body: str) -> str:
@@ -549,8 +568,9 @@ def test_a_crash_and_a_hang_become_errors(
 ) -> None:
     monkeypatch.setenv(shardy.PYTHON_VARIABLE, fake_python(tmp_path, body))
     graph, specs = small_graph()
+    hasty = functools.partial(shardy.run_child, timeout_s=0.2)
     with pytest.raises(ExecutionError) as caught:
-        shardy.partition(graph, FSDP8, specs, timeout_s=0.2)
+        shardy.partition(graph, FSDP8, specs, unit=hasty)
     assert caught.value.code == code
     assert said in str(caught.value)
 

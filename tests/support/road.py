@@ -65,7 +65,7 @@ def fsdp_plan(
         outputs,
         mesh,
         num_microbatches=num_microbatches,
-        partition=answer_request,
+        unit=answer_request,
         settings=StrategySettings(**settings),
     )
 

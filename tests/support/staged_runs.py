@@ -71,7 +71,7 @@ def _plan(
         how.mesh,
         settings=how.settings,
         num_microbatches=num_microbatches,
-        partition=answer_request,
+        unit=answer_request,
         twins=twins,
     )
 

@@ -62,10 +62,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="once, on a busy host, one of 20 units was computed again; the cause is not known yet",
-)
 def test_a_checkout_is_a_ray_job(head: Head, folder: Path) -> None:
     """Without being installed; its units have the keys that they have here."""
     command = ["python", "-m", "orchestrator", "run", str(folder / "job.toml"), "--compile-only"]
