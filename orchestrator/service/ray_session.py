@@ -36,9 +36,8 @@ class RaySession:
         if not os.environ.get("RAY_ADDRESS"):
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             if "RAY_AUTH_MODE" not in os.environ:
-                os.environ["RAY_AUTH_MODE"] = "token"
-                os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token_file())
-        import ray  # reads the token settings when it is loaded
+                _ask_for_a_token()
+        import ray
 
         if not ray.is_initialized():
             _start(ray, workers)
@@ -76,6 +75,19 @@ def _start(ray: Any, workers: int) -> None:
     # ray.init replaces the handler; the job's own one has to win (it keeps finished work and exits
     # 130).
     signal.signal(signal.SIGTERM, handler)
+
+
+def _ask_for_a_token() -> None:
+    """Token authentication for what this process starts. Ray reads the settings when it is loaded,
+    which the caller's own program may have done: it is told to read them again, as Ray itself does
+    when it makes a token."""
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token_file())
+    import ray
+
+    raylet: Any = ray._raylet
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @cache

@@ -6,6 +6,8 @@ What happens when actors are lost: `tests/orchestrator/test_executors.py`.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,24 @@ def test_executors_of_a_process_share_its_ray_until_the_last_one_closes(
     third.close()
     assert outcome is not None and outcome.result
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == token
+
+
+LOADED_BEFORE = """
+import ray
+from orchestrator.service.ray_backend import RayExecutor
+executor = RayExecutor(1)
+executor.close()
+print("closed")
+"""
+
+
+def test_a_program_that_has_loaded_ray_before_starts_one_with_a_token() -> None:
+    """It had no token then, and its client would be refused by the cluster it starts."""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED_BEFORE], env=bare, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
 
 
 def test_a_cluster_that_happens_to_run_on_this_host_is_not_joined(
