@@ -42,14 +42,24 @@ def inflated(data: bytes | memoryview, most: int) -> bytes:
         raise ValueError(str(error)) from error
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write through a temporary file in the same directory and a rename."""
+def write_atomic(path: Path, data: bytes, lasting: bool = False) -> None:
+    """Write through a temporary file in the same directory and a rename; with `lasting`, all of it
+    is on disk, also the name, when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
             file.write(data)
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    if lasting:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

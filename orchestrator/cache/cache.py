@@ -107,6 +107,11 @@ class Cache:
         stored = [self._write(store, name, data) for store in stores]
         return stored[0]
 
+    def set_aside(self, kind: str, key: str) -> None:
+        """Have an entry out of the way whose checksum is right and whose payload makes no sense."""
+        for store in self.stores:
+            self._damaged(store, EntryName(kind, key))
+
     def claim(self, kind: str, key: str) -> Release | None:
         """Take the key's lock without waiting: what gives it back, or None while another job, or
         another part of this one, holds it. The lock of a process that died is free, that of
@@ -137,12 +142,15 @@ class Cache:
         entry = unpack_entry(data, name)
         if entry is not None:
             return data, entry
+        self._damaged(store, name)
+        return None
+
+    def _damaged(self, store: Store, name: EntryName) -> None:
         self.warnings.append(
             f"cache entry {name} of {store.place} is damaged; it is computed again"
         )
         with contextlib.suppress(StoreError):
             store.set_aside(name)
-        return None
 
     def _write(self, store: Store, name: EntryName, data: bytes) -> bool:
         if not self._is_asked(store, WRITTEN):

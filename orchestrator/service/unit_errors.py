@@ -25,6 +25,7 @@ from compiler.diagnostics import (
 from orchestrator.cache import Cache
 from orchestrator.cache.entry import read_bounded, unpack_entry
 from orchestrator.service.executor import WorkUnit
+from orchestrator.service.units import KINDS
 
 _REFUSALS = {
     c.__name__: c
@@ -58,12 +59,29 @@ def store_refusal(cache: Cache, unit: WorkUnit, error: DiagnosticError) -> None:
 
 
 def stored_refusal(cache: Cache, unit: WorkUnit, here: bool = False) -> DiagnosticError | None:
-    """The stored refusal of a unit; `here` as in `Cache.get`."""
-    data = cache.get(refusal_kind(unit.kind), unit.key, here)
+    """The stored refusal of a unit; `here` as in `Cache.get`. One that makes no sense is damaged:
+    it is set aside, and the unit computed again."""
+    kind = refusal_kind(unit.kind)
+    data = cache.get(kind, unit.key, here)
     if data is None:
         return None
-    name, code, message, loc, hint = msgpack.unpackb(data)
-    return _REFUSALS[name](code, message, Loc(*loc) if loc else None, hint)
+    refusal = _read_refusal(data)
+    if refusal is None:
+        cache.set_aside(kind, unit.key)
+    return refusal
+
+
+def _read_refusal(data: bytes) -> DiagnosticError | None:
+    """Inverse of `store_refusal`; None for what it did not write."""
+    try:
+        name, code, message, loc, hint = msgpack.unpackb(data)
+        file, line, scope = loc or ("", 0, "")
+        texts = (name, code, message, hint, file, scope)
+        if not all(isinstance(text, str) for text in texts) or type(line) is not int:
+            return None
+        return _REFUSALS[name](code, message, Loc(file, line, scope) if loc else None, hint)
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+        return None
 
 
 def refusal_kind(kind: str) -> str:
@@ -86,9 +104,11 @@ def read_kept(path: Path) -> WorkUnit:
     except OSError as error:
         raise UsageError("SW_USAGE", f"cannot read {path}: {error.strerror or error}") from error
     try:
-        kind, key, name, unit = msgpack.unpackb(entry.payload if entry else b"")
-        return WorkUnit(str(kind), str(key), str(name), bytes(unit))
-    except (ValueError, TypeError) as error:
+        kind, key, name, payload = msgpack.unpackb(entry.payload if entry else b"")
+        if kind not in KINDS or type(payload) is not bytes:
+            raise ValueError(f"no unit: {kind!r}")
+        return WorkUnit(kind, str(key), str(name), payload)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise UsageError(
             "SW_USAGE",
             f"unit requires a file of a failed unit, got {path}",

@@ -56,6 +56,7 @@ _UNITS: dict[str, Callable[[bytes], bytes]] = {
     "compile": _compile,
     "time": _time,
 }
+KINDS = tuple(_UNITS)
 
 
 def compile_payload(function: bytes, target: str, options: CompileOptions) -> bytes:

@@ -1,12 +1,13 @@
 """Checkpoints of a value run: a directory per saved step, files of ranks in it.
 
-    checkpoints/step-00000010/checkpoint.neff    which step, losses, who holds what, digests
-    checkpoints/step-00000010/rank-00003.neff    named buffers of a rank, as they lie in its HBM
+    checkpoints/step-00000010/checkpoint.neff        the head: step, losses, who holds what, digests
+    checkpoints/step-00000010/rank-00003-<sha>.neff  named buffers of a rank, as they lie in its HBM
 
-Equal buffers of several ranks are stored once, with the first of them. A directory appears under
-its name when all of it is on disk, so the last one that is there is complete. Files are containers
-of `compiler/neff/`: nothing in them is executed or unpickled, and a reader refuses what is damaged,
-links and names of other places.
+Equal buffers of several ranks are stored once, with the first of them. Files of ranks are named by
+rank and digest, so those of another checkpoint of the same step may lie beside them; a checkpoint
+is there when its head is, which is renamed over the one before. So a directory with a head is
+complete, whenever a writer was ended. Files are containers of `compiler/neff/`: nothing in them is
+executed or unpickled, and a reader refuses what is damaged, links and names of other places.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import mmap
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from compiler.diagnostics import LoadError
+from compiler.neff.files import write_atomic
 from compiler.neff.manifest import Manifest, NamedBuffer
 from compiler.neff.reader import Container
 from compiler.neff.writer import pack
@@ -33,6 +35,7 @@ from sim_cluster.result import L0Check
 
 KEPT = 2  # besides that of the first step, which is compared with the unsharded run
 _STEP = re.compile(r"step-(\d{8,12})")
+_SHA, _SHA_CHARS = re.compile(r"[0-9a-f]{64}"), 16
 _HEAD = "checkpoint.neff"
 Holders = Mapping[str, Mapping[int, int]]
 """Buffer -> rank -> the rank in whose file its bytes are."""
@@ -62,8 +65,7 @@ def kept_buffers(manifest: Manifest) -> list[NamedBuffer]:
 
 def steps_in(folder: Path) -> list[Path]:
     """The checkpoints of a directory, the last step first."""
-    found = [p for p in folder.glob("step-*") if _STEP.fullmatch(p.name) and not p.is_symlink()]
-    return sorted(found, key=lambda p: int(p.name[5:]), reverse=True)
+    return [path for path in _step_folders(folder) if os.path.lexists(path / _HEAD)]
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -72,34 +74,46 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 class Writer:
-    """A checkpoint on its way to disk; `finish` makes it visible, leaving the block without it
-    leaves nothing."""
+    """A checkpoint on its way to disk; `finish` puts it in the place of one of the same step,
+    leaving the block without it leaves that one alone."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        self._target = step_folder(folder, step)
-        self._path = folder / f".{self._target.name}.{uuid.uuid4().hex}"
-        self._path.mkdir(parents=True)
+        self._path = step_folder(folder, step)
+        if self._path.is_symlink():  # what it leads to is not ours
+            self._path.unlink()
+        self._path.mkdir(parents=True, exist_ok=True)
         self._files: dict[int, str] = {}
+        self._old = {path.name for path in self._path.iterdir()}
 
     def add(self, rank: int, buffers: Mapping[str, np.ndarray]) -> None:
         """The file of a rank."""
         data = pack("state", {"rank": rank}, buffers, compress=False)
         self._files[rank] = hashlib.sha256(data).hexdigest()
-        _write(self._path / _file(rank), data)
+        write_atomic(self._path / _file(rank, self._files[rank]), data, lasting=True)
 
     def finish(self, head: Mapping[str, Any]) -> None:
-        """Write the head, and put the checkpoint in its place."""
+        """Write the head, with which the checkpoint is there, and remove what it replaces."""
         files = [[rank, sha] for rank, sha in self._files.items()]
-        _write(self._path / _HEAD, pack("checkpoint", {**head, "files": files}, {}))
-        if self._target.exists():  # an earlier one that was not gone on from
-            shutil.rmtree(self._target)
-        self._path.rename(self._target)
+        data = pack("checkpoint", {**head, "files": files}, {})
+        write_atomic(self._path / _HEAD, data, lasting=True)
+        self._remove(self._old - self._names() - {_HEAD})
+        self._files.clear()
 
     def __enter__(self) -> Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
+        self._remove(self._names() - self._old)
+        if not os.path.lexists(self._path / _HEAD):
+            _remove(self._path)
+
+    def _names(self) -> set[str]:
+        return {_file(rank, sha) for rank, sha in self._files.items()}
+
+    def _remove(self, names: set[str]) -> None:
+        for name in names:
+            with suppress(OSError):
+                (self._path / name).unlink()
 
 
 def head_meta(
@@ -121,19 +135,35 @@ def head_meta(
     }
 
 
-def clear(folder: Path) -> None:
-    """Remove the checkpoints of another run."""
-    for path in steps_in(folder):
-        shutil.rmtree(path, ignore_errors=True)
+def clear(folder: Path, kept: Path) -> None:
+    """Remove the checkpoints of another run, all but `kept`."""
+    for path in _step_folders(folder):
+        if path != kept:
+            _remove(path)
 
 
-def prune(folder: Path) -> None:
-    """Remove what is no longer wanted: old steps, and what an interrupt left half written."""
-    for path in steps_in(folder)[KEPT:]:
-        if path != step_folder(folder, 1):
-            shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob(".step-*"):
-        shutil.rmtree(path, ignore_errors=True)
+def prune(folder: Path, last: Path) -> None:
+    """Remove what is no longer wanted now that `last` is there: old steps, later ones, which the
+    run did not go on from, and what an interrupt left half written."""
+    steps = steps_in(folder)
+    newest = steps.index(last)
+    kept = {*steps[newest : newest + KEPT], step_folder(folder, 1)}
+    for path in _step_folders(folder):
+        if path not in kept or not os.path.lexists(path / _HEAD):
+            _remove(path)
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    """Directories named as those of checkpoints, the last step first."""
+    found = [p for p in folder.glob("step-*") if _STEP.fullmatch(p.name) and not p.is_symlink()]
+    return sorted(found, key=lambda p: int(p.name[5:]), reverse=True)
+
+
+def _remove(path: Path) -> None:
+    """The head first: what is left of the others is no checkpoint."""
+    with suppress(OSError):
+        (path / _HEAD).unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 class Checkpoint:
@@ -154,7 +184,8 @@ class Checkpoint:
             or section.codec != "raw"
             or {section.stored, section.raw} != {buffer.num_bytes}
         ):
-            raise _senseless(self.path, f"{_file(rank)} does not hold buffer {name}")
+            file = _file(rank, self.head.files[rank])
+            raise senseless(self.path, f"{file} does not hold buffer {name}")
         return np.frombuffer(container.read(name), np.uint8)
 
     def stored(self) -> Iterator[tuple[str, int, list[int]]]:
@@ -171,9 +202,13 @@ class Checkpoint:
             if buffer.initial == "given":
                 by_leaf.setdefault(buffer.leaf, []).append(buffer)
         for leaf, parts in by_leaf.items():
-            joined = layout.join_parts([(b, self._gathered(b)) for b in parts])
-            rows = manifest.stacks.get(leaf)
-            yield from zip(rows, joined, strict=True) if rows else [(leaf, joined)]
+            try:
+                joined = layout.join_parts([(b, self._gathered(b)) for b in parts])
+                rows = manifest.stacks.get(leaf)
+                named = list(zip(rows, joined, strict=True)) if rows else [(leaf, joined)]
+            except (ValueError, IndexError, TypeError) as error:  # shapes that do not fit
+                raise senseless(self.path, f"leaf {leaf!r}: {error}") from error
+            yield from named
 
     def _gathered(self, buffer: NamedBuffer) -> np.ndarray:
         shards = {}
@@ -184,7 +219,7 @@ class Checkpoint:
     def _file(self, rank: int) -> Container:
         """The file of a rank, mapped, and checked when it is first read."""
         if rank not in self._files:
-            file = self.path / _file(rank)
+            file = self.path / _file(rank, self.head.files[rank])
             data = _mapped(file)
             if hashlib.sha256(data).hexdigest() != self.head.files[rank]:
                 raise LoadError(
@@ -205,40 +240,45 @@ def _read_head(path: Path) -> Head:
             l0=tuple(L0Check(*row) for row in meta["l0"]),
             identity=dict(meta["identity"]),
             manifest=Manifest.from_meta(meta["manifest"], str(path)),
-            files={int(rank): str(sha) for rank, sha in meta["files"]},
+            files={int(rank): _digest(sha) for rank, sha in meta["files"]},
             holders={str(n): {int(r): int(h) for r, h in by} for n, by in meta["holders"]},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise _senseless(path, repr(error)) from error
+        raise senseless(path, repr(error)) from error
     _check(head, path)
     return head
 
 
 def _check(head: Head, path: Path) -> None:
     """Every kept buffer of every rank is in a file that is listed, and no other."""
-    ranks = range(head.manifest.num_cores)
-    for buffer in kept_buffers(head.manifest):
-        wanted = {rank for rank in ranks if buffer.on(head.manifest.stage(rank))}
+    manifest, ranks = head.manifest, range(head.manifest.num_cores)
+    stages = [manifest.ranks(stage) for stage in range(len(manifest.schedules))]
+    for buffer in kept_buffers(manifest):
+        spans = [span for stage, span in enumerate(stages) if buffer.on(stage)]
         held = head.holders.get(buffer.name, {})
-        if held.keys() != wanted or not set(held.values()) <= head.files.keys():
-            raise _senseless(path, f"buffer {buffer.name} is not complete")
-    if head.step != len(head.losses) or not set(head.files) <= set(ranks):
-        raise _senseless(path, "its steps or ranks do not fit")
+        # Counted by subtraction: a mesh of any size can be written down, its ranks cannot.
+        is_whole = len(held) == sum(span.stop - span.start for span in spans)
+        is_whole = is_whole and all(any(rank in span for span in spans) for rank in held)
+        if not is_whole or not set(held.values()) <= head.files.keys():
+            raise senseless(path, f"buffer {buffer.name} is not complete")
+    if head.step != len(head.losses) or not all(rank in ranks for rank in head.files):
+        raise senseless(path, "its steps or ranks do not fit")
 
 
-def _senseless(path: Path, what: str) -> LoadError:
+def senseless(path: Path, what: str) -> LoadError:
+    """The error of a checkpoint that contradicts itself, or that nobody of us has written."""
     return LoadError("SW_NEFF_CONTENT", f"{path}: checkpoint: {what}")
 
 
-def _file(rank: int) -> str:
-    return f"rank-{rank:05d}.neff"
+def _file(rank: int, sha: str) -> str:
+    return f"rank-{rank:05d}-{sha[:_SHA_CHARS]}.neff"
 
 
-def _write(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _digest(sha: object) -> str:
+    """A digest, which becomes part of a file's name. Raises TypeError."""
+    if not (isinstance(sha, str) and _SHA.fullmatch(sha)):
+        raise TypeError(f"{sha!r} is no digest")
+    return sha
 
 
 def _mapped(path: Path) -> memoryview:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 import zipfile
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from numpy.lib import format as npy
 
 from compiler.diagnostics import UsageError
-from orchestrator.values.checkpoint import Checkpoint, steps_in
+from orchestrator.values.checkpoint import Checkpoint, senseless, steps_in
+
+_MAX_NAME = 2**12
+"""Our choice: a path of Linux; a name of ours has tens of characters."""
 
 
 def gather(folder: Path, out: Path) -> int:
@@ -20,10 +24,13 @@ def gather(folder: Path, out: Path) -> int:
     """
     found = Checkpoint(_step(folder))
     count = total = 0
-    temporary = out.with_name(f".{out.name}.part")
+    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:
-        with zipfile.ZipFile(temporary, "w") as archive:
+        with zipfile.ZipFile(temporary, "x") as archive:
             for name, array in found.leaves():
+                if not _is_member(name) or f"{name}.npy" in archive.NameToInfo:
+                    what = "is no name of an array" if not _is_member(name) else "is there twice"
+                    raise senseless(found.path, f"leaf {name!r} {what} in an .npz file")
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     npy.write_array(file, array, allow_pickle=False)
                 count, total = count + 1, total + array.nbytes
@@ -32,6 +39,19 @@ def gather(folder: Path, out: Path) -> int:
         temporary.unlink(missing_ok=True)
     print(f"{out}: {count} leaves, {total / 1e9:.3f} GB, after step {found.head.step}")
     return 0
+
+
+def _is_member(name: str) -> bool:
+    """Whether a leaf may name a member of an archive: those who unpack it get a file of that name,
+    and a checkpoint that somebody forged may say anything."""
+    parts = name.split("/")
+    return (
+        name.isprintable()
+        and len(name) <= _MAX_NAME
+        and "\\" not in name
+        and not PureWindowsPath(name).drive
+        and not {"", ".", ".."} & set(parts)
+    )
 
 
 def _step(folder: Path) -> Path:

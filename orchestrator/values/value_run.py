@@ -164,24 +164,31 @@ class Checkpoints:
                     (host,) = [h for h, span in enumerate(run.hosts.spans) if rank in span]
                     writer.add(rank, run.hosts.ask(host, "state_of", rank, own).answer())
             l0 = list(run.result.l0.values())
-            if self.latest is None:
-                clear(self.folder)
             writer.finish(head_meta(step, losses, l0, self.identity, run.manifest, held))
-        self.latest = step_folder(self.folder, step)
-        prune(self.folder)
-        return self.latest
+        saved, is_first = step_folder(self.folder, step), self.latest is None
+        self.latest = saved
+        if is_first:  # those of another run, once there is one of this
+            clear(self.folder, saved)
+        prune(self.folder, saved)
+        return saved
 
     def last(self) -> Checkpoint | None:
-        """The last one that can be read. Raises LoadError when it is of another run."""
+        """The last one of this run that can be read. Raises LoadError when all are of others: two
+        runs have some in one place where the second was ended before it had removed the first's."""
+        others = []
         for path in steps_in(self.folder):
             try:
                 found = Checkpoint(path)
             except LoadError as error:
                 self.warnings.append(f"{error.diagnostic.message}; an earlier step is taken")
                 continue
-            self._check(found)
+            if other := self._other(found):
+                others.append(other)
+                continue
             self.latest = path
             return found
+        if others:
+            raise others[0]
         return None
 
     def restore(self, run: ValueRun, found: Checkpoint) -> None:
@@ -199,17 +206,22 @@ class Checkpoints:
 
     def first_state(self) -> Leaves:
         """The state after the first step. Raises LoadError."""
-        return dict(Checkpoint(step_folder(self.folder, 1)).leaves())
+        found = Checkpoint(step_folder(self.folder, 1))
+        if other := self._other(found):
+            raise other
+        return dict(found.leaves())
 
-    def _check(self, found: Checkpoint) -> None:
+    def _other(self, found: Checkpoint) -> LoadError | None:
+        """The error of a checkpoint of another run."""
         given = found.head.identity
         for name, required in self.identity.items():
             if given.get(name) != required:
-                raise LoadError(
+                return LoadError(
                     "SW_CHECKPOINT",
                     f"{found.path} requires {name} {given.get(name)}, got {required}",
                     hint="resume with the job it was written by, or take another --out",
                 )
+        return None
 
 
 @dataclass(slots=True)

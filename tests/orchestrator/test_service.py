@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from compiler.diagnostics import ShardingError
 from orchestrator.cache import Cache
+from orchestrator.cache.entry import EntryName, pack_entry
 from orchestrator.cli import main
 from orchestrator.config import load
 from orchestrator.job import executor_of
@@ -27,7 +29,12 @@ from orchestrator.service.flight import Source, fly
 from orchestrator.service.process_backend import ProcessExecutor
 from orchestrator.service.progress import Progress, counts_text
 from orchestrator.service.service import UnitService
-from orchestrator.service.unit_errors import FAILED, UnitDefectError, UnitFailedError
+from orchestrator.service.unit_errors import (
+    FAILED,
+    UnitDefectError,
+    UnitFailedError,
+    refusal_kind,
+)
 from orchestrator.service.units import PACKAGES, digest, source_digest
 from tests.support.scripted_units import answer, killing, leaving_a_file, refusal, scripted, unit
 
@@ -61,6 +68,33 @@ def test_a_refusal_is_stored_like_a_result(tmp_path: Path) -> None:
     assert ("unit.failed", "SW_TEST") in codes[0]
     assert ("unit.hit", "SW_TEST") in codes[1]
     assert "unit.started" not in {event for event, _ in codes[1]}
+
+
+SENSELESS = (
+    b"",
+    b"\xc1",
+    msgpack.packb(7),
+    msgpack.packb(["ShardingError"]),
+    msgpack.packb(["SystemExit", "SW_TEST", "refused", None, ""]),
+    msgpack.packb([["ShardingError"], "SW_TEST", "refused", None, ""]),
+    msgpack.packb(["ShardingError", "SW_TEST", {"not": "text"}, None, ""]),
+    msgpack.packb(["ShardingError", "SW_TEST", "refused", ["model.py"], ""]),
+    msgpack.packb(["ShardingError", "SW_TEST", "refused", ["model.py", "41", ""], ""]),
+)
+
+
+@pytest.mark.parametrize("row", SENSELESS)
+def test_a_stored_refusal_that_makes_no_sense_is_computed_again(tmp_path: Path, row: bytes) -> None:
+    """As a damaged entry is, though its checksum is right."""
+    fine = unit("fine", answer(b"x"))
+    cache, kind = Cache(tmp_path / "cache"), refusal_kind(fine.kind)
+    assert cache.put(kind, fine.key, row)
+    with service(tmp_path) as one:
+        assert one.run([fine]) == {fine.key: b"x"}
+        (finding,) = one.findings
+    assert finding.code == "SW_CACHE" and f"{kind}/{fine.key}" in finding.message
+    assert cache.get(kind, fine.key) is None
+    assert cache.path(kind, fine.key).with_suffix(".corrupt").exists()
 
 
 def test_what_was_refused_is_not_kept_and_a_defect_is(tmp_path: Path) -> None:
@@ -135,11 +169,20 @@ def test_a_crash_is_not_stored_and_can_be_run_alone(
         assert one.run([crash]) == {crash.key: b"x"}
 
 
+NO_UNIT = (
+    b"something else",
+    pack_entry(EntryName(FAILED, "0" * 64), msgpack.packb(["no such kind", "0" * 64, "u", b""])),
+    pack_entry(EntryName(FAILED, "0" * 64), msgpack.packb(["compile", "0" * 64, "u", 10**9])),
+    pack_entry(EntryName(FAILED, "0" * 64), b"\xc1"),
+)
+
+
+@pytest.mark.parametrize("data", NO_UNIT)
 def test_a_file_that_is_no_unit_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes
 ) -> None:
     file = tmp_path / "file"
-    file.write_bytes(b"something else")
+    file.write_bytes(data)
     assert main(["unit", str(file)]) == 2
     assert "SW_USAGE" in capsys.readouterr().err
 
@@ -335,6 +378,7 @@ _JOB = """
 import sys
 from pathlib import Path
 from orchestrator.cache import Cache
+from orchestrator.cache.entry import EntryName, pack_entry
 from orchestrator.service.process_backend import ProcessExecutor
 from orchestrator.service.service import UnitService
 from tests.support.scripted_units import leaving_a_file, unit

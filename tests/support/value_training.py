@@ -4,7 +4,7 @@ until somebody ends it: `python -m tests.support.value_training BUNDLE CHECKPOIN
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,11 +54,12 @@ def training(
     resume: bool = False,
     told: Told | None = None,
     source: Source = SOURCE,
+    identity: Mapping[str, Any] = IDENTITY,
 ) -> Values:
     """The steps of a run; its checkpoints are in `folder`."""
     run = ValueRun(bundle.programs, bundle.manifest, check_l0=False, hosts=hosts)
     with closing(run):
-        saved = Checkpoints(folder, every, IDENTITY)
+        saved = Checkpoints(folder, every, identity)
         one = Training(run, source, saved, Progress("quiet"), told or Told())
         if resume:
             one.resume()

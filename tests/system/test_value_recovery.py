@@ -10,26 +10,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from compiler.diagnostics import DiagnosticError, ExecutionError, LoadError
+from compiler.diagnostics import ExecutionError, LoadError
 from compiler.neff.bundle import Bundle
 from compiler.neff.reader import Container
 from compiler.neff.writer import pack
 from orchestrator.cli import main
-from orchestrator.values.checkpoint import Checkpoint, steps_in
+from orchestrator.values.checkpoint import Checkpoint, kept_buffers, steps_in
 from orchestrator.values.process_hosts import ProcessHosts
-from orchestrator.values.value_run import Values
+from orchestrator.values.value_run import Checkpoints, Values
 from sim_cluster.rank_host import RankHost
 from sim_cluster.run_values import HostLostError, LocalHosts, Reply, ValueRun
 from tests.support.small_job import write_job
 from tests.support.value_training import (
+    IDENTITY,
     SOURCE,
     Told,
     packed,
@@ -128,7 +131,9 @@ def test_a_killed_run_is_resumed(
         time.sleep(0.05)
     running.kill()
     running.wait()
-    (tmp_path / ".step-00000099.half").mkdir()  # as an interrupt leaves it
+    half = tmp_path / "step-00000099"  # as an interrupt leaves it
+    half.mkdir()
+    (half / "rank-00000-0123456789abcdef.neff").touch()
     done = Checkpoint(steps_in(tmp_path)[0]).head.step
     told = Told()
     steps = max(STEPS, done + 1)
@@ -136,7 +141,7 @@ def test_a_killed_run_is_resumed(
     assert told.events[0] == "values.resumed"
     assert found.losses[:STEPS] == calm[0].losses
     same(_first(found, STEPS), calm[0])
-    assert not list(tmp_path.glob(".step-*"))
+    assert not half.exists()
 
 
 def test_a_run_that_is_done_gives_its_values_again(
@@ -217,6 +222,122 @@ def test_a_damaged_head_costs_one_checkpoint(
     assert [f.code for f in found.findings] == ["SW_CHECKPOINT"]
 
 
+class EndedError(BaseException):
+    """What a kill is to a process: nothing after it is done, cleaning up neither."""
+
+
+@contextmanager
+def ended_at(number: int) -> Iterator[list[str]]:
+    """Inside, the first so many changes of the disk are made, and nothing after them."""
+    done: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def change(*args: Any, **kwargs: Any) -> Any:
+            if len(done) >= number:
+                raise EndedError
+            done.append(name)
+            return real(*args, **kwargs)
+
+        return change
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("replace", "unlink", "mkdir", "rmdir"):
+            patch.setattr(os, name, counted(name))
+        yield done
+
+
+def test_a_run_that_is_ended_while_it_saves_leaves_its_checkpoint_or_the_one_before(
+    small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
+) -> None:
+    """A second run in the place of a first one that it does not go on from, ended after every
+    change it makes to the disk: one of the two can always go on."""
+    run = ValueRun(small_bundle.programs, small_bundle.manifest, check_l0=False)
+    (state,) = SOURCE.state({})
+    run.load(state)
+    run.step(next(iter(SOURCE.batches(0))))
+    seen = set()
+    for number in count():
+        folder = Path(shutil.copytree(calm[1], tmp_path / str(number)))
+        second = Checkpoints(folder, 1, {"test": 2})
+        with suppress(EndedError), ended_at(number) as done:
+            second.save(run, 1, [7.0])
+        left = {}
+        for name, run_of in (("first", Checkpoints(folder, 1, IDENTITY)), ("second", second)):
+            with suppress(LoadError):
+                found = run_of.last()
+                assert found is not None
+                for _, _ in found.leaves():  # all files are there
+                    pass
+                run_of.first_state()
+                left[name] = found.head.step
+        assert left in ({"first": STEPS}, {"second": 1}), (number, done)
+        seen |= left.keys()
+        if len(done) < number:
+            break
+    assert seen == {"first", "second"} and number > 10
+    assert [p.name for p in steps_in(folder)] == ["step-00000001"]
+
+
+def test_a_run_goes_on_from_its_own_checkpoint_beside_another_runs(
+    small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
+) -> None:
+    """As a kill leaves them: those of a first run, and the first of a second one."""
+    folder, told = Path(shutil.copytree(calm[1], tmp_path / "both")), Told()
+    one = training(small_bundle, tmp_path / "one", 1, identity={"test": 2})
+    shutil.rmtree(folder / "step-00000001")
+    shutil.copytree(tmp_path / "one" / "step-00000001", folder / "step-00000001")
+    found = training(small_bundle, folder, 2, resume=True, identity={"test": 2}, told=told)
+    assert told.events == ["values.resumed", "checkpoint.saved"]
+    assert found.losses[:1] == one.losses and found.losses == calm[0].losses[:2]
+    assert [p.name for p in steps_in(folder)] == ["step-00000002", "step-00000001"]
+
+
+HOSTILE_NAMES = (
+    "../../../tmp/x",
+    "/etc/passwd",
+    "a/../b",
+    "a//b",
+    "",
+    "C:evil",
+    "\\\\host\\share",
+    "a\\b",
+    "a\0b",
+    "a\x1b[2Jb",
+    "a\u202eb",
+    "x" * 5000,
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_a_forged_name_of_a_leaf_is_no_name_in_an_archive(
+    calm: tuple[Values, Path], tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(shutil.copytree(calm[1] / "step-00000004", tmp_path / "step-00000004"))
+    head = Checkpoint(path).head
+    leaf = next(b.name for b in kept_buffers(head.manifest) if b.initial == "given")
+    rewritten(path, lambda meta: renamed(meta, leaf, name))
+    out = tmp_path / "s.npz"
+    assert main(["checkpoint", "gather", str(path), "--out", str(out)]) == 72
+    err = capsys.readouterr().err
+    assert "SW_NEFF_CONTENT" in err and "no name of an array" in err
+    assert not {"\x1b", "\0", "\u202e"} & set(err)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def renamed(meta: dict[str, Any], leaf: str, name: str) -> None:
+    """A buffer as the whole of a leaf with another name."""
+    for row in meta["manifest"]["buffers"]:
+        if row[0] == leaf:
+            row[8] = [name, 0, 0]
+
+
+def file_of(path: Path, rank: int) -> Path:
+    (file,) = path.glob(f"rank-{rank:05d}-*.neff")
+    return file
+
+
 def flipped(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
@@ -234,7 +355,7 @@ def shorter(path: Path) -> None:
 
 
 def another(path: Path) -> None:
-    shutil.copy(path.with_name("rank-00001.neff"), path)
+    shutil.copy(file_of(path.parent, 1), path)
 
 
 def empty(path: Path) -> None:
@@ -254,8 +375,9 @@ def test_a_damaged_file_of_a_rank_is_refused(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path, damage: Any
 ) -> None:
     folder = Path(shutil.copytree(calm[1], tmp_path / "damaged"))
-    damage(folder / "step-00000004" / "rank-00000.neff")
-    with pytest.raises(LoadError, match=r"rank-00000\.neff"):
+    file = file_of(folder / "step-00000004", 0)
+    damage(file)
+    with pytest.raises(LoadError, match=file.name):
         training(small_bundle, folder, STEPS + 1, resume=True)
 
 
@@ -286,13 +408,51 @@ def not_a_list(meta: dict[str, Any]) -> None:
     meta["files"] = 7
 
 
+def digest_of_another_place(meta: dict[str, Any]) -> None:
+    """Digests become names of files."""
+    meta["files"][0][1] = "../../../" + meta["files"][0][1][9:]
+
+
+def no_stages(meta: dict[str, Any]) -> None:
+    meta["manifest"]["schedules"] = []
+
+
+def endless_mesh(meta: dict[str, Any]) -> None:
+    """More ranks than can be counted through."""
+    meta["manifest"]["mesh"] = [[name, 2**24] for name in ("a", "b", "c")]
+
+
+def rows_of_nothing(meta: dict[str, Any]) -> None:
+    """A stack of more leaves than it has rows."""
+    row = next(r for r in meta["manifest"]["buffers"] if r[6] == "given" and r[1] != "batch")
+    row[8] = None
+    meta["manifest"]["stacks"] = [[row[0], [f"leaf{n}" for n in range(10**4)]]]
+
+
+def part_beyond_the_dims(meta: dict[str, Any]) -> None:
+    row = next(r for r in meta["manifest"]["buffers"] if r[6] == "given" and r[1] != "batch")
+    row[8] = [row[0], 9, 0]
+
+
 def huge_buffer(meta: dict[str, Any]) -> None:
     """What the manifest says of sizes is held against the files, not allocated."""
     for buffer in meta["manifest"]["buffers"]:
         buffer[3] = [2**40, *buffer[3]]
 
 
-FORGED = (other_identity, missing_rank, unlisted_file, no_steps, not_a_list, huge_buffer)
+FORGED = (
+    other_identity,
+    missing_rank,
+    unlisted_file,
+    no_steps,
+    not_a_list,
+    digest_of_another_place,
+    no_stages,
+    endless_mesh,
+    rows_of_nothing,
+    part_beyond_the_dims,
+    huge_buffer,
+)
 
 
 @pytest.mark.parametrize("change", FORGED)
@@ -307,7 +467,7 @@ def test_a_forged_head_is_refused(
             training(small_bundle, tmp_path, STEPS + 1, resume=True)
         assert caught.value.code == "SW_CHECKPOINT"
         return
-    with pytest.raises(DiagnosticError):
+    with pytest.raises(LoadError):
         dict(Checkpoint(path).leaves())
 
 
