@@ -237,14 +237,20 @@ def attention(
     *,
     causal: bool,
     drop: Dropout = NO_DROPOUT,
+    mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Multi-head attention with biases, every position against every other (or every earlier)."""
+    """Multi-head attention with biases, every position against every other (or every earlier).
+
+    `mask` is added to the scores: far below zero where a position is not to be seen.
+    """
     p, (b, t, _) = precision, x.shape
     q, k, v = _projected(p, layer, x)
     q, v = p.add_bias(q, layer["bq"]), p.add_bias(v, layer["bv"])
     k = p.add_bias(k, layer["bk"]) if "bk" in layer else k
     q, k, v = (y.reshape(b, t, heads, -1) for y in (q, k, v))
     scores = p.wide(p.einsum("bthe,bshe->bhts", q, k)) * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores + mask.astype(scores.dtype)
     if causal:
         positions = jnp.arange(t)
         scores = jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)

@@ -1,8 +1,9 @@
 """A BERT-style encoder with a masked-language-model head over all positions.
 
 Post-norm layers, learned positions, full attention, GELU, a transform before the tied output
-projection; `complete` sizes have segment embeddings, and a pooler with the head that tells whether
-the second half of a sample follows the first. `targets` of a batch are the tokens to predict.
+projection; `complete` sizes have segment embeddings, a mask of padding, and a pooler with the head
+that tells whether the second half of a sample follows the first. `targets` of a batch are the
+tokens to predict.
 """
 
 from __future__ import annotations
@@ -51,11 +52,26 @@ def init_params(sizes: Sizes, key: jax.Array, precision: Precision) -> Params:
     return params | {"layers": blocks.init_layers(c, layer_key, dtype)}
 
 
+def padding_mask(precision: Precision, present: jax.Array) -> jax.Array:
+    """What is added to scores [B, 1, 1, T]: 0 for a position that is present, else the least number
+    of the type, as in Hugging Face's BERT.
+    """
+    absent = 1 - precision.wide(present)[:, None, None, :]
+    return absent * jnp.finfo(absent.dtype).min
+
+
 def encoder_layer(
-    sizes: Sizes, precision: Precision, x: jax.Array, layer: Params, drop: Dropout = NO_DROPOUT
+    sizes: Sizes,
+    precision: Precision,
+    x: jax.Array,
+    layer: Params,
+    drop: Dropout = NO_DROPOUT,
+    mask: jax.Array | None = None,
 ) -> jax.Array:
     """Attention and MLP, each added to the residual and then normed."""
-    attended = blocks.attention(precision, layer, x, sizes.heads, causal=False, drop=drop)
+    attended = blocks.attention(
+        precision, layer, x, sizes.heads, causal=False, drop=drop, mask=mask
+    )
     x = x + drop(attended, Site.ATTENDED)
     x = blocks.layer_norm(precision, x, layer["attn_scale"], layer["attn_shift"], _EPS)
     x = x + drop(blocks.mlp(precision, layer, x, exact=True), Site.FED)
@@ -70,7 +86,9 @@ def hidden_states(
     options: TaskOptions,
     drop: Dropout = NO_DROPOUT,
 ) -> jax.Array:
-    """What the layers make [B, T, D] of the tokens and, where `complete`, their segments."""
+    """What the layers make [B, T, D] of the tokens and, where `complete`, their segments and which
+    of them are present.
+    """
     p, tokens = precision, batch["tokens"]
     kept = p.stream_dtype
     x = params["embed"].astype(kept)[tokens]
@@ -79,7 +97,8 @@ def hidden_states(
         x = x + params["segments"].astype(kept)[batch["segments"]]
     x = blocks.layer_norm(p, x, params["embed_scale"], params["embed_shift"], _EPS)
     x = drop(x, Site.STATES)
-    layer = partial(encoder_layer, sizes, p)
+    mask = padding_mask(p, batch["present"]) if sizes.complete else None
+    layer = partial(encoder_layer, sizes, p, mask=mask)
     return blocks.run_layers(layer, x, params["layers"], options.remat, drop)
 
 
@@ -130,13 +149,15 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
 
 
 def _pairs(samples: Samples) -> Samples:
-    """`samples` of two segments each, and whether the second one belongs to the first."""
+    """`samples` of two segments each without padding, and whether the second one belongs to the
+    first.
+    """
     length = samples.tokens
 
     def batch(n: int) -> dict[str, Any]:
-        segments = jax.ShapeDtypeStruct((n, length), np.int32)
+        words = jax.ShapeDtypeStruct((n, length), np.int32)
         is_next = jax.ShapeDtypeStruct((n,), np.int32)
-        return {**samples.batch(n), "segments": segments, "is_next": is_next}
+        return {**samples.batch(n), "segments": words, "present": words, "is_next": is_next}
 
     return Samples(batch, _paired(samples.batches, length // 2), length)
 
@@ -153,6 +174,7 @@ def _paired(batches: BatchFactory, half: int) -> BatchFactory:
                 rows[swapped, half:] = np.roll(rows, 1, axis=0)[swapped, half:]
             segments = np.zeros_like(made["tokens"])
             segments[:, half:] = 1
-            yield {**made, "segments": segments, "is_next": is_next}
+            present = np.ones_like(segments)
+            yield {**made, "segments": segments, "present": present, "is_next": is_next}
 
     return factory

@@ -45,6 +45,24 @@ def test_encoder_sees_later_tokens_and_the_decoder_does_not() -> None:
     )
 
 
+@pytest.mark.parametrize("statistics", ["f32", "bf16"])
+def test_what_is_absent_is_not_seen(statistics: str) -> None:
+    """Else padding of one sample would change its other positions."""
+    sizes, precision = replace(SIZES, complete=True), Precision(statistics=statistics)
+    params = encoder.init_params(sizes, jax.random.key(3), EXACT)
+    present = jnp.ones_like(TOKENS).at[:, -2:].set(0)
+    batch = {"tokens": TOKENS, "segments": jnp.zeros_like(TOKENS), "present": present}
+    seen = {**batch, "present": jnp.ones_like(TOKENS)}
+
+    def first(batch: dict[str, jax.Array], last: int) -> np.ndarray:
+        changed = {**batch, "tokens": TOKENS.at[:, -1].set(last)}
+        states = encoder.hidden_states(sizes, params, changed, precision, OPTIONS)
+        return np.asarray(states[:, :-2])
+
+    np.testing.assert_array_equal(first(batch, 99), first(batch, 5))
+    assert not np.allclose(first(seen, 99), first(seen, 5))
+
+
 def test_positions_are_told_apart() -> None:
     same = jnp.full((1, 8), 5, jnp.int32)
     rows = logits(encoder, same)[0]
