@@ -2,8 +2,10 @@
 
 A fenced block ```` ```console ```` holds commands (`$ shardwright ...`, `$ ls ...`) with what they
 print on stdout, `[exit N]` after a command that does not end with 0. A block ```` ```LANGUAGE
-file=NAME ```` is a file that is written before the commands behind it run. All of a page runs in
-one empty folder with a cache of its own. What the host decides is masked (`MASKS`) on both sides.
+file=NAME ```` is a file that is written before the commands behind it run, one ```` ```diff ```` a
+patch that is applied. All of a page runs in one folder with a cache of its own: an empty one, or,
+where the page has the line `IN_CHECKOUT`, a copy of the checkout, which is then the code that runs.
+What the host decides is masked (`MASKS`) on both sides.
 
     python -m tests.support.console docs/first-ten-minutes.md      # writes what commands print now
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,20 +23,31 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TIMEOUT_S = 240
+IN_CHECKOUT = "<!-- The commands of this page run in a copy of the checkout. -->"
+CHECKOUT = ("collectives", "compiler", "sharding", "sim_cluster", "orchestrator", "tests")
+CHECKOUT += ("examples", "docs", "pyproject.toml")
 BLOCK = re.compile(r"^```(?P<info>[^\n]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 MASKS = (
     (re.compile(r"^answered .*(\n +.*)*", re.MULTILINE), "answered   in ..."),
     (re.compile(r"^files      bundle .*\n( +.*\n)*", re.MULTILINE), "files      ...\n"),
     (re.compile(r"^built .*\n(.*\n)*?(?= +┌)", re.MULTILINE), "built    ...\n"),
+    (re.compile(r"^(\d+ passed.*) in \d+\.\d+s.*$", re.MULTILINE), r"\1"),
     (re.compile(r"^files in (\S+): .*(\n(?!```)\S.*)*", re.MULTILINE), r"files in \1: ..."),
 )
 """How long the host took, for what and on which workers; files, whose paths wrap
 where they are long and some of which need optional libraries."""
-PROGRAMS = {"shardwright": [sys.executable, "-m", "orchestrator"], "cat": ["cat"], "ls": ["ls"]}
+PROGRAMS = {
+    "shardwright": [sys.executable, "-m", "orchestrator"],
+    "python": [sys.executable],
+    "cat": ["cat"],
+    "ls": ["ls"],
+}
 
 
 def replayed(page: str, folder: Path) -> str:
     """The page with what its commands print in `folder` now."""
+    if IN_CHECKOUT in page:
+        _check_out(folder)
 
     def block(match: re.Match[str]) -> str:
         info, body = match["info"], match["body"]
@@ -43,9 +57,21 @@ def replayed(page: str, folder: Path) -> str:
             path = folder / info.partition("file=")[2]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(body)
+        elif info == "diff":
+            subprocess.run(["git", "apply", "-"], input=body, text=True, cwd=folder, check=True)
         return f"```{info}\n{body}```"
 
     return BLOCK.sub(block, page)
+
+
+def _check_out(folder: Path) -> None:
+    """Copy what the commands of a page may read, run or change."""
+    for name in CHECKOUT:
+        if (ROOT / name).is_dir():
+            caches = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, folder / name, ignore=caches)
+        else:
+            shutil.copy(ROOT / name, folder / name)
 
 
 def commands_of(body: str) -> list[str]:
@@ -64,7 +90,7 @@ def masked(text: str) -> str:
 def _session(commands: list[str], folder: Path) -> Iterator[str]:
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(folder if (folder / "orchestrator").is_dir() else ROOT),
         "COLUMNS": "80",
         "NEURON_COMPILE_CACHE_URL": str(folder / ".cache"),
     }

@@ -1,6 +1,6 @@
 """The jobs of `examples/`, what they print, and the recorded output beside them.
 
-`python -m tests.support.gallery [FOLDER ...]` records it anew.
+`python -m tests.support.gallery [FOLDER ...]` records it anew, where what it needs is installed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import io
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator.cli import main
@@ -22,13 +23,21 @@ PLANNED = (
     "own_sharding",
     "llama_70b",
     "straggler",
+    "long_context",
+    "torch_step",
 )
 QUICK = ("own_sharding", "straggler")  # to plan; the others are for the matrix
+NEEDS = {"torch_step": "torchax"}  # libraries of an extra, which may not be installed
 RECORDED = "plan.out"
 SHARE = 0.1  # figures follow the compiler; more than this is another output
 _NUMBER = re.compile(r"\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 _OF_THE_TOOL = ("answered ", "next ", "no gain ")
 _BAR = re.compile(r"^\s*\W+$")  # says what the figures below it say
+
+
+def is_possible(folder: str) -> bool:
+    """Whether the library that an example needs is installed."""
+    return folder not in NEEDS or find_spec(NEEDS[folder]) is not None
 
 
 def planned(folder: str) -> str:
@@ -72,5 +81,6 @@ def record(folder: str) -> None:
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PLANNED:
-        record(name)
-        print(name)
+        if is_possible(name):
+            record(name)
+        print(name if is_possible(name) else f"{name}: left as it is, needs {NEEDS[name]}")
