@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import site
 import sys
 from collections.abc import Hashable, Iterable, Iterator
 from importlib.machinery import PathFinder
@@ -139,7 +140,10 @@ def _is_foreign(folder: Path) -> bool:
 
 def installed() -> list[str]:
     """Every installed distribution with its version: what a captured graph depends on besides
-    files of the user and of ours."""
-    places = (Path(place) for place in dict.fromkeys(sys.path))
+    files of the user and of ours. Not those that a package brings along and puts on `sys.path` when
+    it is loaded (Ray does): the answer would depend on what this process has loaded."""
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = (*site.getsitepackages(), site.getusersitepackages(), *own)
+    places = (Path(place) for place in dict.fromkeys(folders) if place)
     found = (entry for place in places if place.is_dir() for entry in os.listdir(place))
     return sorted({name for name in found if name.endswith(".dist-info")})

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
+from tests.support.interrupts import heard_by_children
 from tests.support.ray_head import ROOT, Head, ray_head
 from tests.support.small_job import SIZES
 
@@ -97,7 +98,8 @@ def test_a_submitted_job_gives_its_own_exit_code(
 
 def test_an_interrupt_leaves_the_job_and_stop_ends_it(head: Head, folder: Path) -> None:
     words = [sys.executable, "-m", "orchestrator", "submit", "wait.toml"]
-    client = head.start(words, folder)
+    with heard_by_children():
+        client = head.start(words, folder)
     assert client.stdout is not None
     for line in client.stdout:
         if line.startswith("here: "):

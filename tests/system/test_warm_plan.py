@@ -183,9 +183,15 @@ def test_what_a_plan_depends_on(own: Path, tmp_path_factory, monkeypatch) -> Non
     (elsewhere / "farther").mkdir()
     (elsewhere / "farther" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(elsewhere))
+    monkeypatch.setenv("PYTHONPATH", str(elsewhere))
     job = config.load(own, ["model.entry=farther.train:make"])
     key = plan_key(job)
     (elsewhere / "farther" / "train.py").write_text("")
     other = plan_key(job)
     (elsewhere / "something-1.2.dist-info").mkdir()
-    assert len({key, other, plan_key(job)}) == 3
+    last = plan_key(job)
+    assert len({key, other, last}) == 3
+    brought = elsewhere / "farther" / "brought_along"
+    (brought / "other-3.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(brought))  # as `import ray` does
+    assert plan_key(job) == last
