@@ -175,6 +175,10 @@ class RunConfig:
     """Processes (executor `ray`: actors) that hold the simulated cores in the value run; 0: this
     process."""
 
+    host_timeout_s: float = limited(3600.0, 0.0, 1e9)
+    """A host that does not answer for so long counts as lost; 0: it is waited for as long as it
+    lives. Our choice: what a host does between two collectives takes seconds to minutes."""
+
     checkpoint_every: int = 0
     """Steps between checkpoints of the value run, in `checkpoints` of the output directory; 0:
     none."""

@@ -30,6 +30,7 @@ from orchestrator.report.report import base_report
 from orchestrator.service.events import EventLog
 from orchestrator.service.executor import Executor, InlineExecutor, Limits
 from orchestrator.service.progress import Progress
+from orchestrator.service.ray_session import RaySession
 from orchestrator.service.service import UnitService
 from orchestrator.stages import Stages
 from orchestrator.strict_json import dumps
@@ -50,6 +51,11 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
     stages, out = Stages(), output_folder(job)
     if not job.output.events:
         job = replace(job, output=replace(job.output, events=str(out / "events.jsonl")))
+    with RaySession.kept(job.run.hosts):  # units first, then hosts of ranks: one Ray for both
+        return _run(job, out, stages, progress)
+
+
+def _run(job: JobConfig, out: Path, stages: Stages, progress: Progress) -> dict[str, Any]:
     with unit_service(job, progress) as service:
         ready = planned(job, service, stages)
         check_state(ready)

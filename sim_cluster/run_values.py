@@ -58,11 +58,12 @@ class Hosts(Protocol):
 
 
 class HostLostError(Exception):
-    """A host went away, and the state of its ranks with it."""
+    """A host went away, or is taken for gone, and the state of its ranks with it; `why` is empty
+    where nothing is known."""
 
-    def __init__(self, host: int) -> None:
-        super().__init__(f"host {host}")
-        self.host = host
+    def __init__(self, host: int, why: str = "") -> None:
+        super().__init__(f"host {host}" + (f": {why}" if why else ""))
+        self.host, self.why = host, why
 
 
 class _Done:

@@ -12,6 +12,9 @@ import secrets
 import shutil
 import signal
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,57 +27,93 @@ _FORWARDED = ("SHARDWRIGHT_PARTITIONER_PYTHON", logs.VARIABLE)
 
 
 class RaySession:
-    """This process's connection with Ray, which is global to it: started by the first executor
-    unless somebody else has, shared by all, ended by the last."""
+    """This process's connection with Ray, which is global to it: started by its first user unless
+    somebody else has, shared by all, on whatever thread they are, ended by the last."""
 
     users = 0
+    keepers = 0
     is_ours = False
+    _least_cpus = 0
+    _guard = threading.RLock()
 
     @classmethod
     def enter(cls, workers: int) -> Any:
         """The connected `ray` module."""
-        if not os.environ.get("RAY_ADDRESS"):
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            if "RAY_AUTH_MODE" not in os.environ:
-                _ask_for_a_token()
-        import ray
+        with cls._guard:
+            if not os.environ.get("RAY_ADDRESS"):
+                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+                if "RAY_AUTH_MODE" not in os.environ:
+                    _ask_for_a_token()
+            import ray
 
-        if not ray.is_initialized():
-            _start(ray, workers)
-            cls.is_ours, cls.users = True, 0
-        cls.users += 1
-        return ray
+            if not ray.is_initialized():
+                _start(ray, max(workers or num_cpus(), cls._least_cpus))
+                cls.is_ours, cls.users = True, 0
+            cls.users += 1
+            return ray
 
     @classmethod
     def leave(cls) -> None:
-        """One executor less."""
-        cls.users -= 1
-        if cls.users == 0 and cls.is_ours:
+        """One user less."""
+        with cls._guard:
+            cls.users -= 1
+            cls._end_if_unused()
+
+    @classmethod
+    @contextmanager
+    def kept(cls, cpus: int = 0) -> Iterator[None]:
+        """Inside, a Ray that is started here has at least so many CPUs and outlives its users, for
+        those that come after them."""
+        with cls._guard:
+            cls.keepers += 1
+            cls._least_cpus = max(cls._least_cpus, cpus)
+        try:
+            yield
+        finally:
+            with cls._guard:
+                cls.keepers -= 1
+                if not cls.keepers:
+                    cls._least_cpus = 0
+                cls._end_if_unused()
+
+    @classmethod
+    def _end_if_unused(cls) -> None:
+        if cls.is_ours and not (cls.users or cls.keepers):
             import ray
 
             ray.shutdown()
             cls.is_ours = False
 
 
-def _start(ray: Any, workers: int) -> None:
+def _start(ray: Any, cpus: int) -> None:
     """Join the cluster of RAY_ADDRESS, or start one of this host."""
-    handler = signal.getsignal(signal.SIGTERM)
     log = {"logging_config": ray.LoggingConfig(encoding="JSON")} if logs.is_on() else {}
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(logging_level="warning", runtime_env=_packages_along(), **log)
-    else:
+    with _own_handler():
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(logging_level="warning", runtime_env=_packages_along(), **log)
+            return
         environment = {"PYTHONPATH": str(PACKAGES_ROOT), "JAX_PLATFORMS": "cpu"}
         ray.init(
             address="local",  # a cluster that happens to run here was not asked for
-            num_cpus=workers or num_cpus(),
+            num_cpus=cpus,
             include_dashboard=False,
             logging_level="error",
             runtime_env={"env_vars": environment | _forwarded()},
             **log,
         )
-    # ray.init replaces the handler; the job's own one has to win (it keeps finished work and exits
-    # 130).
-    signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _own_handler() -> Iterator[None]:
+    """SIGTERM stays handled as it is: ray.init sets a handler on the main thread, and the job's own
+    has to win (it keeps finished work and exits 130). Other threads can set none, nor does Ray."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # None: a handler that was not set by Python cannot be set again.
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _ask_for_a_token() -> None:

@@ -2,21 +2,23 @@
 
 A host is a fresh interpreter and a session of its own, like the workers of the process executor;
 what ranks send each other passes through this process unread. A host does one thing at a time, so
-that a request is never written to one that is still writing.
+that a request is never written to one that is still writing. One that keeps us waiting too long is
+ended, and lost like one that died.
 """
 
 from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from orchestrator.service import logs
 from orchestrator.service.process_backend import Worker, start_worker
-from orchestrator.values.serving import Answered, serve
+from orchestrator.values.serving import Answered, late, serve
 from sim_cluster.rank_host import RankHost
 from sim_cluster.run_values import Handle, HostLostError
 
@@ -24,11 +26,60 @@ _MODULE = "orchestrator.values.process_hosts"
 PROTOCOL = 5  # of pickle: arrays as they lie in memory
 
 
+class Watch:
+    """Ends a host that we have waited for `limit_s` (0: never), whether for its answer or for room
+    for a request.
+
+    A thread of its own, because no read with a time limit covers a host that stops in the middle of
+    a message. Time is counted look by look: while this process is stopped, none passes.
+    """
+
+    _LOOKS = 4  # within the limit
+    _MOST_S = 1.0  # from one to the next
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._waited: dict[Worker, float] = {}
+        self._ended: set[Worker] = set()
+        self._guard, self._is_over = threading.Lock(), threading.Event()
+        if limit_s:
+            threading.Thread(target=self._look, daemon=True, name="value hosts").start()
+
+    @contextmanager
+    def waiting(self, worker: Worker) -> Iterator[None]:
+        """Inside, we wait for a host."""
+        with self._guard:
+            self._waited[worker] = 0.0
+        try:
+            yield
+        finally:
+            with self._guard:
+                del self._waited[worker]
+
+    def why(self, worker: Worker) -> str:
+        """Why a host is gone, if we ended it."""
+        return late(self.limit_s) if worker in self._ended else ""
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_over.set()
+
+    def _look(self) -> None:
+        while not self._is_over.wait(pause := min(self.limit_s / self._LOOKS, self._MOST_S)):
+            with self._guard:
+                for worker in self._waited:
+                    self._waited[worker] += pause
+                    # What is there to be read is an answer: it is we who are late.
+                    if self._waited[worker] >= self.limit_s and not worker.connection.poll():
+                        self._ended.add(worker)
+                        worker.process.kill()
+
+
 class _Reply:
     """What a process was asked; see `run_values.Reply`."""
 
-    def __init__(self, worker: Worker, host: int) -> None:
-        self._worker, self._host = worker, host
+    def __init__(self, worker: Worker, host: int, watch: Watch) -> None:
+        self._worker, self._host, self._watch = worker, host, watch
         self._answered: Answered | None = None
         self._sent: list[bytes] = []
         self._is_lost = False
@@ -37,7 +88,7 @@ class _Reply:
         """See Reply."""
         self.arrive()
         if self._answered is None:
-            raise HostLostError(self._host)
+            raise HostLostError(self._host, self._watch.why(self._worker))
         return self._answered.result()
 
     def sent(self) -> Sequence[Handle]:
@@ -51,18 +102,23 @@ class _Reply:
             return
         connection = self._worker.connection
         try:
-            answered, count = connection.recv()
-            self._sent = [connection.recv_bytes() for _ in range(count)]
+            with self._watch.waiting(self._worker):
+                answered, count = connection.recv()
+                self._sent = [connection.recv_bytes() for _ in range(count)]
             self._answered = answered
         except (EOFError, OSError):
             self._is_lost = True
 
 
 class ProcessHosts:
-    """See the module; `packed` are the hosts as `packed_host` makes them."""
+    """See the module; `packed` are the hosts as `packed_host` makes them, `timeout_s` is how long
+    one is waited for (0: until it dies)."""
 
-    def __init__(self, spans: Sequence[range], packed: Sequence[bytes]) -> None:
+    def __init__(
+        self, spans: Sequence[range], packed: Sequence[bytes], timeout_s: float = 0.0
+    ) -> None:
         self.spans = spans
+        self.watch = Watch(timeout_s)
         self._packed = packed
         self._workers = [start_worker(_MODULE) for _ in packed]
         self._last: dict[int, _Reply] = {}
@@ -76,11 +132,11 @@ class ProcessHosts:
         if host in self._last:
             self._last[host].arrive()
         worker = self._workers[host]
-        with suppress(OSError):  # a dead host: its answer says so
+        with suppress(OSError), self.watch.waiting(worker):  # a dead host: its answer says so
             worker.connection.send((method, args, incoming is not None, len(incoming or ())))
             for handle in incoming or ():
                 worker.connection.send_bytes(pickle.dumps(None) if handle is None else handle)
-        self._last[host] = _Reply(worker, host)
+        self._last[host] = _Reply(worker, host, self.watch)
         return self._last[host]
 
     def replace(self, host: int) -> None:
@@ -98,12 +154,14 @@ class ProcessHosts:
 
     def close(self) -> None:
         """See Hosts."""
+        self.watch.close()
         for worker in self._workers:
             worker.end()
 
     def _furnish(self, host: int) -> None:
-        with suppress(OSError):
-            self._workers[host].connection.send_bytes(self._packed[host])
+        worker = self._workers[host]
+        with suppress(OSError), self.watch.waiting(worker):
+            worker.connection.send_bytes(self._packed[host])
 
 
 def _serve(connection: Connection) -> None:

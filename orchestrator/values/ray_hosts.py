@@ -16,7 +16,7 @@ import numpy as np
 from compiler.diagnostics import UsageError
 from orchestrator.service import logs
 from orchestrator.service.ray_session import RaySession, lost_errors
-from orchestrator.values.serving import Answered, serve
+from orchestrator.values.serving import Answered, late, serve
 from sim_cluster.rank_host import SENDING, RankHost
 from sim_cluster.run_values import Handle, HostLostError
 
@@ -48,13 +48,18 @@ class RankActor:
 class _Reply:
     """What an actor was asked; see `run_values.Reply`."""
 
-    def __init__(self, ray: Any, host: int, answer: Any, sent: Sequence[Any]) -> None:
+    def __init__(
+        self, ray: Any, host: int, answer: Any, sent: Sequence[Any], timeout_s: float
+    ) -> None:
         self._ray, self._host, self._answer, self._sent = ray, host, answer, sent
+        self._timeout_s = timeout_s
 
     def answer(self) -> Any:
         """See Reply."""
         try:
-            answered = self._ray.get(self._answer)
+            answered = self._ray.get(self._answer, timeout=self._timeout_s or None)
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise HostLostError(self._host, late(self._timeout_s)) from error
         except lost_errors(self._ray) as error:
             raise HostLostError(self._host) from error
         assert isinstance(answered, Answered)
@@ -66,11 +71,14 @@ class _Reply:
 
 
 class RayHosts:
-    """See the module; `packed` are the hosts as `packed_host` makes them. Raises UsageError for
-    more hosts than the cluster has CPUs."""
+    """See the module; `packed` are the hosts as `packed_host` makes them, `timeout_s` is how long
+    an answer is waited for (0: until its actor dies). Raises UsageError for more hosts than the
+    cluster has CPUs."""
 
-    def __init__(self, spans: Sequence[range], packed: Sequence[bytes]) -> None:
-        self.spans = spans
+    def __init__(
+        self, spans: Sequence[range], packed: Sequence[bytes], timeout_s: float = 0.0
+    ) -> None:
+        self.spans, self.timeout_s = spans, timeout_s
         self._ray: Any = RaySession.enter(len(packed))
         try:
             self._check()
@@ -90,7 +98,7 @@ class RayHosts:
             remote = remote.options(num_returns=1 + len(self.spans))
         found = remote.remote(method, args, incoming is not None, *(incoming or ()))
         answer, *sent = found if sends else [found]
-        return _Reply(self._ray, host, answer, sent)
+        return _Reply(self._ray, host, answer, sent, self.timeout_s)
 
     def replace(self, host: int) -> None:
         """See Hosts."""

@@ -16,6 +16,11 @@ from sim_cluster.exchange import Payload
 from sim_cluster.rank_host import RankHost, invoke
 
 
+def late(limit_s: float) -> str:
+    """Why a host counts as lost that is alive."""
+    return f"no answer within run.host_timeout_s = {limit_s:g} s"
+
+
 class HostDefectError(RuntimeError):
     """A host raised what nobody meant to raise; the message is its traceback."""
 

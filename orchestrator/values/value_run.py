@@ -103,12 +103,12 @@ def hosts_of(job: JobConfig, bundle: Bundle) -> Hosts:
     if name == "ray":
         from orchestrator.values.ray_hosts import RayHosts
 
-        return RayHosts(spans, packed)
+        return RayHosts(spans, packed, job.run.host_timeout_s)
     if name == "inline":
         return LocalHosts([RankHost.unpacked(data) for data in packed])
     from orchestrator.values.process_hosts import ProcessHosts
 
-    return ProcessHosts(spans, packed)
+    return ProcessHosts(spans, packed, job.run.host_timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +259,7 @@ class Training:
                 return self._values()
             except HostLostError as error:
                 self.lost += 1
-                self._replace(error.host)
+                self._replace(error)
 
     def _go_on(self, steps: int) -> None:
         if not self.is_loaded:
@@ -309,20 +309,22 @@ class Training:
         self.losses, self.is_loaded = list(found.head.losses), True
         self.furthest = max(self.furthest, len(self.losses))
 
-    def _replace(self, host: int) -> None:
+    def _replace(self, error: HostLostError) -> None:
         """Another host for the ranks of one that is gone. Raises ExecutionError when that happens
         again and again."""
-        hosts, span = self.run.hosts, self.run.hosts.spans[host]
+        hosts, host, why = self.run.hosts, error.host, error.why
+        span = hosts.spans[host]
         where = f"ranks {span.start}-{span.stop - 1}"
-        self.emit("host.lost", host=host, first_rank=span.start, ranks=len(span))
+        self.emit("host.lost", host=host, first_rank=span.start, ranks=len(span), why=why)
         if self.lost >= MAX_LOSSES:
             raise ExecutionError(
                 "SW_HOST_LOST",
                 f"a value run requires hosts that live, host {host} ({where}) was lost, the"
-                f" {self.lost}th time without a new step in between",
+                f" {self.lost}th time without a new step in between" + (f": {why}" if why else ""),
                 hint="see what it prints on stderr; with more hosts each needs less memory",
             )
-        self.progress.say(f"host {host} ({where}) was lost; another one takes its place")
+        told = f"was lost: {why}" if why else "was lost"
+        self.progress.say(f"host {host} ({where}) {told}; another one takes its place")
         hosts.replace(host)
         self.is_loaded = False
 

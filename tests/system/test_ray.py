@@ -6,16 +6,21 @@ What happens when actors are lost: `tests/orchestrator/test_executors.py`.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from compiler.neff.bundle import Bundle
+from orchestrator.cli import main
+from orchestrator.service import ray_session
 from orchestrator.service.executor import WorkUnit
 from orchestrator.service.ray_backend import RayExecutor
-from tests.support.small_job import Road, build_on, bundle_bytes, bundle_of, small_llama
+from orchestrator.service.ray_session import RaySession
+from tests.support.small_job import Road, build_on, bundle_bytes, bundle_of, small_llama, write_job
 
 pytestmark = pytest.mark.ray
 WORKERS = 2
@@ -60,6 +65,51 @@ def test_executors_of_a_process_share_its_ray_until_the_last_one_closes(
     third.close()
     assert outcome is not None and outcome.result
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == token
+
+
+def test_a_run_with_hosts_starts_one_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units first, then hosts of ranks, which are more than the workers."""
+    import ray
+
+    started: list[int] = []
+    start = ray_session._start
+
+    def counted(module: object, cpus: int) -> None:
+        started.append(cpus)
+        start(module, cpus)
+
+    monkeypatch.setattr(ray_session, "_start", counted)
+    job = write_job(tmp_path, output={"dir": str(tmp_path / "out")})
+    words = ["--executor", "ray", "--workers", "1", "--hosts", "2", "--mesh", "dp_shard=2"]
+    machine = ["--target", "trn1.2xlarge", "--no-compare", "--progress", "quiet"]
+    assert main(["run", str(job), *words, *machine]) == 0
+    assert started == [2]
+    assert not ray.is_initialized()
+    assert (RaySession.users, RaySession.keepers) == (0, 0)
+
+
+def test_ray_starts_on_any_thread(compile_units: list[WorkUnit]) -> None:
+    """Of a notebook server, for example, where no signal handler can be set."""
+
+    def computed() -> bytes | None:
+        executor = RayExecutor(1)
+        try:
+            executor.submit(compile_units[0])
+            outcome = executor.next()
+            return outcome and outcome.result
+        finally:
+            executor.close()
+
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(computed).result()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_handler_that_python_did_not_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda _number: None)
+    with ray_session._own_handler():
+        pass
 
 
 LOADED_BEFORE = """

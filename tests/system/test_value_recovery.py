@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -73,6 +74,61 @@ class Killing:
             self.after.pop(0)
             pid = int(self.hosts.labels()[-1].rpartition(":")[2])
             os.kill(pid, signal.SIGKILL)
+
+
+class Stopping:
+    """Stops a host's process after the first step was saved: it lives, and never answers again.
+    `shorten` is given the limit until it is found."""
+
+    SHORT_S = 2.0
+
+    def __init__(self, labels: Callable[[], list[str]], shorten: Callable[[float], None]) -> None:
+        self.labels, self.shorten = labels, shorten
+        self.why: list[str] = []
+        self.pid = 0
+
+    def __call__(self, event: str, fields: dict[str, Any]) -> None:
+        if event == "checkpoint.saved" and fields["step"] == 1 and not self.pid:
+            self.pid = int(self.labels()[-1].rpartition(":")[2])
+            os.kill(self.pid, signal.SIGSTOP)
+            self.shorten(self.SHORT_S)
+        if event == "host.lost":
+            self.why.append(fields["why"])
+            self.shorten(600.0)  # a new host takes a while to start
+
+
+def test_a_host_that_hangs_is_lost(
+    small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
+) -> None:
+    hosts = ProcessHosts(*packed(small_bundle), 600.0)
+    stopping = Stopping(hosts.labels, lambda limit_s: setattr(hosts.watch, "limit_s", limit_s))
+    found = training(small_bundle, tmp_path, STEPS, hosts=hosts, told=Told(stopping))
+    assert stopping.why == ["no answer within run.host_timeout_s = 2 s"]
+    same(found, calm[0])
+
+
+def test_a_host_that_takes_no_requests_is_lost(small_bundle: Bundle) -> None:
+    """What is larger than a socket holds cannot be written to one that does not read."""
+    hosts = ProcessHosts(*packed(small_bundle), 600.0)
+    hosts.ask(1, "indices").answer()
+    os.kill(int(hosts.labels()[1].rpartition(":")[2]), signal.SIGSTOP)
+    hosts.watch.limit_s = Stopping.SHORT_S
+    with pytest.raises(HostLostError, match=r"host 1: no answer within run\.host_timeout_s"):
+        hosts.ask(1, "digests", [bytes(2**24)]).answer()
+    hosts.close()
+
+
+def test_a_host_that_has_answered_is_not_late(small_bundle: Bundle) -> None:
+    """However long we do not look."""
+    hosts = ProcessHosts(*packed(small_bundle), 600.0)
+    reply, late = hosts.ask(0, "indices"), threading.Event()
+    (worker, *_) = hosts._workers
+    worker.connection.poll(None)
+    with hosts.watch.waiting(worker):
+        hosts.watch.limit_s = 0.01
+        late.wait(2.0)
+    assert reply.answer() == []
+    hosts.close()
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -484,6 +540,20 @@ def test_actors_give_the_same_bits_and_are_replaced(
     same(found, calm[0])
     last = steps_in(tmp_path)[0].name
     assert tree(tmp_path / last) == tree(calm[1] / last)
+
+
+@pytest.mark.ray
+def test_an_actor_that_hangs_is_lost(
+    small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
+) -> None:
+    from orchestrator.values.ray_hosts import RayHosts
+
+    hosts = RayHosts(*packed(small_bundle), 600.0)
+    stopping = Stopping(hosts.labels, lambda limit_s: setattr(hosts, "timeout_s", limit_s))
+    found = training(small_bundle, tmp_path, STEPS, hosts=hosts, told=Told(stopping))
+    assert stopping.why == ["no answer within run.host_timeout_s = 2 s"]
+    same(found, calm[0])
+    assert not Path(f"/proc/{stopping.pid}/exe").exists()
 
 
 def test_a_lost_process_says_which(small_bundle: Bundle) -> None:
