@@ -115,7 +115,7 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
     with stages.timed("capture"):
         from compiler.frontend.capture import capture
 
-        captured = capture(task, samples)
+        captured = capture(task, samples, job.base)
     with stages.timed("import"):
         from compiler.frontend.stablehlo import import_with_shardings
         from compiler.passes.pipeline import run, step_passes

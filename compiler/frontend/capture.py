@@ -9,15 +9,18 @@ imports the artifact.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import ImportRuleError, UsageError
+from compiler.diagnostics import DiagnosticError, ImportRuleError, UsageError
 from compiler.dtypes import DType
 from compiler.frontend.context import legalize_chlo, serialize_portable
+from compiler.frontend.locations import LocationReader
 from compiler.frontend.task import TrainTask
 
+MOST_LINES = 2  # of a message of jax's that are shown (our choice)
 _DTYPE_NAMES = ", ".join(d.value for d in DType)
 
 
@@ -51,26 +54,47 @@ class Captured:
     name: str = "step"
 
 
-def capture(task: TrainTask, batch_size: int) -> Captured:
+def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Captured:
     """Trace `task.step` on `batch_size` samples and lower it for the CPU platform.
 
     Raises: UsageError when the step does not return its state unchanged in structure, names and
-    types, or no loss.
+    types, or no loss, and, with their line (relative to `base_dir`), when functions of the task
+    raise.
     """
     import jax
 
     if task.captured is not None:
         return task.captured(batch_size)
-    state = abstract_state(task)
-    batch = task.batch(batch_size)
+    with _users_line("init", base_dir):
+        state = abstract_state(task)
+    with _users_line("batch", base_dir):
+        batch = task.batch(batch_size)
     inputs = [*_state_infos(task, state), *_batch_infos(task, batch, batch_size)]
     jitted = jax.jit(_named_step(task), keep_unused=True)
-    traced = jitted.trace(*state, batch)
+    with _users_line("step", base_dir):
+        traced = jitted.trace(*state, batch)
     new_state, metrics = split_results(task, traced.out_info)
     outputs = [*_state_infos(task, new_state), *_metric_infos(task, metrics)]
     aliases = _check_state(task, inputs, outputs)
     artifact = artifact_of(traced)
     return Captured(artifact, tuple(inputs), tuple(outputs), aliases, batch_size, task.name)
+
+
+@contextmanager
+def _users_line(what: str, base_dir: str | None) -> Iterator[None]:
+    """Say where in the user's code something was raised, instead of in which of ours."""
+    try:
+        yield
+    except DiagnosticError:
+        raise
+    except Exception as error:
+        told = "\n".join(str(error).strip().split("\n\n")[0].splitlines()[:MOST_LINES])
+        raise UsageError(
+            "SW_TASK_RAISED",
+            f"{what} of the task raised {type(error).__name__}: {told}",
+            LocationReader(base_dir).raised(error),
+            f"{what} is traced by jax: no value of an array is known, shapes and types are",
+        ) from error
 
 
 def artifact_of(traced: Any) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+import traceback
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,12 @@ class LocationReader:
             loc = Loc(own.file, own.line, _join_scopes(call.scope, callee.scope))
             self._joined[key] = loc = self._interned.setdefault(loc, loc)
         return loc
+
+    def raised(self, error: BaseException) -> Loc:
+        """The user's innermost line of what was raised while their functions were called."""
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        file, line = self._user_frame(tuple((f.filename, f.lineno or 0) for f in frames))
+        return Loc(file, line)
 
     def _convert(self, location: Any) -> Loc:
         """Name stack of the outermost name (HLO fuses name and line), frame of what it wraps."""

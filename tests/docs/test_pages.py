@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.console import ROOT, masked, replayed
 
-PAGES = ("docs/first-ten-minutes.md", "docs/strategies/context.md")
+PAGES = ("docs/first-ten-minutes.md", "docs/own-step.md", "docs/strategies/context.md")
 
 
 @pytest.mark.matrix

@@ -132,6 +132,39 @@ def _returns_a_pair(params: Any, opt_state: Any, batch: Any) -> Any:
     return params, opt_state
 
 
+def _asks_for_a_value(params: Any, opt_state: Any, batch: Any) -> Any:
+    return params, opt_state, {"loss": float(jnp.sum(params["w"]))}
+
+
+def _multiplies_what_does_not_fit(params: Any, opt_state: Any, batch: Any) -> Any:
+    return params, opt_state, {"loss": jnp.sum(batch["x"] @ batch["x"])}
+
+
+def _line_of(function: Any) -> str:
+    """The first line of a function's body as errors name it."""
+    return f"{Path(__file__).name}:{function.__code__.co_firstlineno + 1}"
+
+
+@pytest.mark.parametrize("step", [_asks_for_a_value, _multiplies_what_does_not_fit])
+def test_what_a_step_raises_is_shown_at_its_line(step: Any) -> None:
+    with pytest.raises(UsageError, match="step of the task raised") as caught:
+        capture(tiny_task(step=step), 5, str(Path(__file__).parent))
+    assert caught.value.code == "SW_TASK_RAISED"
+    assert str(caught.value.loc) == _line_of(step)
+
+
+def _has_no_key(key: Any) -> Any:
+    return {"w": key["w"]}, ()
+
+
+def test_what_other_functions_of_a_task_raise_is_shown_too() -> None:
+    with pytest.raises(UsageError, match="init of the task raised") as caught:
+        capture(tiny_task(init=_has_no_key), 5, str(Path(__file__).parent))
+    assert str(caught.value.loc) == _line_of(_has_no_key)
+    with pytest.raises(UsageError, match="batch of the task raised ZeroDivisionError"):
+        capture(tiny_task(batch=lambda n: n // 0), 5)
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
