@@ -18,8 +18,9 @@ from rich.text import Text
 
 from compiler.diagnostics import UsageError
 from orchestrator import config
-from orchestrator.report.page.words import bytes_text, dollars, percent, plain, ps_text
+from orchestrator.report.page.words import dollars, percent, plain, ps_text
 from orchestrator.report.report import SCHEMA
+from orchestrator.report.text import size_text
 
 Report = Mapping[str, Any]
 _SECTIONS = ("job", "graph", "mesh", "memory", "timing", "collectives", "cost", "findings")
@@ -161,8 +162,8 @@ SUMMARY: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "tokens_per_s": ("tokens per second", lambda v: f"{v:,.0f}"),
     "mfu": ("MFU", lambda v: percent(v, 1)),
     "hfu": ("HFU", lambda v: percent(v, 1)),
-    "peak_bytes": ("memory per core", bytes_text),
-    "limit_bytes": ("memory limit", bytes_text),
+    "peak_bytes": ("memory per core", size_text),
+    "limit_bytes": ("memory limit", size_text),
     "usd_per_step": ("cost per step", dollars),
     "usd_per_1e6_tokens": ("cost per million tokens", dollars),
     "cores": ("cores", lambda v: f"{v:,}"),
@@ -201,7 +202,7 @@ def tables(found: Mapping[str, Any]) -> list[Part]:
         ),
         ("summary", columns, [_summed(r) for r in found["summary"]]),
         ("time of the step", columns, [_row(r, ps_text) for r in found["time_ps"]]),
-        ("memory at the peak", columns, [_row(r, bytes_text) for r in found["memory_bytes"]]),
+        ("memory at the peak", columns, [_row(r, size_text) for r in found["memory_bytes"]]),
         ("collectives that differ: count, time, exposed", columns, _moved(found["collectives"])),
         ("findings of A alone", ("",), [(text,) for text in found["findings"]["only_a"]]),
         ("findings of B alone", ("",), [(text,) for text in found["findings"]["only_b"]]),

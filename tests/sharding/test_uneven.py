@@ -39,7 +39,7 @@ def captured(**sizes: int) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
 
 def plan(mesh: dict[str, int], settings: StrategySettings, **sizes: int) -> Plan:
     graph, inputs, outputs = captured(**sizes)
-    how = {"settings": settings, "partition": answer_request}
+    how = {"settings": settings, "unit": answer_request}
     return build_plan(graph, inputs, outputs, make_mesh(mesh), **how)
 
 

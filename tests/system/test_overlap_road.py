@@ -14,10 +14,11 @@ from compiler.frontend.models import llama
 from compiler.frontend.task import TrainTask
 from compiler.neff.bundle import Bundle
 from compiler.residency import Residency
+from orchestrator.job import step_of
 from sharding.plan import Traffic
 from sharding.settings import StrategySettings
 from sim_cluster.result import distance
-from sim_cluster.step_time import Step, StepTiming, time_step
+from sim_cluster.step_time import StepTiming, time_step
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import SIZES, Steps, build_on, bundle_of, run_steps
 
@@ -73,18 +74,11 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
     def build(name: str) -> Ready:
         road = build_on(_task(), MESH, path / "cache", settings=StrategySettings(**KNOBS[name]))
         bundle = bundle_of(road, path / name)
-        plan, layout = road.built.plan.step, road.built.layout
-        step = Step(
-            programs=bundle.programs,
-            schedules=plan.schedules,
-            mesh=plan.mesh,
-            target=layout.target,
-            instances=1,
-        )
+        step = step_of(road.built, bundle.programs)
         # Under the profile whose collectives take longest: beside a model this small, steps of
         # two microseconds are hidden whatever the knobs say.
         timing = time_step(step, "conservative")
-        steps = run_steps(bundle, _task(), layout.global_batch)
+        steps = run_steps(bundle, _task(), road.built.layout.global_batch)
         return Ready(bundle, steps, timing, road.built.plan.traffic)
 
     return build

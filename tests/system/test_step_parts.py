@@ -14,6 +14,7 @@ from compiler.evaluate import function_segments
 from compiler.isa.program import Call, Repeat
 from compiler.neff.bundle import Bundle
 from compiler.neff.schedule import flat
+from orchestrator.job import step_of
 from sim_cluster import step_parts as parts_module
 from sim_cluster.faults import Faults
 from sim_cluster.step_parts import StepParts, step_parts
@@ -25,15 +26,8 @@ from tests.support.small_job import Road
 @pytest.fixture(scope="module")
 def step(small_road: Road, small_bundle: Bundle) -> Step:
     """The small llama on four cores, one of them slow."""
-    plan = small_road.built.plan.step
-    return Step(
-        programs=small_bundle.programs,
-        schedules=plan.schedules,
-        mesh=plan.mesh,
-        target=small_road.built.layout.target,
-        instances=1,
-        faults=Faults(slow_cores={1: 1.5}),
-    )
+    healthy = step_of(small_road.built, small_bundle.programs)
+    return replace(healthy, faults=Faults(slow_cores={1: 1.5}))
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,12 @@ import pytest
 from compiler.ir.analysis import CONTRACTIONS
 from compiler.ir.analysis import flops as graph_flops
 from compiler.neff.schedule import run_counts
+from orchestrator.job import step_of
 from orchestrator.report import step_report
 from orchestrator.report.memory_report import memory_section
 from orchestrator.report.step_report import function_rows, step_chart, timelines
 from sim_cluster.step_parts import StepParts, step_parts
-from sim_cluster.step_time import Replayed, Step, time_step
+from sim_cluster.step_time import Replayed, time_step
 from tests.support.small_job import Road
 
 Row = Mapping[str, Any]
@@ -23,17 +24,7 @@ Row = Mapping[str, Any]
 
 @pytest.fixture(scope="module")
 def timing(small_road: Road) -> Replayed:
-    built = small_road.built
-    plan = built.plan.step
-    return time_step(
-        Step(
-            programs=built.programs,
-            schedules=plan.schedules,
-            mesh=plan.mesh,
-            target=built.layout.target,
-            instances=1,
-        )
-    )
+    return time_step(step_of(small_road.built, small_road.built.programs))
 
 
 @pytest.fixture(scope="module")

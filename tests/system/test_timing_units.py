@@ -14,6 +14,7 @@ import pytest
 from compiler.diagnostics import LoadError, SimulationError
 from compiler.neff.bundle import Bundle
 from orchestrator.cache import Cache
+from orchestrator.job import step_of
 from orchestrator.service.executor import Executor, InlineExecutor, WorkUnit
 from orchestrator.service.process_backend import ProcessExecutor
 from orchestrator.service.service import UnitService
@@ -37,16 +38,8 @@ FAULTS = Faults(slow_cores={1: 1.5}, links={0: {(0, 1): 0.5}}, jitter=0.01, seed
 @pytest.fixture(scope="module")
 def step(small_road: Road, small_bundle: Bundle) -> Step:
     """The small llama on four cores, with faults of every kind but a dead core."""
-    plan = small_road.built.plan.step
-    return Step(
-        programs=small_bundle.programs,
-        schedules=plan.schedules,
-        mesh=plan.mesh,
-        target=small_road.built.layout.target,
-        instances=1,
-        packets=Packets(4096, (32768, 65536)),
-        faults=FAULTS,
-    )
+    healthy = step_of(small_road.built, small_bundle.programs)
+    return replace(healthy, packets=Packets(4096, (32768, 65536)), faults=FAULTS)
 
 
 def service(path: Path, executor: Callable[[], Executor] = InlineExecutor) -> UnitService:

@@ -12,8 +12,9 @@ from compiler.frontend.models import llama
 from compiler.frontend.task import TrainTask
 from compiler.isa.program import Program
 from compiler.neff.bundle import Bundle
+from orchestrator.job import step_of
 from sharding.settings import StrategySettings
-from sim_cluster.step_time import Step, StepTiming, time_step
+from sim_cluster.step_time import StepTiming, time_step
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import SIZES, Steps, build_on, bundle_of, run_steps
 
@@ -42,15 +43,8 @@ def ready(
     def build(name: str) -> tuple[Bundle, Steps, StepTiming]:
         road = build_on(_task(), MESH, path / "cache", settings=StrategySettings(**KNOBS[name]))
         bundle = bundle_of(road, path / name)
-        plan, layout = road.built.plan.step, road.built.layout
-        step = Step(
-            programs=bundle.programs,
-            schedules=plan.schedules,
-            mesh=plan.mesh,
-            target=layout.target,
-            instances=1,
-        )
-        return bundle, run_steps(bundle, _task(), layout.global_batch), time_step(step)
+        step = step_of(road.built, bundle.programs)
+        return bundle, run_steps(bundle, _task(), road.built.layout.global_batch), time_step(step)
 
     return build
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from compiler.neff.bundle import Bundle
+from orchestrator.job import step_of
 from sharding.pipeline.schedules import stage_schedules
 from sim_cluster.faults import Faults
 from sim_cluster.step_time import Replayed, Step, time_step
@@ -27,15 +28,8 @@ Event = Mapping[str, Any]
 @pytest.fixture(scope="module")
 def step(small_road: Road, small_bundle: Bundle) -> Step:
     """The small llama on four cores, one of them slow."""
-    plan = small_road.built.plan.step
-    return Step(
-        programs=small_bundle.programs,
-        schedules=plan.schedules,
-        mesh=plan.mesh,
-        target=small_road.built.layout.target,
-        instances=1,
-        faults=Faults(slow_cores={1: 1.5}),
-    )
+    healthy = step_of(small_road.built, small_bundle.programs)
+    return replace(healthy, faults=Faults(slow_cores={1: 1.5}))
 
 
 @pytest.fixture(scope="module")

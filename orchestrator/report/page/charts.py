@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from orchestrator.report.page.words import bytes_text, percent, ps_text
+from orchestrator.report.page.words import percent, ps_text
+from orchestrator.report.text import size_text
 
 WIDTH = 1000.0
 HEIGHT = 100.0
@@ -125,19 +126,19 @@ def memory(section: Mapping[str, Any]) -> Memory:
     top = max(top, limit) * 1.05 if shows_limit else top * 1.05
     rects = [rect for place, row in enumerate(rows) for rect in _moment(row, place, len(rows), top)]
     where = WIDTH * (rows.index(peak) + 0.5) / len(rows)
-    text = f"peak in {peak['what']}: {bytes_text(peak['live_bytes'])} live"
+    text = f"peak in {peak['what']}: {size_text(peak['live_bytes'])} live"
     return Memory(
         strip=Strip("", f"{text}; named buffers hold {_named(section)}", tuple(rects)),
         programs=tuple(_names(rows)),
         peak=Mark(where, 0.0, text),
         limit=HEIGHT * (1 - limit / top) if shows_limit else None,
-        top_text=bytes_text(top),
+        top_text=size_text(top),
         kinds=tuple((c, kind_of(c)) for c in section["categories"] if _is_live(rows, c)),
     )
 
 
 def _named(section: Mapping[str, Any]) -> str:
-    return bytes_text(sum(section["argument_bytes"].values()))
+    return size_text(sum(section["argument_bytes"].values()))
 
 
 def _is_live(rows: Sequence[Mapping[str, Any]], category: str) -> bool:
@@ -150,7 +151,7 @@ def _moment(row: Mapping[str, Any], place: int, count: int, top: float) -> Itera
     times = f" (runs {row['repeats']} times)" if row["repeats"] > 1 else ""
     for category, size in row["categories"].items():
         used += size
-        title = f"{row['what']}{times}: {category} {bytes_text(size)}"
+        title = f"{row['what']}{times}: {category} {size_text(size)}"
         height = HEIGHT * size / top
         upper = HEIGHT * (1 - used / top)
         yield Rect(kind_of(category), place * width, width, upper, height, title)

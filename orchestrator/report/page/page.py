@@ -45,7 +45,7 @@ def report_page(report: Mapping[str, Any]) -> str:
         budget=charts.bar(
             report["memory"]["categories"],
             max(report["memory"]["limit_bytes"], report["memory"]["peak_bytes"]),
-            words.bytes_text,
+            text.size_text,
         ),
         memory=charts.memory(report["memory"]),
         pipeline=charts.pipeline(report),
@@ -111,7 +111,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "bytes": words.bytes_text,
+        "bytes": text.size_text,
         "seconds": text.seconds_text,
         "ps": words.ps_text,
         "count": text.count_text,

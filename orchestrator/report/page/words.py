@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler.target import PS_PER_S
-from orchestrator.report.text import KIB, MIB, count_text, seconds_text, size_text, usd_text
+from orchestrator.report.text import count_text, seconds_text, usd_text
 
 
 def ps_text(ps: float) -> str:
@@ -22,13 +22,6 @@ def percent(part: float, whole: float) -> str:
 def flops_text(number: float) -> str:
     """Operations: 18.2 GFLOP."""
     return f"{count_text(number)}FLOP" if number else "0"
-
-
-def bytes_text(number: int) -> str:
-    """Bytes in the binary unit that reads best."""
-    if number >= MIB / 10:
-        return size_text(number)
-    return f"{number / KIB:,.1f} KiB" if number >= KIB else f"{number} B"
 
 
 def dollars(amount: float | None) -> str:
