@@ -27,6 +27,7 @@ from orchestrator.report import commands as reports
 from orchestrator.report import explanations
 from orchestrator.service import logs
 from orchestrator.submission import commands as submission
+from orchestrator.terminal import say
 from orchestrator.values import commands as values
 from orchestrator.whatif import commands as whatif
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error(error, getattr(args, "json", False))
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; finished units are kept in the cache", file=sys.stderr)
+        say("interrupted; finished units are kept in the cache", err=True)
         return 130
     except BrokenPipeError:
         return 0
@@ -61,9 +62,9 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 def _print_error(error: DiagnosticError, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"error": error.diagnostic.as_dict()}))
+        say(json.dumps({"error": error.diagnostic.as_dict()}))
     else:
-        print(error.diagnostic.render(), file=sys.stderr)
+        say(error.diagnostic.render(), err=True)
 
 
 class _Version(argparse.Action):
@@ -71,7 +72,7 @@ class _Version(argparse.Action):
         """Print the versions of everything that shapes a compiled file, and leave."""
         from orchestrator.compile.compile_command import version_text
 
-        print(version_text())
+        say(version_text())
         parser.exit(0)
 
 
@@ -299,7 +300,7 @@ def _list_operators(args: argparse.Namespace) -> int:
     from compiler.frontend.coverage import operator_names
     from compiler.surface.releases import profile
 
-    print("\n".join(operator_names(profile(args.compiler_version_profile))))
+    say("\n".join(operator_names(profile(args.compiler_version_profile))))
     return 0
 
 

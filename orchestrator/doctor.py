@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from compiler.diagnostics import DiagnosticError
+from orchestrator import terminal
 from orchestrator.cache.store import Store, StoreError
 from orchestrator.host import num_cpus
+from orchestrator.terminal import say
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 GIB = 2**30
@@ -67,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     checks = examined(args.cache_dir)
     failed = any(check.state == FAIL for check in checks)
     if args.json:
-        print(json.dumps({"ok": not failed, "checks": [asdict(c) for c in checks]}, indent=1))
+        say(json.dumps({"ok": not failed, "checks": [asdict(c) for c in checks]}, indent=1))
     else:
         _show(checks)
     return 1 if failed else 0
@@ -282,7 +284,6 @@ def _memory() -> tuple[int, int]:
 
 
 def _show(checks: list[Check]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -293,7 +294,7 @@ def _show(checks: list[Check]) -> None:
         if check.advice:
             text.append(f"\n{check.advice}", style="bold")
         table.add_row(check.name, Text(check.state, colours[check.state]), text)
-    console = Console(highlight=False)
+    console = terminal.console()
     console.print(table)
     failed = [check.name for check in checks if check.state == FAIL]
     console.print(f"will not work: {', '.join(failed)}" if failed else "jobs can run here")

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
 from compiler.error_catalogue import WHO, Entry, catalogue, find
+from orchestrator import terminal
+from orchestrator.terminal import say
 
 
 def run(code: str, as_json: bool) -> int:
     """Print one code, or all of them by stage. Raises UsageError for an unknown code."""
     entries = [find(code)] if code else list(catalogue().values())
     if as_json:
-        print(json.dumps([asdict(entry) for entry in entries], indent=1))
+        say(json.dumps([asdict(entry) for entry in entries], indent=1))
         return 0
-    console = Console(highlight=False)
+    console = terminal.console()
     console.print(_one(entries[0]) if code else _all(entries))
     return 0
 

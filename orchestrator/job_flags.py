@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 from compiler.diagnostics import UsageError
 from orchestrator import config
 from orchestrator.compile import cc_flags
+from orchestrator.terminal import say
 
 File = TypeVar("File", bound=Path | None)
 
@@ -99,7 +99,7 @@ def job_configs(
     flags.update(_mesh_flag(args.mesh))
     environment = cc_flags.job_tables(os.environ)
     for notice in environment.notices if changes is None else ():
-        print(notice.render(), file=sys.stderr)
+        say(notice.render(), err=True)
     flags.update(changes or {})
     overrides = [*args.set, *(f"faults.{text}" for text in args.fault)]
     jobs = {file: config.load(file, overrides, flags, environment.tables) for file in files}

@@ -11,7 +11,6 @@ import csv
 import json
 import re
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from compiler.diagnostics import UsageError
 from compiler.target import PS_PER_S, load_target, logical
 from orchestrator import text_plots
 from orchestrator.collective_settings import parse_bytes, settings
+from orchestrator.terminal import say
 from orchestrator.validation.published_collectives import ELEMENT_BYTES, KINDS
 from sim_cluster.profiles import PROFILES
 from sim_cluster.what_if import WhatIf
@@ -287,17 +287,17 @@ def run(request: Request, outputs: Mapping[str, Any]) -> int:
     if outputs["csv"]:
         write_csv(Path(outputs["csv"]), found)
     if outputs["json"]:
-        print(json.dumps(data, indent=1))
+        say(json.dumps(data, indent=1))
         return 0
-    print(table(found))
+    say(table(found))
     if outputs["explain"]:
         for point in found:
-            print(f"{point.size_bytes}: {point.time.why}")
+            say(f"{point.size_bytes}: {point.time.why}")
     if outputs["plot"]:
-        print(plot(found))
+        say(plot(found))
     if outputs["ignored"]:
-        print(
+        say(
             f"note: {', '.join(outputs['ignored'])} change nothing in a simulation",
-            file=sys.stderr,
+            err=True,
         )
     return 0

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from compiler.diagnostics import UsageError
+from orchestrator import terminal
 from orchestrator.job_flags import add_job_flags, job_config
+from orchestrator.terminal import one_line, say
 
 _AGE_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _KEY_CHARS = 12
@@ -83,10 +85,12 @@ def _ls(args: argparse.Namespace) -> int:
     shown = rows[: args.limit] if args.limit else rows
     if args.json:
         return _print_json({"place": place, "entries": [asdict(row) for row in shown]})
-    lines = [(r.kind, _plain(r.name), _size(r.bytes), _age(r.used_s), _short(r.key)) for r in shown]
+    lines = [
+        (r.kind, one_line(r.name), _size(r.bytes), _age(r.used_s), _short(r.key)) for r in shown
+    ]
     _table(("kind", "name", "size", "last used", "key"), lines, right=(2, 3))
     hidden = f", {len(shown)} shown" if len(shown) < len(rows) else ""
-    print(f"{len(rows)} entries, {_size(sum(r.bytes for r in rows))}{hidden}\n{place}")
+    say(f"{len(rows)} entries, {_size(sum(r.bytes for r in rows))}{hidden}\n{place}")
     return 0
 
 
@@ -110,7 +114,7 @@ def _stats(args: argparse.Namespace) -> int:
         for r in rows
     ]
     _table(("kind", "entries", "size", "hits", "misses", "hit rate"), lines, right=(1, 2, 3, 4, 5))
-    print(f"{sum(r.entries for r in rows)} entries, {_size(sum(r.bytes for r in rows))}\n{place}")
+    say(f"{sum(r.entries for r in rows)} entries, {_size(sum(r.bytes for r in rows))}\n{place}")
     return 0
 
 
@@ -124,12 +128,12 @@ def _verify(args: argparse.Namespace) -> int:
         _print_json({"place": place, "faults": [asdict(row) for row in rows]})
         return 1 if left else 0
     for row in rows:
-        print(f"{row.name}: {row.what}{', removed' if row.removed else ''}")
+        say(f"{row.name}: {row.what}{', removed' if row.removed else ''}")
     count = sum(1 for _ in store.entries())
     found = f"{len(rows)} faults, {left} left" if rows else "no faults"
-    print(f"{count} entries, {found}\n{place}")
+    say(f"{count} entries, {found}\n{place}")
     if left and not args.repair:
-        print("remove them with --repair; jobs compute them again")
+        say("remove them with --repair; jobs compute them again")
     return 1 if left else 0
 
 
@@ -145,7 +149,7 @@ def _clean(args: argparse.Namespace) -> int:
         return _print_json({"place": place, "dry_run": args.dry_run, **asdict(done)})
     told = "would remove" if args.dry_run else "removed"
     kept = f", {done.in_use} left: a job works on them" if done.in_use else ""
-    print(f"{told} {done.entries} entries, {_size(done.bytes)}{kept}\n{place}")
+    say(f"{told} {done.entries} entries, {_size(done.bytes)}{kept}\n{place}")
     return 0
 
 
@@ -155,7 +159,7 @@ def _clear_locks(args: argparse.Namespace) -> int:
     if args.json:
         return _print_json({"place": place, "cleared": cleared, "held": held})
     kept = f", {held} left: a job holds them" if held else ""
-    print(f"removed {cleared} lock files{kept}\n{place}")
+    say(f"removed {cleared} lock files{kept}\n{place}")
     return 0
 
 
@@ -165,13 +169,13 @@ def _explain(args: argparse.Namespace) -> int:
     found = explain(job_config(args))
     if args.json:
         return _print_json(asdict(found))
-    lines = [(u.kind, _plain(u.name), u.cache, _why(u)) for u in found.units]
+    lines = [(u.kind, one_line(u.name), u.cache, _why(u)) for u in found.units]
     _table(("kind", "name", "cache", "what differs"), lines)
     hits = sum(u.cache != "miss" for u in found.units)
-    print(f"{hits} of {len(found.units)} in the cache\n{found.place}")
+    say(f"{hits} of {len(found.units)} in the cache\n{found.place}")
     for text in (found.ends, *found.warnings):
         if text:
-            print(text)
+            say(text)
     return 0
 
 
@@ -183,7 +187,7 @@ def _why(unit: Any) -> str:
         return f"no {unit.kind} entry there"
     lines = [_difference(d) for d in unit.differences[:_MOST_PARTS]]
     more = len(unit.differences) - len(lines)
-    of = "" if unit.nearest == unit.name else f"of {_plain(unit.nearest)}: "
+    of = "" if unit.nearest == unit.name else f"of {one_line(unit.nearest)}: "
     return of + "; ".join([*lines, *([f"{more} more"] if more else [])])
 
 
@@ -198,28 +202,21 @@ def _difference(d: Any) -> str:
 
 
 def _print_json(data: Any) -> int:
-    print(json.dumps(data, indent=1))
+    say(json.dumps(data, indent=1))
     return 0
 
 
 def _table(
     titles: Iterable[str], rows: Iterable[tuple[str, ...]], right: Iterable[int] = ()
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     for number, title in enumerate(titles):
         table.add_column(title, justify="right" if number in tuple(right) else "left")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # names are the user's: no markup
-    Console(highlight=False).print(table)
-
-
-def _plain(text: str) -> str:
-    """Text of an entry without what a terminal would obey."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+        table.add_row(*row)
+    terminal.console().print(table)
 
 
 def _short(key: str) -> str:

@@ -6,7 +6,6 @@ log file gets everything. The dots and the final status always go to stdout, as 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from compiler.diagnostics import DiagnosticError, UsageError
+from orchestrator.terminal import say, written
 
 NUMBERS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 PASS_LINE = "Compiler status PASS"
@@ -48,16 +48,15 @@ class CompileLog:
     def say(self, level: str, text: str) -> None:
         """One message."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        print(f"{stamp} {level.upper()} {text}", file=self._file, flush=True)
+        written(f"{stamp} {level.upper()} {text}", self._file)
         number = NUMBERS[level]
         if number >= self._level:
             self._end_dots()
-            stream = sys.stdout if number < NUMBERS["warning"] else sys.stderr
-            print(f"{level.upper()}: {text}", file=stream, flush=True)
+            say(f"{level.upper()}: {text}", err=number >= NUMBERS["warning"])
 
     def note(self, text: str) -> None:
         """Something for the log file alone."""
-        print(text, file=self._file, flush=True)
+        written(text, self._file)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -69,13 +68,13 @@ class CompileLog:
 
     def dot(self) -> None:
         """One step of progress."""
-        print(".", end="", flush=True)
+        say(".", end="")
         self._dots += 1
 
     def passed(self) -> None:
         """The line scripts wait for."""
         self._end_dots()
-        print(PASS_LINE, flush=True)
+        say(PASS_LINE)
         self.say("info", PASS_LINE)
 
     def failed(self, error: DiagnosticError, facts: Sequence[tuple[str, str]]) -> None:
@@ -94,12 +93,12 @@ class CompileLog:
             self.note(note)
         lines = [_RULE, f" {d.severity}[{d.code}]: the compilation failed", _RULE]
         lines += [f"{name + ':':<20} {text}" for name, text in rows]
-        print("\n".join(lines), file=sys.stderr, flush=True)
-        print("\n".join(lines), file=self._file, flush=True)
+        say("\n".join(lines), err=True)
+        written("\n".join(lines), self._file)
 
     def _end_dots(self) -> None:
         if self._dots:
-            print(flush=True)
+            say()
         self._dots = 0
 
 

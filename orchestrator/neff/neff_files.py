@@ -18,6 +18,7 @@ from compiler.neff.files import write_atomic
 from compiler.neff.manifest import CoreBinding, Manifest
 from compiler.neff.reader import Container
 from compiler.neff.writer import pack
+from orchestrator.terminal import say
 
 _PROGRAM = "program/"
 
@@ -108,5 +109,5 @@ def export(bundle: Path, core: int, output: Path) -> int:
     }
     sections["manifest"] = bytes(container.data)
     write_atomic(output, pack("bundle", binding.to_meta(), sections))
-    print(f"{output}: core {core} of {cores}, programs {', '.join(manifest.programs)}")
+    say(f"{output}: core {core} of {cores}, programs {', '.join(manifest.programs)}")
     return 0

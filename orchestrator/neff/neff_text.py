@@ -15,6 +15,7 @@ from compiler.diagnostics import UsageError
 from compiler.isa.program import Engine, Function, Program
 from compiler.neff.listing import function_lines, program_lines
 from orchestrator.neff.neff_files import open_program
+from orchestrator.terminal import say
 
 _CONTEXT_LINES = 2
 _MAX_LINES = 40  # of one function's difference; the rest is counted
@@ -28,9 +29,9 @@ def dump(path: Path, program: str, function: str, engines: Sequence[str]) -> int
         names = ", ".join(f.name for f in opened.functions)
         raise UsageError("SW_USAGE", f"--function requires one of {names}, got {function!r}")
     if not function:
-        print("\n".join(program_lines(opened)))
+        say("\n".join(program_lines(opened)))
     for one in wanted:
-        print("\n".join(function_lines(opened, one, [Engine(e) for e in engines])))
+        say("\n".join(function_lines(opened, one, [Engine(e) for e in engines])))
     return 0
 
 
@@ -42,7 +43,7 @@ def diff(first: Path, second: Path, program: str) -> int:
     for name in old:
         lines += _function_changes(name, (a, old[name]), (b, new.get(name)))
     lines += [f"+ function {name}" for name in new if name not in old]
-    print("\n".join(lines) if lines else f"{first} and {second} do the same")
+    say("\n".join(lines) if lines else f"{first} and {second} do the same")
     return 1 if lines else 0
 
 

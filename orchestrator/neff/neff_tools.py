@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from compiler.budget import count_instructions, memory_of
@@ -25,7 +23,9 @@ from compiler.neff.bundle import load_bundle, read_program
 from compiler.neff.manifest import CoreBinding, Manifest
 from compiler.neff.reader import Container
 from compiler.target import PS_PER_S, Target, hypothetical_text, load_target, logical
+from orchestrator import terminal
 from orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
+from orchestrator.terminal import one_line, say
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -81,12 +81,12 @@ def info(path: Path, as_json: bool) -> int:
     """Print what a file holds."""
     found = describe(path)
     if as_json:
-        print(json.dumps(found, indent=1))
+        say(json.dumps(found, indent=1))
         return 0
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for key, value in found.items():
-        table.add_row(key, _cell(value))
-    Console(highlight=False).print(table)
+        table.add_row(one_line(key), _cell(value))
+    terminal.console().print(table)
     return 0
 
 
@@ -108,7 +108,7 @@ def verify(path: Path) -> int:
         cores = 1
         for size in bundle.manifest.mesh.values():
             cores *= size
-        print(f"{path}: bundle of {len(bundle.programs)} programs and {cores} cores is sound")
+        say(f"{path}: bundle of {len(bundle.programs)} programs and {cores} cores is sound")
         return 0
     container = Container.open(path)
     container.verify()
@@ -122,7 +122,7 @@ def verify(path: Path) -> int:
                 read_program(inner)
         case "core":
             CoreBinding.from_meta(container.meta, container.name)
-    print(f"{path}: {container.header.kind} file is sound")
+    say(f"{path}: {container.header.kind} file is sound")
     return 0
 
 
@@ -163,7 +163,7 @@ def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
     with _rounding(options.seed):
         results = run_single(program, given, options.level, watch, Ranks(*_mesh_of(opened)))
     for finding in watch.findings:
-        print(finding, file=sys.stderr)
+        say(finding.render(), err=True)
     arrays: dict[str, Any] = {f"out{k}": results[n] for k, n in enumerate(program.outputs)}
     with outputs.open("wb") as file:
         np.savez(file, **arrays)
@@ -197,10 +197,10 @@ def _print_time(opened: ProgramFile) -> None:
     seconds = f"{(total + loading) / PS_PER_S:.9f}"
     cores = f" ({program.lnc} physical cores)" if program.lnc > 1 else ""
     where = f"on {math.prod(mesh.values())} cores" if mesh else "on one core"
-    print(f"simulated time {seconds} s {where} of {target.name}{cores}{note}", file=sys.stderr)
+    say(f"simulated time {seconds} s {where} of {target.name}{cores}{note}", err=True)
     if opened.meta.get("hypothetical"):
         machine = logical(target, program.lnc, hypothetical=True)
-        print(hypothetical_text(machine), file=sys.stderr)
+        say(hypothetical_text(machine), err=True)
 
 
 def _program_ps(program: Program, target: Target) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.strict_json import dumps
+from orchestrator.terminal import say
 
 
 def add_verbs(verbs: Any) -> None:
@@ -44,7 +45,7 @@ def _report(args: argparse.Namespace) -> int:
     beside = args.report if args.report.is_dir() else args.report.parent
     path = beside / "report.html" if args.html == Path() else args.html
     write_page(path, report_page(found))
-    print(path)
+    say(str(path))
     return 0
 
 
@@ -56,7 +57,7 @@ def _compare(args: argparse.Namespace) -> int:
     if args.html:
         write_page(args.html, compare_page(found, tables(found)))
     if args.json:
-        print(dumps(found, indent=1))
+        say(dumps(found, indent=1))
     else:
         print_comparison(found)
     return 0

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from compiler.diagnostics import UsageError
-from orchestrator import config
+from orchestrator import config, terminal
 from orchestrator.report.page.words import dollars, percent, plain, ps_text
 from orchestrator.report.report import SCHEMA
 from orchestrator.report.text import size_text
@@ -244,7 +243,7 @@ def _moved(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 def print_comparison(found: Mapping[str, Any]) -> None:
     """All tables on the terminal."""
-    console = Console(highlight=False, markup=False)
+    console = terminal.console()
     for letter, name in zip("AB", found["names"], strict=True):
         console.print(Text.assemble((letter, "bold"), f" {name}"), soft_wrap=True)
     for caption, columns, rows in tables(found):

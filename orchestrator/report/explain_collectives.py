@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from compiler.target import PS_PER_S
+from orchestrator import terminal
 from orchestrator.config import JobConfig
 from orchestrator.report.sections import Report, plain
 from orchestrator.report.text import seconds_text, size_text
@@ -50,7 +50,7 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """A table; below it, by number, the reasons and the other algorithms."""
-    console = Console(highlight=False, markup=False)
+    console = terminal.console()
     table = Table(title="collectives, the most exposed first", title_justify="left", pad_edge=False)
     for name in ("#", "collective", "over", "bytes", "times", "one takes", "exposed"):
         left = name in ("collective", "over")

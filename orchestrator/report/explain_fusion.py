@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from orchestrator import terminal
 from orchestrator.config import JobConfig
 from orchestrator.report.sections import Report
 
@@ -87,7 +87,7 @@ def _entry(story: Any) -> dict[str, Any]:
 
 def show(functions: list[dict[str, Any]]) -> None:
     """The explanation as one table per function that moves at least 1 % of all bytes."""
-    console = Console(highlight=False, markup=False)
+    console = terminal.console()
     total = sum(_moved(f) for f in functions)
     for one in functions:
         if _moved(one) >= _SHOWN * total:

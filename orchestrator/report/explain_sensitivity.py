@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from orchestrator import terminal
 from orchestrator.build import build
 from orchestrator.config import JobConfig
 from orchestrator.job import step_of, unit_service
@@ -49,7 +49,7 @@ def _entry(moved: Moved) -> dict[str, Any]:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """The explanation as a table; figures that hardly matter are counted below it."""
-    console = Console(highlight=False, markup=False)
+    console = terminal.console()
     table = Table(title="what the step rests on", title_justify="left", pad_edge=False)
     for name in ("figure", "value", "status", f"{-SHARE:+.0%}", f"{SHARE:+.0%}"):
         table.add_column(name, justify="left" if name in ("figure", "status") else "right")

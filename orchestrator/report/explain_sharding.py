@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from compiler.diagnostics import Loc, UsageError
+from orchestrator import terminal
 from orchestrator.config import JobConfig
 from orchestrator.report.sections import Report
 
@@ -76,7 +76,7 @@ def _place(loc: Loc) -> str:
 
 def show(found: dict[str, Any]) -> None:
     """Both tables on the terminal."""
-    console = Console(highlight=False, markup=False)
+    console = terminal.console()
     tensors = _table("tensors", ("tensor", "where", "type", "layout", "decided by"))
     for row in found["tensors"][:_SHOWN]:
         where = row["loc"].rpartition("/")[2]

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from compiler.target import PS_PER_S
+from orchestrator import terminal
 from orchestrator.config import JobConfig
 from orchestrator.report.sections import Report
 from orchestrator.report.text import count_text, seconds_text, size_text
@@ -76,7 +76,7 @@ def _waits(report: Report) -> Iterator[dict[str, Any]]:
 
 def show(section: Mapping[str, Any]) -> None:
     """Both tables."""
-    console = Console(highlight=False, markup=False)
+    console = terminal.console()
     total = section["step_time_ps"] or 1
     console.print(_functions(section["functions"], total))
     console.print(_lines(section["lines"], total))

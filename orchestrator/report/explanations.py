@@ -15,6 +15,7 @@ from typing import Any
 from compiler.diagnostics import UsageError
 from orchestrator.config import JobConfig
 from orchestrator.strict_json import dumps
+from orchestrator.terminal import say
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def show(
 ) -> None:
     """The report as JSON, or the screen and below it what was explained."""
     if as_json:
-        print(dumps(report, indent=1))
+        say(dumps(report, indent=1))
         return
     screen(report)
     if words:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from compiler.diagnostics import DiagnosticError
+from orchestrator import terminal
 from orchestrator.build import Built, planned
 from orchestrator.bundling import compiled_footprints
 from orchestrator.config import JobConfig
@@ -128,7 +128,7 @@ def explain(job: JobConfig, report: Report) -> dict[str, Any]:
 
 def show(memory: dict[str, Any]) -> None:
     """The timeline, the tensors at the peak and what would help, on the terminal."""
-    console = Console(highlight=False, markup=False)
+    console = terminal.console()
     console.print(_timeline(memory))
     console.print(_tensors(memory))
     if memory["suggestions"]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
+from orchestrator import terminal
 from orchestrator.report import sections
 from orchestrator.report.sections import Report, Section, plain
 from orchestrator.report.text import seconds_text, share_text, size_text, usd_text
@@ -33,7 +33,7 @@ class _Part:
 
 def plan_screen(report: Report) -> None:
     """Print the screen."""
-    console = Console(highlight=False)
+    console = terminal.console()
     for line in screen_lines(report, console.width if console.is_terminal else WIDTH):
         console.print(line, soft_wrap=True)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator import terminal
 from orchestrator.report import sections
 from orchestrator.report.sections import plain
 from orchestrator.text_plots import lines
@@ -30,7 +31,7 @@ _SECTIONS = (
 
 def run_screen(report: dict[str, Any]) -> None:
     """The screen at the end of `run`."""
-    console = Console(highlight=False)
+    console = terminal.console()
     width = console.width
     for section in (sections.headline, sections.job, sections.logical_cores, sections.placement):
         _print(console, section(report, width))
@@ -66,9 +67,10 @@ def _units(console: Console, report: dict[str, Any]) -> None:
     console.print(table)
 
 
-def _unit_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+def _unit_cells(row: dict[str, Any]) -> tuple[str, Text, str]:
     name = "partition" if row["kind"] == "partition" else row["name"]
-    return name, f"[dim]{row['worker'].split(':')[0]}[/]", f"{row['seconds']:.2f}s "
+    worker = Text(row["worker"].split(":")[0], "dim")
+    return name, worker, f"{row['seconds']:.2f}s "
 
 
 def _losses(console: Console, report: dict[str, Any]) -> None:
@@ -107,6 +109,6 @@ def loss_plot(losses: list[float], width: int = 76, height: int = 9) -> Text:
 
 def _cannot_tell(console: Console, limits: dict[str, Any]) -> None:
     """What the answer cannot tell, each in a few words."""
-    console.print("[bold]what this cannot tell you[/] (report.json says more)")
+    console.print(Text.assemble(("what this cannot tell you", "bold"), " (report.json says more)"))
     text = ", ".join(one["short"] for one in limits["cannot_tell"])
     _print(console, plain("", text, console.width))

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from compiler.target import PS_PER_S
+from orchestrator import terminal
 from orchestrator.report.bars import bar, bar_to_limit, legend, percents
 from orchestrator.report.text import (
     KIB,
@@ -34,7 +34,7 @@ _SHOWN = 5e-4  # of a bar: less has no cell, and is 0.0 %
 def titled(title: str, text: Text | str, width: int, most: int = 0) -> list[Text]:
     """A title and its text, wrapped; of more than `most` lines the rest is cut."""
     body = Text.from_markup(text) if isinstance(text, str) else text
-    wrapped = list(body.wrap(Console(width=width), max(20, width - TITLE)))
+    wrapped = list(body.wrap(terminal.console(width=width), max(20, width - TITLE)))
     if most and len(wrapped) > most:
         wrapped = wrapped[:most]
         wrapped[-1].truncate(width - TITLE - 3)
@@ -61,7 +61,7 @@ def parts_of(parts: Sequence[Text], width: int) -> list[Text]:
         if lines and len(lines[-1]) + 2 + len(part) <= room:
             lines[-1].append("  ").append(part)
         else:
-            lines += part.wrap(Console(width=width), room)
+            lines += part.wrap(terminal.console(width=width), room)
     return [Text.assemble(" " * TITLE, line, no_wrap=True) for line in lines]
 
 

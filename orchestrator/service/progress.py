@@ -10,14 +10,15 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
+from orchestrator import terminal
 from orchestrator.service.batch import Counts, UnitRow
 from orchestrator.service.executor import WorkUnit
 from orchestrator.strict_json import dumps
+from orchestrator.terminal import say
 
 _NAMED = 3  # units that another job computes, before the rest is counted
 
@@ -29,7 +30,7 @@ class Progress:
     def __init__(self, form: str = "auto", elsewhere: str = "plain") -> None:
         self._form = form if form != "auto" else "bar" if sys.stderr.isatty() else elsewhere
         quiet = self._form in ("quiet", "json")
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._console = terminal.console(stderr=True, quiet=quiet)
         self._start = time.perf_counter()
         self._bars: Bars | None = None
         self._task = TaskID(0)
@@ -98,7 +99,7 @@ class Progress:
     def _json(self, what: str, **fields: Any) -> None:
         if self._form == "json":
             line = {"seconds": round(time.perf_counter() - self._start, 3), "progress": what}
-            print(dumps(line | fields), file=sys.stderr, flush=True)
+            say(dumps(line | fields), err=True)
 
     def _end_bar(self) -> None:
         if self._bars is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orchestrator.service.executor import attempt
 from orchestrator.service.unit_errors import UnitDefectError, read_kept
+from orchestrator.terminal import one_line, say
 
 
 def main(file: Path) -> int:
@@ -16,11 +17,12 @@ def main(file: Path) -> int:
     for what nobody meant to raise.
     """
     unit = read_kept(file)
-    print(f"{unit.kind} unit {unit.name}, key {unit.key}, {len(unit.payload)} bytes", flush=True)
+    size = len(unit.payload)
+    say(one_line(f"{unit.kind} unit {unit.name}, key {unit.key}, {size} bytes"))
     outcome = attempt(unit, f"inline:{os.getpid()}")
     if outcome.error is not None:
         raise outcome.error
     if outcome.defect:
         raise UnitDefectError(outcome.defect)
-    print(f"done in {outcome.seconds:.2f} s, {len(outcome.result or b'')} bytes")
+    say(f"done in {outcome.seconds:.2f} s, {len(outcome.result or b'')} bytes")
     return 0

@@ -6,7 +6,6 @@ worker waits for the next job to be captured (`together.py`).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -15,9 +14,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from compiler.diagnostics import Diagnostic, UsageError
+from orchestrator import terminal
 from orchestrator.budgets import check_budgets, check_state
 from orchestrator.build import Planned, compile_parts, planned, with_programs
 from orchestrator.config import JobConfig, output_folder
@@ -28,6 +27,7 @@ from orchestrator.service.service import Settled, UnitService
 from orchestrator.stages import Stages, Traces
 from orchestrator.strict_json import dumps
 from orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
+from orchestrator.terminal import say
 
 SUMMARY = "compile.json"
 
@@ -181,9 +181,9 @@ def run(jobs: Mapping[Path, JobConfig], as_json: bool) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).write_text(text)
     if as_json:
-        print(text)
+        say(text)
     else:
-        _screen(summary, Console(highlight=False))
+        _screen(summary, terminal.console())
     return summary.exit_code
 
 
@@ -194,7 +194,7 @@ def _screen(summary: CompileSummary, console: Console) -> None:
     for job in summary.jobs:
         units, sizes = job.units, job.programs.values()
         numbers = (units.total, units.cached, units.compiled, units.failed, len(sizes))
-        table.add_row(Text(job.job), *map(str, numbers), f"{sum(sizes) / 1e6:.2f}")
+        table.add_row(job.job, *map(str, numbers), f"{sum(sizes) / 1e6:.2f}")
     units, done = summary.units, sum(not job.error for job in summary.jobs)
     console.print(table)
     console.print(
@@ -204,8 +204,8 @@ def _screen(summary: CompileSummary, console: Console) -> None:
     )
     for job in summary.jobs:
         if job.error:
-            print(f"{job.job}: {job.error.render()}", file=sys.stderr)
+            say(f"{job.job}: {job.error.render()}", err=True)
         else:
-            print(f"{job.job}: {job.bundle}")
+            say(f"{job.job}: {job.bundle}")
     for finding in summary.findings:
-        print(finding.render(), file=sys.stderr)
+        say(finding.render(), err=True)

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from compiler.diagnostics import ExecutionError, UsageError
 from compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXTRACT_ONLY
+from orchestrator import terminal
 from orchestrator.cache import open_cache
 from orchestrator.config import JobConfig
 from orchestrator.host import PACKAGES_ROOT
@@ -33,6 +32,7 @@ from orchestrator.submission.graphs import (
     compile_graphs,
     graph_folders,
 )
+from orchestrator.terminal import one_line, say
 
 IGNORE_ERRORS = "NEURON_IGNORE_TRAINING_SCRIPT_ERROR_AND_COMPILE"
 
@@ -60,12 +60,12 @@ def run(asked: Asked) -> int:
     match asked.command:
         case "clean":
             count = clean(asked.directory)
-            print(f"removed {count} graphs of {asked.directory}")
+            say(f"removed {count} graphs of {asked.directory}")
             return 0
         case "clear-locks":
             local = open_cache(asked.job.cache).local
             free, held = local.clear_locks()
-            print(f"removed {free} locks of {local.place}" + (f", {held} held" if held else ""))
+            say(f"removed {free} locks of {local.place}" + (f", {held} held" if held else ""))
             return 0
     if asked.command != "compile":
         _collect(asked)
@@ -93,7 +93,7 @@ def _collect(asked: Asked) -> None:
             "SW_USAGE", f"cannot run {asked.script[0]}: {error.strerror or error}"
         ) from error
     count = len(graph_folders(asked.directory))
-    print(f"{count} graphs, {count - before} of them new, in {asked.directory}", file=sys.stderr)
+    say(f"{count} graphs, {count - before} of them new, in {asked.directory}", err=True)
     if code and os.environ.get(IGNORE_ERRORS, "0") in ("", "0"):
         raise ExecutionError(
             "SW_SCRIPT",
@@ -115,9 +115,9 @@ def _compile(asked: Asked) -> int:
     text = dumps(summary.as_dict(), indent=1)
     (asked.directory / SUMMARY).write_text(text)
     for notice in summary.notices:
-        print(notice.render(), file=sys.stderr)
+        say(notice.render(), err=True)
     if asked.as_json:
-        print(text)
+        say(text)
     else:
         _screen(summary, asked.directory)
     return summary.exit_code
@@ -131,12 +131,12 @@ def _screen(summary: GraphSummary, directory: Path) -> None:
         status = "cached" if graph.cached else "compiled" if graph.neff else "failed"
         units = graph.units
         numbers = (units.total, units.cached, units.compiled, units.failed)
-        table.add_row(Text(Path(graph.folder).name), status, *map(str, numbers))
-    Console(highlight=False).print(table)
-    print(
+        table.add_row(one_line(Path(graph.folder).name), status, *map(str, numbers))
+    terminal.console().print(table)
+    say(
         f"{summary.total} graphs in {summary.seconds:.1f} s: {summary.succeeded} succeeded"
         f" ({summary.cached} cached), {summary.failed} failed\n{directory}"
     )
     for graph in summary.graphs:
         if graph.error:
-            print(f"{graph.name}: {graph.error.render()}", file=sys.stderr)
+            say(f"{one_line(graph.name)}: {graph.error.render()}", err=True)

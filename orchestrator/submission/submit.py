@@ -8,22 +8,21 @@ only. The job is read here first: what `run` would refuse is refused before anyt
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from compiler.diagnostics import UsageError
+from orchestrator import terminal
 from orchestrator.config import JobConfig, check_lasting
 from orchestrator.host import package_folder
 from orchestrator.service.units import PACKAGES
 from orchestrator.strict_json import dumps
 from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission, check_environment
+from orchestrator.terminal import one_line, say
 
 _COMMAND = ("python", "-m", "orchestrator")
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
@@ -79,7 +78,7 @@ def submit(asked: Asked) -> int:
     jobs = RayJobs(asked.address)
     job = jobs.submit(prepared)
     if asked.detach:
-        print(job)
+        say(job)
         _say(f"status: {_next('status', job, jobs)}\nstop:   {_next('stop', job, jobs)}")
         return 0
     _say(f"job {job} on {jobs.address}: {prepared.command}")
@@ -109,7 +108,7 @@ def status(address: str, job: str, follows: bool, as_json: bool) -> int:
     states = [jobs.state(job)] if job else jobs.states()
     if as_json:
         rows = [asdict(state) for state in states]
-        print(dumps(rows[0] if job else rows, indent=1))
+        say(dumps(rows[0] if job else rows, indent=1))
     elif job:
         _print_state(states[0])
     else:
@@ -120,7 +119,7 @@ def status(address: str, job: str, follows: bool, as_json: bool) -> int:
 def stop(address: str, job: str) -> int:
     """Stop a job and say how it ended."""
     state = RayJobs(address).stop(job)
-    print(f"job {job}: {state.status}" + _code(state))
+    say(one_line(f"job {job}: {state.status}{_code(state)}"))
     return 0
 
 
@@ -132,23 +131,26 @@ def _print_states(states: Sequence[JobState]) -> None:
         code = "" if state.exit_code is None else str(state.exit_code)
         command = state.command.removeprefix(f"{shlex.join(_COMMAND)} ")
         cells = (state.id, state.status, code, _clock(state.started_s), _took(state), command)
-        table.add_row(*map(Text, cells))
-    Console(highlight=False).print(table)
+        table.add_row(*map(one_line, cells))
+    terminal.console().print(table)
 
 
 def _print_state(state: JobState) -> None:
-    print(f"job {state.id}: {state.status}{_code(state)}")
+    say(one_line(f"job {state.id}: {state.status}{_code(state)}"))
     rows = {
         "command": state.command,
         "started": _clock(state.started_s),
         "seconds": _took(state),
         "message": state.message,
     }
-    print("\n".join(f"{name:<9}{text}" for name, text in rows.items() if text))
+    say("\n".join(f"{name:<9}{one_line(text)}" for name, text in rows.items() if text))
 
 
 def _clock(unix_s: float | None) -> str:
-    return "" if unix_s is None else datetime.fromtimestamp(unix_s).strftime("%m-%d %H:%M")
+    try:
+        return "" if unix_s is None else datetime.fromtimestamp(unix_s).strftime("%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):  # no time of ours
+        return "?"
 
 
 def _took(state: JobState) -> str:
@@ -166,9 +168,9 @@ def _next(verb: str, job: str, jobs: RayJobs) -> str:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    # A bar that goes back to the start of its line is a line each time.
+    say(text.replace("\r\n", "\n").replace("\r", "\n"), end="")
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text, err=True)

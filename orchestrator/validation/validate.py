@@ -21,6 +21,7 @@ from orchestrator.cache import open_cache
 from orchestrator.config import JobConfig
 from orchestrator.report.limits import Confidence, asked, confidence
 from orchestrator.service.progress import Progress
+from orchestrator.terminal import say
 from orchestrator.validation import calibrate
 from orchestrator.validation.calibrate import Surface, grid_profiles
 from orchestrator.validation.predict import Predictor, Timed, job_of, layout_of
@@ -104,7 +105,7 @@ def run(asked: Asked) -> int:
 
         report["collectives"] = collectives(asked.collectives)
     if asked.as_json:
-        print(json.dumps(report, indent=1))
+        say(json.dumps(report, indent=1))
     else:
         from orchestrator.validation.validate_screen import show
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from orchestrator import terminal
 from orchestrator.report.text import seconds_text
 
 _WORST_SHOWN = 10
@@ -15,7 +16,7 @@ _WORST_SHOWN = 10
 
 def show(report: Mapping[str, Any]) -> None:
     """Print a report of `validate.run`."""
-    console = Console(highlight=False)
+    console = terminal.console()
     if "training" in report:
         _training(console, report["training"])
     for name in ("kernels", "collectives"):

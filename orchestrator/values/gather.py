@@ -9,6 +9,7 @@ from pathlib import Path, PureWindowsPath
 from numpy.lib import format as npy
 
 from compiler.diagnostics import UsageError
+from orchestrator.terminal import say
 from orchestrator.values.checkpoint import Checkpoint, senseless, steps_in
 
 _MAX_NAME = 2**12
@@ -37,7 +38,7 @@ def gather(folder: Path, out: Path) -> int:
         temporary.replace(out)
     finally:
         temporary.unlink(missing_ok=True)
-    print(f"{out}: {count} leaves, {total / 1e9:.3f} GB, after step {found.head.step}")
+    say(f"{out}: {count} leaves, {total / 1e9:.3f} GB, after step {found.head.step}")
     return 0
 
 

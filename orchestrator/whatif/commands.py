@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import UsageError
+from orchestrator import terminal
 from orchestrator.job_flags import add_job_flags, job_config
 from orchestrator.strict_json import dumps
+from orchestrator.terminal import say
 
 if TYPE_CHECKING:
     from orchestrator.config import JobConfig
@@ -64,7 +65,6 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from rich.console import Console
 
     from orchestrator.whatif import pictures, table
     from orchestrator.whatif.points import points
@@ -82,9 +82,9 @@ def _sweep(args: argparse.Namespace) -> int:
         written = table.write_files(folder, "sweep", data, rows)
         written += pictures.write(folder, rows, objective, varied)
     if args.json:
-        print(dumps(data, indent=1))
+        say(dumps(data, indent=1))
     else:
-        console = Console(highlight=False)
+        console = terminal.console()
         sort = METRICS[_OBJECTIVES[args.sort or args.objective]]
         table.show(console, swept, sort, varied, args.limit if args.limit > 0 else len(asked))
         pictures.show(console, rows)
@@ -93,7 +93,6 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _scale(args: argparse.Namespace) -> int:
-    from rich.console import Console
 
     from orchestrator.whatif import scale, scale_screen, table
 
@@ -115,9 +114,9 @@ def _scale(args: argparse.Namespace) -> int:
         written = table.write_files(folder, "scale", data, scale_screen.all_rows(found))
         written += scale_screen.write_plots(folder, found)
     if args.json:
-        print(dumps(data, indent=1))
+        say(dumps(data, indent=1))
     else:
-        console = Console(highlight=False)
+        console = terminal.console()
         scale_screen.show(console, found)
         scale_screen.show_plot(console, found)
         _tell_files(written)
@@ -152,7 +151,7 @@ def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) ->
 def _tell_files(paths: Sequence[Path]) -> None:
     """What was written, one folder and the names in it."""
     if paths:
-        print(f"files in {paths[0].parent}: {', '.join(path.name for path in paths)}")
+        say(f"files in {paths[0].parent}: {', '.join(path.name for path in paths)}")
 
 
 def _tell(progress: Progress, row: Row, done: int, total: int) -> None:
@@ -171,7 +170,7 @@ def _exit_code(swept: Swept) -> int:
     from orchestrator.whatif.rows import FITS, REFUSED
 
     if swept.interrupted:
-        print("interrupted; points that are done are kept", file=sys.stderr)
+        say("interrupted; points that are done are kept", err=True)
         return 130
     states = {row.status for row in swept.rows}
     return 0 if FITS in states else 70 if states == {REFUSED} else 71

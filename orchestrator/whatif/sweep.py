@@ -6,7 +6,6 @@ answer; what died or was a defect says nothing about the point and is tried agai
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from typing import Any
 from compiler.diagnostics import DiagnosticError, InternalError
 from orchestrator.config import JobConfig
 from orchestrator.plan_cache import plan_key
+from orchestrator.terminal import say
 from orchestrator.whatif.journal import Journal
 from orchestrator.whatif.points import Point
 from orchestrator.whatif.rows import Row, may_pass, refused_row, row_of
@@ -84,7 +84,7 @@ def _row(key: str, point: Point, future: Future[Mapping[str, Any]]) -> tuple[Row
         return row_of(report["provenance"]["plan_key"], point.values, report), True
     if not isinstance(error, DiagnosticError):
         error = InternalError.of(error, "".join(traceback.format_exception(error)))
-        print(*error.__notes__, sep="\n", file=sys.stderr)
+        say("\n".join(error.__notes__), err=True)
     # What a function of the user's read before it was refused is not known.
     is_final = not (may_pass(error) or point.job.model.entry)
     return refused_row(key, point.values, error), is_final

@@ -7,7 +7,6 @@ answer is due; `--tries N` makes it N, however long they take.
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from orchestrator.config import JobConfig
 from orchestrator.job import unit_service
 from orchestrator.service.service import UnitService
 from orchestrator.stages import Stages, Traces
+from orchestrator.terminal import say
 from orchestrator.whatif.change import Change, changed
 from orchestrator.whatif.many import plans
 from orchestrator.whatif.rows import may_pass
@@ -141,7 +141,7 @@ def _without_answer(error: BaseException) -> dict[str, Any]:
     """A try that was refused, or that failed, which says nothing about the change."""
     if not isinstance(error, DiagnosticError):
         error = InternalError.of(error, "".join(traceback.format_exception(error)))
-        print(*error.__notes__, sep="\n", file=sys.stderr)
+        say("\n".join(error.__notes__), err=True)
     status = FAILED if may_pass(error) else "refused"
     return {"status": status, "helps": False} | {
         "code": error.code,

@@ -1,0 +1,63 @@
+"""What a person reads: the one way to a terminal, on which text of others does nothing.
+
+Names of models, files, jobs and units come from users, from files that somebody else wrote and from
+servers. A terminal obeys control characters and the reading order can be turned around by some that
+are not seen, so each of them is shown as `?`; brackets and colons are themselves, for nothing here
+reads markup. Styles are ours, as `rich.text.Text`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from rich.text import Text
+
+_KEPT = "\t"
+
+
+def printable(text: str) -> str:
+    """Text with what a terminal would obey, or would not show, as `?`; lines stay lines."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
+def one_line(text: str) -> str:
+    """As `printable`, of what is a name: a second line would look like one of ours."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _KEPT else "?" for c in text)
+
+
+def say(text: str = "", err: bool = False, end: str = "\n") -> None:
+    """Print text on stdout, or on stderr."""
+    print(printable(text), end=end, file=sys.stderr if err else sys.stdout, flush=True)
+
+
+def console(**settings: Any) -> Console:
+    """A console for text and tables; `settings` are those of `rich.console.Console`."""
+    from rich import console as rich
+
+    class Plain(rich.Console):
+        """Its own control codes (a bar that moves) pass, those inside of text do not."""
+
+        def render_str(self, text: str, **settings: Any) -> Text:
+            """See rich.console.Console; before it is measured."""
+            return super().render_str(printable(text), **settings)
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            """See rich.console.Console."""
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    return Plain(**{"highlight": False, "markup": False, "emoji": False, **settings})
+
+
+def written(text: str, file: TextIO) -> None:
+    """A line of a log that people read with `cat`."""
+    print(printable(text), file=file, flush=True)
