@@ -56,13 +56,14 @@ def main() -> None:
 
 def _settings() -> Iterator[str]:
     names = ("profile", "attention", "recomputation", "dropout", "sums in fp32", "projections")
-    yield _header(*names, "source")
+    yield _header(*names, "traced while cores wait", "source")
     for one in profiles():
         sums = _yes(one.accumulation)
         joint = "fused" if one.fused else "separate"
         joint += ", kv heads of every rank" if one.replicated_kv else ""
         dropped = f"{one.dropout:g}"
-        yield _line(one.name, one.attention, one.remat, dropped, sums, joint, one.source)
+        traced = f"{one.trace_us_per_layer} us a layer" if one.trace_us_per_layer else "no"
+        yield _line(one.name, one.attention, one.remat, dropped, sums, joint, traced, one.source)
 
 
 def _header(*names: str) -> str:

@@ -67,7 +67,7 @@ class Predictor:
             name=f"step {profile.name}", step=step, profile=profile.name, credit=profile
         )
         (answer,) = answers([asked], self._service)
-        timed = _shares(answer.timing)
+        timed = shares_of(answer.timing, workload.host_us)
         self._cache.put(KIND, key, json.dumps(dataclasses.asdict(timed)).encode())
         return timed
 
@@ -103,11 +103,13 @@ def _step(built: Built) -> Step:
     )
 
 
-def _shares(timing: StepTiming) -> Timed:
-    total = timing.step_time_ps
+def shares_of(timing: StepTiming, host_us: int) -> Timed:
+    """A step, and before it the time in which cores wait for the host."""
+    host_ps = host_us * PS_PER_S // 10**6
+    total = timing.step_time_ps + host_ps
     shares, busy = (
         {name: ps / total for name, ps in parts.items() if ps}
-        for parts in (timing.breakdown_ps, timing.engines_ps)
+        for parts in ({**timing.breakdown_ps, "host": host_ps}, timing.engines_ps)
     )
     return Timed(total / PS_PER_S, shares, busy)
 

@@ -13,11 +13,12 @@ import pytest
 from compiler.diagnostics import UsageError
 from orchestrator import cli
 from orchestrator.validation import calibrate, validate
-from orchestrator.validation.predict import Timed, job_of, layout_of, task_of
+from orchestrator.validation.predict import Timed, job_of, layout_of, shares_of, task_of
 from orchestrator.validation.published import COLUMNS, OPTIONAL, PublishedRun, read_runs
 from orchestrator.validation.run_settings import profiles, release
 from orchestrator.validation.validate_screen import show
 from sim_cluster import calibration
+from sim_cluster.step_time import StepTiming
 
 BERT = {
     "id": "B1",
@@ -131,6 +132,30 @@ def test_settings_follow_framework_model_and_release(
     found = parsed(tmp_path, GPT | columns)
     assert found.settings.name == name.replace("m-", "megatron-")
     assert found.workload.attention == found.settings.attention
+
+
+def test_cores_wait_for_what_the_host_traces_of_their_stage(tmp_path: Path) -> None:
+    read = BERT | {"framework": "torch-neuronx dp_bert_hf_pretrain", "layers": "24"}
+    assert parsed(tmp_path, read).workload.host_us == 24 * 3900
+    assert parsed(tmp_path, read | {"pp": "4"}).workload.host_us == 6 * 3900
+    assert parsed(tmp_path, BERT).workload.host_us == 0
+
+
+def test_host_time_is_beside_that_of_the_step() -> None:
+    step = StepTiming(
+        profile="nominal",
+        step_time_ps=3 * 10**9,
+        breakdown_ps={"compute": 2 * 10**9, "memory": 10**9},
+        hidden_ps={},
+        engines_ps={"tensor": 10**9},
+        lone_ps=0,
+        stages_ps=(),
+        collectives=(),
+        rank_classes=1,
+    )
+    timed = shares_of(step, host_us=1000)
+    assert timed == Timed(0.004, {"compute": 0.5, "memory": 0.25, "host": 0.25}, {"tensor": 0.25})
+    assert "host" not in shares_of(step, host_us=0).shares
 
 
 def test_every_profile_says_where_it_is_from() -> None:
