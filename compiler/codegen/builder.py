@@ -174,12 +174,22 @@ class Scope:
         self.trip = trip
         self.sizes: dict[int, int] = {}  # atoms that are shorter here (the tail of a split)
         self.first: dict[int, tuple[int, ...] | None] = {}  # see `enter`
+        self.lane = 0  # of straight code whose lanes run side by side, each with tiles of its own
         self._free: dict[tuple[object, ...], list[int]] = {}
 
     def straight(self, boxes: Mapping[int, Box]) -> Scope:
         """The same place with other boxes."""
         scope = Scope(self.builder, self.body, {**self.boxes, **boxes}, self.register, self.trip)
         scope._free, scope.sizes, scope.first = self._free, self.sizes, self.first
+        scope.lane = self.lane
+        return scope
+
+    def beside(self, body: list[Instr | Loop], lane: int) -> Scope:
+        """Code in `body`, a loop of this place or the place itself, with tiles that live in one
+        iteration here and that only the same lane takes.
+        """
+        scope = self.straight({})
+        scope.body, scope.lane = body, lane
         return scope
 
     def loop(self, trip: int) -> Scope:
@@ -250,8 +260,8 @@ class Scope:
         first, the one that was released longest ago: what it held is read or stored by now. One
         that is `loaded` waits for the last reader of what it takes over.
         """
-        slots = min(self.trip, slots or self.builder.slots)
-        key = (partitions, elements, dtype, slots)
+        slots = 1 if self.lane else min(self.trip, slots or self.builder.slots)
+        key = (self.lane, partitions, elements, dtype, slots)
         if self._free.get(key) and not (loaded and self.builder.loads_apart):
             number = self._free[key].pop(0)
             self.builder.takes_over |= loaded or number in self.builder.loaded
@@ -276,7 +286,7 @@ class Scope:
         if self.builder.loads_apart and held.tile in self.builder.loaded:
             return
         if tile.space is Space.SBUF and tile.loop == self.register:
-            key = (tile.partitions, tile.elements, tile.dtype, tile.slots)
+            key = (self.lane, tile.partitions, tile.elements, tile.dtype, tile.slots)
             self._free.setdefault(key, []).append(held.tile)
 
     def add(

@@ -43,10 +43,17 @@ class Balance:
 
 
 def balance(
-    space: Space, roles: Roles, run: Mapping[int, int], turned: Collection[int], room: Room
+    space: Space,
+    roles: Roles,
+    run: Mapping[int, int],
+    turned: Collection[int],
+    ways: int,
+    room: Room,
 ) -> Balance:
-    """Who does what; the engines of copies with a scale are set in `space`."""
-    work = _Work(space, roles, run, turned, room)
+    """Who does what where `ways` row tiles take turns in a block; the engines of copies with a
+    scale are set in `space`.
+    """
+    work = _Work(space, roles, run, turned, ways, room)
     while work.improve():
         pass
     for n, engine in work.chosen.items():
@@ -69,6 +76,7 @@ class _Work:
         roles: Roles,
         run: Mapping[int, int],
         turned: Collection[int],
+        ways: int,
         room: Room,
     ) -> None:
         self.space, self.roles, self.room = space, roles, room
@@ -78,9 +86,10 @@ class _Work:
         self.busy = dict.fromkeys(_ENGINES, 0.0)
         for work, engine in self.chosen.items():
             self.busy[engine] += self._time(work, engine)
-        for n in roles.sums:  # products are added up in SBUF
+        for n in roles.sums:  # products of `ways` row tiles are added up in SBUF
             added = math.prod(space.sizes[a] for a in space.values[n].atoms & roles.inner)
-            self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, added / room.limits.partitions)
+            cycles = added / room.limits.partitions / ways
+            self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, cycles)
 
     def _is_copied(self, number: int) -> bool:
         """Whether a product surely leaves PSUM: it is rounded, or a single column."""

@@ -21,7 +21,8 @@ from compiler.codegen.rows.online import Running
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.rows.products import Products, Shared, placed
 from compiler.codegen.rows.rescale import copied, rescale, start_of
-from compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases
+from compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases, order
+from compiler.codegen.rows.sums import Block
 from compiler.codegen.space import CODELESS, SINKS, Value
 from compiler.dtypes import DType
 from compiler.isa.program import Engine, Space
@@ -76,6 +77,9 @@ class Group(Products):
         self.count = sum(p.trip for p in self.parts)
         self.partial: dict[int, Held] = {}
         self.reducer: Engine | None = None
+        self.ends = (True, True)  # whether the row tile at hand begins a block, and ends it
+        self.holds = False  # whether PSUM holds all blocks of sums until they leave it
+        self.banks: dict[tuple[int, Block], Held] = {}  # of the block at hand, by sum
         self.stage_of = {n: number for number, s in enumerate(plan.stages) for n in s.values}
         self.left = self._last_readers()
         self.band, self.running = band, running
@@ -120,22 +124,62 @@ class Group(Products):
         """All code of one stage."""
         for n in stage.values:
             self._begin(n, self.space.values[n])
-        for part in self.parts:
-            place = self._enter(part)
-            moving = [r for r in self.running if r.column in stage.values]
-            before = [copied(self, r, self._running(r, place), place) for r in moving]
-            if stage.inner is None:
-                self._block(stage, place)
-            else:
-                self._sweep(stage, place, stage.inner)
-            for r, held in zip(moving, before, strict=True):
-                moved = (held, self._running(r, place))
-                rescale(self, r, moved, [self._carried(n, place) for n in r.folds], place)
+        if stage.inner is not None and self._takes_turns(stage):
+            tiles = [self._enter(Piece(p.start, p.extent)) for p in self._single_tiles()]
+            self._sweep(stage, tiles, stage.inner)
+        else:
+            for part in self.parts:
+                self._tiles_of(stage, self._enter(part))
         carried = self.band.kept if self.band else {}
         for n in (n for n in self.left.get(stage, ()) if n not in carried):
             for kept in (self.held, self.turned, self.partial):
                 if n in kept:
                     self.scope.release(kept.pop(n))
+
+    def _tiles_of(self, stage: Stage, place: Scope) -> None:
+        """A stage of the row tiles of `place`, one after the other."""
+        moving = [r for r in self.running if r.column in stage.values]
+        before = [copied(self, r, self._running(r, place), place) for r in moving]
+        if stage.inner is None:
+            self._block(stage, place)
+        else:
+            self._sweep(stage, [place], stage.inner)
+        for r, held in zip(moving, before, strict=True):
+            moved = (held, self._running(r, place))
+            rescale(self, r, moved, [self._carried(n, place) for n in r.folds], place)
+
+    def _single_tiles(self) -> list[Piece]:
+        return [
+            Piece(p.start + at * p.extent, p.extent) for p in self.parts for at in range(p.trip)
+        ]
+
+    def _takes_turns(self, stage: Stage) -> bool:
+        """Whether the row tiles of the group take turns in every block, so that a sum over them
+        leaves PSUM once.
+        """
+        adds_up = any(self._is_product_sum(n) for n in stage.values)
+        return self.count > 1 and adds_up and self._holds(stage)
+
+    def _holds(self, stage: Stage) -> bool:
+        """Whether PSUM has a place for each block of each sum beside what else a sweep needs."""
+        kept, others = self._banks(stage)
+        return 2 * kept + others <= self.builder.limits.psum_banks
+
+    def _banks(self, stage: Stage) -> tuple[int, int]:
+        """PSUM banks of a block: of products, and of transposes and sums."""
+        assert stage.inner is not None
+        box = self.scope.boxes[stage.inner]
+        width = min(box.extent, self.builder.limits.moving_max)
+        block = self.scope.straight({stage.inner: replace(box, extent=width)})
+        sums = [n for n in stage.values if self._is_product_sum(n)]
+        turned = sum(n in self.plan.turned for n in stage.values)
+        kept = sum(n in self.panels for n in stage.values)
+        return kept, turned + sum(len(self.sums.blocks(n, block)) for n in sums)
+
+    def _is_product_sum(self, number: int) -> bool:
+        """Whether a value is a sum over rows, and not one that keeps them."""
+        mine = number in self.plan.roles.sums
+        return mine and self.sums.layouts[number].tall != self.plan.roles.row
 
     def _enter(self, part: Piece) -> Scope:
         """The code for tiles of the group that have `part.extent` rows."""
@@ -223,56 +267,72 @@ class Group(Products):
         rows = rows or min(self.height, home.extent(self.plan.roles.row))
         return Held(home.tile(name, rows, size * count, dtype, 1, loaded), {tiles: size})
 
-    def _sweep(self, stage: Stage, place: Scope, atom: int) -> None:
-        """Blocks of columns of one row tile."""
-        runs = self.runs(atom)
-        if self._returns(stage) and sum(run.piece.trip for run in runs) > 1:
-            self._skewed(stage, place, atom, runs)
+    def _sweep(self, stage: Stage, tiles: Sequence[Scope], atom: int) -> None:
+        """Blocks of columns of row tiles that take turns in each."""
+        runs, self.holds = self.runs(atom), self._holds(stage)
+        if self._returns(stage) and len(tiles) * sum(run.piece.trip for run in runs) > 1:
+            self._skewed(stage, tiles, atom, runs)
         else:
-            self._in_turn(stage, place, atom, runs)
-        for n in stage.values:
-            if n in self.partial:
+            self._in_turn(stage, tiles, atom, runs)
+        for n in (n for n in stage.values if n in self.partial):
+            for place in tiles:
                 total, rounded = (placed(h, place) for h in (self.partial[n], self.held[n]))
                 self.apply(place, "tensor_copy", Engine.VECTOR, rounded, (total,))
+        self.ends, self.holds = (True, True), False
 
-    def _in_turn(self, stage: Stage, place: Scope, atom: int, runs: Sequence[Run]) -> None:
+    def _in_turn(
+        self, stage: Stage, tiles: Sequence[Scope], atom: int, runs: Sequence[Run]
+    ) -> None:
         """One block after the other."""
         for at, run in enumerate(runs):
-            block = place.within(atom, run.piece, at == 0)
-            self._block(stage, block, run.decided)
+            block = tiles[0].within(atom, run.piece, at == 0)
+            for number, tile in enumerate(tiles):
+                self.ends = (number == 0, number == len(tiles) - 1)
+                scope = block.straight({**tile.boxes, atom: block.boxes[atom]})
+                self._block(stage, scope, run.decided)
 
     def _returns(self, stage: Stage) -> bool:
         """Whether blocks go from the tensor engine to other engines and back."""
         phases = {self._phase(step) for n in stage.values for step in self._steps_of(n)}
         return {0, 2} <= phases and any(n in self.panels for n in stage.values)
 
-    def _skewed(self, stage: Stage, place: Scope, atom: int, runs: Sequence[Run]) -> None:
+    def _skewed(self, stage: Stage, tiles: Sequence[Scope], atom: int, runs: Sequence[Run]) -> None:
         """Blocks of columns with the phases of several under way."""
-        home = place.straight({atom: Box(Affine(), max(run.piece.extent for run in runs))})
+        home = tiles[0].straight({atom: Box(Affine(), max(run.piece.extent for run in runs))})
         places = [Places(home) for _ in range(2)]
-        banks = sum(self._phase(s) != 1 for n in stage.values for s in self._steps_of(n))
-        if 2 * banks > self.builder.limits.psum_banks:
+        if 2 * sum(self._banks(stage)) > self.builder.limits.psum_banks:
             places[1] = replace(places[1], banks=places[0].banks)
-        flights = []
+        flights, orders = [], set()
         for run in runs:
             here = self._decided(stage, run.decided)
             needed = self._needed(stage, here)
             phases = {s: self._phase(s) for n in needed for s in self._steps_of(n)}
-            moving = crossing(phases, {n: here.inputs(n) for n in stage.values})
+            reads = {n: here.inputs(n) for n in stage.values}
+            moving = crossing(phases, reads)
             moving |= {here.owner(n) for n in moving}
+            orders.add(order(phases, reads))
             flights.append([Flight(phases, moving, p) for p in places])
-        for at, scope, self.flight in in_phases(place, atom, runs, flights):
-            self._block(stage, scope, runs[at].decided)
+        for turn, scope, self.flight in in_phases(tiles, atom, runs, flights, max(orders)):
+            self.ends = (turn.tile == 0, turn.tile == len(tiles) - 1)
+            self._block(stage, scope, runs[turn.run].decided)
         self.flight = None
         for held in (h for p in places for h in p.tiles.values()):
-            place.release(held)
+            home.release(held)
 
     def _steps_of(self, number: int) -> tuple[Step, ...]:
-        turned = number in self.plan.turned
-        return (Step(number), Step(number, turns=True)) if turned else (Step(number),)
+        found = [Step(number)]
+        if number in self.plan.turned:
+            found.append(Step(number, turns=True))
+        if self._is_product_sum(number):
+            found.append(Step(number, leaves=True))
+        return tuple(found)
 
     def _phase(self, step: Step) -> int:
-        """0: products and loads, 1: arithmetic on them, 2: what the tensor engine does with it."""
+        """0: products and loads, 1: arithmetic on them, 2: what the tensor engine does with it, 3:
+        what of that leaves PSUM.
+        """
+        if step.leaves:
+            return 3
         if step.turns or step.number in self.plan.roles.sums:
             return 2
         return int(step.number not in self.panels and self.space.values[step.number].op != "load")
@@ -287,12 +347,12 @@ class Group(Products):
         self.decided = here = self._decided(stage, choices)
         needed = self._needed(stage, here)
         last = {here.owner(i): n for n in needed if self._reads(n) for i in here.inputs(n)}
-        for step in (s for n in needed for s in self._steps_of(n)):
-            if flight and flight.phases[step] != flight.phase:
-                continue
-            n = step.number
-            self._step(step, scope)
-            if step == self._steps_of(n)[-1]:
+        for n in needed:
+            steps = self._steps_of(n)
+            mine = [s for s in steps if not flight or flight.phases[s] == flight.phase]
+            for step in mine:
+                self._step(step, scope)
+            if mine:
                 read = dict.fromkeys(here.owner(i) for i in here.inputs(n))
                 self._release((i for i in read if last.get(i) == n), stage, scope)
         if flight:
@@ -312,6 +372,8 @@ class Group(Products):
         n, value = step.number, self.decided.values[step.number]
         if step.turns:
             self.turn(n, scope)
+        elif step.leaves:
+            self._leave(n, scope)
         elif n in self.decided.same:
             self.held[n] = self.held[value.inputs[0]]
         elif value.op not in CODELESS:
@@ -358,12 +420,23 @@ class Group(Products):
             moving = self.operand(self.space.values[number].inputs[0])
             self.sums.add_rows(number, scope, moving, self.rows(scope))
             return
-        operands = [self._typed(i, layout.dtype, scope) for i in (layout.stationary, layout.moving)]
+        stationary, moving = (
+            self._typed(i, layout.dtype, scope) for i in (layout.stationary, layout.moving)
+        )
+        for at, block in enumerate(self.sums.blocks(number, scope)):
+            key = number, block
+            if self.ends[0]:
+                self.banks[key] = self.psum(f"part{at}" if self.holds else "part", number, scope)
+            bank = self.banks[key]
+            self.sums.add(number, scope, block, (stationary, moving), bank, self.ends[0])
+            if not self.holds:
+                self.sums.collect(number, scope, block, bank)
 
-        def bank() -> Held:
-            return self.psum("part", number, scope)
-
-        self.sums.add(number, scope, operands, self.rows(scope), bank)
+    def _leave(self, number: int, scope: Scope) -> None:
+        """Take a sum out of PSUM where the last row tile has added to it."""
+        if self.holds and self.ends[1]:
+            for block in self.sums.blocks(number, scope):
+                self.sums.collect(number, scope, block, self.banks[number, block])
 
     def _typed(self, number: int | None, dtype: DType, scope: Scope) -> Held:
         """An operand of the tensor engine in its element type; None stands for ones."""

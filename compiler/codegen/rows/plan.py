@@ -64,7 +64,9 @@ _FORMS = (
 )
 _FORMS_OF_SUMS = (
     _Form(2, False, False, again=True),
+    _Form(4, False, False, again=True),
     _Form(2, False, False, lean=True, again=True),
+    _Form(2, True, False, lean=True, again=True, alone=True),
     _Form(1, True, False, lean=True, again=True),
     _Form(1, True, False, lean=True, again=True, alone=True),
 )
@@ -244,15 +246,16 @@ def _planned(
     space: Space, roles: Roles, forms: Sequence[_Form], room: Room, streamed: int = -1
 ) -> list[RowPlan]:
     """A plan for every form."""
-    keys = {form[2:6] for form in forms}
+    keys = {(form.ways, *form[2:6]) for form in forms}
     made = {key: _swept(space, roles, *key, streamed, room) for key in keys}
-    plans = [_formed(made[form[2:6]], form, streamed, room.limits) for form in forms]
+    plans = [_formed(made[form.ways, *form[2:6]], form, streamed, room.limits) for form in forms]
     return [p for p, form in zip(plans, forms, strict=True) if p.online is form.online]
 
 
 def _swept(
     space: Space,
     roles: Roles,
+    ways: int,
     apart: bool,
     lean: bool,
     again: bool,
@@ -278,7 +281,7 @@ def _swept(
         levels = _rewritten(levels, made_again(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
     turned = _turned(space, roles, sweeping.whole)
-    work = balance(space, roles, levels.run, turned, room)
+    work = balance(space, roles, levels.run, turned, ways, room)
     return RowPlan(
         space=space,
         roles=roles,

@@ -2,31 +2,39 @@
 
 Engines are in-order queues. Where a block goes from the tensor engine to the others and back, the
 tensor engine would wait for the arithmetic of every block before it begins the next one. So a sweep
-has three phases, and at any time phase 1 works on block i + 1 while phase 2 works on block i and
-phase 0 on block i + 2. Values that go from one phase to the next lie in two places, taken in turn;
-a loop body therefore covers two blocks. Next: `group.py` emits the phases.
+has phases: at any time phase 1 works on block i + 2 while phase 2 works on block i + 1, phase 0 on
+block i + 3, and phase 3 takes the sums of block i out of PSUM. Values that go from one phase to a
+later one lie in two places, taken in turn; a loop body therefore covers two blocks. Where several
+row tiles take turns in a block, each is one in this sense, and a loop body ends with a block. Next:
+`group.py` emits the phases.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from compiler.codegen.builder import Box, Held, Scope
 from compiler.codegen.rows.columns import Run
 from compiler.isa.region import Affine
 
-PHASES = 3
-# What phase 2 still reads of phase 0 must not be overwritten before.
-_ORDER = (1, 2, 0)
+PHASES = 4
+# Sums leave PSUM before the tensor engine adds to their banks again, and before Vector begins what
+# waits for other engines. Products come before what waits for arithmetic on those of the block
+# before, unless they would overwrite what phase 2 still reads.
+_ORDER = (3, 1, 0, 2)
+_ORDER_OF_KEPT = (3, 1, 2, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A value of a block, or with `turns` its transposes."""
+    """A value of a block, with `turns` its transposes, or with `leaves` its way out of PSUM."""
 
     number: int
     turns: bool = False
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,8 @@ class Places:
 
 @dataclass(slots=True)
 class Flight:
-    """A block on its way: the phase at work, the phase of every step, the values that go from one
-    phase to a later one, where those are now, and where new ones may be put.
+    """A block of a row tile on its way: the phase at work, the phase of every step, the values that
+    go from one phase to a later one, where those are now, and where new ones may be put.
     """
 
     phases: Mapping[Step, int]
@@ -56,69 +64,87 @@ class Flight:
 
 def crossing(phases: Mapping[Step, int], reads: Mapping[int, Sequence[int]]) -> frozenset[int]:
     """Values that a later phase than their own reads; `reads` are the values each value reads."""
-    found = {s.number for s, p in phases.items() if s.turns and p > phases[Step(s.number)]}
+    return frozenset(i for i, _ in _crossings(phases, reads))
+
+
+def order(phases: Mapping[Step, int], reads: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    """The order of the phases in the code."""
+    kept = any(phases[Step(i)] == 0 and phase == 2 for i, phase in _crossings(phases, reads))
+    return _ORDER_OF_KEPT if kept else _ORDER
+
+
+def _crossings(
+    phases: Mapping[Step, int], reads: Mapping[int, Sequence[int]]
+) -> Iterator[tuple[int, int]]:
+    """(value, later phase than its own that reads it)."""
     for step, phase in phases.items():
-        made = [i for i in reads[step.number] if Step(i) in phases and not step.turns]
-        found.update(i for i in made if phases[Step(i)] < phase)
-    return frozenset(found)
+        read = [step.number] if step.turns else [] if step.leaves else reads[step.number]
+        made = [i for i in read if Step(i) in phases]
+        yield from ((i, phase) for i in made if phases[Step(i)] < phase)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Block `at` of run number `run`."""
+class Turn(NamedTuple):
+    """Row tile number `tile` in block `at` of run number `run`."""
 
     run: int
     at: int
+    tile: int
 
 
 def in_phases(
-    place: Scope, atom: int, runs: Sequence[Run], flights: Sequence[Sequence[Flight]]
-) -> Iterator[tuple[int, Scope, Flight]]:
-    """(run, where, flight with its phase set) in the order of the code of a sweep at `place`.
+    tiles: Sequence[Scope],
+    atom: int,
+    runs: Sequence[Run],
+    flights: Sequence[Sequence[Flight]],
+    phases: Sequence[int],
+) -> Iterator[tuple[Turn, Scope, Flight]]:
+    """(whose turn, where, flight with its phase set) in the order of the code of a sweep of row
+    tiles at `tiles`, which share a body and take turns in every block.
 
-    At time t, phase p works on block t - p; times with all phases in one run become a loop over
-    two at once. `flights` are those of even and odd blocks of every run.
+    At time t, phase p of `phases` works on turn t - p; times with all phases in one run become a
+    loop over as many at once as bring it to the same tile and place. `flights` are those of even
+    and odd turns of every run.
     """
-    blocks = [_Block(r, at) for r, run in enumerate(runs) for at in range(run.piece.trip)]
-    time, last = 0, len(blocks) + PHASES - 1
+    blocks = [(r, at) for r, run in enumerate(runs) for at in range(run.piece.trip)]
+    turns = [Turn(r, at, tile) for r, at in blocks for tile in range(len(tiles))]
+    period = math.lcm(2, len(tiles))
+    time, last = 0, len(turns) + PHASES - 1
     while time < last:
-        pairs = _pairs(blocks, time)
-        body = place.loop(pairs) if pairs > 1 else place
-        for beside in range(2 if pairs > 1 else 1):
-            # Both blocks of a loop body have tiles of their own, so one slot is enough.
-            looped = pairs > 1
-            here = Scope(place.builder, body.body, body.boxes, body.register) if looped else body
-            for phase in _ORDER:
+        trip = _trip(turns, time, period)
+        looped = trip > 1
+        body = tiles[0].loop(trip) if looped else tiles[0]
+        for beside in range(period if looped else 1):
+            for phase in phases:
                 number = time + beside - phase
-                if 0 <= number < len(blocks):
-                    block = blocks[number]
-                    flight = flights[block.run][number % 2]
+                if 0 <= number < len(turns):
+                    turn = turns[number]
+                    flight = flights[turn.run][number % 2]
                     flight.phase = phase
-                    scope = _scope(here, place, atom, runs[block.run], block, number, looped)
-                    yield block.run, scope, flight
-        time += 2 * pairs if pairs > 1 else 1
+                    lane = 1 + number % 2 + 2 * looped
+                    here = tiles[turn.tile].beside(body.body, lane)
+                    looping = (body.register, period // len(tiles)) if looped else None
+                    yield turn, _scope(here, atom, runs[turn.run], turn, looping), flight
+        time += period * trip if looped else 1
 
 
-def _pairs(blocks: Sequence[_Block], time: int) -> int:
-    """How often two times from `time` on can repeat."""
+def _trip(turns: Sequence[Turn], time: int, period: int) -> int:
+    """How often `period` times from `time` on can repeat."""
     first = time - PHASES + 1
-    if not 0 <= first < len(blocks):
+    if not 0 <= first < len(turns):
         return 0
     end = first
-    while end < len(blocks) and blocks[end].run == blocks[first].run:
+    while end < len(turns) and turns[end].run == turns[first].run:
         end += 1
-    return (end - first - PHASES + 1) // 2
+    return (end - first - PHASES + 1) // period
 
 
-def _scope(
-    here: Scope, place: Scope, atom: int, run: Run, block: _Block, number: int, looped: bool
-) -> Scope:
-    """The code for a block; in a loop, for every second one from it on."""
+def _scope(here: Scope, atom: int, run: Run, turn: Turn, looping: tuple[int, int] | None) -> Scope:
+    """The code for a turn; in a loop (its register, blocks it moves on by) for those after it."""
     extent = run.piece.extent
-    terms = ((here.register, 2 * extent),) if looped else ()
-    origin = place.boxes[atom].origin + Affine(run.piece.start + block.at * extent, terms)
+    terms = ((looping[0], looping[1] * extent),) if looping else ()
+    origin = here.boxes[atom].origin + Affine(run.piece.start + turn.at * extent, terms)
     scope = here.straight({atom: Box(origin, extent)})
-    begins, begun = (here.register,) if looped else (), place.first.get(atom, ())
-    goes_on = number > 0 or begun is None
-    scope.first = {**place.first, atom: None if goes_on else (*(begun or ()), *begins)}
+    begins, begun = looping[:1] if looping else (), here.first.get(atom, ())
+    goes_on = (turn.run, turn.at) > (0, 0) or begun is None
+    scope.first = {**here.first, atom: None if goes_on else (*(begun or ()), *begins)}
     return scope

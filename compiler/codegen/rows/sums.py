@@ -1,15 +1,17 @@
 """Sums over rows: accumulators that row tiles add to, and what follows from them.
 
 A sum is a product of two row tiles on the tensor engine that contracts the partitions (a reduction
-multiplies by ones). Products of one block leave PSUM at once and are added up in fp32 in SBUF. A
-sum over parallel points only keeps its rows on the partitions and needs no product. When all rows
-are done, values that follow run with an atom of the sum on the partitions.
+multiplies by ones). Row tiles that take turns in a block add up theirs in PSUM; from there they go
+to fp32 in SBUF, where blocks of other row tiles are added. A sum over parallel points only keeps
+its rows on the partitions and needs no product. When all rows are done, values that follow run with
+an atom of the sum on the partitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
 from compiler.codegen.rows.plan import RowPlan
@@ -33,6 +35,17 @@ class Layout:
     stationary: int | None
     moving: int | None
     dtype: DType
+
+
+class Block(NamedTuple):
+    """A PSUM bank of a sum: `rows` from `row` on of its `tall` atom, in chunks side by side, and
+    `columns` from `column` on of its `wide` one.
+    """
+
+    row: int
+    rows: int
+    column: int
+    columns: int
 
 
 class Sums:
@@ -93,35 +106,47 @@ class Sums:
         whole = scope.on_chip(self.held[number], height, ((1, chunks * width),))
         scope.add("memset", Engine.VECTOR, whole, (), value=0.0)
 
+    def blocks(self, number: int, scope: Scope) -> list[Block]:
+        """The sum's part in the boxes of `scope`, PSUM bank by bank."""
+        layout, most = self.layouts[number], self.builder.limits.moving_max
+        tall, wide = (self._part(a, scope).extent for a in (layout.tall, layout.wide))
+        found = []
+        for column, columns in _cut(wide, most):
+            each = self.height(number) * max(1, most // columns)
+            found += [Block(row, rows, column, columns) for row, rows in _cut(tall, each)]
+        return found
+
     def add(
         self,
         number: int,
         scope: Scope,
-        operands: Sequence[Held],
-        rows: int,
-        bank: Callable[[], Held],
+        block: Block,
+        operands: tuple[Held, Held],
+        bank: Held,
+        begins: bool,
     ) -> None:
-        """Add the product of the operands' columns in the boxes of `scope`; `bank` gives PSUM."""
+        """Multiply columns of the operands, (stationary, moving), into a bank of PSUM; what is
+        there counts unless the sum `begins`.
+        """
+        depth, zero = scope.extent(self.plan.roles.row), () if begins else None
+        moving = scope.on_chip(operands[1], depth, ((1, block.columns),), block.column)
+        for beside, (chunk, size) in enumerate(_cut(block.rows, self.height(number))):
+            place = beside * block.columns
+            out = scope.on_chip(bank, size, ((1, block.columns),), place)
+            stationary = scope.on_chip(operands[0], depth, ((1, size),), block.row + chunk)
+            scope.add("matmul", Engine.TENSOR, out, (stationary, moving), zero_when=zero)
+
+    def collect(self, number: int, scope: Scope, block: Block, bank: Held) -> None:
+        """Add what a bank holds to the sum at the boxes of `scope`."""
         layout, height = self.layouts[number], self.height(number)
-        stationary, moving = operands
-        wide = self._part(layout.wide, scope)
-        tall = self._part(layout.tall, scope)
-        most = self.builder.limits.moving_max
-        for right in pieces(wide.extent, min(most, wide.extent)):
-            for turn in range(right.trip):
-                first = right.start + turn * right.extent
-                group = max(1, most // right.extent)
-                for left in pieces(tall.extent, min(height * group, tall.extent)):
-                    for step in range(left.trip):
-                        at = left.start + step * left.extent
-                        self._block(
-                            number,
-                            scope,
-                            (stationary, moving),
-                            (rows, bank()),
-                            (Box(tall.origin + at, left.extent), at),
-                            (Box(wide.origin + first, right.extent), first),
-                        )
+        tall, wide = (self._part(a, scope).origin for a in (layout.tall, layout.wide))
+        full, tail = divmod(block.rows, height)
+        chunk = divided(tall + block.row, height)
+        columns = Box(wide + block.column, block.columns)
+        self._collect(number, scope, bank, (height, full), chunk, columns)
+        if tail:
+            rest = Held(bank.tile, {}, Affine(full * block.columns))
+            self._collect(number, scope, rest, (tail, 1), chunk + full, columns)
 
     def add_rows(self, number: int, scope: Scope, operand: Held, rows: int) -> None:
         """Add the columns of `operand` in the boxes of `scope` to the same rows of the sum."""
@@ -131,33 +156,6 @@ class Sums:
 
     def _part(self, atom: int | None, scope: Scope) -> Box:
         return Box(Affine(), 1) if atom is None else scope.boxes[atom]
-
-    def _block(
-        self,
-        number: int,
-        scope: Scope,
-        operands: Sequence[Held],
-        place: tuple[int, Held],
-        tall: tuple[Box, int],
-        wide: tuple[Box, int],
-    ) -> None:
-        """One PSUM bank of products: chunks of `tall` side by side; each part is (its place in the
-        sum, its first column in the operand), `place` is (rows, bank).
-        """
-        (left, at), (right, first), height = tall, wide, self.height(number)
-        rows, bank = place
-        moving = scope.on_chip(operands[1], rows, ((1, right.extent),), first)
-        for part in range(-(-left.extent // height)):
-            size = min(height, left.extent - part * height)
-            out = scope.on_chip(bank, size, ((1, right.extent),), part * right.extent)
-            stationary = scope.on_chip(operands[0], rows, ((1, size),), at + part * height)
-            scope.add("matmul", Engine.TENSOR, out, (stationary, moving), zero_when=())
-        full, tail = divmod(left.extent, height)
-        chunk = divided(left.origin, height)
-        self._collect(number, scope, bank, (height, full), chunk, right)
-        if tail:
-            rest = Held(bank.tile, {}, Affine(full * right.extent))
-            self._collect(number, scope, rest, (tail, 1), chunk + full, right)
 
     def _collect(
         self,
@@ -238,6 +236,11 @@ class Sums:
 
     def _sources(self, number: int) -> set[int]:
         return set(self.space.slice([number])) & set(self.plan.roles.sums)
+
+
+def _cut(size: int, extent: int) -> list[tuple[int, int]]:
+    """(first, extent) of the pieces of `size`."""
+    return [(first, min(extent, size - first)) for first in range(0, size, extent)]
 
 
 def divided(value: Affine, by: int) -> Affine:
