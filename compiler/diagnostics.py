@@ -29,7 +29,8 @@ class Loc:
     scope: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else (self.scope or "unknown location")
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return place or self.scope or "unknown location"
 
 
 UNKNOWN_LOC = Loc()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.console import ROOT, masked, replayed
 
-PAGES = ("docs/first-ten-minutes.md", "docs/own-step.md", "docs/strategies/context.md")
+PAGES = (
+    "docs/first-ten-minutes.md",
+    "docs/own-step.md",
+    "docs/extending.md",
+    "docs/strategies/context.md",
+)
+CONSOLE = re.compile(r"^```console\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.matrix
@@ -19,6 +26,12 @@ def test_a_page_is_what_its_commands_print(name: str, tmp_path: Path) -> None:
     assert masked(replayed(page, tmp_path)) == masked(page), (
         f"python -m tests.support.console {name} writes it again"
     )
+
+
+def test_patches_of_pages_apply(tmp_path: Path) -> None:
+    page = (ROOT / "docs/extending.md").read_text()
+    replayed(CONSOLE.sub("", page), tmp_path)
+    assert '"frugal": frugal' in (tmp_path / "sharding/strategies/registry.py").read_text()
 
 
 def test_a_page_is_run_block_by_block(tmp_path: Path) -> None:
@@ -33,6 +46,16 @@ def test_a_page_is_run_block_by_block(tmp_path: Path) -> None:
     given = replayed(page, tmp_path)
     assert "$ cat a/b.txt\nhello\n$ cat \\\n  c\n" in given
     assert given.endswith("[exit 1]\n```\n```sh\n$ rm -rf /\n```\n")
+
+
+def test_what_fails_without_output_shows_its_errors(tmp_path: Path) -> None:
+    page = "```console\n$ python missing.py\n```\n"
+    assert "~/missing.py': [Errno 2]" in replayed(page, tmp_path)
+
+
+def test_numbers_of_tests_are_masked() -> None:
+    told = "$ python -m pytest\n...s. [ 50%]\n..... [100%]\n9 passed, 1 skipped in 3.51s\n"
+    assert masked(told) == "$ python -m pytest\n... passed\n"
 
 
 def test_only_what_the_host_decides_is_masked() -> None:

@@ -1,11 +1,11 @@
 """Pages whose commands are run again: a page of Markdown is a session in a shell.
 
 A fenced block ```` ```console ```` holds commands (`$ shardwright ...`, `$ ls ...`) with what they
-print on stdout, `[exit N]` after a command that does not end with 0. A block ```` ```LANGUAGE
-file=NAME ```` is a file that is written before the commands behind it run, one ```` ```diff ```` a
-patch that is applied. All of a page runs in one folder with a cache of its own: an empty one, or,
-where the page has the line `IN_CHECKOUT`, a copy of the checkout, which is then the code that runs.
-What the host decides is masked (`MASKS`) on both sides.
+print: stdout, or stderr where they fail without stdout, and `[exit N]` after one that does not end
+with 0. A block ```` ```LANGUAGE file=NAME ```` is a file that is written before the commands behind
+it run, one ```` ```diff ```` a patch that is applied. All of a page runs in one folder with a cache
+of its own: an empty one, or, where the page has the line `IN_CHECKOUT`, a copy of the checkout,
+which is then the code that runs. What the host decides is masked (`MASKS`) on both sides.
 
     python -m tests.support.console docs/first-ten-minutes.md      # writes what commands print now
 """
@@ -31,11 +31,11 @@ MASKS = (
     (re.compile(r"^answered .*(\n +.*)*", re.MULTILINE), "answered   in ..."),
     (re.compile(r"^files      bundle .*\n( +.*\n)*", re.MULTILINE), "files      ...\n"),
     (re.compile(r"^built .*\n(.*\n)*?(?= +┌)", re.MULTILINE), "built    ...\n"),
-    (re.compile(r"^(\d+ passed.*) in \d+\.\d+s.*$", re.MULTILINE), r"\1"),
+    (re.compile(r"^\.[.s]* +\[ *\d+%\]\n(.*\n)*?\d+ passed.*$", re.MULTILINE), "... passed"),
     (re.compile(r"^files in (\S+): .*(\n(?!```)\S.*)*", re.MULTILINE), r"files in \1: ..."),
 )
-"""How long the host took, for what and on which workers; files, whose paths wrap
-where they are long and some of which need optional libraries."""
+"""How long the host took, for what and on which workers; how many tests there are; files, whose
+paths wrap where they are long and some of which need optional libraries."""
 PROGRAMS = {
     "shardwright": [sys.executable, "-m", "orchestrator"],
     "python": [sys.executable],
@@ -104,12 +104,10 @@ def _session(commands: list[str], folder: Path) -> Iterator[str]:
             text=True,
             timeout=TIMEOUT_S,
         )
-        printed = done.stdout.replace(str(folder), "~")
-        lines = [line.rstrip() for line in printed.splitlines()]
+        printed = done.stderr if done.returncode and not done.stdout else done.stdout
+        lines = [line.rstrip() for line in printed.replace(str(folder), "~").splitlines()]
         if done.returncode:
             lines.append(f"[exit {done.returncode}]")
-        if done.returncode and not done.stdout:
-            lines[:0] = done.stderr.splitlines()
         yield f"$ {command}\n" + "".join(f"{line}\n" for line in lines)
 
 

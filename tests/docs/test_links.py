@@ -1,0 +1,46 @@
+"""Links of pages lead to files and headings that are there, and paths in the text exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.console import ROOT
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/*.md"))
+    if path.name != "CHANGELOG.md"
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+PATH = re.compile(r"`((?:collectives|compiler|sharding|sim_cluster|orchestrator|tests)/[\w./-]+)`")
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of headings as they are made for the web: words in lower case, with hyphens."""
+    titles = HEADING.findall(re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    lost = []
+    for link in LINK.findall(CODE.sub("", (ROOT / page).read_text())):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            lost.append(link)
+    assert not lost
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_in_the_text_exist(page: str) -> None:
+    made = {path for path in re.findall(r"file=(\S+)", (ROOT / page).read_text())}
+    named = set(PATH.findall((ROOT / page).read_text())) - made
+    assert not sorted(path for path in named if not (ROOT / path).exists())
