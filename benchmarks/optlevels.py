@@ -65,9 +65,7 @@ class Model:
             vocab=vocab,
             positions=self.seq_len,
         )
-        options = TaskOptions(
-            seq_len=self.seq_len, precision=Precision(activations="bf16", matmuls="bf16")
-        )
+        options = TaskOptions(seq_len=self.seq_len, precision=Precision(activations="bf16"))
         return family_task(self.family, sizes, options)
 
 

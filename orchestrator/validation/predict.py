@@ -122,6 +122,10 @@ def build_workload(workload: Workload, service: UnitService) -> Built:
 def job_of(w: Workload) -> JobConfig:
     """The run as a job: machine, strategy, compiler.
 
+    Matmuls of fp32 operands are cast to bf16, as the compiler's documented default did until mid
+    2025 (neuronx-cc command line reference, `--auto-cast`); what they give, and what is stored,
+    stays fp32.
+
     Scripts reduce gradients once, after the last micro-batch, and add them up in the type they
     have. Data-parallel ranks share the optimizer state only with ZeRO-1.
     Source: dp_bert_large_hf_pretrain_hdf5.py (aws-neuron-samples), run_llama_nxd.py
@@ -136,7 +140,9 @@ def job_of(w: Workload) -> JobConfig:
         reduce_gradients="last",
         accumulate_dtype="auto" if short else "float32",
     )
-    options = CompileOptions(attention=w.attention, mixed_precision_accumulation=w.accumulation)
+    options = CompileOptions(
+        attention=w.attention, mixed_precision_accumulation=w.accumulation, auto_cast="matmult"
+    )
     cluster = config.ClusterConfig(target=w.target, instances=w.nodes)
     return JobConfig(cluster=cluster, strategy=strategy, compiler=options)
 
@@ -181,7 +187,7 @@ def task_of(w: Workload) -> TrainTask:
     }
     options = TaskOptions(
         seq_len=w.seq_len,
-        precision=Precision(**types, matmuls="bf16"),
+        precision=Precision(**types),
         optimizer=w.optimizer,
         remat=w.remat,
         dropout=w.dropout,

@@ -250,12 +250,11 @@ def _family(model: str) -> str:
 def _storage(precision: str) -> Storage:
     """Element types of the precision column.
 
-    Matmuls run in bf16 in every run: fp32 models were cast by the compiler's default. "BF16
-    weights" turn every fp32 tensor into bf16, what norms and softmax compute in too.
-    Source: documented: neuronx-cc command line reference of 2022 to 2025 (`--auto-cast`); Neuron
-    application note on XLA_USE_BF16 and XLA_DOWNCAST_BF16; with an fp32 optimizer, training scripts
-    keep bf16 weights beside fp32 masters and gradients, and softmax in fp32. PyTorch's autocast op
-    reference: products are bf16, layer_norm, softmax and cross_entropy take and give fp32.
+    "BF16 weights" turn every fp32 tensor into bf16, what norms and softmax compute in too.
+    Source: documented: Neuron application note on XLA_USE_BF16 and XLA_DOWNCAST_BF16; with an fp32
+    optimizer, training scripts keep bf16 weights beside fp32 masters and gradients, and softmax in
+    fp32. PyTorch's autocast op reference: products are bf16, layer_norm, softmax and cross_entropy
+    take and give fp32.
     """
     name = precision.lower()
     if name.startswith("bf16 compute"):

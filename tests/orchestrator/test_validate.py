@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from compiler.diagnostics import UsageError
+from compiler.dtypes import DType
 from orchestrator import cli
 from orchestrator.validation import calibrate, validate
 from orchestrator.validation.predict import Timed, job_of, layout_of, shares_of, task_of
@@ -19,6 +20,7 @@ from orchestrator.validation.run_settings import profiles, release
 from orchestrator.validation.validate_screen import show
 from sim_cluster import calibration
 from sim_cluster.step_time import StepTiming
+from tests.support.road import captured_graph
 
 BERT = {
     "id": "B1",
@@ -132,6 +134,15 @@ def test_settings_follow_framework_model_and_release(
     found = parsed(tmp_path, GPT | columns)
     assert found.settings.name == name.replace("m-", "megatron-")
     assert found.workload.attention == found.settings.attention
+
+
+def test_matmuls_of_fp32_runs_are_cast_by_the_compiler(tmp_path: Path) -> None:
+    """Else what products store, and what the backward pass reads again, would be bf16."""
+    workload = parsed(tmp_path, BERT).workload
+    assert job_of(workload).compiler.auto_cast == "matmult"
+    graph, _, _ = captured_graph(task_of(workload), 32)
+    dots = [op for op in graph.walk() if op.name == "dot_general"]
+    assert dots and {op.result.type.dtype for op in dots} == {DType.F32}
 
 
 def test_cores_wait_for_what_the_host_traces_of_their_stage(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_stacks_of_any_size_wait() -> None:
 
 def test_accumulators_may_have_the_type_of_the_gradients() -> None:
     sizes = Sizes(layers=2, hidden=32, heads=2, head_dim=16, ffn=64, vocab=64, positions=16)
-    short = Precision(params="bf16", activations="bf16", matmuls="bf16")
+    short = Precision(params="bf16", activations="bf16")
     options = TaskOptions(seq_len=16, precision=short)
 
     def types(how: str) -> tuple[set[str], set[str]]:

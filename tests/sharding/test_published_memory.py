@@ -26,12 +26,12 @@ from sharding.shardy import answer_request
 from tests.support.road import captured_graph
 
 LIMIT = load_target("trn1.32xlarge").limit_bytes
-SHORT = Precision(params="bf16", activations="bf16", matmuls="bf16")
+SHORT = Precision(params="bf16", activations="bf16")
 """BF16 weights and optimizer math (stochastic rounding)."""
-MASTERS = Precision(params="f32", activations="bf16", matmuls="bf16")
+MASTERS = Precision(params="f32", activations="bf16")
 """BF16 compute on fp32 weights, and fp32 masters beside bf16 weights: the same bytes of state."""
-WIDE = Precision(params="f32", activations="f32", matmuls="bf16")
-"""FP32 models, cast for matmuls by the compiler's default."""
+WIDE = Precision()
+"""FP32 models; that the compiler casts matmuls changes nothing that is stored."""
 
 
 @dataclass(frozen=True, kw_only=True)

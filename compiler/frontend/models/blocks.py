@@ -33,23 +33,21 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Element types: stored parameters, activations between operations, operands of matmuls, what
-    norms, softmax and loss compute in, and what norms, softmax and embeddings hand on (`stream`;
-    empty: activations). Sums with a longer stream are of its type, as in PyTorch's autocast.
-
-    fp32 activations with bf16 matmuls are what an auto-casting compiler makes of an fp32 model;
-    bf16 statistics are what a framework makes of one that turns every fp32 tensor into bf16.
+    """Element types: stored parameters, activations between operations and operands of matmuls,
+    what norms, softmax and loss compute in, and what norms, softmax and embeddings hand on
+    (`stream`; empty: activations). Sums with a longer stream are of its type, as in PyTorch's
+    autocast. bf16 statistics are what a framework makes of an fp32 model that turns every fp32
+    tensor into bf16; a compiler that casts matmuls of one is `CompileOptions.auto_cast`.
     Raises UsageError for an unknown type.
     """
 
     params: str = "f32"
     activations: str = "f32"
-    matmuls: str = "f32"
     statistics: str = "f32"
     stream: str = ""
 
     def __post_init__(self) -> None:
-        named = (self.params, self.activations, self.matmuls, self.statistics)
+        named = (self.params, self.activations, self.statistics)
         for name in (*named, self.stream or self.activations):
             if name not in TYPES:
                 raise UsageError("SW_DTYPE", f"dtype requires {', '.join(TYPES)}, got {name}")
@@ -74,14 +72,8 @@ class Precision:
         return x.astype(TYPES[self.statistics])
 
     def einsum(self, spec: str, left: jax.Array, right: jax.Array) -> jax.Array:
-        """A product of two operands in the matmul type, as an activation.
-
-        With auto-cast the product is rounded to the matmul type too (the machine would keep fp32):
-        the same tiles and transfers, a coarser value.
-        """
-        operand = TYPES[self.matmuls]
-        product = jnp.einsum(spec, left.astype(operand), right.astype(operand))
-        return product.astype(self.dtype)
+        """A product of two operands as activations, an activation."""
+        return jnp.einsum(spec, left.astype(self.dtype), right.astype(self.dtype))
 
     def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
         """`x + bias`, an activation."""

@@ -126,7 +126,7 @@ def preset_task(
     from compiler.frontend.models.families import family_task
 
     family, sizes = SIZED[name][0], Sizes(**config, complete=True)
-    precision = Precision(activations=dtype, matmuls=dtype)
+    precision = Precision(activations=dtype)
     length = seq_len or sizes.positions
     chosen = TaskOptions(seq_len=length, precision=precision, remat=remat, name=name, **options)
     return family_task(family, sizes, chosen)

@@ -24,7 +24,7 @@ from tests.support.road import captured_graph, fsdp_plan, run_and_compare, worst
 
 SIZES = Sizes(layers=2, hidden=16, heads=2, head_dim=8, ffn=32, vocab=256, positions=16)
 EXACT = Precision()
-AUTO_CAST = Precision(matmuls="bf16")
+SHORT = Precision(activations="bf16")
 OPTIONS = TaskOptions(seq_len=8)
 TOKENS = jnp.arange(16, dtype=jnp.int32).reshape(2, 8) * 7 % 256
 
@@ -110,8 +110,8 @@ def walk(graph: Graph) -> Iterator[Op]:
 
 
 @pytest.mark.parametrize("family", ["encoder", "gpt"])
-def test_auto_cast_products_are_bf16_in_both_passes(family: str) -> None:
-    options = TaskOptions(seq_len=8, precision=AUTO_CAST)
+def test_products_of_short_activations_are_bf16_in_both_passes(family: str) -> None:
+    options = TaskOptions(seq_len=8, precision=SHORT)
     graph, inputs, _ = captured_graph(family_task(family, SIZES, options), 4)
     dots = [op for op in walk(graph) if op.name == "dot_general"]
     assert len(dots) >= 3 * 8
@@ -123,7 +123,7 @@ def test_auto_cast_products_are_bf16_in_both_passes(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["encoder", "gpt", "llama"])
 def test_stored_type_is_the_precisions(family: str) -> None:
-    precision = Precision(params="bf16", activations="bf16", matmuls="bf16")
+    precision = Precision(params="bf16", activations="bf16")
     task = family_task(family, SIZES, TaskOptions(seq_len=8, precision=precision))
     params, _ = abstract_state(task)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"bfloat16"}
@@ -157,7 +157,7 @@ def test_a_complete_encoder_sharded_equals_the_unsharded_one() -> None:
 @pytest.mark.parametrize("stream", ["", "f32"])
 def test_a_longer_stream_is_what_layers_add_to(stream: str) -> None:
     """As under PyTorch's autocast: products are bf16, norms and sums are fp32."""
-    precision = Precision(activations="bf16", matmuls="bf16", stream=stream)
+    precision = Precision(activations="bf16", stream=stream)
     layers = blocks.init_layers(SIZES, jax.random.key(1), jnp.float32)
     layer = {name: leaf[0] for name, leaf in layers.items()}
     kept = jnp.float32 if stream else jnp.bfloat16
@@ -227,9 +227,7 @@ def test_recomputation_changes_no_value() -> None:
 def test_statistics_are_computed_in_their_type() -> None:
     """Roots of norms, and where GELU has no exponential (GPT) those of softmax and loss."""
     for statistics in ("f32", "bf16"):
-        precision = Precision(
-            params="bf16", activations="bf16", matmuls="bf16", statistics=statistics
-        )
+        precision = Precision(params="bf16", activations="bf16", statistics=statistics)
         options = TaskOptions(seq_len=8, precision=precision)
         for family in ("encoder", "gpt"):
             graph, _, _ = captured_graph(family_task(family, SIZES, options), 2)
