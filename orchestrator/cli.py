@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from compiler.diagnostics import DiagnosticError
-from orchestrator import doctor
+from orchestrator import doctor, outputs
 from orchestrator.cache import commands as cache
 from orchestrator.compile.compile_flags import split_verb
 from orchestrator.host import collect_rarely
@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.start()
     try:
         code: int = args.verb(args)
+        sys.stdout.flush()
         return code
     except DiagnosticError as error:
         _print_error(error, getattr(args, "json", False))
@@ -54,6 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
+    except OSError as error:
+        if not outputs.of_the_disk(error):
+            raise
+        # Of a place that no flag names, stdout or the folder of temporary files among them.
+        refusal = outputs.refused(error, error.filename or "standard output", "the command")
+        _print_error(refusal, as_json=False)
+        return refusal.exit_code
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
@@ -276,7 +284,7 @@ def _plan(args: argparse.Namespace) -> int:
     if args.html:
         from orchestrator.report.page.page import report_page, write_page
 
-        write_page(args.html, report_page(report))
+        write_page(args.html, report_page(report), "--html")
     explanations.add(args.explain, asked, report)
     explanations.show(args.explain, report, args.json, plan_screen.plan_screen)
     return plan_cache.exit_code(report)

@@ -14,6 +14,7 @@ from typing import Any
 from compiler.diagnostics import UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import Bundle, load_bundle, write_bundle
+from orchestrator import outputs
 from orchestrator.budgets import check_budgets, check_state
 from orchestrator.build import Built, compile_planned, planned
 from orchestrator.bundling import compiler_version, manifest_of
@@ -48,7 +49,7 @@ def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    stages, out = Stages(), output_folder(job)
+    stages, out = Stages(), outputs.prepare(output_folder(job))
     if not job.output.events:
         job = replace(job, output=replace(job.output, events=str(out / "events.jsonl")))
     with RaySession.kept(job.run.hosts):  # units first, then hosts of ranks: one Ray for both
@@ -135,7 +136,8 @@ def executor_of(job: JobConfig, many: bool = False) -> Callable[[], Executor]:
 
 
 def write_and_load(built: Built, path: Path) -> Bundle:
-    """Write the bundle and load it back from disk: everything after this comes from the files."""
+    """Write the bundle and load it back from disk: everything after this comes from the files.
+    Raises UsageError (SW_OUTPUT) where it cannot be written."""
     meta = {
         "compiler_version": compiler_version(),
         "graph": built.name,
@@ -143,7 +145,8 @@ def write_and_load(built: Built, path: Path) -> Bundle:
         "lnc": built.layout.target.lnc,
         "hypothetical": built.layout.target.is_hypothetical,
     }
-    write_bundle(path, manifest_of(built), built.programs, meta)
+    with outputs.writing(path):
+        write_bundle(path, manifest_of(built), built.programs, meta)
     return load_bundle(path, built.layout.target.name)
 
 
@@ -217,6 +220,6 @@ def _write(report: dict[str, Any], out: Path, trace: bytes) -> None:
         "page": str(out / "report.html"),
         "trace": str(out / "trace.json"),
     }
-    (out / "trace.json").write_bytes(trace)
-    (out / "report.json").write_text(dumps(report, indent=1))
+    outputs.write(out / "trace.json", trace)
+    outputs.write(out / "report.json", dumps(report, indent=1))
     write_page(out / "report.html", report_page(report))

@@ -8,11 +8,11 @@ answers alone.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from collectives.ops import CollectiveError, CollectiveKind
 from collectives.runtimes import runtime_named
 from compiler.diagnostics import UsageError
 from compiler.target import PS_PER_S, load_target, logical
-from orchestrator import text_plots
+from orchestrator import outputs, text_plots
 from orchestrator.collective_settings import parse_bytes, settings
 from orchestrator.terminal import say
 from orchestrator.validation.published_collectives import ELEMENT_BYTES, KINDS
@@ -248,22 +248,12 @@ def report(request: Request, found: Sequence[Point]) -> dict[str, Any]:
 
 def write_csv(path: Path, found: Sequence[Point]) -> None:
     """The columns as CSV, with the reason and the band."""
-    with _writable("--csv"), path.open("w", newline="") as handle:
-        writer = csv.writer(handle)
-        writer.writerow([*COLUMNS, "schedule", "band_low_us", "band_high_us", "why"])
-        for p in found:
-            writer.writerow([*p.cells(), p.time.algorithm, *p.band_us, p.time.why])
-
-
-@contextmanager
-def _writable(flag: str) -> Iterator[None]:
-    """Turns what the file system refuses into UsageError (SW_USAGE)."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            "SW_USAGE", f"{flag} requires a writable file, got {error.filename}: {error.strerror}"
-        ) from error
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([*COLUMNS, "schedule", "band_low_us", "band_high_us", "why"])
+    for p in found:
+        writer.writerow([*p.cells(), p.time.algorithm, *p.band_us, p.time.why])
+    outputs.write(path, text.getvalue(), "--csv")
 
 
 def plot(found: Sequence[Point], width: int = 100, height: int = 24) -> str:
@@ -277,27 +267,27 @@ def plot(found: Sequence[Point], width: int = 100, height: int = 24) -> str:
     return text_plots.lines(series, "bytes", "us", width, height, log="xy").plain
 
 
-def run(request: Request, outputs: Mapping[str, Any]) -> int:
-    """Print the table and write what `outputs` (json, json_file, csv, plot, explain) asks for."""
+def run(request: Request, wanted: Mapping[str, Any]) -> int:
+    """Print the table and write what `wanted` (json, json_file, csv, plot, explain) asks for."""
     found = points(request)
     data = report(request, found)
-    if outputs["json_file"]:
-        with _writable("--report-to-json-file"):
-            Path(outputs["json_file"]).write_text(json.dumps(data, indent=1) + "\n")
-    if outputs["csv"]:
-        write_csv(Path(outputs["csv"]), found)
-    if outputs["json"]:
+    if wanted["json_file"]:
+        file = Path(wanted["json_file"])
+        outputs.write(file, json.dumps(data, indent=1) + "\n", "--report-to-json-file")
+    if wanted["csv"]:
+        write_csv(Path(wanted["csv"]), found)
+    if wanted["json"]:
         say(json.dumps(data, indent=1))
         return 0
     say(table(found))
-    if outputs["explain"]:
+    if wanted["explain"]:
         for point in found:
             say(f"{point.size_bytes}: {point.time.why}")
-    if outputs["plot"]:
+    if wanted["plot"]:
         say(plot(found))
-    if outputs["ignored"]:
+    if wanted["ignored"]:
         say(
-            f"note: {', '.join(outputs['ignored'])} change nothing in a simulation",
+            f"note: {', '.join(wanted['ignored'])} change nothing in a simulation",
             err=True,
         )
     return 0

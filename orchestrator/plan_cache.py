@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import Diagnostic
 from compiler.target import load_target
+from orchestrator import outputs
 from orchestrator.cache import About, open_cache
 from orchestrator.config import JobConfig
 from orchestrator.model import installed, source_files
@@ -162,6 +163,5 @@ def _fresh(
         with stages.timed("time"):
             timings = time_programs(built, built.programs, service, trace is not None)
     if trace is not None:
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        trace.write_bytes(timings.trace)
+        outputs.write(trace, timings.trace, "--trace")
     return base_report(built, timings, service, stages, {}), stages.traces.reads(job)

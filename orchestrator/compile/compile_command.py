@@ -17,8 +17,8 @@ from pathlib import Path
 from compiler.diagnostics import DiagnosticError, InternalError, UsageError
 from compiler.driver import compile_graph
 from compiler.frontend import isolated
-from compiler.neff.files import write_atomic
 from compiler.surface.resolve import Resolved, resolve
+from orchestrator import outputs
 from orchestrator.bundling import compiler_version
 from orchestrator.compile.compile_flags import of_environment, parse
 from orchestrator.compile.compile_log import CompileLog
@@ -31,22 +31,29 @@ def main(arguments: Sequence[str]) -> int:
     """Run `compile`; returns the exit code. Mistakes on the command line raise UsageError."""
     files, given = parse(arguments, "shardwright compile")
     resolved = resolve([*of_environment(os.environ), *given])  # the right-most wins
-    outputs = _outputs(files, resolved.command.output)
+    paths = _outputs(files, resolved.command.output)
     with CompileLog(Path(resolved.command.logfile), resolved.command.verbose) as log:
         for notice in resolved.notices:
             log.say(notice.severity, notice.message)
         try:
-            for file, output in zip(files, outputs, strict=True):
+            for file, output in zip(files, paths, strict=True):
                 _compile_file(Path(file), output, resolved, log)
-        except DiagnosticError as error:
-            log.failed(error, _facts(arguments, resolved, outputs))
-            return USAGE if isinstance(error, UsageError) else COMPILE_FAILURE
         except Exception as error:
-            trace = traceback.format_exc()
-            log.failed(InternalError.of(error, trace), _facts(arguments, resolved, outputs))
-            return COMPILE_FAILURE
+            shown = _shown(error)
+            log.failed(shown, _facts(arguments, resolved, paths))
+            return USAGE if isinstance(shown, UsageError) else COMPILE_FAILURE
         log.passed()
     return 0
+
+
+def _shown(error: Exception) -> DiagnosticError:
+    """An error as it is shown: a disk that refuses (intermediates, or temporary files) is no defect
+    of ours."""
+    if isinstance(error, DiagnosticError):
+        return error
+    if isinstance(error, OSError) and outputs.of_the_disk(error):
+        return outputs.refused(error, error.filename or "temporary files", "compile")
+    return InternalError.of(error, "".join(traceback.format_exception(error)))
 
 
 def _outputs(files: Sequence[str], output: str) -> list[Path]:
@@ -65,7 +72,7 @@ def _outputs(files: Sequence[str], output: str) -> list[Path]:
 
 
 def _facts(
-    arguments: Sequence[str], resolved: Resolved, outputs: Sequence[Path]
+    arguments: Sequence[str], resolved: Resolved, paths: Sequence[Path]
 ) -> list[tuple[str, str]]:
     """What a failure report needs besides the error."""
     facts = [
@@ -75,7 +82,7 @@ def _facts(
         ("Host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"),
     ]
     if resolved.command.save_temps:
-        facts.append(("Artifacts", ", ".join(str(_temps(o)) for o in outputs)))
+        facts.append(("Artifacts", ", ".join(str(_temps(path)) for path in paths)))
     return [*facts, ("Exit code", str(COMPILE_FAILURE))]
 
 
@@ -104,17 +111,8 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
         program = compile_graph(opened.program, target, options, opened.watch)
     content = finished(opened, program, resolved, log)
     with log.stage("write"):
-        _write(output, content)
+        outputs.write(output, content, "--output")
     log.dot()
-
-
-def _write(output: Path, content: bytes) -> None:
-    try:
-        write_atomic(output, content)
-    except OSError as error:
-        raise UsageError(
-            "SW_USAGE", f"--output requires a writable path, got {output}: {error.strerror}"
-        ) from error
 
 
 def _temps(output: Path) -> Path:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from compiler.diagnostics import DiagnosticError, UsageError
+from compiler.diagnostics import DiagnosticError
+from orchestrator.outputs import writing
 from orchestrator.terminal import say, written
 
 NUMBERS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -24,16 +25,12 @@ class CompileLog:
     """Where a compile speaks. Use as a context manager: the log file is closed at the end."""
 
     def __init__(self, path: Path, level: int) -> None:
-        """Open the log file. Raises UsageError (SW_USAGE) when it cannot be written."""
+        """Open the log file. Raises UsageError (SW_OUTPUT) when it cannot be written."""
         self.path = path
         self._level = level
         self._dots = 0
-        try:
-            self._file: TextIO = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(
-                "SW_USAGE", f"--logfile requires a writable file, got {path}: {error.strerror}"
-            ) from error
+        with writing(path, "--logfile"):
+            self._file: TextIO | None = path.open("w", encoding="utf-8")
 
     def __enter__(self) -> CompileLog:
         return self
@@ -43,12 +40,15 @@ class CompileLog:
 
     def close(self) -> None:
         """Close the log file."""
-        self._file.close()
+        if self._file is not None:
+            file, self._file = self._file, None
+            with suppress(OSError):  # a line that could not be written was told
+                file.close()
 
     def say(self, level: str, text: str) -> None:
         """One message."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        written(f"{stamp} {level.upper()} {text}", self._file)
+        self.note(f"{stamp} {level.upper()} {text}")
         number = NUMBERS[level]
         if number >= self._level:
             self._end_dots()
@@ -56,7 +56,13 @@ class CompileLog:
 
     def note(self, text: str) -> None:
         """Something for the log file alone."""
-        written(text, self._file)
+        if self._file is None:
+            return
+        try:
+            written(text, self._file)
+        except OSError as error:  # a full disk costs the log, not the compilation
+            self.close()
+            say(f"WARNING: --logfile {self.path}: {error.strerror}; going on without it", err=True)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -94,7 +100,7 @@ class CompileLog:
         lines = [_RULE, f" {d.severity}[{d.code}]: the compilation failed", _RULE]
         lines += [f"{name + ':':<20} {text}" for name, text in rows]
         say("\n".join(lines), err=True)
-        written("\n".join(lines), self._file)
+        self.note("\n".join(lines))
 
     def _end_dots(self) -> None:
         if self._dots:
@@ -106,7 +112,7 @@ class FileLog(CompileLog):
     """A log that speaks to its file alone, for one of many models."""
 
     def __init__(self, path: Path) -> None:
-        """Open the log file. Raises UsageError (SW_USAGE) when it cannot be written."""
+        """Open the log file. Raises UsageError (SW_OUTPUT) when it cannot be written."""
         super().__init__(path, NUMBERS["critical"] + 1)
 
     def dot(self) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 from compiler.diagnostics import LoadError, UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import core_binding, read_program
-from compiler.neff.files import write_atomic
 from compiler.neff.manifest import CoreBinding, Manifest
 from compiler.neff.reader import Container
 from compiler.neff.writer import pack
+from orchestrator import outputs
 from orchestrator.terminal import say
 
 _PROGRAM = "program/"
@@ -108,6 +108,6 @@ def export(bundle: Path, core: int, output: Path) -> int:
         for name, sha in manifest.programs.items()
     }
     sections["manifest"] = bytes(container.data)
-    write_atomic(output, pack("bundle", binding.to_meta(), sections))
+    outputs.write(output, pack("bundle", binding.to_meta(), sections), "--output")
     say(f"{output}: core {core} of {cores}, programs {', '.join(manifest.programs)}")
     return 0

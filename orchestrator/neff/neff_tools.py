@@ -25,6 +25,7 @@ from compiler.neff.reader import Container
 from compiler.target import PS_PER_S, Target, hypothetical_text, load_target, logical
 from orchestrator import terminal
 from orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
+from orchestrator.outputs import writing
 from orchestrator.terminal import one_line, say
 
 
@@ -165,7 +166,7 @@ def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
     for finding in watch.findings:
         say(finding.render(), err=True)
     arrays: dict[str, Any] = {f"out{k}": results[n] for k, n in enumerate(program.outputs)}
-    with outputs.open("wb") as file:
+    with writing(outputs, "--outputs"), outputs.open("wb") as file:
         np.savez(file, **arrays)
     if options.timed:
         _print_time(opened)

@@ -44,7 +44,7 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     beside = args.report if args.report.is_dir() else args.report.parent
     path = beside / "report.html" if args.html == Path() else args.html
-    write_page(path, report_page(found))
+    write_page(path, report_page(found), "--html")
     say(str(path))
     return 0
 
@@ -55,7 +55,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     found = compare(side(args.a), side(args.b))
     if args.html:
-        write_page(args.html, compare_page(found, tables(found)))
+        write_page(args.html, compare_page(found, tables(found)), "--html")
     if args.json:
         say(dumps(found, indent=1))
     else:

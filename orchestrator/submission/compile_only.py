@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compiler.diagnostics import Diagnostic, UsageError
-from orchestrator import terminal
+from orchestrator import outputs, terminal
 from orchestrator.budgets import check_budgets, check_state
 from orchestrator.build import Planned, compile_parts, planned, with_programs
 from orchestrator.config import JobConfig, output_folder
@@ -52,11 +52,18 @@ class CompileSummary:
     units: UnitCounts
     seconds: float
     findings: tuple[Diagnostic, ...] = ()
+    unwritten: Diagnostic | None = None  # why this summary is in no file
 
     @property
     def exit_code(self) -> int:
-        """0, or that of the first job that failed."""
-        return next((job.exit_code for job in self.jobs if job.exit_code), 0)
+        """0, that of the first job that failed, or of a summary that could not be written."""
+        failed = (job.exit_code for job in self.jobs if job.exit_code)
+        return next(failed, UsageError.exit_code if self.unwritten else 0)
+
+    @property
+    def told(self) -> list[Diagnostic]:
+        """What there is to say besides."""
+        return [*self.findings, *([self.unwritten] if self.unwritten else [])]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -68,7 +75,7 @@ class CompileSummary:
             "seconds": self.seconds,
             "units": asdict(self.units),
             "jobs": rows,
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": [finding.as_dict() for finding in self.told],
         }
 
 
@@ -83,6 +90,7 @@ class _Work:
 
     def prepare(self) -> Parts:
         """Plan, and cut into units."""
+        outputs.prepare(self.bundle.parent)
         self._ready = planned(self.job, self._service, self._stages)
         check_state(self._ready)
         return compile_parts(self._ready, self._stages)
@@ -176,12 +184,12 @@ def run(jobs: Mapping[Path, JobConfig], as_json: bool) -> int:
     first = next(iter(jobs.values()))
     with Progress("quiet" if as_json else first.run.progress) as progress:
         summary = compile_jobs(jobs, progress)
-    text = dumps(summary.as_dict(), indent=1)
-    folder = output_folder(first)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SUMMARY).write_text(text)
+    try:
+        outputs.write(output_folder(first) / SUMMARY, dumps(summary.as_dict(), indent=1))
+    except UsageError as error:  # bundles are there, and what was to be said of them is said
+        summary = replace(summary, unwritten=error.diagnostic)
     if as_json:
-        say(text)
+        say(dumps(summary.as_dict(), indent=1))
     else:
         _screen(summary, terminal.console())
     return summary.exit_code
@@ -207,5 +215,5 @@ def _screen(summary: CompileSummary, console: Console) -> None:
             say(f"{job.job}: {job.error.render()}", err=True)
         else:
             say(f"{job.job}: {job.bundle}")
-    for finding in summary.findings:
+    for finding in summary.told:
         say(finding.render(), err=True)

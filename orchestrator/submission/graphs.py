@@ -20,7 +20,6 @@ from typing import Any
 from compiler.diagnostics import Diagnostic, LoadError
 from compiler.frontend import isolated
 from compiler.frontend.hook import ABOUT, GRAPH
-from compiler.neff.files import write_atomic
 from compiler.outline.unit import unpack_function
 from compiler.surface.resolve import Resolved, resolve
 from orchestrator.compile.compile_flags import joined, of_environment, parser
@@ -28,6 +27,7 @@ from orchestrator.compile.compile_log import FileLog
 from orchestrator.compile.modules import OpenModule, finished, open_module
 from orchestrator.config import JobConfig
 from orchestrator.job import unit_service
+from orchestrator.outputs import write, writing
 from orchestrator.parts import Parts, parts_of
 from orchestrator.service.progress import Progress
 from orchestrator.service.service import Settled
@@ -110,7 +110,7 @@ class _Graph:
     def __init__(self, folder: Path, resolved: Resolved, reader: isolated.Reader) -> None:
         self.folder, self.neff = folder, folder / NEFF
         self._resolved, self._reader = resolved, reader
-        self._log = FileLog(folder / LOG)
+        self._log: FileLog | None = None
         self._opened: OpenModule | None = None
         self.name = folder.name.rpartition("-")[0]
 
@@ -118,11 +118,13 @@ class _Graph:
         """Read, and cut into units. Raises LoadError for an artifact that is not what was left."""
         from compiler.outline import outline_programs
 
-        self.neff.unlink(missing_ok=True)  # of an earlier compilation
+        with writing(self.neff, "--graphs"):
+            self.neff.unlink(missing_ok=True)  # of an earlier compilation
+        log = self._log = FileLog(self.folder / LOG)
         data, about = _read(self.folder)
         self.name = about["name"]
         file = Path(f"{self.name}.stablehlo")
-        log, resolved = self._log, self._resolved
+        resolved = self._resolved
         self._opened = open_module(file, data, resolved, log, self._reader, None)
         outlined = outline_programs((self._opened.program,))
         self._opened.watch.outlined(outlined)
@@ -132,16 +134,18 @@ class _Graph:
         """Link, check, write."""
         from compiler.driver import link_outlined
 
-        assert self._opened is not None
+        assert self._opened is not None and self._log is not None
         functions = map(unpack_function, parts.compiled(settled))
         program = link_outlined(parts.outlined, functions, parts.target, self._opened.watch)
-        write_atomic(self.neff, finished(self._opened, program, self._resolved, self._log))
+        write(self.neff, finished(self._opened, program, self._resolved, self._log), "--graphs")
 
     def told(self, ended: Ended) -> CompiledGraph:
         """Its row, and the end of its log."""
         error = ended.error
-        self._log.say("error" if error else "info", str(error) if error else f"wrote {self.neff}")
-        self._log.close()
+        if self._log is not None:
+            text = str(error) if error else f"wrote {self.neff}"
+            self._log.say("error" if error else "info", text)
+            self._log.close()
         return CompiledGraph(
             name=self.name,
             folder=str(self.folder),

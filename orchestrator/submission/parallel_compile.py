@@ -19,7 +19,7 @@ from rich.table import Table
 
 from compiler.diagnostics import ExecutionError, UsageError
 from compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXTRACT_ONLY
-from orchestrator import terminal
+from orchestrator import outputs, terminal
 from orchestrator.cache import open_cache
 from orchestrator.config import JobConfig
 from orchestrator.host import PACKAGES_ROOT
@@ -113,14 +113,18 @@ def _compile(asked: Asked) -> int:
     with Progress("quiet" if asked.as_json else asked.job.run.progress) as progress:
         summary = compile_graphs(asked.directory, asked.flags, asked.job, progress)
     text = dumps(summary.as_dict(), indent=1)
-    (asked.directory / SUMMARY).write_text(text)
-    for notice in summary.notices:
+    told, code = list(summary.notices), summary.exit_code
+    try:
+        outputs.write(asked.directory / SUMMARY, text, "--graphs")
+    except UsageError as error:  # NEFFs are there, and what was to be said of them is said
+        told, code = [*told, error.diagnostic], code or error.exit_code
+    for notice in told:
         say(notice.render(), err=True)
     if asked.as_json:
         say(text)
     else:
         _screen(summary, asked.directory)
-    return summary.exit_code
+    return code
 
 
 def _screen(summary: GraphSummary, directory: Path) -> None:

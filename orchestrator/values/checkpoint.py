@@ -30,6 +30,7 @@ from compiler.neff.files import write_atomic
 from compiler.neff.manifest import Manifest, NamedBuffer
 from compiler.neff.reader import Container
 from compiler.neff.writer import pack
+from orchestrator.outputs import writing
 from sim_cluster import layout
 from sim_cluster.result import L0Check
 
@@ -75,27 +76,28 @@ def step_folder(folder: Path, step: int) -> Path:
 
 class Writer:
     """A checkpoint on its way to disk; `finish` puts it in the place of one of the same step,
-    leaving the block without it leaves that one alone."""
+    leaving the block without it leaves that one alone. All raise UsageError (SW_OUTPUT)."""
 
     def __init__(self, folder: Path, step: int) -> None:
         self._path = step_folder(folder, step)
-        if self._path.is_symlink():  # what it leads to is not ours
-            self._path.unlink()
-        self._path.mkdir(parents=True, exist_ok=True)
         self._files: dict[int, str] = {}
-        self._old = {path.name for path in self._path.iterdir()}
+        with writing(self._path):
+            if self._path.is_symlink():  # what it leads to is not ours
+                self._path.unlink()
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._old = {path.name for path in self._path.iterdir()}
 
     def add(self, rank: int, buffers: Mapping[str, np.ndarray]) -> None:
         """The file of a rank."""
         data = pack("state", {"rank": rank}, buffers, compress=False)
         self._files[rank] = hashlib.sha256(data).hexdigest()
-        write_atomic(self._path / _file(rank, self._files[rank]), data, lasting=True)
+        self._write(_file(rank, self._files[rank]), data)
 
     def finish(self, head: Mapping[str, Any]) -> None:
         """Write the head, with which the checkpoint is there, and remove what it replaces."""
         files = [[rank, sha] for rank, sha in self._files.items()]
         data = pack("checkpoint", {**head, "files": files}, {})
-        write_atomic(self._path / _HEAD, data, lasting=True)
+        self._write(_HEAD, data)
         self._remove(self._old - self._names() - {_HEAD})
         self._files.clear()
 
@@ -106,6 +108,10 @@ class Writer:
         self._remove(self._names() - self._old)
         if not os.path.lexists(self._path / _HEAD):
             _remove(self._path)
+
+    def _write(self, name: str, data: bytes) -> None:
+        with writing(self._path):
+            write_atomic(self._path / name, data, lasting=True)
 
     def _names(self) -> set[str]:
         return {_file(rank, sha) for rank, sha in self._files.items()}

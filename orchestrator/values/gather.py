@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 import zipfile
+from contextlib import suppress
 from pathlib import Path, PureWindowsPath
 
 from numpy.lib import format as npy
 
 from compiler.diagnostics import UsageError
+from orchestrator.outputs import writing
 from orchestrator.terminal import say
 from orchestrator.values.checkpoint import Checkpoint, senseless, steps_in
 
@@ -24,6 +26,14 @@ def gather(folder: Path, out: Path) -> int:
     one that is damaged.
     """
     found = Checkpoint(_step(folder))
+    with writing(out):
+        count, total = _write(found, out)
+    say(f"{out}: {count} leaves, {total / 1e9:.3f} GB, after step {found.head.step}")
+    return 0
+
+
+def _write(found: Checkpoint, out: Path) -> tuple[int, int]:
+    """How many leaves, and their bytes. Raises LoadError, OSError."""
     count = total = 0
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:
@@ -37,9 +47,9 @@ def gather(folder: Path, out: Path) -> int:
                 count, total = count + 1, total + array.nbytes
         temporary.replace(out)
     finally:
-        temporary.unlink(missing_ok=True)
-    say(f"{out}: {count} leaves, {total / 1e9:.3f} GB, after step {found.head.step}")
-    return 0
+        with suppress(OSError):
+            temporary.unlink()
+    return count, total
 
 
 def _is_member(name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from compiler.diagnostics import UsageError
 from orchestrator import terminal
 from orchestrator.job_flags import add_job_flags, job_config
+from orchestrator.outputs import prepare, writing
 from orchestrator.strict_json import dumps
 from orchestrator.terminal import say
 
@@ -79,8 +80,9 @@ def _sweep(args: argparse.Namespace) -> int:
     rows = ordered(swept.rows, objective)
     written = []
     if not swept.interrupted:  # who interrupts wants an end, and the rows are kept
-        written = table.write_files(folder, "sweep", data, rows)
-        written += pictures.write(folder, rows, objective, varied)
+        with writing(folder):
+            written = table.write_files(folder, "sweep", data, rows)
+            written += pictures.write(folder, rows, objective, varied)
     if args.json:
         say(dumps(data, indent=1))
     else:
@@ -111,8 +113,9 @@ def _scale(args: argparse.Namespace) -> int:
     data = scale_screen.document(found, swept.interrupted)
     written = []
     if not swept.interrupted:
-        written = table.write_files(folder, "scale", data, scale_screen.all_rows(found))
-        written += scale_screen.write_plots(folder, found)
+        with writing(folder):
+            written = table.write_files(folder, "scale", data, scale_screen.all_rows(found))
+            written += scale_screen.write_plots(folder, found)
     if args.json:
         say(dumps(data, indent=1))
     else:
@@ -142,7 +145,7 @@ def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) ->
     from orchestrator.whatif.journal import Journal
     from orchestrator.whatif.sweep import sweep
 
-    folder = output_folder(host)
+    folder = prepare(output_folder(host))
     with Progress("quiet" if args.json else host.run.progress) as progress:
         journal = Journal(folder / "points.jsonl")
         return folder, sweep(asked, host, journal, partial(_tell, progress))

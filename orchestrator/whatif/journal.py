@@ -7,12 +7,14 @@ counts.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.outputs import writing
 from orchestrator.service.units import digest
 from orchestrator.strict_json import dumps
 from orchestrator.whatif.rows import Row
@@ -34,7 +36,11 @@ class Journal:
         return {row.key: row for row in rows}
 
     def add(self, row: Row) -> None:
-        """Append a row. Raises OSError."""
+        """Append a row. Raises UsageError (SW_OUTPUT)."""
+        with writing(self._path):
+            self._append(row)
+
+    def _append(self, row: Row) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         data = row.as_dict()
         line = dumps({**data, "digest": _digest(data)}).encode() + b"\n"
@@ -42,7 +48,9 @@ class Journal:
         try:
             size = os.fstat(file).st_size
             is_cut = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-            os.write(file, b"\n" + line if is_cut else line)
+            line = b"\n" + line if is_cut else line
+            if os.write(file, line) < len(line):  # the next row begins a new line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file)
         finally:
             os.close(file)

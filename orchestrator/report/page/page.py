@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from compiler.diagnostics import UsageError
+from orchestrator import outputs
 from orchestrator.report import text
 from orchestrator.report.page import charts, words
 from orchestrator.report.plan_screen import effect_text
@@ -87,13 +88,9 @@ def compare_page(found: Mapping[str, Any], tables: Sequence[Any]) -> str:
     return _template("compare.html").render(found=found, tables=tables)
 
 
-def write_page(path: Path, page: str) -> None:
-    """Write a page. Raises UsageError where that is not possible."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError("SW_USAGE", f"cannot write {path}: {error.strerror}") from error
+def write_page(path: Path, page: str, flag: str = outputs.OUT) -> None:
+    """Write a page. Raises UsageError (SW_OUTPUT)."""
+    outputs.write(path, page, flag)
 
 
 def _template(name: str) -> Template:
