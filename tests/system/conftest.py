@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
 
 from compiler.neff.bundle import Bundle
 from orchestrator.service.executor import InlineExecutor, WorkUnit
 from tests.support.small_job import Road, build_on, bundle_of, small_llama
-
-
-@pytest.fixture(scope="package", autouse=True)
-def quick_reference() -> Iterator[None]:
-    """The unsharded steps run once each: XLA compiles them in half the time without optimizing."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="session")
