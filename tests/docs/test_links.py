@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.test_pages import PAGES as SESSIONS
 from tests.support.console import ROOT
 
 PAGES = sorted(
@@ -44,3 +45,14 @@ def test_paths_in_the_text_exist(page: str) -> None:
     made = {path for path in re.findall(r"file=(\S+)", (ROOT / page).read_text())}
     named = set(PATH.findall((ROOT / page).read_text())) - made
     assert not sorted(path for path in named if not (ROOT / path).exists())
+
+
+def test_the_index_lists_every_page_once_and_marks_sessions() -> None:
+    docs = ROOT / "docs"
+    rows = [row for row in (docs / "README.md").read_text().splitlines() if row.startswith("| [")]
+    listed = {(docs / LINK.findall(row)[0]).resolve(): "\u25b8" in row for row in rows}
+    assert len(listed) == len(rows)
+    assert {path for path in docs.rglob("*.md")} - {docs / "README.md"} <= listed.keys()
+    assert {path for path, marked in listed.items() if marked} == {
+        ROOT / page for page in SESSIONS if page != "README.md"
+    }
