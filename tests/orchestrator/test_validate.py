@@ -124,7 +124,7 @@ def test_precision_column(tmp_path: Path, precision: str, expected: tuple[str, .
         ({"framework": "NeuronX Distributed", "model": "Llama-3.1-8B"}, "nxd-flash"),
         ({"framework": "NeuronX Distributed", "model": "Llama2-7B"}, "nxd"),
         ({"framework": "torch-neuronx dp_bert_hf_pretrain", "neuron_version": "2.26.0"}, "bert"),
-        ({"framework": "torch-neuronx dp_bert_hf_pretrain"}, "bert-2.27"),
+        ({"framework": "torch-neuronx dp_bert_hf_pretrain"}, "bert"),
         ({"framework": "something new"}, "other"),
     ],
 )
