@@ -91,8 +91,7 @@ def _paths(body: Sequence[Instr | Loop], prefix: Path) -> Iterator[tuple[Path, I
 
 def touched(instr: Instr) -> set[int]:
     """Tiles an instruction reads or writes."""
-    patterns = (*instr.srcs, *((instr.dst,) if instr.dst else ()))
-    return {p.buffer for p in patterns if p.space is not Space.HBM}
+    return {p.buffer for p in (*instr.srcs, *instr.dsts) if p.space is not Space.HBM}
 
 
 def _size(tile: Tile, limits: Limits) -> int:

@@ -217,9 +217,8 @@ def _sharing(tiles: Sequence[Tile]) -> dict[int, list[int]]:
 def touched(instr: Instr, memory: Memory) -> Touched:
     """What an instruction touches."""
     result: Touched = {}
-    for pattern, writes in [(p, False) for p in instr.srcs] + (
-        [(instr.dst, True)] if instr.dst else []
-    ):
+    operands = (*((p, False) for p in instr.srcs), *((p, True) for p in instr.dsts))
+    for pattern, writes in operands:
         for key in memory.keys(pattern):
             mine = result.setdefault(key, {})
             mine[instr.engine] = mine.get(instr.engine, False) or writes

@@ -36,7 +36,7 @@ class Spans:
         if isinstance(item, Loop):
             return {tile: _swept(span, item) for tile, span in self._body(item).items()}
         found: dict[int, Span | None] = {}
-        for pattern in (*item.srcs, *((item.dst,) if item.dst else ())):
+        for pattern in (*item.srcs, *item.dsts):
             if pattern.space is not Space.HBM:
                 _widen(found, pattern.buffer, _span(pattern))
         return found

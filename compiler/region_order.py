@@ -247,5 +247,5 @@ def _operands(instr: Instr) -> Iterator[tuple[AccessPattern, bool]]:
     """The patterns of an instruction, and whether it writes them."""
     for pattern in instr.srcs:
         yield pattern, False
-    if instr.dst is not None:
-        yield instr.dst, True
+    for pattern in instr.dsts:
+        yield pattern, True

@@ -40,7 +40,7 @@ def check_instruction(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> No
         f"{instr.opcode} has {'no' if instr.dst is None else 'a'} destination",
     )
     _check_attrs(instr, definition)
-    for pattern in (*instr.srcs, *([instr.dst] if instr.dst else [])):
+    for pattern in (*instr.srcs, *instr.dsts):
         if pattern.space is not Space.HBM:
             _check_tile_pattern(
                 instr, pattern.buffer, pattern.space, pattern.start, pattern.dims, tiles

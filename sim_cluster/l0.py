@@ -228,6 +228,8 @@ class RegionCode:
         registers = self.registers
         sources = [self._reader(instr, n) for n in range(len(instr.srcs))]
         write, mark = self._writer(instr)
+        if instr.row_sum is not None:
+            sources.append(self._second_writer(instr, instr.row_sum))
 
         def work(clock: Clock, time: int) -> None:
             views = tuple([read(clock, time) for read in sources])
@@ -278,6 +280,13 @@ class RegionCode:
             lambda clock, time: operand.write(call.tensors, clock, time),
             lambda views: operand.mark(call.tensors, views[1].reshape(-1) if scatter else None),
         )
+
+    def _second_writer(
+        self, instr: Instr, pattern: AccessPattern
+    ) -> Callable[[Clock, int], np.ndarray]:
+        """The view of the sums of rows; a kernel gets it behind the sources."""
+        tile = TileOperand(instr, pattern, self.slots[pattern.buffer], self.chip, self.registers)
+        return lambda clock, time: tile.write(clock, time, False)
 
     def _hbm_operand(self, instr: Instr, pattern: AccessPattern, indexed: bool) -> HbmOperand:
         dims = pattern.dims

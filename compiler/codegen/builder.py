@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compiler.codegen.in_place import root_of
@@ -139,9 +139,7 @@ class Builder:
 
 def _copied(body: Sequence[Instr | Loop]) -> list[Instr | Loop]:
     return [
-        Loop(i.register, i.trip, _copied(i.body))
-        if isinstance(i, Loop)
-        else Instr(i.opcode, i.engine, i.dst, i.srcs, i.attrs, i.waits, i.signals)
+        Loop(i.register, i.trip, _copied(i.body)) if isinstance(i, Loop) else replace(i)
         for i in body
     ]
 

@@ -234,7 +234,8 @@ def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) 
 
     def taken(n: int, engine: Engine) -> float:
         placed = _placed(space.values[n], engine)
-        return rates.engine_ns(engine, cycles(space, placed, points))
+        least = is_by_product(space, placed)
+        return rates.engine_ns(engine, MIN_CYCLES if least else cycles(space, placed, points))
 
     free = [n for n in values if _has_choice(space.values[n])]
     for n in values:
@@ -282,6 +283,15 @@ def engine_of(value: Value) -> Engine:
     if value.op == SCALED:
         return Engine(value.attrs.get("engine", Engine.SCALAR.value))
     return Engine.SCALAR if value.op in (*ACTIVATIONS, "convert") else Engine.VECTOR
+
+
+def is_by_product(space: Space, value: Value) -> bool:
+    """Whether a value is a sum that Scalar can make as it makes what is summed."""
+    if value.op != "reduce" or value.attrs["kind"] != "add" or value.dtype is not DType.F32:
+        return False
+    source = space.values[value.inputs[0]]
+    activated = source.op in (SCALED, *ACTIVATIONS) and source.dtype is DType.F32
+    return activated and engine_of(source) is Engine.SCALAR
 
 
 def _is_pair(value: Value) -> bool:

@@ -102,7 +102,9 @@ def _turned(
     if turn and register in (attrs.get("zero_when") or ()):
         attrs["zero_when"] = None  # the first iteration belongs to turn 0
     dst = pattern(instr.dst) if instr.dst else None
-    return Instr(instr.opcode, instr.engine, dst, tuple(map(pattern, instr.srcs)), attrs)
+    row_sum = pattern(instr.row_sum) if instr.row_sum else None
+    srcs = tuple(map(pattern, instr.srcs))
+    return Instr(instr.opcode, instr.engine, dst, srcs, attrs, row_sum=row_sum)
 
 
 def schedule(instrs: Sequence[Instr], memory: Memory, costs: Sequence[Costs]) -> list[Instr]:

@@ -9,6 +9,7 @@ any value that does not span the partition atom.
 from __future__ import annotations
 
 from compiler.codegen.builder import Box, Held, Scope, merge_dims, pieces
+from compiler.codegen.row_sums import in_passing
 from compiler.codegen.space import Value
 from compiler.codegen.values import Frame
 from compiler.dtypes import DType
@@ -36,9 +37,13 @@ def new_accumulator(frame: Frame, number: int, scope: Scope) -> Held:
 
 
 def accumulate(frame: Frame, number: int, target: Held, scope: Scope, looped: bool) -> None:
-    """One `tensor_reduce` of the tile at hand into `target`; `looped` when loops add more to it."""
+    """One `tensor_reduce` of the tile at hand into `target`; `looped` when loops add more to it.
+    Sums of rows are those of the activation that made them where that is so.
+    """
     value = frame.space.values[number]
     (source,) = (frame.operand(i) for i in value.inputs)
+    if frame.sums_in_passing(number) and in_passing(frame, value, source, target, scope, looped):
+        return
     axes = [a for a in frame.axes if a in frame.space.values[value.inputs[0]].atoms]
     kept = [a for a in axes if a in value.atoms]
     reduced = [a for a in axes if a in value.over]

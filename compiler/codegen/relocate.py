@@ -8,6 +8,7 @@ code depends on those, so it is renamed instead of being made again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from compiler.isa.program import AccessPattern, Instr, Loop, Region, Space, Tile
@@ -70,8 +71,9 @@ def _instr(instr: Instr, tensors: Mapping[int, int], register: Rename) -> Instr:
     if attrs.get("zero_when"):
         attrs["zero_when"] = tuple(map(register, attrs["zero_when"]))
     dst = pattern(instr.dst) if instr.dst else None
+    row_sum = pattern(instr.row_sum) if instr.row_sum else None
     srcs = tuple(map(pattern, instr.srcs))
-    return Instr(instr.opcode, instr.engine, dst, srcs, attrs, instr.waits, instr.signals)
+    return replace(instr, dst=dst, srcs=srcs, attrs=attrs, row_sum=row_sum)
 
 
 def _affine(value: Affine, register: Rename) -> Affine:

@@ -114,6 +114,10 @@ class Frame:
         """Free axes a value spans, major to minor."""
         return [a for a in self.axes if a in value.atoms]
 
+    def sums_in_passing(self, number: int) -> bool:
+        """Whether a reduction may be a by-product of the activation that makes what it reads."""
+        return True
+
     def emit(self, number: int, scope: Scope, definition: Value | None = None) -> None:
         """Code for value `number`, or for what it is in this place (`definition`); constants,
         registers and masks are made where they are read.

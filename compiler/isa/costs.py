@@ -110,6 +110,9 @@ RULES: tuple[CostRule, ...] = (
     CostRule("tensor_unary", _V, _division, 64, 8, 0, _DOC, "OLD: reciprocal"),
     CostRule("tensor_unary", _V, _always, 64, 1, 0, _INF, "as tensor_scalar"),
     CostRule("activation", _S, _always, 64, 1, 0, _DOC, "OLD: scale and bias are free"),
+    CostRule(
+        "activation_reduce", _S, _always, 64, 1, 64, _DOC, "OLD: 64 cycles to read the accumulator"
+    ),
     CostRule("iota", _G, _always, 0, 1, 150, _DOC, "OLD"),
     CostRule("affine_select", _G, _always, 0, 1, 150, _DOC, "OLD"),
 )

@@ -139,6 +139,7 @@ class _Encoder:
         self.behind = (
             Ragged()
         )  # per region: 0 at a barrier, else 1; instruction and border, in turn
+        self.row_sums = Ragged()  # per region: instruction and second destination, in turn
         self.constants = bytearray()
         self.counts = [0, 0, 0]  # rows so far of code, tiles, nodes
 
@@ -210,6 +211,8 @@ class _Encoder:
         self.borders.append(x for b in borders for x in (_ENGINES.index(b.queue), b.back))
         waits = (x for n, i in enumerate(walk(r.body)) for b in i.borders for x in (n, b))
         self.behind.append((int(r.borders is not None), *waits))
+        sums = ((n, i.row_sum) for n, i in enumerate(walk(r.body)) if i.row_sum is not None)
+        self.row_sums.append(x for n, p in sums for x in (n, self.patterns.add(p)))
 
     def tensor(self, t: Tensor) -> tuple[int, ...]:
         start = len(self.constants)
@@ -252,6 +255,8 @@ def encode_function(function: Function) -> Sections:
     if function.has_borders:
         enc.borders.store("borders", out)
         enc.behind.store("behind", out)
+    if enc.row_sums.values:
+        enc.row_sums.store("row_sums", out)
     if len(function.subgraphs) > 1:
         after = [region.after for subgraph in function.subgraphs for region in subgraph]
         out["after"] = np.asarray(after, np.int64)
@@ -364,7 +369,17 @@ class _Decoder:
             out.append(Region(program, self.tiles[tile0:tile1], body, tuple(rest[num_atoms:])))
             tile0, node0, code0 = tile1, node1, code1
         self._add_borders(out)
+        self._add_row_sums(out)
         return out
+
+    def _add_row_sums(self, regions: Sequence[Region]) -> None:
+        """A file without the column has no instruction with two destinations."""
+        if "row_sums" not in self.sections:
+            return
+        for region, row in zip(regions, read_ragged("row_sums", self.sections), strict=True):
+            code = list(walk(region.body))
+            for number, pattern in zip(row[::2], row[1::2], strict=True):
+                code[number].row_sum = self.patterns[pattern]
 
     def _add_borders(self, regions: Sequence[Region]) -> None:
         """A file without the columns has barriers between all regions."""

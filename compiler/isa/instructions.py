@@ -111,6 +111,14 @@ _TABLE = (
         " unary elementwise name, 'square' or 'identity'. One tensor input only.",
     ),
     InstrDef(
+        name="activation_reduce",
+        engines=(Engine.SCALAR,),
+        sources=(1, 2, 3),
+        attrs=("func", "scale", "bias"),
+        meaning="activation; row_sum, fp32 [P, 1], = the sum of func(scale * src + bias) along the"
+        " free dims, before dst is rounded.",
+    ),
+    InstrDef(
         name="tensor_unary",
         engines=COMPUTE,
         sources=(1,),

@@ -167,6 +167,8 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
     found = []
     if instr.engine not in definition.engines:
         found.append(f"{instr.opcode} cannot be issued by {instr.engine.value}")
+    if instr.row_sum is not None and instr.opcode != "activation_reduce":
+        found.append(f"{instr.opcode} has one destination")
     if len(instr.srcs) not in definition.sources:
         found.append(f"{instr.opcode} requires {definition.sources} sources, got {len(instr.srcs)}")
     operands = _operands(instr)
@@ -181,7 +183,7 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
 
 
 def _operands(instr: Instr) -> list[tuple[AccessPattern, bool]]:
-    return [(p, False) for p in instr.srcs] + ([(instr.dst, True)] if instr.dst else [])
+    return [*((p, False) for p in instr.srcs), *((p, True) for p in instr.dsts)]
 
 
 def _check_pattern(
@@ -285,4 +287,21 @@ def _check_accumulator(
         yield f"the result leaves its PSUM bank of {bank} bytes: {pattern}"
 
 
-_RULES = {"matmul": _check_matmul, "transpose": _check_transpose}
+def _check_row_sum(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> Iterator[str]:
+    """One fp32 number for each partition of the destination."""
+    assert instr.dst is not None
+    if instr.row_sum is None:
+        yield "requires a second destination for the sums of rows"
+        return
+    rows, given = instr.dst.shape[0], instr.row_sum.shape
+    if given[0] != rows or math.prod(given) != rows:
+        yield f"requires sums of shape {[rows, 1]}, got {list(given)}"
+    if tiles[instr.row_sum.buffer].dtype is not DType.F32:
+        yield f"requires sums in fp32, got {tiles[instr.row_sum.buffer].dtype.value}"
+
+
+_RULES = {
+    "matmul": _check_matmul,
+    "transpose": _check_transpose,
+    "activation_reduce": _check_row_sum,
+}

@@ -96,7 +96,7 @@ class Instr:
     `waits` and `signals` name counting semaphores of the region: every wait takes one token and
     blocks the queue until there is one; every signal adds one token when the instruction has
     finished. `borders` are numbers of the region's borders; each blocks the queue until it is
-    passed, and takes nothing.
+    passed, and takes nothing. `row_sum` is the second destination of `activation_reduce`.
     """
 
     opcode: str
@@ -107,6 +107,12 @@ class Instr:
     waits: tuple[int, ...] = ()
     signals: tuple[int, ...] = ()
     borders: tuple[int, ...] = ()
+    row_sum: AccessPattern | None = None
+
+    @property
+    def dsts(self) -> tuple[AccessPattern, ...]:
+        """What the instruction writes."""
+        return tuple(p for p in (self.dst, self.row_sum) if p is not None)
 
 
 @dataclass(slots=True)

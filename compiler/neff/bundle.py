@@ -16,7 +16,7 @@ from compiler.diagnostics import LoadError
 from compiler.isa.encode import decode_program, encode_program, pack_attrs, unpack_attrs
 from compiler.isa.program import Program
 from compiler.neff.files import write_atomic
-from compiler.neff.format import FEATURE_BORDERS, FEATURE_SUBGRAPHS
+from compiler.neff.format import FEATURE_BORDERS, FEATURE_ROW_SUMS, FEATURE_SUBGRAPHS
 from compiler.neff.manifest import MAX_CORE_FILES, CoreBinding, Manifest
 from compiler.neff.reader import Container
 from compiler.neff.writer import pack
@@ -36,7 +36,9 @@ def program_bytes(program: Program, meta: Mapping[str, Any], compress: bool = Tr
     meta = {"name": program.name, "target": program.target, "lnc": program.lnc, **meta}
     features = FEATURE_SUBGRAPHS if program.lnc > 1 else 0
     features |= FEATURE_BORDERS if any(f.has_borders for f in program.functions) else 0
-    return pack("program", meta, encode_program(program), compress, features)
+    sections = encode_program(program)
+    features |= FEATURE_ROW_SUMS if any(s.endswith("/row_sums") for s in sections) else 0
+    return pack("program", meta, sections, compress, features)
 
 
 def read_program(container: Container) -> Program:

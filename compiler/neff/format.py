@@ -32,7 +32,8 @@ hundred megabytes."""
 FEATURE_ZSTD = 1
 FEATURE_SUBGRAPHS = 2  # functions have a subgraph per physical core of a logical NeuronCore
 FEATURE_BORDERS = 4  # regions follow each other without a barrier
-KNOWN_FEATURES = FEATURE_ZSTD | FEATURE_SUBGRAPHS | FEATURE_BORDERS
+FEATURE_ROW_SUMS = 8  # instructions have a second destination
+KNOWN_FEATURES = FEATURE_ZSTD | FEATURE_SUBGRAPHS | FEATURE_BORDERS | FEATURE_ROW_SUMS
 
 _HEADER = struct.Struct("<8sHHIQ16sQQI32sQ")
 

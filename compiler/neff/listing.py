@@ -135,7 +135,8 @@ def _code(body: Sequence[Instr | Loop], depth: int, engines: Collection[Engine])
 
 
 def _instr(instr: Instr) -> str:
-    target = f" {_pattern(instr.dst)} <-" if instr.dst is not None else ""
+    written = "".join(f" {_pattern(p)}" for p in instr.dsts)
+    target = f"{written} <-" if written else ""
     sources = "".join(f" {_pattern(s)}" for s in instr.srcs)
     attrs = "".join(f" {k}={_attr(v)}" for k, v in sorted(instr.attrs.items()))
     tokens = "".join(f" border:{b}" for b in instr.borders)

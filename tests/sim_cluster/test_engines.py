@@ -25,15 +25,18 @@ def run(
     out: np.ndarray,
     *srcs: np.ndarray,
     registers: dict[int, int] | None = None,
+    row_sum: np.ndarray | None = None,
     **attrs: Any,
 ) -> np.ndarray:
     def pattern(array: np.ndarray) -> AccessPattern:
         return AccessPattern(Space.SBUF, 0, Affine(), tuple((1, n) for n in array.shape))
 
     instr = Instr(opcode, engine, pattern(out), tuple(pattern(s) for s in srcs), attrs)
+    second = () if row_sum is None else (row_sum,)
+    instr.row_sum = None if row_sum is None else pattern(row_sum)
     dtypes = tuple(DType.from_numpy(s.dtype) for s in srcs)
     kernel = DECODERS[opcode](instr, DType.from_numpy(out.dtype), dtypes)
-    kernel(out, srcs, registers or {})
+    kernel(out, (*srcs, *second), registers or {})
     return out
 
 
@@ -122,6 +125,17 @@ def test_activation_with_scale_and_bias_of_both_kinds() -> None:
     np.testing.assert_allclose(out, np.exp(2 * x + bias), rtol=1e-6)
     run("activation", SCA, out, x, func="identity", scale=-1.0, bias=0.5)
     np.testing.assert_allclose(out, 0.5 - x, rtol=1e-6)
+
+
+def test_activation_reduce_sums_what_it_has_not_rounded_yet() -> None:
+    x, bias = rand(3, 2, 40), rand(3, 1)
+    out, sums = np.zeros((3, 2, 40), BF), np.full((3, 1), 9, np.float32)
+    attrs = {"func": "exponential", "scale": 2.0, "bias": None}
+    run("activation_reduce", SCA, out, x, bias, row_sum=sums, **attrs)
+    want = np.exp(2 * x + bias[:, :, None])
+    np.testing.assert_array_equal(out, want.astype(BF))
+    np.testing.assert_allclose(sums[:, 0], want.sum((1, 2)), rtol=1e-6)
+    assert abs(out.astype(np.float32).sum((1, 2)) / want.sum((1, 2)) - 1).max() > 1e-5
 
 
 def test_bf16_operands_are_computed_in_fp32() -> None:

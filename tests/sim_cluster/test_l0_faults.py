@@ -12,7 +12,7 @@ from l0_cases import PSUM, hbm, instr, matmul_region, norm_region, tile
 
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
-from compiler.isa.program import Engine, Instr, Loop, Region, Space, Tile
+from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from compiler.isa.region import Affine, RegionProgram
 from sim_cluster import l0
 
@@ -214,6 +214,47 @@ def test_two_engines_may_write_different_parts() -> None:
     l0.run_region(region([sbuf()], left, right, store), [out, out], {})
     written = out[:1024].reshape(128, 8)
     assert (written[:, :4] == 2).all() and (written[:, 4:] == 3).all()
+
+
+def summed(sums: AccessPattern | None, opcode: str = "activation_reduce", **more: Any) -> Instr:
+    """Tile 1 = tile 0, and the sums of its rows."""
+    attrs = {"func": "identity", "scale": 1.0, "bias": 0.0}
+    made = instr(opcode, SCA, tile(1, 128, ROW), tile(0, 128, ROW), **more, **attrs)
+    made.row_sum = sums
+    return made
+
+
+SUMS = [sbuf(), sbuf("u", address=64), sbuf("sums", 1, address=128)]
+SUM_OUT = instr("dma", DOUT, hbm(1, Affine(), (1, 128), ONE), tile(2, 128, ONE))
+
+
+def test_a_second_destination_is_written_in_order() -> None:
+    begin, end = zeros(0, signals=(0,)), summed(tile(2, 128, ONE), waits=(0,), signals=(1,))
+    refuses("SW_L0_RACE", region(SUMS, begin, end, SUM_OUT), match="written by .* of the scalar")
+    out = np.ones(4096, np.float32)
+    l0.run_region(region(SUMS, begin, end, replace_waits(SUM_OUT, (1,))), [out, out], {})
+    assert (out[:128] == 0).all() and (out[128:] == 1).all()
+
+
+def test_a_second_destination_waits_for_who_read_it() -> None:
+    first = instr("memset", VEC, tile(2, 128, ONE), value=0.0, signals=(1,))
+    store = replace_waits(SUM_OUT, (1,))
+    body = [zeros(0, signals=(0,)), first, store, summed(tile(2, 128, ONE), waits=(0,))]
+    refuses("SW_L0_RACE", region(SUMS, *body))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        summed(None),
+        summed(tile(2, 64, ONE)),
+        summed(tile(1, 128, ROW)),
+        summed(tile(2, 128, ONE), "activation"),
+        summed(tile(0, 128, (0, 1), offset=Affine(9))),
+    ],
+)
+def test_a_second_destination_has_one_number_for_each_row(bad: Instr) -> None:
+    refuses("SW_L0_ILLEGAL", region(SUMS, zeros(0), bad))
 
 
 def test_order_passes_through_a_third_engine() -> None:

@@ -246,10 +246,14 @@ class _Site:
         return any(
             _half(
                 self.result(self.instr, out, views, registers),
-                self.result(changed, out, tuple(views[n] for n in order), registers, order),
+                self.result(changed, out, self.ordered(views, order), registers, order),
             )
             for out, views, registers in self.seen
         )
+
+    def ordered(self, views: Views, order: Sequence[int]) -> Views:
+        """The sources in another order; a second destination lies behind them."""
+        return (*(views[n] for n in order), *views[len(self.instr.srcs) :])
 
     def result(
         self,

@@ -15,7 +15,9 @@ from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.isa.limits import walk
 from compiler.isa.program import Program
-from compiler.neff.bundle import Bundle, program_bytes
+from compiler.neff.bundle import Bundle, program_bytes, read_program
+from compiler.neff.format import FEATURE_ROW_SUMS
+from compiler.neff.reader import Container
 from compiler.options import CompileOptions
 from compiler.program import StepProgram
 from compiler.target import load_target
@@ -67,6 +69,26 @@ def test_dump_shows_every_instruction_once(
     assert "matmul" in text and "activation" in text and "program main for trn1n" in text
     one = printed(capsys, "dump", str(tmp_path / "a.neff"), "--engine", "tensor")
     assert "matmul" in one and "activation" not in one and "dma" not in one
+
+
+def test_second_destinations_are_kept_and_need_a_reader_that_knows_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    b = Builder()
+    x = b.input((128, 1024))
+    y = b.op("exponential", x)
+    graph = b.finish(y, b.reduce(y, "add", (1,)))
+    step = StepProgram(name="main", graph=graph, inputs=("x",), outputs=("y", "z"))
+    made = compile_graph(step, TARGET, CompileOptions())
+    code = [i for f in made.functions for r in f.regions for i in walk(r.body)]
+    assert any(i.row_sum for i in code)
+    container = Container(program_bytes(made, {}), "sums")
+    assert read_program(container) == made
+    assert container.header.features & FEATURE_ROW_SUMS
+    assert not Container(program_bytes(program(), {}), "none").header.features & FEATURE_ROW_SUMS
+    text = printed(capsys, "dump", str(write(tmp_path / "sums.neff", made)))
+    lines = [line for line in text.splitlines() if "activation_reduce" in line]
+    assert lines and all(line.split("<-")[0].count("sbuf") == 2 for line in lines)
 
 
 def test_diff_is_silent_for_equal_programs_and_shows_one_changed_number(

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from compiler.codegen import fusion
+from compiler.codegen.rates import MIN_CYCLES
 from compiler.codegen.rows.roles import Roles
 from compiler.codegen.search import Room
 from compiler.codegen.space import Space, Value
@@ -36,9 +38,12 @@ Work = int | Copy
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Reductions for GpSimd, and copies for Vector; Scalar does the others."""
+    """Reductions for GpSimd, sums that Scalar makes with what is summed, and copies for Vector;
+    Scalar does the others.
+    """
 
     gpsimd: frozenset[int]
+    by_product: frozenset[int]
     vector_copies: frozenset[Copy]
 
 
@@ -63,6 +68,7 @@ def balance(
     chosen = work.chosen.items()
     return Balance(
         frozenset(n for n, e in chosen if isinstance(n, int) and e is Engine.GPSIMD),
+        frozenset(n for n, e in chosen if work.is_reduction(n) and e is Engine.SCALAR),
         frozenset(n for n, e in chosen if isinstance(n, Copy) and e is Engine.VECTOR),
     )
 
@@ -85,7 +91,7 @@ class _Work:
         self.chosen |= {Copy(n, turned=True): Engine.VECTOR for n in turned}
         self.busy = dict.fromkeys(_ENGINES, 0.0)
         for work, engine in self.chosen.items():
-            self.busy[engine] += self._time(work, engine)
+            self._add(self.busy, work, engine, 1)
         for n in roles.sums:  # products of `ways` row tiles are added up in SBUF
             added = math.prod(space.sizes[a] for a in space.values[n].atoms & roles.inner)
             cycles = added / room.limits.partitions / ways
@@ -101,11 +107,10 @@ class _Work:
         before = max(self.busy.values())
         best: tuple[float, int, Work, Engine] | None = None
         for n, engine in self.chosen.items():
-            target = self._target(n, engine)
-            if target is not None:
+            for target in self._targets(n, engine):
                 after = dict(self.busy)
-                after[engine] -= self._time(n, engine)
-                after[target] += self._time(n, target)
+                self._add(after, n, engine, -1)
+                self._add(after, n, target, 1)
                 # Of equals the later one: what follows a maximum waits for it.
                 number = n.number if isinstance(n, Copy) else n
                 option = (max(after.values()), -number, n, target)
@@ -114,20 +119,39 @@ class _Work:
         if best is None:
             return False
         _, _, n, target = best
-        self.busy[self.chosen[n]] -= self._time(n, self.chosen[n])
-        self.busy[target] += self._time(n, target)
+        self._add(self.busy, n, self.chosen[n], -1)
+        self._add(self.busy, n, target, 1)
         self.chosen[n] = target
         return True
 
-    def _target(self, n: Work, engine: Engine) -> Engine | None:
+    def is_reduction(self, n: Work) -> TypeGuard[int]:
+        """Whether a row is reduced, not added to other rows."""
+        if isinstance(n, Copy) or n in self.roles.sums:
+            return False
+        return self.space.values[n].op == "reduce"
+
+    def _targets(self, n: Work, engine: Engine) -> tuple[Engine, ...]:
+        """Where else a work can go."""
         if isinstance(n, Copy):
-            return Engine.VECTOR if engine is Engine.SCALAR else Engine.SCALAR
+            return (Engine.VECTOR if engine is Engine.SCALAR else Engine.SCALAR,)
         value = self.space.values[n]
-        if value.op == "reduce" and engine is Engine.VECTOR and n not in self.roles.sums:
-            return None if value.inputs[0] in self.roles.panels else Engine.GPSIMD
-        if value.op == fusion.SCALED and engine is Engine.SCALAR:
-            return Engine.VECTOR if value.attrs["func"] == "identity" else None
-        return None
+        if self.is_reduction(n):
+            reads_psum = value.inputs[0] in self.roles.panels
+            found = [Engine.VECTOR, *([] if reads_psum else [Engine.GPSIMD])]
+            found += [Engine.SCALAR] if fusion.is_by_product(self.space, value) else []
+            return tuple(e for e in found if e is not engine)
+        movable = value.op == fusion.SCALED and value.attrs["func"] == "identity"
+        return (Engine.VECTOR,) if movable and engine is Engine.SCALAR else ()
+
+    def _add(self, busy: dict[Engine, float], n: Work, engine: Engine, sign: int) -> None:
+        """Count work (or with a `sign` of -1, no longer): a by-product takes Vector a column."""
+        if self.is_reduction(n) and engine is Engine.SCALAR:
+            read = max(self._points(self.space.values[i]) for i in self.space.values[n].inputs)
+            cycles = MIN_CYCLES * -(-read // self.room.limits.moving_max)
+            for one in (Engine.SCALAR, Engine.VECTOR):
+                busy[one] += sign * self._ns(one, cycles)
+            return
+        busy[engine] += sign * self._time(n, engine)
 
     def _counts(self, n: int) -> bool:
         """Selects and predicates are left out: most are decided by where the tile lies."""
@@ -136,7 +160,9 @@ class _Work:
         return mine and value.dtype.is_float and self._points(value) + len(value.over) > 1
 
     def _engine(self, n: int) -> Engine:
-        return fusion.engine_of(self.space.values[n])
+        value = self.space.values[n]
+        by_product = self.is_reduction(n) and fusion.is_by_product(self.space, value)
+        return Engine.SCALAR if by_product else fusion.engine_of(value)
 
     def _points(self, value: Value) -> int:
         return math.prod(self.space.sizes[a] for a in value.atoms & self.roles.inner)

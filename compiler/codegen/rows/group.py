@@ -120,6 +120,10 @@ class Group(Products):
         chip = all(self.builder.tiles[h.tile].space is Space.SBUF for h in held)
         return self.reducer if self.reducer and chip else super().engine(*held)
 
+    def sums_in_passing(self, number: int) -> bool:
+        """What the plan gave to Scalar."""
+        return number in self.plan.by_product
+
     def stage(self, stage: Stage) -> None:
         """All code of one stage."""
         for n in stage.values:

@@ -112,8 +112,8 @@ class RowPlan:
     without the row atom that are made once for all rows. `turned` maps a value that contractions
     need transposed to the element type they need. `order` are the parallel loops, outermost first.
     `fold` neighbours of an inner atom share a partition of panels. `whole` operands are loaded
-    transposed for all rows, like panels. GpSimd reduces `gpsimd`, Vector takes `vector_copies` out
-    of PSUM. `ways` row tiles are in flight.
+    transposed for all rows, like panels. GpSimd reduces `gpsimd`, Scalar sums `by_product` as it
+    makes what is summed, Vector takes `vector_copies` out of PSUM. `ways` row tiles are in flight.
     `young_first` sets the order of groups (see `nest.py`), which do not overlap when they are
     `alone`. A `lean` plan holds each panel and sum once, and its panels arrive in small parts.
     `passes` are the stages in the order they run, over segments where the row is `streamed`.
@@ -131,6 +131,7 @@ class RowPlan:
     fold: dict[int, int]
     whole: frozenset[int]
     gpsimd: frozenset[int]
+    by_product: frozenset[int]
     vector_copies: frozenset[Copy]
     ways: int
     young_first: bool
@@ -295,6 +296,7 @@ def _swept(
         fold={},
         whole=sweeping.whole,
         gpsimd=work.gpsimd,
+        by_product=work.by_product,
         vector_copies=work.vector_copies,
         ways=1,
         young_first=True,

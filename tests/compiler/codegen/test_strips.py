@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -384,11 +385,36 @@ def test_registers_shift_views_and_start_after_the_given_one() -> None:
     assert distance(got[1], want[1]) == 0 and np.isfinite(got[1]).sum() == 2000
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: softmax(512, 4100, over=1), lambda: rms_norm(512, 4096, BF16)]
+)
+def test_a_sum_of_rows_is_a_by_product_of_scalar(make) -> None:
+    """What an activation makes is not read again to be summed: Vector reduces no block of it, at
+    most a column that an earlier block left.
+    """
+    m = make()
+    body = list(walk(m.region().body))
+    assert any(i.opcode == "activation_reduce" for i in body)
+    sums = [i for i in body if i.opcode == "tensor_reduce" and i.attrs["op"] == "add"]
+    assert all(math.prod(i.srcs[0].shape[1:]) == 1 for i in sums)
+    check(m, 1e-2 if m.nodes[0].dtype is BF16 else 1e-6)
+
+
+def test_a_sum_of_what_is_written_again_takes_a_pass_of_its_own() -> None:
+    """A rounded value is not what Scalar summed."""
+    m = Maker((256, 2048), "rounded")
+    y = m.node("convert", m.node("exponential", m.load((0, 1))), dtype=BF16)
+    m.store(m.reduce(m.node("convert", y, dtype=F32), (1,)), (0,))
+    m.store(y, (0, 1))
+    assert not any(i.opcode == "activation_reduce" for i in walk(m.region().body))
+    check(m, 1e-6)
+
+
 def test_a_square_goes_to_the_engine_with_less_to_do() -> None:
     """Sums keep Vector busy, so Scalar squares; alone with an exponential it is the other way."""
     m = rms_norm(1024, 4096)
     squares = [i for i in walk(m.region().body) if i.attrs.get("func") == "square"]
-    assert squares and all(i.opcode == "activation" for i in squares)
+    assert squares and {i.opcode for i in squares} <= {"activation", "activation_reduce"}
     m = Maker((1024, 4096), "busy scalar")
     x = m.load((0, 1))
     y = m.node("tanh", m.node("exponential", x))
