@@ -7,12 +7,13 @@ Four places may name it; the first that does wins: `[cache] dir` of the job (or 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from compiler.diagnostics import UsageError
+from compiler.surface.resolve import Given
 from orchestrator.compile.compile_flags import ENVIRONMENT, of_environment
 from orchestrator.host import inside_ray_job
 
@@ -33,14 +34,17 @@ class Location:
 
 
 def locate(
-    configured: str = "", local: str = "", environ: Mapping[str, str] = os.environ
+    configured: str = "",
+    local: str = "",
+    environ: Mapping[str, str] = os.environ,
+    source: str = "cache.dir",
 ) -> Location:
-    """The place that `configured` names, else the environment, else the user's cache directory;
-    `local` is the directory for copies of a shared store.
+    """The place that `configured` names, which was found in `source`, else the environment, else
+    the user's cache directory; `local` is the directory for copies of a shared store.
 
     Raises UsageError for a URL that names no place we can use.
     """
-    text, reason = _named(configured, environ)
+    text, reason = (configured, source) if configured else _of_environment(environ)
     if not text:
         return Location(_default(environ), "default")
     url = urlsplit(text)
@@ -61,13 +65,16 @@ def locate(
     )
 
 
-def _named(configured: str, environ: Mapping[str, str]) -> tuple[str, str]:
+def named_by(flags: Sequence[Given]) -> str:
+    """The place that `--cache_dir` names among flags, the right-most; empty without it."""
+    places = [given.value for given in flags if given.flag.name == "cache_dir"]
+    return places[-1] if places else ""
+
+
+def _of_environment(environ: Mapping[str, str]) -> tuple[str, str]:
     """The text that names the place, and where it was found."""
-    if configured:
-        return configured, "cache.dir"
-    flags = [given.value for given in of_environment(environ) if given.flag.name == "cache_dir"]
-    if flags:
-        return flags[-1], f"--cache_dir of {ENVIRONMENT}"
+    if place := named_by(of_environment(environ)):
+        return place, f"--cache_dir of {ENVIRONMENT}"
     return environ.get(URL_VARIABLE, ""), URL_VARIABLE
 
 

@@ -84,11 +84,20 @@ def parse(arguments: Sequence[str], prog: str) -> tuple[list[str], list[Given]]:
 
 def of_environment(environment: Mapping[str, str]) -> list[Given]:
     """The flags of NEURON_CC_FLAGS, in order. Raises UsageError for what is no flag."""
+    return flags_alone(split_words(environment.get(ENVIRONMENT, ""), ENVIRONMENT), ENVIRONMENT)
+
+
+def split_words(text: str, source: str) -> list[str]:
+    """The words of a shell's line. Raises UsageError for an open quote."""
     try:
-        words = shlex.split(environment.get(ENVIRONMENT, ""))
+        return shlex.split(text)
     except ValueError as error:
-        raise UsageError("SW_USAGE", f"{ENVIRONMENT} requires closed quotes: {error}") from error
-    made = parser(ENVIRONMENT)
+        raise UsageError("SW_USAGE", f"{source} requires closed quotes: {error}") from error
+
+
+def flags_alone(words: Sequence[str], source: str) -> list[Given]:
+    """Flags in order, of a place that names no files. Raises UsageError for what is no flag."""
+    made = parser(source)
     found = made.parse_args(joined(words))
     if found.files:
         made.error(f"unrecognized arguments: {' '.join(found.files)}")

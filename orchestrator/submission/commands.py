@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,6 +119,7 @@ def _environment(words: list[str]) -> dict[str, str]:
 
 
 def _parallel_compile(args: argparse.Namespace) -> int:
+    from orchestrator.compile.compile_flags import split_words
     from orchestrator.submission import parallel_compile
 
     given = {f"run.{key}": getattr(args, key) for key in ("executor", "workers", "progress")}
@@ -127,7 +127,7 @@ def _parallel_compile(args: argparse.Namespace) -> int:
     asked = parallel_compile.Asked(
         command=args.command,
         script=args.script[1:] if args.script[:1] == ["--"] else args.script,
-        flags=shlex.split(args.cc_flags),
+        flags=split_words(args.cc_flags, "--cc-flags"),
         job=job,
         graphs=args.graphs,
         as_json=args.json,

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from compiler.diagnostics import Diagnostic, LoadError
 from compiler.frontend import isolated
 from compiler.frontend.hook import ABOUT, GRAPH
 from compiler.outline.unit import unpack_function
-from compiler.surface.resolve import Resolved, resolve
-from orchestrator.compile.compile_flags import joined, of_environment, parser
+from compiler.surface.resolve import Given, Resolved, resolve
+from orchestrator.cache.location import locate, named_by
+from orchestrator.compile.compile_flags import flags_alone, of_environment
 from orchestrator.compile.compile_log import FileLog
 from orchestrator.compile.modules import OpenModule, finished, open_module
 from orchestrator.config import JobConfig
@@ -33,6 +34,7 @@ from orchestrator.service.progress import Progress
 from orchestrator.service.service import Settled
 from orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
 
+CC_FLAGS = "--cc-flags"
 NEFF, LOG, SUMMARY = "model.neff", "log-neuron-cc.txt", "compile.json"
 
 
@@ -169,8 +171,8 @@ def compile_graphs(
     Raises UsageError for flags that are not understood.
     """
     start = time.perf_counter()
-    given = parser("parallel-compile").parse_args(joined(flags)).given
-    resolved = resolve([*of_environment(os.environ), *given])
+    given = flags_alone(flags, CC_FLAGS)
+    resolved, job = resolve([*of_environment(os.environ), *given]), cached_by(given, job)
     with ExitStack() as stack:
         reader = stack.enter_context(isolated.Reader())
         graphs = [_Graph(folder, resolved, reader) for folder in graph_folders(directory)]
@@ -184,6 +186,16 @@ def compile_graphs(
         seconds=round(time.perf_counter() - start, 3),
         notices=(*resolved.notices, *service.findings),
     )
+
+
+def cached_by(flags: Sequence[Given], job: JobConfig) -> JobConfig:
+    """The job with the cache that `--cache_dir` among the flags names, as it does in
+    NEURON_CC_FLAGS, unless the job names one itself. Raises UsageError for no place."""
+    place = named_by(flags)
+    if not place or job.cache.dir:
+        return job
+    locate(place, job.cache.local_dir, source=f"--cache_dir of {CC_FLAGS}")
+    return replace(job, cache=replace(job.cache, dir=place))
 
 
 def clean(directory: Path) -> int:

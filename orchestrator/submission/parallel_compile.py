@@ -21,13 +21,16 @@ from compiler.diagnostics import ExecutionError, UsageError
 from compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXTRACT_ONLY
 from orchestrator import outputs, terminal
 from orchestrator.cache import open_cache
+from orchestrator.compile.compile_flags import flags_alone
 from orchestrator.config import JobConfig
 from orchestrator.host import PACKAGES_ROOT
 from orchestrator.service.progress import Progress
 from orchestrator.strict_json import dumps
 from orchestrator.submission.graphs import (
+    CC_FLAGS,
     SUMMARY,
     GraphSummary,
+    cached_by,
     clean,
     compile_graphs,
     graph_folders,
@@ -63,7 +66,8 @@ def run(asked: Asked) -> int:
             say(f"removed {count} graphs of {asked.directory}")
             return 0
         case "clear-locks":
-            local = open_cache(asked.job.cache).local
+            job = cached_by(flags_alone(asked.flags, CC_FLAGS), asked.job)
+            local = open_cache(job.cache).local
             free, held = local.clear_locks()
             say(f"removed {free} locks of {local.place}" + (f", {held} held" if held else ""))
             return 0

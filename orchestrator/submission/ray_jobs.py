@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,6 @@ from typing import Any
 from compiler.diagnostics import DiagnosticError, ExecutionError, UsageError
 
 ADDRESS = "RAY_API_SERVER_ADDRESS"
-SECRETS = ("RAY_AUTH_TOKEN",)
-"""Variables that no job may be given: everybody who can see the cluster sees them."""
 _POLL_S = 0.2
 _RECONNECT_S = 1.0
 
@@ -236,14 +234,3 @@ def _state(info: Any) -> JobState:
         started_s=None if info.start_time is None else info.start_time / 1000,
         ended_s=None if info.end_time is None else info.end_time / 1000,
     )
-
-
-def check_environment(names: Sequence[str]) -> None:
-    """Refuse secrets among the variables of a job. Raises UsageError."""
-    for name in names:
-        if name in SECRETS:
-            raise UsageError(
-                "SW_RAY_TOKEN",
-                f"--env requires variables that everybody may see, got {name}",
-                hint="the cluster's nodes have its token; nothing needs to be passed on",
-            )

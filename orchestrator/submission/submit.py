@@ -17,11 +17,13 @@ from rich.table import Table
 
 from compiler.diagnostics import UsageError
 from orchestrator import terminal
+from orchestrator.cache.location import locate
 from orchestrator.config import JobConfig, check_lasting
 from orchestrator.host import package_folder
 from orchestrator.service.units import PACKAGES
 from orchestrator.strict_json import dumps
-from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission, check_environment
+from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
+from orchestrator.submission.secrets import check_environment
 from orchestrator.terminal import one_line, say
 
 _COMMAND = ("python", "-m", "orchestrator")
@@ -46,9 +48,11 @@ def submission(asked: Asked) -> Submission:
     Raises UsageError for a job file outside of the working directory, an output that would be lost
     with the job, and variables that are secret.
     """
-    check_environment(list(asked.environment))
+    check_environment(asked.environment)
     for job in asked.jobs.values():
         check_lasting(job)
+        if job.cache.dir:
+            locate(job.cache.dir)  # one with credentials would be seen in the job's command
     folder = asked.working_dir.resolve()
     files = [_inside(path, folder) for path in asked.jobs]
     is_checkout = all((folder / package / "__init__.py").exists() for package in PACKAGES)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import CompileError, UsageError
 from orchestrator import api
 from orchestrator.cli import main
 from tests.support.small_job import SIZES
@@ -43,6 +44,50 @@ def test_a_plan_is_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]
     assert plan.fits and plan.peak_bytes > 0 and 0 < plan.mfu < 1
     assert plan.band_s[0] <= plan.step_time_s <= plan.band_s[1]
     assert plan.losses == ()
+
+
+def test_a_run_is_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"cluster__target": "trn1.2xlarge", "run__steps": 2}
+    run = api.run("job.toml", output__dir="out", **settings)
+    assert run.exit_code == 0 and run.data["numerics"]["passed"]
+    assert run.losses == tuple(run.data["numerics"]["losses"]) and len(run.losses) == 2
+    assert run.fits and run.peak_bytes > 0 and 0 < run.mfu < 1
+    assert run.band_s[0] <= run.step_time_s <= run.band_s[1]
+    told = capsys.readouterr()
+    assert not told.out and not told.err, "nothing is printed where there is no terminal"
+
+    words = ["run", "job.toml", "--target", "trn1.2xlarge", "--steps", "2", "--out", "command"]
+    assert main([*words, "--json"]) == 0
+    command = json.loads(capsys.readouterr().out)
+    for section in ("numerics", "timing", "memory", "programs"):
+        assert json.loads(json.dumps(run.data[section])) == command[section], section
+
+    def files(out: str) -> set[str]:
+        return {str(path.relative_to(folder / out)) for path in (folder / out).rglob("*")}
+
+    assert files("out") == files("command") >= {"report.json", "report.html", "trace.json"}
+    written = json.loads((folder / "out" / "report.json").read_text())
+    assert written == json.loads(json.dumps(run.data))
+    assert Path(run.data["provenance"]["files"]["bundle"]) == folder / "out" / "bundle"
+
+
+def test_a_run_on_another_thread_is_the_same(folder: Path) -> None:
+    asked = api.job("job.toml", cluster__target="trn1.2xlarge", run__compare=False)
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(api.run, asked).result()
+    assert there.losses == api.run(asked).losses
+    assert there.data["numerics"]["worst_param_error"] is None
+
+
+def test_a_run_that_is_refused_raises(folder: Path) -> None:
+    target = {"cluster__target": "trn1.2xlarge"}
+    with pytest.raises(CompileError) as caught:
+        api.run("job.toml", compiler__instruction_limit=10, **target)
+    assert caught.value.exit_code == 70
+    (folder / "file").write_text("")
+    with pytest.raises(UsageError) as refused:
+        api.run("job.toml", output__dir="file/out", **target)
+    assert refused.value.code == "SW_OUTPUT" and refused.value.diagnostic.hint
 
 
 def test_jobs_compile_together(folder: Path) -> None:

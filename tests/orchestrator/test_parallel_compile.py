@@ -99,6 +99,40 @@ def test_collect_and_compile(folder: Path, capfd: pytest.CaptureFixture[str]) ->
     assert "SW_GRAPH" in capfd.readouterr().err
 
 
+def test_the_flags_name_the_cache(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As NEURON_CC_FLAGS does, which they beat; `--cache-dir` beats both."""
+    assert collect("0", "--command", "collect") == 0
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--cache_dir=environment")
+
+    def compiled(flags: str, *words: str) -> set[str]:
+        line = ["parallel-compile", "--command", "compile", "--executor", "inline", *words]
+        assert main([*line, "--cc-flags", f"--target trn1 {flags}"]) == 0
+        places = ("cache", "environment", "flags", "given", "python")
+        return {name for name in places if (folder / name / "compile").exists()}
+
+    assert compiled("--cache_dir=unused --cache-dir flags") == {"flags"}
+    assert summary(folder)["cached"] == 0
+    assert compiled("--cache_dir flags", "--cache-dir", "given") == {"flags", "given"}
+    api.compile_graphs("graphs", ["--target", "trn1", "--cache_dir=python"], run__progress="quiet")
+    assert (folder / "python" / "compile").exists()
+    assert compiled("") == {"flags", "given", "python", "environment"}
+    assert not (folder / "unused").exists()
+
+    words = ["parallel-compile", "--command", "clear-locks"]
+    capsys.readouterr()
+    assert main([*words, "--cc-flags=--cache_dir flags"]) == 0
+    assert "locks of flags" in capsys.readouterr().out
+    for flags, told in (
+        ("--cache_dir=http://host", "SW_CACHE_URL]: --cache_dir of --cc-flags requires"),
+        ("--cache_dir='open", "--cc-flags requires closed quotes"),
+        ("model.hlo", "unrecognized arguments: model.hlo"),
+    ):
+        assert main([*words, f"--cc-flags={flags}"]) == 2
+        assert told in capsys.readouterr().err
+
+
 def check_values(graphs: list[dict[str, str]], copy: Path) -> None:
     """The step of 16 samples gives what jax gives."""
 

@@ -82,7 +82,9 @@ def test_a_checkout_needs_no_packages_beside_it(sent: list[Submission]) -> None:
         (["--set", "cache.dir=cache"], "SW_RELATIVE_OUTPUT", "cache.dir"),
         (["--events", "log"], "SW_RELATIVE_OUTPUT", "output.events"),
         (["--working-dir", "/usr"], "SW_USAGE", "inside of the working directory"),
-        (["--env", "RAY_AUTH_TOKEN=s3cret"], "SW_RAY_TOKEN", "RAY_AUTH_TOKEN"),
+        (["--env", "RAY_AUTH_TOKEN=s3cret"], "SW_SECRET", "RAY_AUTH_TOKEN_FILE=/path"),
+        (["--env", "DB=postgres://user:s3cret@host/db"], "SW_SECRET", "DB, a URL with a password"),
+        (["--set", "cache.dir=s3://user:s3cret@bucket"], "SW_CACHE_URL", "without credentials"),
         (["--env", "novalue"], "SW_USAGE", "KEY=VALUE"),
         (["--set", "run.stepz=3"], "SW_USAGE", "unknown key run.stepz"),
     ],
@@ -99,6 +101,43 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(
     err = capsys.readouterr().err
     assert code in err and told in err and "s3cret" not in err
     assert not sent
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "aws_access_key_id", "HF_TOKEN", "token"),
+        *("DB_PASSWORD", "MYSQL_PWD", "WANDB_API_KEY", "OPENAI_APIKEY", "GITHUBTOKEN", "GH_PAT"),
+        *("MY_SECRET_VALUE", "SSH_KEY", "SSH_PASSPHRASE", "GOOGLE_CREDENTIALS", "KEY", "DB_PASS"),
+    ],
+)
+def test_what_looks_like_a_secret_is_not_sent(
+    folder: Path, sent: list[Submission], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert cli.main(["submit", "a job.toml", "--env", f"{name}=s3cret"]) == 2
+    told = capsys.readouterr()
+    assert "SW_SECRET" in told.err and f"got {name}" in told.err
+    assert "s3cret" not in told.out + told.err and not sent
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *("TOKENIZERS_PARALLELISM=false", "MAX_TOKENS=4", "KEYBOARD=x", "PATTERN=x", "PASSES=3"),
+        *("RAY_AUTH_TOKEN_PATH=/t", "AWS_SHARED_CREDENTIALS_FILE=/c", "SECRETS_DIR=/run"),
+        *(
+            "AWS_PROFILE=p",
+            "AWS_ENDPOINT_URL_S3=http://host:9000",
+            "MONKEY=1",
+            "PWD=/",
+            "X=http://[",
+        ),
+    ],
+)
+def test_what_is_no_secret_is_sent(folder: Path, sent: list[Submission], variable: str) -> None:
+    assert cli.main(["submit", "a job.toml", "--detach", "--env", variable]) == 0
+    name, _, value = variable.partition("=")
+    assert sent[0].environment[name] == value
 
 
 def test_an_address_is_required_and_has_to_answer(
