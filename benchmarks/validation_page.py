@@ -56,14 +56,16 @@ def main() -> None:
 
 def _settings() -> Iterator[str]:
     names = ("profile", "attention", "recomputation", "dropout", "sums in fp32", "projections")
-    yield _header(*names, "traced while cores wait", "source")
+    yield _header(*names, "loss", "traced while cores wait", "source")
     for one in profiles():
         sums = _yes(one.accumulation)
         joint = "fused" if one.fused else "separate"
         joint += ", kv heads of every rank" if one.replicated_kv else ""
         dropped = f"{one.dropout:g}"
         traced = f"{one.trace_us_per_layer} us a layer" if one.trace_us_per_layer else "no"
-        yield _line(one.name, one.attention, one.remat, dropped, sums, joint, traced, one.source)
+        loss = "one-hot" if one.one_hot_loss else "by index"
+        cells = (one.attention, one.remat, dropped, sums, joint, loss, traced, one.source)
+        yield _line(one.name, *cells)
 
 
 def _header(*names: str) -> str:

@@ -191,6 +191,7 @@ def task_of(w: Workload) -> TrainTask:
         optimizer=w.optimizer,
         remat=w.remat,
         dropout=w.dropout,
+        one_hot_loss=w.one_hot_loss,
         name="published",
     )
     kv_heads = max(w.kv_heads, w.tp) if w.replicated_kv else w.kv_heads

@@ -102,6 +102,7 @@ class Workload:
     dropout: float = 0.0
     fused_projections: bool = False  # projections of one input are one matrix
     replicated_kv: bool = False  # every tensor-parallel rank has key-value heads of its own
+    one_hot_loss: bool = False  # the loss finds targets by one-hot rows
     host_us: int = 0  # of a step, in which cores wait for the host
     sequence_parallel: bool
     nodes: int
@@ -225,6 +226,7 @@ def _workload(text: Mapping[str, str], settings: RunSettings, loc: Loc) -> Workl
         dropout=settings.dropout,
         fused_projections=settings.fused,
         replicated_kv=settings.replicated_kv,
+        one_hot_loss=settings.one_hot_loss,
         host_us=settings.trace_us_per_layer * sizes["layers"] // max(1, sizes["pp"]),
         sequence_parallel=text["sequence_parallel"].lower().startswith("yes"),
         # "trn1.32xlarge/trn1n.32xlarge" does not say which was measured: the first is taken.

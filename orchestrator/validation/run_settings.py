@@ -23,9 +23,9 @@ class RunSettings:
     """One profile: how attention keeps scores, what is computed again (`column`: as the row says),
     whether sums of short types stay fp32, the share of elements that dropout drops, whether
     projections that read the same input are one matrix, whether key-value heads fewer than
-    tensor-parallel ranks are copied into weights of every rank, and the microseconds per layer that
-    the host takes to trace a micro-batch while cores wait: a script that reads the loss of every
-    step cannot trace ahead of it.
+    tensor-parallel ranks are copied into weights of every rank, whether the loss finds targets by
+    one-hot rows, and the microseconds per layer that the host takes to trace a micro-batch while
+    cores wait: a script that reads the loss of every step cannot trace ahead of it.
     """
 
     name: str
@@ -36,6 +36,7 @@ class RunSettings:
     dropout: float = 0.0
     fused: bool = False
     replicated_kv: bool = False
+    one_hot_loss: bool = False
     trace_us_per_layer: int = 0
     match: Mapping[str, str] = field(default_factory=dict)
     since: str = ""

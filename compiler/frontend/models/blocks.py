@@ -286,9 +286,19 @@ def run_layers(
     return result
 
 
-def cross_entropy(precision: Precision, logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean cross entropy over all positions, in nat, in the type of statistics."""
+def cross_entropy(
+    precision: Precision, logits: jax.Array, targets: jax.Array, one_hot: bool = False
+) -> jax.Array:
+    """Mean cross entropy over all positions, in nat, in the type of statistics.
+
+    `one_hot`: targets are found by products with one-hot rows, as PyTorch/XLA lowers `nll_loss`
+    (torch_xla/csrc/nll_loss.cpp), else by their index.
+    """
     log_probs = jax.nn.log_softmax(precision.wide(logits), axis=-1)
+    if one_hot:
+        hot = (targets[..., None] == jnp.arange(logits.shape[-1])).astype(log_probs.dtype)
+        weighted = jnp.where(hot == 1, -hot * log_probs, 0) * hot
+        return jnp.sum(weighted) / targets.size
     return -jnp.mean(jnp.take_along_axis(log_probs, targets[..., None], axis=-1))
 
 
@@ -308,6 +318,8 @@ class TaskOptions:
     dropout: float = 0.0
     """Share of elements that are dropped: of embeddings, attention weights, and what attention and
     MLP add to the residual (`hidden_dropout_prob` and `attention_probs_dropout_prob` of BERT)."""
+    one_hot_loss: bool = False
+    """Whether the loss finds targets by one-hot rows (`cross_entropy`)."""
     name: str = "step"
 
     def __post_init__(self) -> None:

@@ -134,13 +134,13 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
         params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
     ) -> jax.Array:
         x = hidden_states(known, params, batch, precision, options, drop)
-        found = blocks.cross_entropy(
-            precision, token_logits(params, x, precision), batch["targets"]
-        )
+        one_hot = options.one_hot_loss
+        given = token_logits(params, x, precision)
+        found = blocks.cross_entropy(precision, given, batch["targets"], one_hot)
         if not known.complete:
             return found
         given = next_logits(params, x, precision)
-        return found + blocks.cross_entropy(precision, given, batch["is_next"])
+        return found + blocks.cross_entropy(precision, given, batch["is_next"], one_hot)
 
     samples = blocks.token_samples(known.vocab, known.positions, options)
     if known.complete:

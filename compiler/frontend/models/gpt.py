@@ -75,7 +75,7 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
         params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
     ) -> jax.Array:
         given = logits(known, params, batch["tokens"], precision, options, drop)
-        return blocks.cross_entropy(precision, given, batch["targets"])
+        return blocks.cross_entropy(precision, given, batch["targets"], options.one_hot_loss)
 
     init = partial(init_params, known)
     return blocks.language_task(init, loss, known.vocab, known.positions, options)

@@ -102,7 +102,7 @@ def train_task(sizes: Mapping[str, Any] | Sizes, options: TaskOptions) -> TrainT
         params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
     ) -> jax.Array:
         given = logits(known, params, batch["images"], precision, options, drop)
-        return blocks.cross_entropy(precision, given, batch["targets"])
+        return blocks.cross_entropy(precision, given, batch["targets"], options.one_hot_loss)
 
     def batch(n: int) -> dict[str, Any]:
         images = jax.ShapeDtypeStruct((n, patches, PIXELS), np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +101,18 @@ def test_layer_norm_and_softmax_are_what_they_are_called() -> None:
     np.testing.assert_allclose(normed.mean(-1), 1.0, atol=1e-5)
     np.testing.assert_allclose(normed.std(-1), 2.0, rtol=1e-5)
     np.testing.assert_allclose(blocks.softmax(x), jax.nn.softmax(x), rtol=1e-6)
+
+
+def test_one_hot_rows_give_the_same_loss_and_gradient() -> None:
+    given = jax.random.normal(jax.random.key(0), (3, 5, 7))
+    targets = jax.random.randint(jax.random.key(1), (3, 5), 0, 7)
+
+    def told(one_hot: bool) -> tuple[jax.Array, jax.Array]:
+        loss = partial(blocks.cross_entropy, EXACT, targets=targets, one_hot=one_hot)
+        return jax.value_and_grad(lambda x: loss(logits=x))(given)
+
+    for found, expected in zip(told(True), told(False), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
 
 
 def walk(graph: Graph) -> Iterator[Op]:
