@@ -7,7 +7,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test matrix check bench docs count format
+.PHONY: help setup run test matrix check bench docs sessions count format
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -46,6 +46,10 @@ endif
 docs: setup ## write the generated pages of docs/
 	$(BIN)/python -m tests.support.op_coverage
 	$(BIN)/python -m tests.support.flag_page
+
+sessions: setup ## write what the commands of pages and examples print now (a quarter of an hour)
+	$(BIN)/python -m tests.support.console
+	$(BIN)/python -m tests.support.gallery
 
 count: ## lines per file, largest first
 	@git ls-files '*.py' | xargs wc -l | sort -rn | head -40

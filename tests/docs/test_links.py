@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_pages import PAGES as SESSIONS
+from tests.support.console import PAGES as SESSIONS
 from tests.support.console import ROOT
 
 PAGES = sorted(

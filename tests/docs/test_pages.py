@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.console import ROOT, masked, replayed
+from tests.support.console import PAGES, ROOT, masked, replayed
 
-PAGES = (
-    "README.md",
-    "docs/first-ten-minutes.md",
-    "docs/own-step.md",
-    "docs/extending.md",
-    "docs/what-ifs.md",
-    "docs/trace.md",
-    "docs/strategies/context.md",
-)
 CONSOLE = re.compile(r"^```console\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -7,7 +7,7 @@ it run, one ```` ```diff ```` a patch that is applied. All of a page runs in one
 of its own: an empty one, or, where the page has the line `IN_CHECKOUT`, a copy of the checkout,
 which is then the code that runs. What the host decides is masked (`MASKS`) on both sides.
 
-    python -m tests.support.console docs/first-ten-minutes.md      # writes what commands print now
+    python -m tests.support.console [docs/trace.md ...]      # writes what commands print now
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = (
+    "README.md",
+    "docs/first-ten-minutes.md",
+    "docs/own-step.md",
+    "docs/extending.md",
+    "docs/what-ifs.md",
+    "docs/trace.md",
+    "docs/strategies/context.md",
+)
+"""The pages that are sessions."""
 TIMEOUT_S = 240
 IN_CHECKOUT = "<!-- The commands of this page run in a copy of the checkout. -->"
 CHECKOUT = ("collectives", "compiler", "sharding", "sim_cluster", "orchestrator", "tests")
@@ -112,11 +122,11 @@ def _session(commands: list[str], folder: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the pages that are named with what their commands print now."""
+    """Write the pages that are named, else all, with what their commands print now."""
     import tempfile
 
-    for name in sys.argv[1:]:
-        page = Path(name)
+    for name in sys.argv[1:] or PAGES:
+        page = ROOT / name
         with tempfile.TemporaryDirectory() as folder:
             page.write_text(replayed(page.read_text(), Path(folder)))
 
