@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from compiler.diagnostics import CompileError, UsageError
 from orchestrator import api
 from orchestrator.cli import main
+from orchestrator.host import PACKAGES_ROOT
 from tests.support.small_job import SIZES
 
 JOB = """
@@ -101,6 +105,28 @@ def test_jobs_compile_together(folder: Path) -> None:
     alone = api.compile_only(api.job("job.toml", output__dir="alone", **target))
     assert alone.units.cached == alone.units.total == summary.units.total
     assert alone.jobs[0].bundle == str(folder / "alone" / "bundle")
+
+
+SCRIPT = """
+from orchestrator import api
+print("begins")
+run = api.run("job.toml", cluster__target="trn1.2xlarge", output__dir="out")
+print("ends", run.exit_code)
+"""
+
+
+def test_a_script_needs_no_guard(folder: Path) -> None:
+    """No process that a run starts runs the script again."""
+    (folder / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        env={**os.environ, "PYTHONPATH": str(PACKAGES_ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "begins\nends 0\n"), done.stderr
 
 
 def test_settings_are_checked(folder: Path) -> None:
