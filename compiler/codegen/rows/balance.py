@@ -53,12 +53,13 @@ def balance(
     run: Mapping[int, int],
     turned: Collection[int],
     ways: int,
+    passing: bool,
     room: Room,
 ) -> Balance:
-    """Who does what where `ways` row tiles take turns in a block; the engines of copies with a
-    scale are set in `space`.
+    """Who does what where `ways` row tiles take turns in a block, and Scalar may make sums in
+    `passing`; the engines of copies with a scale are set in `space`.
     """
-    work = _Work(space, roles, run, turned, ways, room)
+    work = _Work(space, roles, run, turned, ways, passing, room)
     while work.improve():
         pass
     for n, engine in work.chosen.items():
@@ -83,8 +84,10 @@ class _Work:
         run: Mapping[int, int],
         turned: Collection[int],
         ways: int,
+        passing: bool,
         room: Room,
     ) -> None:
+        self.passing = passing
         self.space, self.roles, self.room = space, roles, room
         self.chosen: dict[Work, Engine] = {n: self._engine(n) for n in run if self._counts(n)}
         self.chosen |= {Copy(n): Engine.SCALAR for n in roles.panels if self._is_copied(n)}
@@ -138,7 +141,7 @@ class _Work:
         if self.is_reduction(n):
             reads_psum = value.inputs[0] in self.roles.panels
             found = [Engine.VECTOR, *([] if reads_psum else [Engine.GPSIMD])]
-            found += [Engine.SCALAR] if fusion.is_by_product(self.space, value) else []
+            found += [Engine.SCALAR] if self._is_by_product(value) else []
             return tuple(e for e in found if e is not engine)
         movable = value.op == fusion.SCALED and value.attrs["func"] == "identity"
         return (Engine.VECTOR,) if movable and engine is Engine.SCALAR else ()
@@ -161,8 +164,11 @@ class _Work:
 
     def _engine(self, n: int) -> Engine:
         value = self.space.values[n]
-        by_product = self.is_reduction(n) and fusion.is_by_product(self.space, value)
+        by_product = self.is_reduction(n) and self._is_by_product(value)
         return Engine.SCALAR if by_product else fusion.engine_of(value)
+
+    def _is_by_product(self, value: Value) -> bool:
+        return self.passing and fusion.is_by_product(self.space, value)
 
     def _points(self, value: Value) -> int:
         return math.prod(self.space.sizes[a] for a in value.atoms & self.roles.inner)

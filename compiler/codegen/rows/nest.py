@@ -38,10 +38,14 @@ def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate
     def emit(plan: RowPlan, builder: Builder) -> None:
         Nest(builder, plan).emit()
 
-    plans = plan_rows(space, sinks, room)
-    plans = plans[: _TRIES if len(plans[0].run) <= _TRIED_VALUES else 1]
+    plans, others = plan_rows(space, sinks, room), list[RowPlan]()
+    if len(plans[0].run) > _TRIED_VALUES:
+        plans = plans[:1]
+    elif any(plan.by_product for plan in plans[:_TRIES]):
+        others = plan_rows(space, sinks, room, passing=False)
     # No estimate tells them apart, so every effort that times at all times all of them.
-    return [Candidate(1.0, partial(emit, plan), note=_note(plan)) for plan in plans]
+    kinds = [(p, False) for p in plans[:_TRIES]] + [(p, True) for p in others[:_TRIES]]
+    return [Candidate(1.0, partial(emit, p), variant, _note(p)) for p, variant in kinds]
 
 
 def _note(plan: RowPlan) -> str:

@@ -194,34 +194,39 @@ def _operand_type(space: Space, number: int) -> DType:
     return DType.F32 if DType.F32 in types else types[0]
 
 
-def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
-    """Plans for everything `sinks` need, the one with most row tiles in flight first.
+def plan_rows(
+    space: Space, sinks: Iterable[int], room: Room, passing: bool = True
+) -> list[RowPlan]:
+    """Plans for everything `sinks` need, the one with most row tiles in flight first; Scalar may
+    make sums in `passing`.
 
     Raises: CompileError when the region is no row region, CapacityError when nothing fits.
     """
     failure: CapacityError | None = None
     for row_space, last, roles in rows_by_work(*defer_scaling(space, sinks)):
         try:
-            return _for_row(row_space, last, roles, room)
+            return _for_row(row_space, last, roles, room, passing)
         except CapacityError as error:
             failure = failure or error
     assert failure is not None
     raise failure
 
 
-def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
+def _for_row(
+    space: Space, last: Sequence[int], roles: Roles, room: Room, passing: bool
+) -> list[RowPlan]:
     """Plans that fit for one row atom; streamed ones too where no other has two row tiles in
     flight, those first that take fewer passes. Raises CapacityError when none does.
     """
     made, values = _fused(space, last, roles, room)
     roles = roles_for(made, _sinks_of(made, values), roles.row)
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
-    plans = _planned(made, roles, forms, room)
+    plans = _planned(made, roles, forms, room, passing)
     fitting = _fitting(plans, room)
     if any(p.ways > 1 for p in fitting):
         return fitting
     atom = max(roles.inner, key=lambda a: (made.sizes[a], a))
-    streamed = _planned(*_wide(made, roles, atom), _STREAMED_FORMS, room, atom)
+    streamed = _planned(*_wide(made, roles, atom), _STREAMED_FORMS, room, passing, atom)
     found = sorted([*fitting, *_fitting(streamed, room)], key=lambda p: not p.online)
     if not found:
         raise _overflow([*plans, *streamed], room)
@@ -244,11 +249,16 @@ def _wide(space: Space, roles: Roles, atom: int) -> tuple[Space, Roles]:
 
 
 def _planned(
-    space: Space, roles: Roles, forms: Sequence[_Form], room: Room, streamed: int = -1
+    space: Space,
+    roles: Roles,
+    forms: Sequence[_Form],
+    room: Room,
+    passing: bool,
+    streamed: int = -1,
 ) -> list[RowPlan]:
     """A plan for every form."""
     keys = {(form.ways, *form[2:6]) for form in forms}
-    made = {key: _swept(space, roles, *key, streamed, room) for key in keys}
+    made = {key: _swept(space, roles, *key, streamed, passing, room) for key in keys}
     plans = [_formed(made[form.ways, *form[2:6]], form, streamed, room.limits) for form in forms]
     return [p for p, form in zip(plans, forms, strict=True) if p.online is form.online]
 
@@ -262,6 +272,7 @@ def _swept(
     again: bool,
     online: bool,
     streamed: int,
+    passing: bool,
     room: Room,
 ) -> RowPlan:
     """The plan of a form for one row tile."""
@@ -282,7 +293,7 @@ def _swept(
         levels = _rewritten(levels, made_again(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
     turned = _turned(space, roles, sweeping.whole)
-    work = balance(space, roles, levels.run, turned, ways, room)
+    work = balance(space, roles, levels.run, turned, ways, passing, room)
     return RowPlan(
         space=space,
         roles=roles,
