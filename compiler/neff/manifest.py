@@ -208,19 +208,38 @@ def _read_transfer(row: list[Any]) -> Transfer:
 
 def _read_buffer(row: list[Any]) -> NamedBuffer:
     name, role, dtype, local, global_, axes, initial, offset, part, stages, slots = row
+    leaf, dim, first = part or (name, 0, 0)
     return NamedBuffer(
-        name=name,
-        role=role,
+        name=_text(name),
+        role=_text(role),
         dtype=DType(dtype),
-        local_shape=tuple(local),
-        global_shape=tuple(global_),
-        axes=tuple(tuple(a) for a in axes),
-        initial=initial,
-        offset_bytes=offset,
-        part=LeafPart(*part) if part else None,
-        stages=tuple(stages),
-        slots=tuple(slots),
+        local_shape=_counts(local),
+        global_shape=_counts(global_),
+        axes=tuple(tuple(map(_text, a)) for a in axes),
+        initial=_text(initial),
+        offset_bytes=_count(offset),
+        part=LeafPart(_text(leaf), _count(dim), _count(first)) if part else None,
+        stages=_counts(stages),
+        slots=_counts(slots),
     )
+
+
+def _text(value: Any) -> str:
+    """Raises TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _count(value: Any) -> int:
+    """Raises TypeError."""
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r} is no count")
+    return value
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    return tuple(map(_count, values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,8 @@ class FileLog(CompileLog):
 
     def __init__(self, path: Path) -> None:
         """Open the log file. Raises UsageError (SW_OUTPUT) when it cannot be written."""
+        if path.is_symlink():  # of a folder that somebody else may have made
+            path.unlink()
         super().__init__(path, NUMBERS["critical"] + 1)
 
     def dot(self) -> None:

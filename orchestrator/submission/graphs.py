@@ -20,6 +20,7 @@ from typing import Any
 from compiler.diagnostics import Diagnostic, LoadError
 from compiler.frontend import isolated
 from compiler.frontend.hook import ABOUT, GRAPH
+from compiler.neff.files import read_regular
 from compiler.outline.unit import unpack_function
 from compiler.surface.resolve import Given, Resolved, resolve
 from orchestrator.cache.location import locate, named_by
@@ -35,6 +36,8 @@ from orchestrator.service.service import Settled
 from orchestrator.submission.together import Ended, Task, UnitCounts, compile_together
 
 CC_FLAGS = "--cc-flags"
+_MAX_GRAPH_BYTES, _MAX_ABOUT_BYTES = 2**32, 2**20
+"""Our choice: what is larger was not captured."""
 NEFF, LOG, SUMMARY = "model.neff", "log-neuron-cc.txt", "compile.json"
 
 
@@ -212,11 +215,12 @@ def clean(directory: Path) -> int:
 
 def _read(folder: Path) -> tuple[bytes, dict[str, Any]]:
     try:
-        data, about = (folder / GRAPH).read_bytes(), json.loads((folder / ABOUT).read_bytes())
+        data = read_regular(folder / GRAPH, _MAX_GRAPH_BYTES)
+        about = json.loads(read_regular(folder / ABOUT, _MAX_ABOUT_BYTES))
         if about["digest"] == hashlib.sha256(data).hexdigest() and isinstance(about["name"], str):
             return data, about
         found = "another artifact"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"{type(error).__name__}: {error}"
     raise LoadError(
         "SW_GRAPH",

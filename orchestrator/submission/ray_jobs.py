@@ -22,6 +22,8 @@ from compiler.diagnostics import DiagnosticError, ExecutionError, UsageError
 ADDRESS = "RAY_API_SERVER_ADDRESS"
 _POLL_S = 0.2
 _RECONNECT_S = 1.0
+_OUTAGE_S, _OUTAGE_TRIES = 5.0, 36
+"""Our choice: a network that is away for three minutes, or a head that is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +133,27 @@ class RayJobs:
     def follow(self, job: str, write: Callable[[str], object]) -> JobState:
         """Give `write` the job's log as it grows, until the job has ended.
 
-        A connection that breaks is made again; what was written is not written twice.
+        A connection that breaks is made again; what was written is not written twice. Raises
+        UsageError when the cluster has not answered for some minutes.
         """
         log = _Log(write)
         while not self._tailed(job, log):
-            if self.state(job).ended:
+            if self._state_again(job).ended:
                 self._tailed(job, log)
                 break
             time.sleep(_RECONNECT_S)
         return self._ended(job)
+
+    def _state_again(self, job: str) -> JobState:
+        """As `state`, through an outage: the job does not end with our way to it."""
+        for _ in range(_OUTAGE_TRIES):
+            try:
+                return self.state(job)
+            except UsageError as error:
+                if error.code != "SW_RAY_ADDRESS":
+                    raise
+            time.sleep(_OUTAGE_S)
+        return self.state(job)
 
     def stop(self, job: str) -> JobState:
         """End a job and wait for it: Ray sends SIGTERM, and SIGKILL three seconds later."""
@@ -149,7 +163,7 @@ class RayJobs:
 
     def _ended(self, job: str) -> JobState:
         """The state of a job once it has ended: a little after its log."""
-        while not (state := self.state(job)).ended:
+        while not (state := self._state_again(job)).ended:
             time.sleep(_POLL_S)
         return state
 

@@ -91,14 +91,19 @@ def submit(asked: Asked) -> int:
 
 def follow(jobs: RayJobs, job: str) -> int:
     """Show the log of a job until it has ended; its exit code. An interrupt leaves it alone."""
+    goes_on = (
+        f"\njob {job} goes on\nfollow: {_next('status', job, jobs)} --follow\n"
+        f"stop:   {_next('stop', job, jobs)}"
+    )
     try:
         state = jobs.follow(job, _write)
     except KeyboardInterrupt:
-        _say(
-            f"\njob {job} goes on\nfollow: {_next('status', job, jobs)} --follow\n"
-            f"stop:   {_next('stop', job, jobs)}"
-        )
+        _say(goes_on)
         return 130
+    except UsageError as error:
+        if error.code == "SW_RAY_ADDRESS":
+            _say(goes_on)
+        raise
     code = state.result
     _say(f"job {job}: {state.status}, exit code {code}")
     return code

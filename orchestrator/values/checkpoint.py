@@ -212,7 +212,7 @@ class Checkpoint:
                 joined = layout.join_parts([(b, self._gathered(b)) for b in parts])
                 rows = manifest.stacks.get(leaf)
                 named = list(zip(rows, joined, strict=True)) if rows else [(leaf, joined)]
-            except (ValueError, IndexError, TypeError) as error:  # shapes that do not fit
+            except (ValueError, IndexError, TypeError, KeyError) as error:  # no shapes of this mesh
                 raise senseless(self.path, f"leaf {leaf!r}: {error}") from error
             yield from named
 
@@ -243,7 +243,7 @@ def _read_head(path: Path) -> Head:
         head = Head(
             step=int(meta["step"]),
             losses=tuple(map(float, meta["losses"])),
-            l0=tuple(L0Check(*row) for row in meta["l0"]),
+            l0=tuple(map(_l0_check, meta["l0"])),
             identity=dict(meta["identity"]),
             manifest=Manifest.from_meta(meta["manifest"], str(path)),
             files={int(rank): _digest(sha) for rank, sha in meta["files"]},
@@ -269,6 +269,11 @@ def _check(head: Head, path: Path) -> None:
             raise senseless(path, f"buffer {buffer.name} is not complete")
     if head.step != len(head.losses) or not all(rank in ranks for rank in head.files):
         raise senseless(path, "its steps or ranks do not fit")
+
+
+def _l0_check(row: Any) -> L0Check:
+    program, rank, instructions, distance, worst = row
+    return L0Check(str(program), int(rank), int(instructions), float(distance), str(worst))
 
 
 def senseless(path: Path, what: str) -> LoadError:

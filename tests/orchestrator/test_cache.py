@@ -119,6 +119,23 @@ def test_a_disk_that_refuses_costs_entries_not_the_job_and_is_told_once(
     assert os.strerror(number) in finding.message
 
 
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    """Opening a lock's file cuts it short: somebody who may write to a cache must not choose which
+    file of ours that is. The job goes on without the lock."""
+    other = tmp_path / "other"
+    other.write_text("precious")
+    cache = Cache(tmp_path / "cache")
+    cache.put("compile", KEY, b"payload")
+    cache.path("compile", KEY).with_suffix(".lock").symlink_to(other)
+    (tmp_path / "cache" / "tally.lock").symlink_to(other)
+    release = cache.claim("compile", KEY)
+    assert release is not None and len(cache.warnings) == 1
+    release()
+    cache.tally.count("compile", hit=True)
+    cache.tally.save()
+    assert other.read_text() == "precious"
+
+
 def test_a_file_in_place_of_the_directory_is_told_once(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from compiler.diagnostics import ExecutionError
+from compiler.diagnostics import ExecutionError, UsageError
 from orchestrator import cli, host
 from orchestrator.config import load
 from orchestrator.service.units import PACKAGES
+from orchestrator.submission import submit
 from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
 
 JOB = """
@@ -216,6 +217,36 @@ def test_a_log_is_written_once_though_its_connection_breaks(
     assert jobs.follow("j", seen.append).result == 0
     assert "".join(seen) == "one\ntwo\nthree\n"
     assert client.tails == 2
+
+
+class Away(Breaking):
+    """One whose cluster does not answer for a while after the connection broke."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def get_job_info(self, job: str) -> object:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("no route")
+        return super().get_job_info(job)
+
+
+def test_an_outage_does_not_end_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    jobs = RayJobs.__new__(RayJobs)
+    jobs.address, jobs._client = "x", Away(20)
+    assert submit.follow(jobs, "j") == 0
+    assert capsys.readouterr().out == "one\ntwo\nthree\n"
+    assert 60 < sum(slept) < 180
+    jobs._client = Away(10**6)
+    with pytest.raises(UsageError, match="SW_RAY_ADDRESS"):
+        submit.follow(jobs, "j")
+    assert "job j goes on\nfollow: shardwright status j" in capsys.readouterr().err
 
 
 def test_the_verbs_load_no_ray_to_refuse(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.diagnostics import ExecutionError, LoadError
+from compiler.diagnostics import DiagnosticError, ExecutionError, LoadError
 from compiler.neff.bundle import Bundle
 from compiler.neff.reader import Container
 from compiler.neff.writer import pack
@@ -525,6 +526,52 @@ def test_a_forged_head_is_refused(
         return
     with pytest.raises(LoadError):
         dict(Checkpoint(path).leaves())
+
+
+JUNK: tuple[Any, ...] = (None, -1, 0, 2**40, 0.5, True, "", "x", [], [[]], [0], {}, {"a": 1}, b"x")
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container inside of plain data, with each of its keys."""
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    for key in keys:
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_head_with_anything_in_it_is_read_or_refused(
+    small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path, seed: int
+) -> None:
+    """Whatever stands at any place of it: no other error than those of files, and no state of
+    others' making without one."""
+    path = tmp_path / "step-00000004"
+    shutil.copytree(calm[1] / path.name, path)
+    before = (path / "checkpoint.neff").read_bytes()
+    draw, refused = random.Random(seed), 0
+    for _ in range(100):
+        (path / "checkpoint.neff").write_bytes(before)
+
+        def change(meta: dict[str, Any]) -> None:
+            # Tables as often as what is in them.
+            table = draw.choice(
+                [meta, meta["manifest"], meta["manifest"]["buffers"], meta["holders"]]
+            )
+            holder, key = draw.choice(list(places(table)))
+            holder[key] = draw.choice(JUNK)
+
+        rewritten(path, change)
+        run = ValueRun(small_bundle.programs, small_bundle.manifest, check_l0=False)
+        saved = Checkpoints(tmp_path, 1, IDENTITY)
+        try:
+            found = Checkpoint(path)
+            for leaf, array in found.leaves():
+                assert isinstance(leaf, str) and isinstance(array, np.ndarray | np.generic)
+            saved.restore(run, found)
+        except DiagnosticError:
+            refused += 1
+    assert refused > 20
 
 
 @pytest.mark.ray
