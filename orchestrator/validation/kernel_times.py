@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -147,8 +147,10 @@ def _sizes(shape: str, *names: str) -> tuple[int, ...]:
 def kernel_seconds(kernel: MeasuredKernel, target: Target) -> float:
     """Time of a kernel on one core of `target`.
 
-    The clock of a benchmark runs around the kernel alone: no program start.
+    The clock of a benchmark runs around the kernel alone: no program start, and no neighbours that
+    fill its stalls.
     """
+    target = replace(target, core=replace(target.core, stall_recovery=0.0))
     segments = [
         segment
         for function in _compiled(kernel, target.name)

@@ -18,9 +18,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sample counts of every capture."""
     real, seen = captures.capture, []
 
-    def capture(task: object, samples: int) -> object:
+    def capture(task: object, samples: int, base: Path) -> object:
         seen.append(samples)
-        return real(task, samples)
+        return real(task, samples, base)
 
     monkeypatch.setattr(captures, "capture", capture)
     return seen
