@@ -27,6 +27,7 @@ settings.load_profile("project")
 gc.set_threshold(10_000, 10, 10)
 
 LONGEST_FIRST = (
+    "system/test_ray_jobs.py",
     "system/test_whole_road.py",
     "sharding/test_uneven.py",
     "system/test_models.py",
@@ -38,7 +39,6 @@ LONGEST_FIRST = (
     "sharding/test_pipeline_values.py",
     "compiler/ir/test_training_step.py",
     "system/test_overlap_road.py",
-    "system/test_ray_jobs.py",
     "ops/test_reference_vs_jax.py",
     "compiler/index_ops/test_index_models.py",
     "sharding/test_shardy.py",

@@ -75,6 +75,7 @@ def test_a_run_is_the_commands(folder: Path, capsys: pytest.CaptureFixture[str])
     assert Path(run.data["provenance"]["files"]["bundle"]) == folder / "out" / "bundle"
 
 
+@pytest.mark.matrix
 def test_a_run_on_another_thread_is_the_same(folder: Path) -> None:
     asked = api.job("job.toml", cluster__target="trn1.2xlarge", run__compare=False)
     with ThreadPoolExecutor(1) as pool:
@@ -115,6 +116,7 @@ print("ends", run.exit_code)
 """
 
 
+@pytest.mark.matrix
 def test_a_script_needs_no_guard(folder: Path) -> None:
     """No process that a run starts runs the script again."""
     (folder / "script.py").write_text(SCRIPT)

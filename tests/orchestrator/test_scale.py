@@ -124,6 +124,7 @@ def test_machines_of_one_family_keep_their_names(capsys: pytest.CaptureFixture[s
     assert all(name in drawn for name in ("trn1.2xlarge", "trn1.32xlarge", "trn1n"))
 
 
+@pytest.mark.matrix
 def test_a_study_of_two_machines_fits_the_screen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.matrix
 def test_a_point_is_answered_as_a_plan_of_its_own(swept: Path, tmp_path: Path) -> None:
     data = json.loads((swept / "out" / "sweep.json").read_text())
     assert [p["status"] for p in data["points"]] == [FITS, FITS, REFUSED, REFUSED]

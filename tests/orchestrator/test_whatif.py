@@ -147,6 +147,7 @@ def test_no_try_begins_that_would_not_be_over_in_time(
     assert "whatif" not in advised(none)
 
 
+@pytest.mark.matrix
 def test_a_job_that_does_not_fit_is_made_to_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,7 @@ def test_classes_of_512_ranks_give_every_rank_its_own_time(name: str) -> None:
     assert [r.charged_ps for r in folded] == [r.charged_ps for r in unfolded]
 
 
+@pytest.mark.matrix
 def test_a_compiled_step_on_512_ranks_is_the_same_folded_and_not(tmp_path: Path) -> None:
     """FSDP with copies of the state, from the JAX step to the end of every rank, healthy and with a
     straggler."""

@@ -54,6 +54,7 @@ def collective_ps(report: dict[str, Any], axis: str) -> int:
     return sum(row["time_ps"] for row in report["collectives"] if row["axis"] == axis)
 
 
+@pytest.mark.matrix
 def test_a_placement_changes_times_and_no_program(
     placed: dict[str, tuple[dict[str, Any], Bundle]],
 ) -> None:

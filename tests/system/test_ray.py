@@ -44,6 +44,7 @@ def test_bundles_are_the_same_as_inline(
     assert {row.worker.partition(":")[0] for row in small_road.rows} == {"inline"}
 
 
+@pytest.mark.matrix
 def test_executors_of_a_process_share_its_ray_until_the_last_one_closes(
     compile_units: list[WorkUnit],
 ) -> None:
@@ -67,6 +68,7 @@ def test_executors_of_a_process_share_its_ray_until_the_last_one_closes(
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == token
 
 
+@pytest.mark.matrix
 def test_a_run_with_hosts_starts_one_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Units first, then hosts of ranks, which are more than the workers."""
     import ray
@@ -88,6 +90,7 @@ def test_a_run_with_hosts_starts_one_ray(tmp_path: Path, monkeypatch: pytest.Mon
     assert (RaySession.users, RaySession.keepers) == (0, 0)
 
 
+@pytest.mark.matrix
 def test_ray_starts_on_any_thread(compile_units: list[WorkUnit]) -> None:
     """Of a notebook server, for example, where no signal handler can be set."""
 

@@ -18,7 +18,7 @@ from tests.support.interrupts import heard_by_children
 from tests.support.ray_head import ROOT, Head, ray_head
 from tests.support.small_job import SIZES
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.matrix]  # a minute of waiting for Ray
 JOB = """
 [model]
 config = "config.json"

@@ -71,7 +71,8 @@ def test_what_a_step_uses_moves_it_and_nothing_else_does(small_road: Road) -> No
     assert moved["dma_fixed_ns"].lower < 0 < moved["dma_fixed_ns"].higher
     assert moved["collective_launch_us"].lower < 0 < moved["collective_launch_us"].higher
     assert moved["streaming"].lower > 0 > moved["streaming"].higher
-    assert moved["stall_recovery"].lower >= 0 > moved["stall_recovery"].higher
+    recovery = moved["stall_recovery"]  # which may be at an end of its range
+    assert recovery.lower >= 0 >= recovery.higher and recovery.most > 0
     # One instance: nothing crosses EFA, and no all-reduce is near a threshold.
     for name in ("efa_gbps", "efa_hop_us", EFA, "flat_ring_min_bytes"):
         assert moved[name].most == 0, name

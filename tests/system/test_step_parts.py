@@ -17,6 +17,7 @@ from compiler.neff.schedule import flat
 from orchestrator.job import step_of
 from sim_cluster import step_parts as parts_module
 from sim_cluster.faults import Faults
+from sim_cluster.profiles import under_profile
 from sim_cluster.step_parts import StepParts, step_parts
 from sim_cluster.step_time import Replayed, Step, time_step
 from sim_cluster.timing_unit import answer, decode_answer, encode_question
@@ -79,7 +80,7 @@ def test_regions_are_those_of_the_evaluator(step: Step, parts: StepParts) -> Non
             assert not function.regions
             continue
         code = step.programs[function.program].functions[function.number]
-        segments = function_segments(code, step.target)
+        segments = function_segments(code, under_profile(step.target, "nominal"))
         assert function.regions == tuple(r for s in segments for r in s.regions)
 
 
