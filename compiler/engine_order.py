@@ -10,8 +10,8 @@ it stands in. Edges that others imply are dropped.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
@@ -387,39 +387,68 @@ def _draining(
 
 def _reduce(waits: _Waits, is_loop: bool) -> list[Edge]:
     """The edges that no others imply."""
-    edges = waits.edges()
-    into: dict[Engine, list[Edge]] = {}
-    for edge in edges:
-        into.setdefault(edge.to_engine, []).append(edge)
-    for edge in edges:
-        into[edge.to_engine].remove(edge)
-        if not _implied(edge, into, waits.count, is_loop):
-            into[edge.to_engine].append(edge)
-    return sorted((e for kept in into.values() for e in kept), key=Edge.rank)
+    count, edges = waits.count, waits.edges()
+    into: dict[Engine, _Into] = {}
+    for number in sorted(range(len(edges)), key=lambda n: edges[n].to):
+        edge = edges[number]
+        into.setdefault(edge.to_engine, _Into()).append(edge, number, count)
+    kept = bytearray(b"\1") * len(edges)
+    for number, edge in enumerate(edges):
+        kept[number] = False
+        kept[number] = not _implied(edge, into, kept, count, is_loop)
+    return sorted((e for e, stays in zip(edges, kept, strict=True) if stays), key=Edge.rank)
 
 
-def _implied(edge: Edge, into: Mapping[Engine, Sequence[Edge]], count: int, is_loop: bool) -> bool:
-    """Whether the waits in `into` already make `edge.to` start after `edge.source`.
+class _Into:
+    """The edges into one queue, in the order of the elements that wait."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        self.sources: list[tuple[int, Engine, int]] = []  # position, queue, number of the edge
+
+    def append(self, edge: Edge, number: int, count: int) -> None:
+        """The next one: no later element has been added."""
+        self.places.append(edge.to)
+        self.sources.append((edge.position(count), edge.from_engine, number))
+
+    def windows(
+        self, first: int, last: int, count: int, is_loop: bool
+    ) -> Iterator[tuple[int, Sequence[tuple[int, Engine, int]]]]:
+        """Sources of what waits from `first` to `last`, each element where it ran last; with what
+        to add to their positions, as elements of a loop run again every `count`."""
+        iteration, at = divmod(last, count)
+        end = bisect_right(self.places, at)
+        shift = iteration * count
+        yield shift, self.sources[bisect_left(self.places, first - shift) : end]
+        if is_loop:
+            shift -= count
+            yield shift, self.sources[max(end, bisect_left(self.places, first - shift)) :]
+
+
+def _implied(
+    edge: Edge, into: Mapping[Engine, _Into], kept: bytearray, count: int, is_loop: bool
+) -> bool:
+    """Whether the waits that are kept already make `edge.to` start after `edge.source`.
 
     `known` is, per queue, the last element (relative to this iteration) known to be finished when
-    `edge.to` starts.
+    `edge.to` starts. A source comes before what waits for it: nothing that waits before the wanted
+    source leads to it.
     """
     wanted = edge.position(count)
     known = {edge.to_engine: edge.to}
-    work = [edge.to_engine]
+    work = [edge.to_engine] if edge.to_engine in into else []
     while work:
         engine = work.pop()
-        for other in into.get(engine, ()):
-            shift = (known[engine] - other.to) // count
-            if shift < 0 and not is_loop:
-                continue
-            position = other.position(count) + shift * count
-            if position < wanted or position <= known.get(other.from_engine, wanted - 1):
-                continue
-            if other.from_engine is edge.from_engine:
-                return True
-            known[other.from_engine] = position
-            work.append(other.from_engine)
+        for shift, sources in into[engine].windows(wanted, known[engine], count, is_loop):
+            for place, source, number in sources:
+                position = place + shift
+                if position <= known.get(source, wanted - 1) or not kept[number]:
+                    continue
+                if source is edge.from_engine:
+                    return True
+                known[source] = position
+                if source in into:
+                    work.append(source)
     return False
 
 
