@@ -50,8 +50,8 @@ class ModelConfig:
     """Tokens per sample; 0 takes the model's own maximum."""
 
     dtype: str = choice("auto", "auto", "float32", "bfloat16")
-    """Compute type of forward and backward; parameters stay fp32. `auto`: bfloat16 for presets,
-    float32 for a config.
+    """Compute type of forward and backward; parameters stay fp32. `auto`: bfloat16 for presets
+    and configs whose `torch_dtype` has 16 bits, else float32.
     """
 
     optimizer: str = choice("adamw", "adamw", "lamb", "sgd")

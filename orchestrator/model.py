@@ -12,13 +12,16 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import Loc, UsageError
 from orchestrator.config import JobConfig
 
 if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
+_CONFIG_TYPES = {"bfloat16": "bfloat16", "float16": "bfloat16"}
+"""`torch_dtype` of a config -> what its step computes in. Checkpoints in float16 are trained in
+bfloat16 on these machines."""
 
 
 def resolve_task(job: JobConfig) -> TrainTask:
@@ -49,16 +52,37 @@ def resolve_task(job: JobConfig) -> TrainTask:
         return preset_task(model.preset, seq_len=model.seq_len, **_options(job))
     from compiler.frontend.models.llama import train_task
 
-    config = read_config(model_path(job))
-    seq_len = model.seq_len or config.get("max_position_embeddings", 0)
-    return train_task(config, seq_len=seq_len, name=Path(job.base).name, **_options(job))
+    path = model_path(job)
+    try:
+        return train_task(
+            read_config(path), seq_len=model.seq_len, name=_name(path), **_options(job)
+        )
+    except UsageError as error:
+        raise _in_file(error, path) from error
+
+
+def _name(path: Path) -> str:
+    """What a config is called: `config.json` has the name of its folder."""
+    path = path.resolve()
+    return (path.parent.name if path.name == "config.json" else path.stem) or "model"
+
+
+def _in_file(error: UsageError, path: Path) -> UsageError:
+    """The error, at the config if its values are at fault."""
+    if error.code != "SW_MODEL_CONFIG":
+        return error
+    found = error.diagnostic
+    return UsageError(found.code, found.message, Loc(str(path)), found.hint)
 
 
 def compute_type(job: JobConfig) -> str:
     """The resolved `model.dtype`."""
     if job.model.dtype != "auto":
         return job.model.dtype
-    return "bfloat16" if job.model.preset else "float32"
+    if not job.model.config:
+        return "bfloat16" if job.model.preset else "float32"
+    config = read_config(model_path(job))
+    return _CONFIG_TYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "float32")
 
 
 def _options(job: JobConfig) -> dict[str, Any]:

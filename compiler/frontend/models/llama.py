@@ -11,6 +11,7 @@ Einsum letters: b batch, t and s positions, k kv heads, g heads per kv head, e h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ import jax.numpy as jnp
 import optax
 
 from compiler.diagnostics import UsageError
-from compiler.frontend.models import text
+from compiler.frontend.models import config_file, text
+from compiler.frontend.models.config_file import RopeScaling
 from compiler.frontend.task import TrainTask
 
 _COMPUTE_TYPES = {"f32": jnp.float32, "fp32": jnp.float32, "float32": jnp.float32}
@@ -49,24 +51,26 @@ class LlamaConfig:
     fused: bool = False
     """Whether projections that read the same input are one matrix (Megatron-LM, NxD)."""
 
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int = 0
+    """Positions that a token may look back; 0: all. Only windows that no sequence is longer than
+    are built."""
+
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> LlamaConfig:
         """Read a `config.json`. Raises UsageError for a missing size or a feature this model does
         not have.
         """
-        _refuse_features(config)
-        heads = _size(config, "num_attention_heads")
-        hidden = _size(config, "hidden_size")
-        known = {k: config[k] for k in _OPTIONAL if config.get(k) is not None}
+        config_file.refuse_features(config, _PLAIN_VALUES)
+        found: dict[str, Any] = {**config_file.sizes(config, _REQUIRED, _OPTIONAL)}
+        found |= config_file.numbers(config, ("rms_norm_eps",)) | config_file.rope(config)
+        if config.get("use_sliding_window", True):
+            found |= config_file.sizes(config, (), ("sliding_window",))
+        heads = found["num_attention_heads"]
+        usual = {"num_key_value_heads": heads, "head_dim": found["hidden_size"] // heads}
         built = cls(
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            intermediate_size=_size(config, "intermediate_size"),
-            num_hidden_layers=_size(config, "num_hidden_layers"),
-            vocab_size=_size(config, "vocab_size"),
-            num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            **known,
+            **(usual | found),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings")),
         )
         built.check()
         return built
@@ -83,37 +87,23 @@ class LlamaConfig:
             )
 
 
-_OPTIONAL = ("rms_norm_eps", "rope_theta", "tie_word_embeddings", "max_position_embeddings")
+_REQUIRED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+)
+_OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 _PLAIN_VALUES: dict[str, tuple[Any, ...]] = {
+    "model_type": ("llama", "mistral"),
     "hidden_act": ("silu",),
     "attention_bias": (False,),
     "mlp_bias": (False,),
-    "rope_scaling": (None,),
-    "attention_dropout": (0, 0.0),
+    "attention_dropout": (0,),
     "pretraining_tp": (1,),
-    "sliding_window": (None,),
+    "tie_word_embeddings": (False, True),
 }
-
-
-def _refuse_features(config: Mapping[str, Any]) -> None:
-    """Raises UsageError for a key whose value asks for something this model does not build."""
-    for key, plain in _PLAIN_VALUES.items():
-        if key in config and config[key] not in plain:
-            raise UsageError(
-                "SW_MODEL_CONFIG",
-                f"config requires {key} = {plain[0]}, got {config[key]}",
-                hint='describe the model in JAX and use [model] entry = "module:function"',
-            )
-
-
-def _size(config: Mapping[str, Any], key: str) -> int:
-    """A required positive integer of the config."""
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise UsageError(
-            "SW_MODEL_CONFIG", f"config requires a positive integer {key}, got {value}"
-        )
-    return value
 
 
 def init_params(config: LlamaConfig, key: jax.Array) -> Params:
@@ -167,8 +157,19 @@ def rope_tables(config: LlamaConfig, seq_len: int) -> tuple[jax.Array, jax.Array
     """Cosines and sines [T, E/2] of the rotary positions, fp32."""
     half = config.head_dim // 2
     rates = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if config.rope_scaling:
+        rates = _scaled(rates, config.rope_scaling)
     angles = jnp.arange(seq_len, dtype=jnp.float32)[:, None] * rates
     return jnp.cos(angles), jnp.sin(angles)
+
+
+def _scaled(rates: jax.Array, scaling: RopeScaling) -> jax.Array:
+    """Rotary frequencies, scaled: by the factor below the ramp, not at all above it."""
+    if not scaling.positions:
+        return rates / scaling.factor
+    turns = scaling.positions * rates / (2 * math.pi)
+    kept = jnp.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
+    return rates * (kept + (1.0 - kept) / scaling.factor)
 
 
 def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -284,12 +285,13 @@ def train_task(
     remat: str = "full",
     name: str = "llama",
 ) -> TrainTask:
-    """The training step of a Llama model on byte-level text.
+    """The training step of a Llama model on byte-level text; `seq_len` 0 is its longest.
 
     Raises: UsageError for an unknown type, optimizer or remat, or a sequence longer than the config
     allows.
     """
     sizes = config if isinstance(config, LlamaConfig) else LlamaConfig.from_dict(config)
+    seq_len = seq_len or sizes.max_position_embeddings
     _check_options(sizes, seq_len, dtype, remat)
     compute = _COMPUTE_TYPES[dtype]
     chain = make_optimizer(optimizer, lr, clip)
@@ -330,4 +332,11 @@ def _check_options(config: LlamaConfig, seq_len: int, dtype: str, remat: str) ->
             "SW_SEQ_LEN",
             f"seq_len requires 1 to {config.max_position_embeddings} "
             f"(max_position_embeddings), got {seq_len}",
+        )
+    if 0 < config.sliding_window < seq_len:
+        raise UsageError(
+            "SW_MODEL_CONFIG",
+            f"config requires sliding_window of at least seq_len {seq_len}, or null, got "
+            f"{config.sliding_window}",
+            hint=f"plan --seq-len {config.sliding_window}, or {config_file.OWN_MODEL}",
         )

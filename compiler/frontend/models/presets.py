@@ -119,9 +119,8 @@ def preset_task(
     if name in PRESETS:
         from compiler.frontend.models import llama
 
-        length = seq_len or config["max_position_embeddings"]
         options |= {"dtype": dtype, "remat": remat}
-        return llama.train_task(config, seq_len=length, name=name, **options)
+        return llama.train_task(config, seq_len=seq_len, name=name, **options)
     from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
     from compiler.frontend.models.families import family_task
 

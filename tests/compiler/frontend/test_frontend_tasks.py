@@ -286,20 +286,6 @@ def test_vocabulary_below_a_byte_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"hidden_size": None}, "positive integer hidden_size, got None"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads to divide"),
-        ({"rope_scaling": {"factor": 8.0}}, "rope_scaling = None"),
-        ({"hidden_act": "gelu"}, "hidden_act = silu, got gelu"),
-    ],
-)
-def test_configs_it_cannot_build_are_refused(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        llama.train_task(CONFIG | change, seq_len=8)
-
-
-@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"dtype": "f64"}, "dtype requires"),

@@ -1,0 +1,148 @@
+"""Values of a Hugging Face `config.json`, checked: sizes, plain values, and rotary positions.
+
+What a model here does not build is refused and named, never left out of the answer. Both
+spellings of the library are read: `rope_scaling` beside `rope_theta`, and `rope_parameters`
+(transformers 5) with both in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.diagnostics import UsageError
+
+Config = Mapping[str, Any]
+
+OWN_MODEL = 'describe the model in JAX and use [model] entry = "module:function"'
+
+
+def sizes(config: Config, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, int]:
+    """Positive integers of the config; optional ones may be missing or null.
+
+    Raises UsageError that names every key at fault, and what it may be spelled like.
+    """
+    wanted = [*required, *(key for key in optional if config.get(key) is not None)]
+    wrong = [key for key in wanted if not _is_size(config.get(key))]
+    if wrong:
+        raise UsageError(
+            "SW_MODEL_CONFIG",
+            f"config requires {_positive(wrong)}, got {_given(config, wrong)}",
+            hint=_near(config, wrong) or "take them from the model's own config.json",
+        )
+    return {key: config[key] for key in wanted}
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _positive(keys: list[str]) -> str:
+    kind = "a positive integer" if len(keys) == 1 else "positive integers"
+    return f"{kind} {', '.join(keys)}"
+
+
+def _given(config: Config, keys: list[str]) -> str:
+    return ", ".join(json.dumps(config[k]) if k in config else "nothing" for k in keys)
+
+
+def _near(config: Config, keys: list[str]) -> str:
+    """Keys of the config that are like a missing one."""
+    pairs = ((key, difflib.get_close_matches(key, config, 1)) for key in keys if key not in config)
+    return "; ".join(f"is {near[0]} meant to be {key}?" for key, near in pairs if near)
+
+
+def numbers(config: Config, keys: Iterable[str]) -> dict[str, float]:
+    """Positive numbers of the config that are there. Raises UsageError for anything else."""
+    found = {key: config[key] for key in keys if config.get(key) is not None}
+    for key, value in found.items():
+        if not _is_number(value):
+            raise UsageError(
+                "SW_MODEL_CONFIG",
+                f"config requires a positive number {key}, got {json.dumps(value)}",
+            )
+    return {key: float(value) for key, value in found.items()}
+
+
+def _is_number(value: object) -> bool:
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and 0 < value < math.inf  # type: ignore[operator]
+
+
+def refuse_features(config: Config, plain: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises UsageError for a key whose value is not among the plain ones."""
+    for key, values in plain.items():
+        if key in config and config[key] not in values:
+            wanted = " or ".join(json.dumps(value) for value in values)
+            raise UsageError(
+                "SW_MODEL_CONFIG",
+                f"config requires {key} = {wanted}, got {json.dumps(config[key])}",
+                hint=OWN_MODEL,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How rotary frequencies are scaled beyond the positions of pre-training: all by `factor`, or
+    (Llama 3.1, with `positions` > 0) those of wavelengths above `positions / low`, with a ramp from
+    `positions / high` on. Source: transformers, `modeling_rope_utils.py`.
+    """
+
+    factor: float
+    low: float = 1.0
+    high: float = 1.0
+    positions: int = 0
+
+
+_RAMP = ("low_freq_factor", "high_freq_factor")
+
+
+def rope(config: Config) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling` of the config, where given.
+
+    Raises UsageError for scaling that is neither linear nor Llama 3's.
+    """
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise UsageError(
+            "SW_MODEL_CONFIG",
+            f"config requires rope_scaling as an object, got {json.dumps(parameters)}",
+        )
+    found: dict[str, Any] = {**numbers({**config, **parameters}, ("rope_theta",))}
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default":
+        return found
+    if kind not in ("linear", "llama3"):
+        raise UsageError(
+            "SW_MODEL_CONFIG",
+            "config requires rope_type default, linear or llama3 of rope_scaling, got "
+            f"{json.dumps(kind)}",
+            hint=OWN_MODEL,
+        )
+    return found | {"rope_scaling": _scaling(parameters, kind)}
+
+
+def _scaling(parameters: Config, kind: str) -> RopeScaling:
+    keys = ("factor", *_RAMP) if kind == "llama3" else ("factor",)
+    given = numbers(parameters, keys)
+    missing = [key for key in keys if key not in given]
+    if missing:
+        raise UsageError(
+            "SW_MODEL_CONFIG", f"config requires {', '.join(missing)} of rope_scaling, got nothing"
+        )
+    if kind == "linear":
+        return RopeScaling(factor=given["factor"])
+    low, high = (given[key] for key in _RAMP)
+    if low >= high:
+        raise UsageError(
+            "SW_MODEL_CONFIG",
+            f"config requires low_freq_factor below high_freq_factor, got {low:g} and {high:g}",
+        )
+    positions = sizes(parameters, ["original_max_position_embeddings"])
+    return RopeScaling(
+        factor=given["factor"], low=low, high=high, positions=next(iter(positions.values()))
+    )
