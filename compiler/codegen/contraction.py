@@ -8,22 +8,19 @@ plans collect the products of a panel in SBUF.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
+from compiler.codegen import eviction
 from compiler.codegen.builder import Box, Builder, Held, Scope, pieces
-from compiler.codegen.contract_plan import (
-    ContractPlan,
-    even_tile,
-    needed_by_epilogue,
-)
+from compiler.codegen.contract_plan import ContractPlan, even_tile
 from compiler.codegen.contract_tiling import plan_contraction
 from compiler.codegen.panels import Panels
 from compiler.codegen.search import Candidate, Room
 from compiler.codegen.space import CODELESS, Space
 from compiler.codegen.turned_store import store_turned
-from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
+from compiler.codegen.values import Frame
 from compiler.codegen.whole_panel import WholeLoader
 from compiler.dtypes import DType
 from compiler.isa.program import AccessPattern, Engine
@@ -31,16 +28,14 @@ from compiler.isa.region import Affine
 
 Body = Callable[[Scope], None]
 Collect = Callable[[Scope, AccessPattern, Affine], None]
-_FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert"}
 
 
 def contraction_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
     """Tilings of the contraction all `sinks` depend on, with its epilogue."""
     (number,) = (n for n in space.slice(sinks) if space.values[n].op == "contract")
-    epilogue = needed_by_epilogue(space, number, sinks)
 
     def emit(plan: ContractPlan, builder: Builder) -> None:
-        _Nest(builder, plan, epilogue).emit()
+        _Nest(builder, *eviction.fused(plan, sinks)).emit()
 
     plans = plan_contraction(space, number, sinks, room)
     return [Candidate(plan.cost, partial(emit, plan), plan.variant) for plan in plans]
@@ -54,6 +49,7 @@ class _Nest:
         self.plan = plan
         self.space = plan.space
         self.epilogue = epilogue
+        self.taker = eviction.taker(plan.space, plan.number, epilogue)
         self.panels = Panels(builder, plan)
         self.blocks = plan.row_split.major  # counts row tiles; -1 when there is one
         self.chunks = plan.depth_split.major
@@ -191,23 +187,49 @@ class _Nest:
         self._finish(scope, total, rows, width)
 
     def _rows_at_once(self, scope: Scope, rows: int) -> None:
-        """All of k is at hand: products of a row tile go to one SBUF tile, then its epilogue."""
+        """All of k is at hand: products of a row tile go to one SBUF tile, as what their reader
+        makes of them where it can, then its epilogue.
+        """
         stationary, moving = self._operands(scope)
         frame, late = self._begin(scope)
         inner, row = _counted(scope, rows)
         self._at_row(inner, scope, row)
-        value = self.space.values[self.plan.number]
-        axes = self.plan.out_axes
-        tile = inner.tile("staged", inner.extent(self.plan.rows), inner.elements(axes), value.dtype)
-        held = frame.held[self.plan.number] = inner.hold(tile, axes)
-        engine = self._evicting()
+        made, done = self._made(frame, late, inner)
+        tile = inner.tile(
+            "staged",
+            inner.extent(self.plan.rows),
+            inner.elements(self.plan.out_axes),
+            self.space.values[made].dtype,
+        )
+        frame.held[made] = inner.hold(tile, self.plan.out_axes)
+        collect = self._collector(frame, made, inner)
+        self._bank_products(inner, row, stationary, moving, collect)
+        self._emit_late(frame, late, inner, {*done, made})
 
-        def collect(place: Scope, bank: AccessPattern, column: Affine) -> None:
+    def _made(self, frame: Frame, late: Sequence[int], scope: Scope) -> tuple[int, set[int]]:
+        """(what leaves PSUM, the value that takes the product there or the product itself; values
+        that were computed for it).
+        """
+        if self.taker is None:
+            return self.plan.number, set()
+        others = [i for i in self.space.values[self.taker].inputs if i != self.plan.number]
+        ahead = [n for n in self.space.slice(others) if n in late]
+        for n in ahead:
+            frame.emit(n, scope)
+        runs = eviction.is_run(frame, others, scope)
+        return (self.taker if runs else self.plan.number), {*ahead}
+
+    def _collector(self, frame: Frame, made: int, scope: Scope) -> Collect:
+        """How value `made` leaves a bank."""
+        if made != self.plan.number:
+            return eviction.Columns(frame, made, self.plan.number, scope).take
+        held, engine = frame.held[made], eviction.copier(self.plan, self.epilogue)
+
+        def copied(place: Scope, bank: AccessPattern, column: Affine) -> None:
             out = place.on_chip(held, bank.shape[0], bank.dims[1:], column)
             place.add("tensor_copy", engine, out, (bank,))
 
-        self._bank_products(inner, row, stationary, moving, collect)
-        self._emit_late(frame, late, inner)
+        return copied
 
     def _add_chunk(self, scope: Scope, total: Held, rows: int) -> None:
         """Add the products of a chunk of k to the sums of the panel."""
@@ -333,12 +355,14 @@ class _Nest:
         if self.blocks >= 0:
             inner.boxes[self.blocks] = Box(scope.boxes[self.blocks].origin + row, 1)
 
-    def _emit_late(self, frame: Frame, late: list[int], scope: Scope) -> None:
-        """Values of one row tile, their tiles given back after the last use."""
+    def _emit_late(
+        self, frame: Frame, late: list[int], scope: Scope, done: Collection[int] = ()
+    ) -> None:
+        """Values of one row tile but those `done`, their tiles given back after the last use."""
         number = self.plan.number
         last = {i: n for n in late for i in self.space.values[n].inputs}
         for n in late:
-            if not store_turned(frame, n, self.plan, scope):
+            if n not in done and not store_turned(frame, n, self.plan, scope):
                 frame.emit(n, scope)
             for i in {*self.space.values[n].inputs}:
                 if last[i] == n and (i in late or i == number) and i in frame.held:
@@ -354,23 +378,14 @@ class _Nest:
         return value.op not in CODELESS and not moves and self.plan.number not in needs
 
     def _evict(self, frame: Frame, product: Held, scope: Scope) -> None:
-        """Leave the product in PSUM for a single reader that can take it there, else copy it to
-        SBUF.
-        """
+        """Leave the product in PSUM for a reader that can take it there, else copy it to SBUF."""
         number = self.plan.number
-        value = self.space.values[number]
-        readers = [n for n in self.epilogue if number in self.space.values[n].inputs]
-        single = len(readers) == 1 and self.space.values[readers[0]].op in _FROM_PSUM
-        if single and value.dtype is DType.F32:
+        if self.taker is not None:
             frame.held[number] = product
             return
-        held = frame.new(number, value, scope)
-        frame.apply(scope, "tensor_copy", self._evicting(), held, (product,))
-
-    def _evicting(self) -> Engine:
-        """Who copies products out of PSUM: the engine the epilogue needs less."""
-        busy = any(self.space.values[n].op in BINARY for n in self.epilogue)
-        return Engine.SCALAR if busy else Engine.VECTOR
+        held = frame.new(number, self.space.values[number], scope)
+        engine = eviction.copier(self.plan, self.epilogue)
+        frame.apply(scope, "tensor_copy", engine, held, (product,))
 
 
 def _counted(scope: Scope, count: int) -> tuple[Scope, Affine]:

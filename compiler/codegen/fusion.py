@@ -9,7 +9,7 @@ both engines can do where less work waits. Next: `values.py` emits the op `scale
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from compiler.codegen.masks import MASK
@@ -226,6 +226,20 @@ def fuse(
     return fused, tuple(fused.slice(sinks))
 
 
+def fuse_behind(
+    space: Space, wanted: Sequence[int], points: Points, rates: Rates
+) -> tuple[Space, Mapping[int, int]]:
+    """(space, new number of every value) with the chains of `wanted`, values behind a contraction,
+    fused and placed on engines; the others stay as they are.
+    """
+    fused, number = _Fuser(space, wanted, points).run()
+    sinks = [number[n] for n in wanted if space.values[n].op.startswith("store")]
+    before = {i for n, v in enumerate(fused.values) if v.op == "contract" for i in (n, *v.inputs)}
+    behind = [n for n in fused.slice(sinks) if n not in fused.slice(before)]
+    _balance(fused, behind, points, rates)
+    return fused, number
+
+
 def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) -> None:
     """Give every `scaled` identity or square to the engine that has less to do; large ones choose
     first.
@@ -294,9 +308,10 @@ def is_by_product(space: Space, value: Value) -> bool:
     return activated and engine_of(source) is Engine.SCALAR
 
 
-def _is_pair(value: Value) -> bool:
+def is_pair(value: Value) -> bool:
     """A square on Vector is a product of two tensors."""
-    return value.attrs["func"] == "square" and engine_of(value) is Engine.VECTOR
+    square = value.op == SCALED and value.attrs["func"] == "square"
+    return square and engine_of(value) is Engine.VECTOR
 
 
 def cycles(space: Space, value: Value, points: Points) -> float:
@@ -307,7 +322,7 @@ def cycles(space: Space, value: Value, points: Points) -> float:
         return 0.0
     most = max([points(value), *(points(space.values[i]) for i in value.inputs)])
     wide = sum(1 for i in value.inputs if points(space.values[i]) > 1)
-    pair = wide > 1 if value.op != SCALED else _is_pair(value)
+    pair = wide > 1 if value.op != SCALED else is_pair(value)
     factor = 2.0 if value.op == "select" or pair else 1.0
     slow = value.op in ("divide", "reciprocal")
     return max(MIN_CYCLES, most * (_DIVIDE_CYCLES if slow else factor))
