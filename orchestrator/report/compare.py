@@ -17,9 +17,9 @@ from rich.text import Text
 
 from compiler.diagnostics import UsageError
 from orchestrator import config, terminal
-from orchestrator.report.page.words import dollars, percent, plain, ps_text
+from orchestrator.report.page.words import dollars, plain, ps_text
 from orchestrator.report.report import SCHEMA
-from orchestrator.report.text import size_text
+from orchestrator.report.text import share_text, size_text
 
 Report = Mapping[str, Any]
 _SECTIONS = ("job", "graph", "mesh", "memory", "timing", "collectives", "cost", "findings")
@@ -159,8 +159,8 @@ def _findings(a: Report, b: Report) -> dict[str, list[str]]:
 SUMMARY: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "step_time_ps": ("step time", ps_text),
     "tokens_per_s": ("tokens per second", lambda v: f"{v:,.0f}"),
-    "mfu": ("MFU", lambda v: percent(v, 1)),
-    "hfu": ("HFU", lambda v: percent(v, 1)),
+    "mfu": ("MFU", lambda v: share_text(v, digits=1)),
+    "hfu": ("HFU", lambda v: share_text(v, digits=1)),
     "peak_bytes": ("memory per core", size_text),
     "limit_bytes": ("memory limit", size_text),
     "usd_per_step": ("cost per step", dollars),

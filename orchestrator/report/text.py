@@ -33,10 +33,15 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us"
 
 
-def share_text(share: float) -> str:
-    """A share: 86 %, or 0.4 % where whole percents say nothing."""
-    percent = 100 * share
-    return f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.1f} %"
+def share_text(part: float, whole: float = 1, digits: int = 0) -> str:
+    """A share in percent with so many digits: 86 %, or 0.4 % where whole percents say nothing; what
+    is there but too small for that is marked.
+    """
+    percent = 100 * part / whole if whole else 0.0
+    if 0 < percent < 0.05:
+        return "<0.1 %"
+    digits = digits if percent >= 9.95 or percent == 0 else 1
+    return f"{percent:.{digits}f} %"
 
 
 def usd_text(usd: float) -> str:

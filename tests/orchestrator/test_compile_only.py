@@ -10,21 +10,8 @@ import pytest
 
 from compiler.neff.bundle import load_bundle
 from orchestrator.cli import main
-from tests.support.small_job import SIZES, bundle_bytes
+from tests.support.small_job import JOB, SIZES, bundle_bytes
 
-TARGET = "trn1.2xlarge"
-JOB = f"""
-[model]
-config = "config.json"
-seq_len = 8
-[mesh]
-dp_shard = 2
-[cluster]
-target = "{TARGET}"
-[run]
-executor = "inline"
-progress = "quiet"
-"""
 # Same units as JOB, another job; units that are too many instructions; more than the memory.
 TWIN = JOB.replace("[run]", "[run]\nseed = 7")
 TOO_LONG = JOB + "[compiler]\ninstruction_limit = 10\n"
@@ -59,7 +46,7 @@ def test_jobs_share_a_service_and_fail_alone(
     assert not rows["long.toml"]["bundle"]
     bundles = [folder / "out" / name / "bundle" for name in ("a", "twin")]
     assert bundle_bytes(bundles[0]) == bundle_bytes(bundles[1])
-    bundle = load_bundle(bundles[0], TARGET)
+    bundle = load_bundle(bundles[0], "trn1.2xlarge")
     sizes = rows["a.toml"]["programs"]
     assert set(sizes) == set(bundle.programs) and min(sizes.values()) > 0
 

@@ -22,20 +22,8 @@ from orchestrator.config import TABLES
 from orchestrator.job import executor_of
 from orchestrator.model import resolve_task
 from orchestrator.submission import submit
-from tests.support.small_job import SIZES
+from tests.support.small_job import JOB, SIZES
 
-JOB = """
-[model]
-config = "config.json"
-seq_len = 8
-[mesh]
-dp_shard = 2
-[cluster]
-target = "trn1.2xlarge"
-[run]
-executor = "inline"
-progress = "quiet"
-"""
 EVIL = (
     'import pathlib\n\npathlib.Path(__file__).with_name("ran").touch()\n\n\ndef main():\n    pass\n'
 )

@@ -21,7 +21,7 @@ from orchestrator import outputs
 from orchestrator.cli import main
 from orchestrator.whatif.journal import Journal
 from orchestrator.whatif.rows import Row
-from tests.support.small_job import SIZES, write_job
+from tests.support.small_job import JOB, SIZES, write_job
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ["--target", "trn1.2xlarge", "--mesh", "dp_shard=2", "--executor", "inline"]
@@ -131,20 +131,6 @@ def test_a_folder_that_may_not_be_written_is_refused_before_the_work(
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     assert main(["run", str(job), *MACHINE, *QUIET]) == 2
     refusal(capsys, str(job.parent / "out"), "Permission denied", "you may write to")
-
-
-JOB = """
-[model]
-config = "config.json"
-seq_len = 8
-[mesh]
-dp_shard = 2
-[cluster]
-target = "trn1.2xlarge"
-[run]
-executor = "inline"
-progress = "quiet"
-"""
 
 
 def test_a_job_whose_place_refuses_leaves_the_others_alone(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from orchestrator.report import bars
 from orchestrator.report.plan_screen import LINES, effect_text, plan_screen, screen_lines
-from orchestrator.report.text import count_text
+from orchestrator.report.text import count_text, share_text
 from tests.support.plans import report_of
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -177,6 +177,13 @@ def test_parts_are_apportioned_exactly(parts: list[float], whole: int) -> None:
 def test_counts_have_three_digits_and_a_prefix() -> None:
     texts = {999: "999 ", 999.6: "1 k", 999_400: "999 k", 999_600: "1 M", 12_340: "12.3 k"}
     assert {number: count_text(number) for number in texts} == texts
+
+
+def test_a_share_that_is_there_is_never_nothing() -> None:
+    texts = {0: "0 %", 1e-6: "<0.1 %", 0.0042: "0.4 %", 0.0994: "9.9 %", 0.0996: "10 %", 1: "100 %"}
+    assert {share: share_text(share) for share in texts} == texts
+    assert [share_text(part, 4, digits=1) for part in (0, 1)] == ["0.0 %", "25.0 %"]
+    assert share_text(0, 0) == "0 %"
 
 
 def test_the_report_is_json(plain: dict[str, Any], tmp_path: Path) -> None:

@@ -43,6 +43,21 @@ SIZES = {
     "max_position_embeddings": 16,
 }
 
+ON_ONE_CHIP = """
+[model]
+config = "config.json"
+seq_len = 8
+[mesh]
+dp_shard = 2
+[cluster]
+target = "trn1.2xlarge"
+"""
+"""A job of the small llama, whose sizes are in the file it names, on a machine of two cores."""
+JOB = f"""{ON_ONE_CHIP}[run]
+executor = "inline"
+progress = "quiet"
+"""
+
 
 @cache
 def small_llama(dtype: str = "f32", seq_len: int = 8) -> TrainTask:

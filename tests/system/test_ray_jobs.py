@@ -16,22 +16,9 @@ import pytest
 from orchestrator.cli import main
 from tests.support.interrupts import heard_by_children
 from tests.support.ray_head import ROOT, Head, ray_head
-from tests.support.small_job import SIZES
+from tests.support.small_job import ON_ONE_CHIP, SIZES
 
 pytestmark = [pytest.mark.ray, pytest.mark.matrix]  # a minute of waiting for Ray
-JOB = """
-[model]
-config = "config.json"
-seq_len = 8
-[mesh]
-dp_shard = 2
-[cluster]
-target = "trn1.2xlarge"
-[output]
-dir = "{folder}/out"
-[cache]
-dir = "{folder}/cache"
-"""
 WAITING = """
 import time
 import orchestrator
@@ -52,7 +39,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's project, no checkout."""
     folder = tmp_path_factory.mktemp("project")
-    job = JOB.format(folder=folder)
+    job = f'{ON_ONE_CHIP}[output]\ndir = "{folder}/out"\n[cache]\ndir = "{folder}/cache"\n'
     (folder / "config.json").write_text(json.dumps(SIZES))
     (folder / "large.json").write_text(json.dumps(SIZES | {"vocab_size": 2**29}))
     (folder / "job.toml").write_text(job)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from orchestrator.report.page.words import percent, ps_text
-from orchestrator.report.text import size_text
+from orchestrator.report.page.words import ps_text
+from orchestrator.report.text import share_text, size_text
 
 WIDTH = 1000.0
 HEIGHT = 100.0
@@ -109,10 +109,10 @@ def bar(parts: Mapping[str, int], whole: int, text: Any) -> Strip:
     shown = {name: part for name, part in parts.items() if part}
     for name, part in shown.items():
         width = WIDTH * part / (whole or 1)
-        title = f"{name}: {text(part)}, {percent(part, whole)}"
+        title = f"{name}: {text(part)}, {share_text(part, whole, 1)}"
         rects.append(Rect(kind_of(name, tuple(parts)), left, width, 0, HEIGHT, title))
         left += width
-    label = "; ".join(f"{name} {percent(part, whole)}" for name, part in shown.items())
+    label = "; ".join(f"{name} {share_text(part, whole, 1)}" for name, part in shown.items())
     return Strip("", label, tuple(rects))
 
 
@@ -183,7 +183,7 @@ def _stage(stage: Mapping[str, Any], step: int, count: int) -> Strip:
         rects.append(_slice(kind_of(name), start, end, step, title))
     text = ", ".join(f"{runs} x {name}" for name, runs in programs.items())
     name = f"stage {stage['stage']}" if count > 1 else "all cores"
-    return Strip(name, f"{name}: {text}; in a program {percent(busy, step)}", tuple(rects))
+    return Strip(name, f"{name}: {text}; in a program {share_text(busy, step, 1)}", tuple(rects))
 
 
 def _slice(kind: str, start: int, end: int, whole: int, title: str) -> Rect:
@@ -203,7 +203,7 @@ def _track(track: Mapping[str, Any], whole: int) -> Strip:
         busy += end - start
         kind = "red" if what.startswith("wait ") else kind_of(name)
         rects.append(_slice(kind, start, end, whole, f"{what}: {ps_text(end - start)}"))
-    text = f"{name}: {len(rects)} slices, busy {percent(busy, whole)}"
+    text = f"{name}: {len(rects)} slices, busy {share_text(busy, whole, 1)}"
     return Strip(name, text, tuple(rects))
 
 

@@ -7,7 +7,7 @@ written whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def _environment() -> Environment:
         "number": lambda value: f"{value:,.6g}",
     }
     made.globals |= {
-        "percent": words.percent,
+        "percent": partial(text.share_text, digits=1),
         "kind_of": charts.kind_of,
         "limits": {"functions": FUNCTIONS, "regions": REGIONS, "collectives": COLLECTIVES},
         "css": Markup(loader.get_source(made, "report.css")[0]),  # our own file

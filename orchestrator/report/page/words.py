@@ -13,12 +13,6 @@ def ps_text(ps: float) -> str:
     return seconds_text(ps / PS_PER_S) if ps else "0"
 
 
-def percent(part: float, whole: float) -> str:
-    """A share; what is there but too small to be written is marked."""
-    share = part / whole if whole else 0.0
-    return "<0.1 %" if 0 < share < 0.0005 else f"{share:.1%}".replace("%", " %")
-
-
 def flops_text(number: float) -> str:
     """Operations: 18.2 GFLOP."""
     return f"{count_text(number)}FLOP" if number else "0"
