@@ -14,11 +14,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, permutations
+from itertools import permutations
 
 from compiler.allocate import end_address, share_bytes
 from compiler.diagnostics import CapacityError
-from compiler.engine_spans import Spans, disjoint
+from compiler.engine_spans import Span, Spans, apart, fixed
 from compiler.isa.limits import Limits
 from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
 from compiler.isa.region import Tensor, View
@@ -307,32 +307,59 @@ def _same_memory(
     memory: Memory,
     waits: _Waits,
 ) -> None:
-    """Orders between uses of one memory, one of them writing, unless spans show them apart."""
+    """Orders between uses of one memory, one of them writing, unless spans show them apart: every
+    use waits for the latest such use on each other queue, before it and, in a loop, in the
+    iteration before.
+    """
     spans = cache(lambda at: memory.spans.of(body[at]))
     for key, accesses in users.items():
-        pairs = _conflicts(accesses)
-        if not pairs:
+        if not _is_contended(accesses):
             continue
         window = loop is not None and memory.is_window(key, loop)
         back = memory.back(key, loop.register) if loop is not None and not window else 0
         register = loop.register if loop is not None and not window else -1
-        for (a, x, _), (b, y, _) in pairs:
-            if key[0] == "tile" and disjoint(spans(a).get(key[1]), spans(b).get(key[1]), register):
-                continue
-            waits.add(a, x, b, y, 0)
-            if back:
-                waits.add(b, y, a, x, back)
+        queues: dict[Engine, _Queue] = {}
+        for at, engine, writes in accesses:
+            span = spans(at).get(key[1]) if key[0] == "tile" else None
+            queues.setdefault(engine, _Queue(engine)).append(at, writes, fixed(span, register))
+        for mine, other in permutations(queues.values(), 2):
+            _latest_uses(mine, other, back, waits)
 
 
-def _conflicts(accesses: Sequence[Use]) -> list[tuple[Use, Use]]:
-    """Pairs of uses, in program order, on different queues, of which one writes."""
-    if not any(writes for _, _, writes in accesses):
-        return []
-    return [
-        (first, second)
-        for first, second in combinations(accesses, 2)
-        if first[1] is not second[1] and first[0] != second[0] and (first[2] or second[2])
-    ]
+def _is_contended(accesses: Sequence[Use]) -> bool:
+    """Whether several queues use a memory and one of them writes."""
+    engines = {engine for _, engine, _ in accesses}
+    return len(engines) > 1 and any(writes for _, _, writes in accesses)
+
+
+class _Queue:
+    """The uses of one memory on one queue, in order, and those of them that write."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.uses: list[tuple[int, bool, Span | None]] = []
+        self.writes: list[tuple[int, bool, Span | None]] = []
+
+    def append(self, at: int, writes: bool, span: Span | None) -> None:
+        """The next one; `span` as of `fixed`."""
+        self.uses.append((at, writes, span))
+        if writes:
+            self.writes.append((at, writes, span))
+
+
+def _latest_uses(mine: _Queue, other: _Queue, back: int, waits: _Waits) -> None:
+    """Let every use of `mine` wait for the latest of `other` that it may meet: before it, and,
+    `back` iterations ago, after it."""
+    for at, writes, span in mine.uses:
+        after = True
+        for place, _, theirs in reversed(other.uses if writes else other.writes):
+            if place > at:
+                if back and after and not apart(span, theirs):
+                    waits.add(place, other.engine, at, mine.engine, back)
+                    after = False
+            elif place < at and not apart(span, theirs):
+                waits.add(place, other.engine, at, mine.engine, 0)
+                break
 
 
 def _shared_bytes(

@@ -8,13 +8,12 @@ body. Loops whose iterations step over their own reach touch a window of the til
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from compiler.isa.program import AccessPattern, Instr, Loop, Space
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Elements low..high of a slot, moved by `terms` (register, elements per step)."""
 
     terms: tuple[tuple[int, int], ...]
@@ -57,12 +56,16 @@ class Spans:
         return self._bodies[loop.register]
 
 
-def disjoint(one: Span | None, other: Span | None, register: int) -> bool:
-    """Whether two spans never meet, in whatever iterations of the loop that counts `register`."""
+def fixed(span: Span | None, register: int) -> Span | None:
+    """`span` where it stays in place while the loop runs that counts `register`."""
+    return None if span is None or any(r == register for r, _ in span.terms) else span
+
+
+def apart(one: Span | None, other: Span | None) -> bool:
+    """Whether two spans that stay in place (`fixed`) never meet, in whatever iterations."""
     if one is None or other is None or one.terms != other.terms:
         return False
-    moves = any(r == register for r, _ in one.terms)
-    return not moves and (one.high < other.low or other.high < one.low)
+    return one.high < other.low or other.high < one.low
 
 
 def _span(pattern: AccessPattern) -> Span:

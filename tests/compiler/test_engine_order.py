@@ -1,12 +1,17 @@
-"""Edges between queues: those that others imply are dropped, and no other is."""
+"""Edges between queues: uses of one memory are ordered, those edges that others imply are dropped,
+and no other is."""
 
 from __future__ import annotations
+
+from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.engine_order import Edge, _reduce, _Waits
-from compiler.isa.program import Engine
+from compiler.dtypes import DType
+from compiler.engine_order import Edge, Memory, _collect, _reduce, _Waits, touched
+from compiler.isa.program import AccessPattern, Engine, Instr, Loop, Region, Space, Tile
+from compiler.isa.region import Affine, RegionProgram
 
 QUEUES = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.DMA_IN)
 RUNS = 6  # of a loop's body, more than any chain of the few edges drawn here goes back
@@ -58,3 +63,62 @@ def test_what_is_left_implies_the_rest_and_nothing_of_it_is_implied(
     for edge in asked:
         others = [e for e in left if e != edge]
         assert reaches(others, edge, waits.count, is_loop) == (edge not in left)
+
+
+TILES, REGISTER, OTHER = 2, 7, 8
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> tuple[Loop, list[Tile]]:
+    """A loop of instructions that each touch a part of one tile, which may move with the loop."""
+    body: list[Instr | Loop] = []
+    for _ in range(draw(st.integers(2, 10))):
+        low, size = draw(st.integers(0, 4)), draw(st.integers(1, 2))
+        terms = draw(st.sampled_from([(), (), ((REGISTER, 1),), ((REGISTER, 5),), ((OTHER, 1),)]))
+        tile = draw(st.integers(0, TILES - 1))
+        part = AccessPattern(Space.SBUF, tile, Affine(low, terms), ((1, 1), (1, size)))
+        dst, srcs = (part, ()) if draw(st.booleans()) else (None, (part,))
+        body.append(Instr("any", draw(st.sampled_from(QUEUES)), dst, srcs))
+    slots = draw(st.integers(1, 3))
+    tiles = [Tile("", Space.SBUF, 1, 8, DType.F32, slots, REGISTER) for _ in range(TILES)]
+    return Loop(REGISTER, 4, body), tiles
+
+
+def part_of(item: Instr | Loop) -> AccessPattern:
+    assert isinstance(item, Instr)
+    return item.dst or item.srcs[0]
+
+
+def may_meet(one: AccessPattern, other: AccessPattern, moves: bool) -> bool:
+    """Whether two instructions may touch an element of one tile, in whatever iterations of a loop
+    that `moves` them."""
+    moved = moves and any(register == REGISTER for register, _ in one.offset.terms)
+    if one.buffer != other.buffer or one.offset.terms != other.offset.terms or moved:
+        return one.buffer == other.buffer
+    ranges = [range(p.offset.const, p.offset.const + p.dims[1][1]) for p in (one, other)]
+    return bool(set(ranges[0]) & set(ranges[1]))
+
+
+@given(loops(), st.booleans())
+def test_every_two_uses_that_may_meet_are_ordered(
+    drawn: tuple[Loop, list[Tile]], is_loop: bool
+) -> None:
+    """As if all pairs were compared."""
+    loop, tiles = drawn
+    body, around = loop.body, loop if is_loop else None
+    memory = Memory(Region(RegionProgram("compute", "drawn"), tiles, body), ())
+    uses = [touched(item, memory) for item in body if isinstance(item, Instr)]
+    found, asked = _Waits(len(body)), _Waits(len(body))
+    _collect(body, uses, around, memory, found)
+    for (a, first), (b, second) in combinations(enumerate(body), 2):
+        assert isinstance(first, Instr) and isinstance(second, Instr)
+        key = "tile", part_of(first).buffer
+        window = is_loop and memory.is_window(key, loop)
+        writes = first.dst is not None or second.dst is not None
+        meets = may_meet(part_of(first), part_of(second), is_loop and not window)
+        if first.engine is not second.engine and writes and meets:
+            asked.add(a, first.engine, b, second.engine, 0)
+            if is_loop and not window:
+                back = memory.back(key, REGISTER)
+                asked.add(b, second.engine, a, first.engine, back)
+    assert found.edges() == asked.edges()
