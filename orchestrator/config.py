@@ -24,7 +24,7 @@ from orchestrator.host import inside_ray_job
 from sharding import settings as strategy_settings
 from sharding.settings import AUTO, MOST, StrategySettings, limited
 
-MOST_TRIES = 64  # our choice
+TRIES, MOST_TRIES = 2, 64  # of a screen, our choice; of `--tries`, our choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +199,8 @@ class RunConfig:
     tries: int = field(
         default=AUTO, metadata={"words": {"auto": AUTO}, "range": (AUTO, MOST_TRIES)}
     )
-    """Changes of the job that `plan` tries and reports. auto: two, as far as the answer is not
-    later than 12 s for it."""
+    """Changes of the job that `plan` tries and reports. auto: `TRIES`, as far as the answer is not
+    later than 12 s for it, or they are known."""
 
     progress: str = choice("auto", "auto", "bar", "plain", "json", "quiet")
     """Progress on stderr. auto: a bar on a terminal, plain lines elsewhere."""

@@ -17,17 +17,18 @@ from compiler.diagnostics import Diagnostic
 from compiler.target import load_target
 from orchestrator import outputs
 from orchestrator.cache import About, open_cache
-from orchestrator.config import JobConfig
+from orchestrator.config import TRIES, JobConfig
 from orchestrator.model import installed, source_files
 from orchestrator.reads import file_digests
 from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
+from sharding.settings import AUTO
 
 if TYPE_CHECKING:
     from orchestrator.service.executor import Executor
     from orchestrator.service.progress import Progress
     from orchestrator.stages import Traces
 
-KIND, READS = "plan", "reads"  # of entries
+KIND, READS, WHATIF = "plan", "reads", "whatif"  # of entries
 _READ = "read "
 NOT_IN_KEY = ("output", "cache", "run", "base")
 
@@ -84,18 +85,24 @@ def advised(
     if not job.run.tries:
         return report
     cache = open_cache(job.cache)
-    parts = {"plan": report["provenance"]["plan_key"], "tries": str(job.run.tries)}
-    key = parts_digest("whatif", parts)
-    stored = cache.get("whatif", key)
-    if stored is not None:
-        return report | {"whatif": json.loads(stored)}
+    plan_key, wanted = report["provenance"]["plan_key"], job.run.tries
+    for tries in (TRIES, AUTO) if wanted == AUTO else (wanted,):
+        stored = cache.get(WHATIF, parts_digest(WHATIF, _whatif_parts(plan_key, tries)))
+        if stored is not None:
+            return report | {"whatif": json.loads(stored)}
     from orchestrator.whatif.tries import FAILED, advice
 
     section = advice(job, report, start, progress)
     if not any(row["status"] == FAILED for row in section["tried"]):
+        complete = wanted == AUTO and not section["left"]
+        parts = _whatif_parts(plan_key, TRIES if complete else wanted)
         about = About(f"tries of {plan_name(job)}", parts)
-        cache.put("whatif", key, json.dumps(section).encode(), about)
+        cache.put(WHATIF, parts_digest(WHATIF, parts), json.dumps(section).encode(), about)
     return report | {"whatif": section}
+
+
+def _whatif_parts(plan_key: str, tries: int) -> dict[str, str]:
+    return {"plan": plan_key, "tries": str(tries)}
 
 
 def exit_code(report: Mapping[str, Any]) -> int:

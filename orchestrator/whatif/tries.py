@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import DiagnosticError, InternalError
 from orchestrator.build import planned
-from orchestrator.config import JobConfig
+from orchestrator.config import TRIES, JobConfig
 from orchestrator.job import unit_service
 from orchestrator.service.service import UnitService
 from orchestrator.stages import Stages, Traces
@@ -31,7 +31,6 @@ from sharding.settings import AUTO
 if TYPE_CHECKING:
     from orchestrator.service.progress import Progress
 
-WANTED = 2  # on the screen
 FAILED = "failed"  # the status of a try that may come to something else next time
 DUE_S = 11.5  # of the 12 s that a cold answer of a 70B step may take (DESIGN.md section 7)
 TRY_SHARE = 0.7
@@ -54,12 +53,12 @@ def advice(
     if progress is not None and chosen:
         progress.say(f"trying {'; '.join(change.text for change in chosen)}")
     tried = _tried(chosen, job, report)
-    left = [change.text for change in islice(changes, max(0, WANTED - len(tried)))]
+    left = [change.text for change in islice(changes, max(0, TRIES - len(tried)))]
     return {"tried": sorted(tried, key=_rank), "left": left}
 
 
 def _affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
-    """How many tries there may be. auto: `WANTED`, as far as they are expected to be over in
+    """How many tries there may be. auto: `TRIES`, as far as they are expected to be over in
     time."""
     if tries != AUTO:
         return tries
@@ -67,7 +66,7 @@ def _affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
     took = provenance.get("computed_in_s", sum(provenance["stages_s"].values()))
     once = sum(provenance["stages_s"].get(stage, 0.0) for stage in ("capture", "import"))
     spare = DUE_S - (time.perf_counter() - started)
-    return max(0, min(WANTED, int(spare / max(TRY_SHARE * (took - once), 0.1))))
+    return max(0, min(TRIES, int(spare / max(TRY_SHARE * (took - once), 0.1))))
 
 
 def _changes(job: JobConfig, report: Mapping[str, Any], count: int) -> Iterator[Change]:

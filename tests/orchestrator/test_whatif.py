@@ -14,7 +14,7 @@ import pytest
 
 from compiler.diagnostics import ExecutionError
 from orchestrator import plan_cache
-from orchestrator.config import JobConfig
+from orchestrator.config import TRIES, JobConfig
 from orchestrator.plan_cache import advised, plan, plan_parts
 from orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, bottleneck
 from orchestrator.report.plan_screen import effect_text
@@ -22,6 +22,7 @@ from orchestrator.whatif import tries
 from orchestrator.whatif.change import changed
 from orchestrator.whatif.rules import WORTH, ideas
 from orchestrator.whatif.situation import situation_of
+from sharding.settings import AUTO
 from tests.support.plans import job_of
 
 KINDS = ("compute", "memory", COLLECTIVE, "bubble", "launch", "idle")
@@ -111,6 +112,8 @@ def test_tries_are_plans_of_their_own(job: JobConfig, report: dict[str, Any], mo
     before, after = report["timing"]["tokens_per_s"], again["timing"]["tokens_per_s"]
     assert fits[0]["time_change"] == pytest.approx(before / after - 1)
     assert advised(job)["whatif"] == section
+    in_time = dataclasses.replace(job, run=dataclasses.replace(job.run, tries=AUTO))
+    assert advised(in_time)["whatif"] == section  # however late it is: they are known
 
 
 def test_a_try_that_failed_is_tried_again(job: JobConfig, monkeypatch) -> None:
@@ -142,7 +145,7 @@ def test_no_try_begins_that_would_not_be_over_in_time(
     late["provenance"].pop("computed_in_s", None)
     asked = dataclasses.replace(job, run=dataclasses.replace(job.run, tries=-1))
     section = tries.advice(asked, late, time.perf_counter())
-    assert section["tried"] == [] and len(section["left"]) == tries.WANTED
+    assert section["tried"] == [] and len(section["left"]) == TRIES
     none = dataclasses.replace(job, run=dataclasses.replace(job.run, tries=0))
     assert "whatif" not in advised(none)
 
