@@ -8,9 +8,11 @@ default everywhere. Nothing here is fitted.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from collectives.ops import CollectiveError, CollectiveKind
+from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
+from collectives.timing import CollectiveTime
+from collectives.topology import Topology
 
 US = 1_000_000  # picoseconds
 
@@ -38,6 +40,25 @@ class Runtime:
         meetings = (1 + halves) if instances > 1 else 0
         alone = self.chip_ps if chips == 1 else self.instance_ps
         return alone * (instances == 1) + meetings * self.barrier_ps
+
+    def launching(
+        self,
+        time: CollectiveTime,
+        kind: CollectiveKind,
+        topology: Topology,
+        groups: ReplicaGroups,
+        elements: int,
+    ) -> CollectiveTime:
+        """`time` of a collective of `groups`, with what this runtime takes longer to launch it."""
+        first = groups.groups[0]
+        added = self.added_ps(
+            kind,
+            chips=len({rank // topology.ranks_per_chip for rank in first}),
+            instances=len({rank // topology.ranks_per_instance for rank in first}),
+            ranks=groups.size,
+            elements=elements,
+        )
+        return replace(time, launch_ps=time.launch_ps + added, total_ps=time.total_ps + added)
 
 
 RUNTIMES = (

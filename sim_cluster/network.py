@@ -15,6 +15,7 @@ from collectives.cost import CollectiveTime, closed_time, in_step, wires_ps
 from collectives.layout import place
 from collectives.ops import CollectiveKind, ReplicaGroups
 from collectives.placement import TORUS, place_mesh
+from collectives.runtimes import CURRENT, Runtime
 from collectives.select import alternatives, choose, full_name
 from collectives.topology import Tier, Topology, line, ring, switched, torus, unlinked
 from compiler.isa.program import CollectiveCall
@@ -59,9 +60,10 @@ class Network:
         profile: str,
         placement: str = TORUS,
         settings: Mapping[str, Any] = NO_SETTINGS,
+        runtime: Runtime = CURRENT,
     ) -> None:
         self.target = under_profile(target, profile)
-        self.mesh = mesh
+        self.mesh, self.runtime = mesh, runtime
         self.topology = cluster_topology(target, instances)
         self.placement = place_mesh(placement, mesh, self.topology)
         self.costs = collective_costs(target, profile, **settings)
@@ -96,6 +98,7 @@ class Network:
             times = [closed_time(c, size, element, self.costs) for c in everywhere]
             priced.append((in_step(times), everywhere))
         time, everywhere = min(priced, key=lambda pair: pair[0].total_ps)
+        time = self._launched(time, kind, groups, size // element)
         wires: dict[int, int] = {}
         for choice in everywhere:
             for number, busy in wires_ps(choice, size, element, self.costs):
@@ -113,9 +116,16 @@ class Network:
         chosen = choose(kind, self.topology, groups, size, element, self.costs, pairs=call.pairs)
         others = alternatives(kind, self.topology, groups, size, self.costs)
         return {
-            name: closed_time(choice, size, element, self.costs).total_ps
+            name: self._launched(
+                closed_time(choice, size, element, self.costs), kind, groups, size // element
+            ).total_ps
             for name, choice in {full_name(chosen): chosen, **others}.items()
         }
+
+    def _launched(
+        self, time: CollectiveTime, kind: CollectiveKind, groups: ReplicaGroups, elements: int
+    ) -> CollectiveTime:
+        return self.runtime.launching(time, kind, self.topology, groups, elements)
 
     def _demand(self, time: CollectiveTime, wires: Sequence[tuple[int, int]]) -> Demand:
         """What a collective takes of each resource, on average over all of its time."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectives.placement import TORUS
+from collectives.runtimes import CURRENT, runtime_named
 from compiler.isa.program import CollectiveCall, Program
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer
 from compiler.target import Target
@@ -40,6 +41,7 @@ class Step:
     collectives: Mapping[str, Any] = field(default_factory=dict)  # replace `CollectiveCosts`
     whole_axes: Mapping[str, str] = field(default_factory=dict)  # of parts of axes, for names
     faults: Faults = NO_FAULTS
+    runtime: str = CURRENT.name  # see `collectives/runtimes.py`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,13 @@ class _Replay:
     def __init__(self, step: Step, profile: str, folded: bool, credit: Profile) -> None:
         target = credited(step.target, credit)
         network = Network(
-            step.target, step.instances, step.mesh, profile, step.placement, step.collectives
+            step.target,
+            step.instances,
+            step.mesh,
+            profile,
+            step.placement,
+            step.collectives,
+            runtime_named(step.runtime),
         )
         self.step, self.lnc = step, target.lnc
         self.programs = {name: program_macros(p, target) for name, p in step.programs.items()}

@@ -7,7 +7,7 @@ first cores of every instance, as the tool takes them; groups and pairs may be g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from collectives.cost import CollectiveTime, collective_time
@@ -79,15 +79,8 @@ class WhatIf:
         time = collective_time(
             self.kind, topology, groups, size_bytes, element_bytes, costs, pairs=pairs
         )
-        first = groups.groups[0]
-        added = self.runtime.added_ps(
-            self.kind,
-            chips=len({r // topology.ranks_per_chip for r in first}),
-            instances=len({r // topology.ranks_per_instance for r in first}),
-            ranks=groups.size,
-            elements=size_bytes // element_bytes,
-        )
-        return replace(time, launch_ps=time.launch_ps + added, total_ps=time.total_ps + added)
+        elements = size_bytes // element_bytes
+        return self.runtime.launching(time, self.kind, topology, groups, elements)
 
     def replica_groups(self) -> ReplicaGroups:
         """The groups given, or one group of the first ranks of every instance."""

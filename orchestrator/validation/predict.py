@@ -62,7 +62,7 @@ class Predictor:
         self._cache.tally.count(KIND, hit=stored is not None)
         if stored is not None:
             return Timed(**json.loads(stored))
-        step = _step(self._programs(workload))
+        step = _step(self._programs(workload), workload.runtime)
         asked = Question(
             name=f"step {profile.name}", step=step, profile=profile.name, credit=profile
         )
@@ -90,7 +90,7 @@ def _key(workload: Workload, profile: Profile) -> str:
     )
 
 
-def _step(built: Built) -> Step:
+def _step(built: Built, runtime: str) -> Step:
     return Step(
         programs=built.programs,
         schedules=built.plan.step.schedules,
@@ -100,6 +100,7 @@ def _step(built: Built) -> Step:
         instances=built.job.cluster.instances,
         placement=built.placement,
         packets=packets_of(built.job.strategy),
+        runtime=runtime,
     )
 
 

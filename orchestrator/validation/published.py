@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from collectives.runtimes import CURRENT, runtime_of_date
 from compiler.diagnostics import Loc, UsageError
 from compiler.target import load_target, target_names
 from orchestrator.validation.published_columns import finite, machines_named, positive, whole
@@ -47,7 +48,7 @@ COLUMNS = (
     "step_time_s",
 )
 
-OPTIONAL = ("primary", "group", "optimizer", "neuron_version", "notes")
+OPTIONAL = ("primary", "group", "optimizer", "neuron_version", "first_published", "notes")
 """Columns that may be missing."""
 
 FAMILIES = {"bert": "encoder", "vit": "vit", "llama": "llama", "gpt": "gpt"}
@@ -107,6 +108,7 @@ class Workload:
     sequence_parallel: bool
     nodes: int
     target: str
+    runtime: str = CURRENT.name  # of collectives, when the run was published
 
     @property
     def cores(self) -> int:
@@ -231,6 +233,7 @@ def _workload(text: Mapping[str, str], settings: RunSettings, loc: Loc) -> Workl
         sequence_parallel=text["sequence_parallel"].lower().startswith("yes"),
         # "trn1.32xlarge/trn1n.32xlarge" does not say which was measured: the first is taken.
         target=machines[0] if machines else text["instance"],
+        runtime=runtime_of_date(text["first_published"]).name,
         **sizes,
     )
 

@@ -4,6 +4,10 @@ import pytest
 
 from collectives.ops import CollectiveError, CollectiveKind
 from collectives.runtimes import CURRENT, RUNTIMES, runtime_named, runtime_of_date
+from compiler.dtypes import DType
+from compiler.isa.program import CollectiveCall
+from compiler.target import load_target
+from sim_cluster.network import Network
 
 REDUCE, GATHER = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER
 US = 10**6
@@ -43,3 +47,17 @@ def test_the_newest_adds_nothing_and_all_have_sources():
     assert all(runtime.source for runtime in RUNTIMES)
     with pytest.raises(CollectiveError, match="one of 2023, 2024, current"):
         runtime_named("1999")
+
+
+def test_a_step_launches_its_collectives_as_the_runtime_of_its_date_did():
+    call = CollectiveCall("all_reduce", ("tp",), DType.BF16, (1, 1 << 20, 1), "add")
+
+    def duration(name):
+        target, mesh = load_target("trn1.32xlarge"), {"dp": 4, "tp": 8}
+        network = Network(target, 1, mesh, "nominal", runtime=runtime_named(name))
+        first = next(iter(network.alternatives(call).values()))
+        assert first == network.duration(call).duration_ps
+        return first
+
+    assert duration("2023") - duration("current") == 150 * US
+    assert duration("2024") == duration("current")

@@ -152,6 +152,15 @@ def test_cores_wait_for_what_the_host_traces_of_their_stage(tmp_path: Path) -> N
     assert parsed(tmp_path, BERT).workload.host_us == 0
 
 
+@pytest.mark.parametrize(
+    ("date", "name"), [("2022-12-13", "2023"), ("2024-04-11", "2024"), ("", "current")]
+)
+def test_collectives_of_a_run_are_those_of_the_runtime_of_its_date(
+    tmp_path: Path, date: str, name: str
+) -> None:
+    assert parsed(tmp_path, GPT | {"first_published": date}).workload.runtime == name
+
+
 def test_host_time_is_beside_that_of_the_step() -> None:
     step = StepTiming(
         profile="nominal",
