@@ -27,7 +27,7 @@ class KernelSettings:
 
     source: str
     match: Mapping[str, str] = field(default_factory=dict)
-    bias: bool = False
+    bias: str = ""
     turned: bool = False
     wide: bool = False
     operators: bool = False
@@ -51,9 +51,9 @@ def settings_of(columns: Mapping[str, str]) -> KernelSettings:
 class MeasuredKernel:
     """A kernel that can be compiled: its kind and sizes, and how it is computed.
 
-    `gelu` is as `models.kernels.product_graph` has it, `apart` says that it is a kernel of its own
-    behind HBM; `attention` is how scores are kept, `pool` the window of a maximum behind a
-    convolution.
+    `gelu` and `bias` are as `models.kernels.product_graph` has them, `apart` says that GELU is a
+    kernel of its own behind HBM; `attention` is how scores are kept, `pool` the window of a maximum
+    behind a convolution.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class MeasuredKernel:
     apart: bool = False
     attention: str = "flash"
     pool: int = 1
-    bias: bool = False
+    bias: str = ""
     turned: bool = False
     wide: bool = False
 
@@ -187,6 +187,9 @@ def _graphs(kernel: MeasuredKernel) -> list[Graph]:
         return [kernels.convolution_graph(*shape, kernel.dtype, pool=kernel.pool)]
     m, k, n = kernel.sizes
     gelu = "" if kernel.apart else kernel.gelu
-    how = {"bias": kernel.bias, "turned": kernel.turned}
-    found = [kernels.product_graph(m, k, n, kernel.dtype, gelu=gelu, **how)]
+    found = [
+        kernels.product_graph(
+            m, k, n, kernel.dtype, gelu=gelu, bias=kernel.bias, turned=kernel.turned
+        )
+    ]
     return [*found, kernels.gelu_graph(m, n, kernel.dtype)] if kernel.apart else found

@@ -92,13 +92,13 @@ def test_words_become_kernels(words: tuple[str, str, str], kernel: MeasuredKerne
         (
             ("NKI GEMM+GELU fused_taylor", "M 64, K 32, N 16", "bf16"),
             MeasuredKernel(
-                "product", (64, 32, 16), "bf16", gelu="operators", bias=True, turned=True
+                "product", (64, 32, 16), "bf16", gelu="operators", bias="spread", turned=True
             ),
         ),
         (
             ("NKI GEMM+GELU fused", "M 64, K 32, N 16", "bf16"),
             MeasuredKernel(
-                "product", (64, 32, 16), "bf16", gelu="function", bias=True, turned=True
+                "product", (64, 32, 16), "bf16", gelu="function", bias="spread", turned=True
             ),
         ),
         (
@@ -113,7 +113,7 @@ def test_the_source_of_a_kernel_says_more(
     source = {"source": "allenkchau/Trainium-Kernel-Fusion@d709ddf1"}
     assert kernel_of(row(*words) | source) == kernel
     plain = kernel_of(row(*words))
-    assert (plain.bias, plain.turned, plain.wide) == (False, False, False)
+    assert (plain.bias, plain.turned, plain.wide) == ("", False, False)
 
 
 def test_what_a_kernel_does_takes_time() -> None:
@@ -124,7 +124,8 @@ def test_what_a_kernel_does_takes_time() -> None:
         return kernel_seconds(MeasuredKernel(kind, sizes, "bf16", **how), target)
 
     product = seconds("product", 512, 256, 512)
-    assert seconds("product", 512, 256, 512, bias=True) > product
+    added, spread = (seconds("product", 512, 256, 512, bias=how) for how in ("added", "spread"))
+    assert product < added < spread
     function = seconds("product", 512, 256, 512, gelu="function")
     assert seconds("product", 512, 256, 512, gelu="operators") > 1.2 * function
     assert seconds("attention", 512, 128, wide=True) > seconds("attention", 512, 128)

@@ -22,13 +22,14 @@ from compiler.passes.dce import dce
 
 
 def product_graph(
-    m: int, k: int, n: int, dtype: str, *, gelu: str = "", bias: bool = False, turned: bool = False
+    m: int, k: int, n: int, dtype: str, *, gelu: str = "", bias: str = "", turned: bool = False
 ) -> Graph:
     """`x @ w`, with a bias and GELU where asked for. Shapes: x [m, k] ([k, m] when `turned`),
     w [k, n], bias [n].
 
-    `gelu` is empty, `function` (one function of the machine) or `operators` (its tanh form, every
-    operator of it a step of its own).
+    `bias` is empty, `added` or `spread`: spread over the rows by a product with ones, which makes
+    it one more row of `w` against ones in `x`. `gelu` is empty, `function` (one function of the
+    machine) or `operators` (its tanh form, every operator of it a step of its own).
     """
 
     def product(x: jax.Array, w: jax.Array, *biases: jax.Array) -> jax.Array:
@@ -37,7 +38,9 @@ def product_graph(
             y = y + b
         return _GELUS[gelu](y) if gelu else y
 
-    shapes = [(k, m) if turned else (m, k), (k, n), *([(n,)] if bias else [])]
+    depth = k + (bias == "spread")
+    x = (depth, m) if turned else (m, depth)
+    shapes = [x, (depth, n), *([(n,)] if bias == "added" else [])]
     return _graph(product, *shapes, dtype=dtype)
 
 
