@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -25,6 +26,18 @@ settings.load_profile("project")
 # The collector looks for cycles among everything alive, which jax and the tests themselves make
 # much: a tenth of all processor time with Python's own threshold of 700.
 gc.set_threshold(10_000, 10, 10)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Units are kept in one folder for all processes of a test run: a test finds what another has
+    compiled, and none touches the user's cache. One that is about compiling names its own."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEURON_COMPILE_CACHE_URL", str(shared / "cache"))
+        yield
+
 
 LONGEST_FIRST = (
     "system/test_ray_jobs.py",

@@ -35,10 +35,11 @@ def initial_state(task: TrainTask, seed: int) -> Leaves:
     return _state_leaves(task, _first_state(task, seed))
 
 
-def state_names(task: TrainTask) -> list[str]:
-    """The leaves of the state by path name, in order; nothing is computed."""
+def state_sizes(task: TrainTask) -> dict[str, int]:
+    """Bytes of the leaves of the state by path name, in order; nothing is computed."""
     parts = zip(task.state_names, abstract_state(task), strict=True)
-    return [name for prefix, part in parts for name, _ in named_leaves(prefix, part)]
+    leaves = (leaf for prefix, part in parts for leaf in named_leaves(prefix, part))
+    return {name: leaf.size * leaf.dtype.itemsize for name, leaf in leaves}
 
 
 def initial_leaves(task: TrainTask, seed: int, names: Collection[str]) -> Leaves:
@@ -46,13 +47,15 @@ def initial_leaves(task: TrainTask, seed: int, names: Collection[str]) -> Leaves
     the rest, so the last bit may be another than in `initial_state`. Raises as that does."""
     import jax
 
-    wanted = [n for n, name in enumerate(state_names(task)) if name in names]
-    init = _init(task)
+    every, init = list(state_sizes(task)), _init(task)
+
+    def some(key: Any) -> dict[str, Any]:
+        leaves = zip(every, jax.tree.leaves(init(key)), strict=True)
+        return {name: leaf for name, leaf in leaves if name in names}
+
     with jax.default_device(_cpu()):
-        found = jax.jit(lambda key: [jax.tree.leaves(init(key))[n] for n in wanted])(
-            jax.random.key(seed)
-        )
-    return {state_names(task)[n]: np.asarray(leaf) for n, leaf in zip(wanted, found, strict=True)}
+        found = jax.jit(some)(jax.random.key(seed))
+    return {name: np.asarray(leaf) for name, leaf in found.items()}
 
 
 def batch_leaves(batch: Any) -> Leaves:

@@ -114,24 +114,38 @@ def hosts_of(job: JobConfig, bundle: Bundle) -> Hosts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where the first state and the batches of a run come from. With `compare`, the state is drawn
-    at once, as the unsharded run draws it; else in parts."""
+    at once, as the unsharded run draws it; else in parts of at most `part_bytes`, or one leaf."""
 
     task: TrainTask
     global_batch: int
     seed: int = 0
     data: str | None = None
     compare: bool = True
+    part_bytes: int = 2**28
 
     def state(self, stacks: Mapping[str, Sequence[str]]) -> Iterator[Leaves]:
         """The first state in parts; the leaves of one of `stacks` come together."""
-        from compiler.frontend.reference import initial_leaves, initial_state, state_names
+        from compiler.frontend.reference import initial_leaves, initial_state
 
         if self.compare:
             yield initial_state(self.task, self.seed)
             return
+        for part in self._parts(stacks):
+            yield initial_leaves(self.task, self.seed, part)
+
+    def _parts(self, stacks: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
+        """Names of leaves that are drawn together."""
+        from compiler.frontend.reference import state_sizes
+
+        sizes = state_sizes(self.task)
         stack_of = {leaf: tuple(leaves) for leaves in stacks.values() for leaf in leaves}
-        parts = dict.fromkeys(stack_of.get(name, (name,)) for name in state_names(self.task))
-        yield from (initial_leaves(self.task, self.seed, part) for part in parts)
+        part: list[str] = []
+        for stack in dict.fromkeys(stack_of.get(name, (name,)) for name in sizes):
+            if part and sum(sizes[name] for name in (*part, *stack)) > self.part_bytes:
+                yield part
+                part = []
+            part += stack
+        yield part
 
     def batches(self, after: int) -> Iterator[Leaves]:
         """The batches of the steps after so many."""

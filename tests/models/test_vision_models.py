@@ -58,7 +58,7 @@ def errors_after_a_step(model: VisionModel, cores: int, folder: Path) -> dict[st
     """Errors per leaf of the state after a step on compiled programs, against fp32 JAX."""
     task = model.task
     mesh = {"dp_shard": cores}
-    road = build_on(task, mesh, folder / "cache", num_microbatches=1, micro_batch=BATCH // cores)
+    road = build_on(task, mesh, num_microbatches=1, micro_batch=BATCH // cores)
     steps = run_steps(bundle_of(road, folder / "bundle"), task, BATCH)
     want = precise_step(task.name)
     return {name: leaf_error(steps.after_one[name], want[name]) for name in steps.after_one}

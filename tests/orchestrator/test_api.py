@@ -32,7 +32,6 @@ tries = 0
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
     (tmp_path / "config.json").write_text(json.dumps(SIZES))
     (tmp_path / "job.toml").write_text(JOB)
     return tmp_path

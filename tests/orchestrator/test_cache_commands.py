@@ -135,7 +135,7 @@ def test_shared_wants_a_shared_cache(cache: Cache, capsys: pytest.CaptureFixture
 def test_explain_names_the_part_of_the_key_that_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = str(write_job(tmp_path, run={"executor": "inline"}))
+    job = str(write_job(tmp_path, cache={"dir": str(tmp_path / "cache")}))
 
     def explained(*words: str) -> dict[str, list[dict[str, Any]]]:
         capsys.readouterr()

@@ -23,7 +23,7 @@ from tests.support.small_job import SIZES
 def job(tmp_path: Path) -> list[str]:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "llama", **SIZES}))
-    settings = ("model.seq_len=8", "run.executor=inline", "run.tries=0", f"cache.dir={tmp_path}")
+    settings = ("model.seq_len=8", "run.executor=inline", "run.tries=0")
     return [
         *("plan", "--model", str(config), "--target", "trn1n.32xlarge", "--instances", "1"),
         *(word for setting in settings for word in ("--set", setting)),

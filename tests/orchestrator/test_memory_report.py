@@ -28,7 +28,6 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             "model.seq_len=8",
             "run.executor=inline",
             "run.tries=0",
-            f"cache.dir={folder}",
             "strategy.remat=none",
         ),
         *("strategy.name=generic", "strategy.micro_batch=2", "mesh.dp_replicate=8"),

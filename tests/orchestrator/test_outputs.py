@@ -140,7 +140,6 @@ def test_a_job_whose_place_refuses_leaves_the_others_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
     (tmp_path / "config.json").write_text(json.dumps(SIZES))
     names = ("a", "full", "misplaced", "z")
     for name in names:

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page")
     (path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
     sets = (
-        *("model.seq_len=8", "run.executor=inline", f"cache.dir={path / 'cache'}"),
+        *("model.seq_len=8", "run.executor=inline"),
         *("mesh.pp=2", "mesh.dp_shard=16", "strategy.global_batch=64"),
     )
     flags = ["--model", str(path / "config.json"), "--out", str(path)]

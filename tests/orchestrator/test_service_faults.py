@@ -169,7 +169,7 @@ def test_whole_jobs_race_and_are_killed_and_answer_alike(tmp_path: Path) -> None
     folders = {name: tmp_path / name for name in ("calm", "race", "killed")}
     for folder in folders.values():
         folder.mkdir()
-        write_job(folder)
+        write_job(folder, cache={"dir": str(folder / "cache")})
     assert plans(folders["calm"], 0).wait(120) == 0
     calm = computed(folders["calm"])
     assert len(calm) == len(set(calm)) >= 6

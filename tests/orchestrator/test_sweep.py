@@ -165,7 +165,7 @@ def events(path: Path, name: str) -> list[str]:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a job and the files of a sweep over it."""
     folder = tmp_path_factory.mktemp("sweep")
-    job = write_job(folder)
+    job = write_job(folder, cache={"dir": str(folder / "cache")})
     flags = ("--out", str(folder / "out"), "--events", str(folder / "events"), "--json")
     assert main(["sweep", str(job), *GRID, *flags]) == 0
     return folder
@@ -284,7 +284,8 @@ def test_an_interrupt_keeps_what_is_done(swept: Path, tmp_path: Path) -> None:
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     """kill -9 in the middle: rows that were stored are not planned again, and no unit that was
     done is computed again."""
-    job, out, grid = write_job(tmp_path), tmp_path / "out", "mesh.tp=1,2,4"
+    job = write_job(tmp_path, run={"executor": "auto"}, cache={"dir": str(tmp_path / "cache")})
+    out, grid = tmp_path / "out", "mesh.tp=1,2,4"
     command = [sys.executable, "-m", "orchestrator", "sweep", str(job), "--out", str(out)]
     command += ["--mesh", "dp_shard=auto", "--vary", grid, "--vary", "remat=none,full"]
     journal, logs = Journal(out / "points.jsonl"), [tmp_path / "first", tmp_path / "second"]

@@ -36,6 +36,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
         mesh={"dp_shard": 16, "tp": 2},
         strategy={"global_batch": 32, "zero": 3},
         run={"tries": 2},
+        cache={"dir": str(tmp_path_factory.mktemp("cache"))},
     )
 
 

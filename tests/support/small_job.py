@@ -21,7 +21,7 @@ from compiler.frontend.task import TrainTask
 from compiler.neff.bundle import Bundle
 from compiler.target import load_target, logical
 from orchestrator.build import Built, Layout, build_task
-from orchestrator.cache import Cache
+from orchestrator.cache import Cache, open_cache
 from orchestrator.config import JobConfig
 from orchestrator.job import write_and_load
 from orchestrator.service.batch import UnitRow
@@ -76,14 +76,17 @@ class Road:
 def build_on(
     task: TrainTask,
     mesh: Mapping[str, int],
-    cache: Path,
+    cache: Path | None = None,
     num_microbatches: int = 2,
     micro_batch: int = 1,
     executor: Callable[[], Executor] = InlineExecutor,
     settings: StrategySettings = DEFAULTS,
     lnc: int = 1,
 ) -> Road:
-    """Capture to linked programs on a mesh of any size; `micro_batch` samples per data rank."""
+    """Capture to linked programs on a mesh of any size; `micro_batch` samples per data rank.
+
+    What is compiled is kept in `cache`; without one, in that of the test run.
+    """
     sizes = make_mesh(mesh)
     captured = micro_batch * sizes.size(DATA_AXES)
     layout = Layout(
@@ -93,7 +96,8 @@ def build_on(
         global_batch=captured * num_microbatches,
         num_microbatches=num_microbatches,
     )
-    with UnitService(executor, Cache(cache)) as service:
+    store = Cache(cache) if cache else open_cache(JobConfig().cache)
+    with UnitService(executor, store) as service:
         built = build_task(JobConfig(strategy=settings), layout, task, service, Stages())
         return Road(built, service.rows)
 
@@ -134,14 +138,14 @@ def bundle_bytes(path: Path) -> dict[str, bytes]:
 def write_job(folder: Path, **tables: Mapping[str, object]) -> Path:
     """A `job.toml` of the small llama with one layer, its config beside it; returns its path.
 
-    `tables` adds keys, for example `run={"steps": 2}`.
+    `tables` adds keys, for example `run={"steps": 2}`. Its units run in this process, on the cache
+    of the test run (`tests/conftest.py`); a job whose units must be computed names a cache.
     """
     config = SIZES | {"num_hidden_layers": 1, "max_position_embeddings": 8}
     (folder / "config.json").write_text(json.dumps(config))
     job = {
         "model": {"config": "config.json"},
-        "run": {"steps": 1, "tries": 0},
-        "cache": {"dir": str(folder / "cache")},
+        "run": {"steps": 1, "tries": 0, "executor": "inline"},
     }
     lines = []
     for table in (*job, *(t for t in tables if t not in job)):

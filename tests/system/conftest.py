@@ -13,10 +13,9 @@ from tests.support.small_job import Road, build_on, bundle_of, small_llama
 
 
 @pytest.fixture(scope="session")
-def small_road(tmp_path_factory: pytest.TempPathFactory) -> Road:
+def small_road() -> Road:
     """The small llama on four cores, fp32, two micro-batches."""
-    cache = tmp_path_factory.mktemp("small") / "cache"
-    return build_on(small_llama(), {"dp_shard": 4}, cache)
+    return build_on(small_llama(), {"dp_shard": 4})
 
 
 @pytest.fixture(scope="session")

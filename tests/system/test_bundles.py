@@ -32,13 +32,13 @@ def test_a_second_run_compiles_nothing_and_says_so(
 ) -> None:
     """A plan and a run of one job: the run finds every unit in the cache but one, the time of the
     step with the trace that only a run leaves."""
-    job = write_job(tmp_path)
+    job = write_job(tmp_path, cache={"dir": str(tmp_path / "cache")})
     assert main(["plan", str(job), "--json"]) == 0
     first = json.loads(capsys.readouterr().out)["units"]
     assert {row["cache"] for row in first} == {"miss"}
     assert sum(row["kind"] == "partition" for row in first) == 1
     assert sum(row["kind"] == "compile" for row in first) >= 6
-    assert main(["run", str(job), "--out", str(tmp_path / "out")]) == 0
+    assert main(["run", str(job), "--no-compare", "--out", str(tmp_path / "out")]) == 0
     assert "nothing to compile" in capsys.readouterr().out
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     (traced,) = (row for row in report["units"] if row["cache"] == "miss")
@@ -106,7 +106,7 @@ def test_constants_of_the_run_profile_change_times_and_no_byte(
     monkeypatch.setattr(network, "collective_costs", wires)
     road = build_on(small_llama(), {"dp_shard": 4}, tmp_path / "cache")
     again = bundle_of(road, tmp_path / "bundle")
-    assert [row.key for row in road.rows] == [row.key for row in small_road.rows]
+    assert {row.key for row in road.rows} == {row.key for row in small_road.rows}
     assert bundle_bytes(again.path) == bundle_bytes(small_bundle.path)
     assert nominal_ps(again) != before
 

@@ -218,7 +218,7 @@ def test_an_interrupt_ends_the_run_and_its_children(
     """While the Shardy child works, and in the middle of the values with the unsharded run beside;
     as a terminal sends it (to all) and as a supervisor does (to the job alone).
     """
-    job = write_job(tmp_path, run={"steps": 10_000})
+    job = write_job(tmp_path, run={"steps": 10_000, "executor": "auto"})
     command = [sys.executable, "-m", "orchestrator", "run", str(job), "--out", str(tmp_path / "o")]
     with heard_by_children():
         process = subprocess.Popen(

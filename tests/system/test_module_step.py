@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan(folder: Path, model: str, capsys: pytest.CaptureFixture[str], *more: str) -> Any:
     """(exit code, report) of `plan` on one instance."""
-    settings = ("run.tries=0", "run.executor=inline", f"cache.dir={folder / 'cache'}")
+    settings = ("run.tries=0", "run.executor=inline")
     words = [*(w for s in settings for w in ("--set", s)), "--json", *more]
     code = main(["plan", "--model", model, *words])
     return code, json.loads(capsys.readouterr().out)
@@ -50,8 +50,7 @@ def known(folder: Path) -> dict[str, Any]:
     """The report of the entry."""
     job = folder / "job.toml"
     job.write_text('[model]\nentry = "small_entry:make"\n')
-    sets = ("run.executor=inline", f"cache.dir={folder / 'cache'}")
-    return plan_cache.plan(config.load(job, sets))
+    return plan_cache.plan(config.load(job, ["run.executor=inline"]))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -92,6 +91,8 @@ def test_a_file_that_is_not_there(folder, capsys) -> None:
 def test_a_lowered_step_has_no_values(folder, capsys, tmp_path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(f'[model]\nhlo = "{folder / "stablehlo.mlir"}"\n')
-    words = ["--set", f"cache.dir={folder / 'cache'}", "--executor", "inline"]
-    assert main(["run", str(job), *words, "--out", str(tmp_path / "out"), "--json"]) == 2
+    assert (
+        main(["run", str(job), "--executor", "inline", "--out", str(tmp_path / "out"), "--json"])
+        == 2
+    )
     assert json.loads(capsys.readouterr().out)["error"]["code"].startswith("SW_")

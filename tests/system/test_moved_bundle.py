@@ -162,9 +162,7 @@ def test_wrong_inputs_are_named(
 
 def test_bf16_says_what_it_needs(elsewhere: Elsewhere, tmp_path: Path) -> None:
     """NumPy has no bf16: a bundle that computes in it asks for ml_dtypes by name."""
-    bundle = bundle_of(
-        build_on(small_llama("bf16"), {"dp_shard": 4}, tmp_path / "cache"), tmp_path / "bundle"
-    )
+    bundle = bundle_of(build_on(small_llama("bf16"), {"dp_shard": 4}), tmp_path / "bundle")
     assert elsewhere.run(bundle.path, "--verify", "--time").returncode == 0
     done = elsewhere.run(bundle.path, "--inputs", tmp_path / "absent", "--outputs", tmp_path / "o")
     assert done.returncode == 2

@@ -64,7 +64,7 @@ def _random(name: str, array: np.ndarray, rng: np.random.Generator, edges: bool)
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     path = tmp_path_factory.mktemp("mutations")
     task = small_llama(seq_len=TOKENS)
-    road = build_on(task, {"dp_shard": RANKS}, path / "cache", MICRO_BATCHES)
+    road = build_on(task, {"dp_shard": RANKS}, num_microbatches=MICRO_BATCHES)
     bundle, state = bundle_of(road, path / "bundle"), initial_state(task, 0)
     runs = [record(bundle, state, edges) for edges in (False, True)]
     return Lab(bundle, runs, load_target(TARGET))

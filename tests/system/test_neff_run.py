@@ -24,9 +24,7 @@ L0_BOUND = 1e-5
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The small llama on one core, two samples: nobody to talk to, no collectives."""
     path = tmp_path_factory.mktemp("alone")
-    road = build_on(
-        small_llama(), {"dp_shard": 1}, path / "cache", num_microbatches=1, micro_batch=2
-    )
+    road = build_on(small_llama(), {"dp_shard": 1}, num_microbatches=1, micro_batch=2)
     return bundle_of(road, path / "bundle")
 
 

@@ -31,9 +31,7 @@ TARGET = "trn1n.32xlarge"
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     path = tmp_path_factory.mktemp("alone")
-    road = build_on(
-        small_llama(), {"dp_shard": 1}, path / "cache", num_microbatches=1, micro_batch=2
-    )
+    road = build_on(small_llama(), {"dp_shard": 1}, num_microbatches=1, micro_batch=2)
     return bundle_of(road, path / "bundle")
 
 

@@ -72,7 +72,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
 
     @cache
     def build(name: str) -> Ready:
-        road = build_on(_task(), MESH, path / "cache", settings=StrategySettings(**KNOBS[name]))
+        road = build_on(_task(), MESH, settings=StrategySettings(**KNOBS[name]))
         bundle = bundle_of(road, path / name)
         step = step_of(road.built, bundle.programs)
         # Under the profile whose collectives take longest: beside a model this small, steps of

@@ -81,7 +81,9 @@ def test_a_run_with_hosts_starts_one_ray(tmp_path: Path, monkeypatch: pytest.Mon
         start(module, cpus)
 
     monkeypatch.setattr(ray_session, "_start", counted)
-    job = write_job(tmp_path, output={"dir": str(tmp_path / "out")})
+    job = write_job(
+        tmp_path, output={"dir": str(tmp_path / "out")}, cache={"dir": str(tmp_path / "cache")}
+    )
     words = ["--executor", "ray", "--workers", "1", "--hosts", "2", "--mesh", "dp_shard=2"]
     machine = ["--target", "trn1.2xlarge", "--no-compare", "--progress", "quiet"]
     assert main(["run", str(job), *words, *machine]) == 0

@@ -41,7 +41,7 @@ def ready(
 
     @cache
     def build(name: str) -> tuple[Bundle, Steps, StepTiming]:
-        road = build_on(_task(), MESH, path / "cache", settings=StrategySettings(**KNOBS[name]))
+        road = build_on(_task(), MESH, settings=StrategySettings(**KNOBS[name]))
         bundle = bundle_of(road, path / name)
         step = step_of(road.built, bundle.programs)
         return bundle, run_steps(bundle, _task(), road.built.layout.global_batch), time_step(step)

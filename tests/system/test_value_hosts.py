@@ -35,7 +35,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path, mesh = tmp_path_factory.mktemp("hosts"), MESHES[request.param]
     name = "fsdp" if request.param == "fsdp" else "llm-training"
     settings = StrategySettings(name=name)
-    road = build_on(small_llama("bf16"), mesh, path / "cache", settings=settings)
+    road = build_on(small_llama("bf16"), mesh, settings=settings)
     return bundle_of(road, path / "bundle")
 
 

@@ -234,15 +234,19 @@ def test_gather_gives_the_state_of_the_run(
         }
 
 
-def test_without_the_comparison_no_more_than_a_leaf_is_drawn_at_a_time(
+def test_without_the_comparison_no_more_than_a_part_is_drawn_at_a_time(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
 ) -> None:
     """Nearly the same state, in parts; and, on two hosts, the same bits as on one."""
-    source = replace(SOURCE, compare=False)
-    names = list(next(SOURCE.state({})))
-    parts = [list(part) for part in source.state({"pair": names[1:3]})]
-    assert sorted(map(len, parts)) == [1] * (len(names) - 2) + [2]
-    assert names[1:3] in parts
+    whole = next(SOURCE.state({}))
+    names, sizes = list(whole), {name: leaf.nbytes for name, leaf in whole.items()}
+    largest = max(sizes.values())
+    source = replace(SOURCE, compare=False, part_bytes=largest)
+    pair = [name for name in names if sizes[name] == largest][:2]
+    parts = [set(part) for part in source.state({"pair": pair})]
+    assert sorted(name for part in parts for name in part) == sorted(names)
+    assert set(pair) in parts and max(map(len, parts)) > 1 and len(parts) < len(names)
+    assert all(sum(sizes[n] for n in part) <= largest for part in parts if part != set(pair))
     alone = training(small_bundle, tmp_path / "1", 2, source=source)
     hosts = process_hosts(small_bundle)
     apart = training(small_bundle, tmp_path / "2", 2, source=source, hosts=hosts)

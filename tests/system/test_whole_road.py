@@ -147,8 +147,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
     def build(name: str) -> Ready:
         case, path = CASES[name], tmp_path_factory.mktemp("road")
         task = case.make()
-        units = path / "cache"
-        road = build_on(task, case.mesh, units, settings=case.settings, lnc=case.lnc)
+        road = build_on(task, case.mesh, settings=case.settings, lnc=case.lnc)
         return Ready(task, bundle_of(road, path / "bundle"), road.built.layout.global_batch)
 
     return build
