@@ -27,13 +27,14 @@ from orchestrator.report import commands as reports
 from orchestrator.report import explanations
 from orchestrator.service import logs
 from orchestrator.submission import commands as submission
-from orchestrator.terminal import say
+from orchestrator.terminal import adapt, say
 from orchestrator.values import commands as values
 from orchestrator.whatif import commands as whatif
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    adapt(sys.stdout, sys.stderr)
     words = list(sys.argv[1:] if argv is None else argv)
     verb, rest = split_verb(words, ("compile",))
     args = argparse.Namespace(verb=_compile, words=rest) if verb else _parser().parse_args(words)

@@ -8,6 +8,8 @@ reads markup. Styles are ours, as `rich.text.Text`.
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
@@ -18,6 +20,37 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _KEPT = "\t"
+_ADAPTED = "shardwright.adapted"
+_REFUSING = ("strict", "surrogateescape")  # Python's defaults, the second in the C locale
+_SIGNS = dict(zip("█▓▒░▚▤·─━│┃⣿", "#=+-xo.--||*", strict=True))
+"""What bars and rules are where there are none; other signs of a frame are `+`."""
+
+
+def adapt(*streams: TextIO) -> None:
+    """Make streams print whatever comes: those whose encoding has no bars get other signs.
+
+    A locale that is not UTF-8, or PYTHONIOENCODING, would end the command in the middle of its
+    answer.
+    """
+    codecs.register_error(_ADAPTED, _in_ascii)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in _REFUSING:
+            stream.reconfigure(errors=_ADAPTED)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """See codecs.register_error."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = (_sign(c) for c in error.object[error.start : error.end])
+    return "".join(signs), error.end
+
+
+def _sign(char: str) -> str:
+    """One ASCII character for another."""
+    if char in _SIGNS:
+        return _SIGNS[char]
+    return "+" if "\u2500" <= char <= "\u257f" else "?"
 
 
 def printable(text: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import io
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -163,3 +165,26 @@ def test_a_line_is_there_when_it_was_said(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stdout", out)
     terminal.say("now")
     assert out.buffer.getvalue() == b"now\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_terminal_without_bars_gets_other_signs(errors: str) -> None:
+    """Locales that are not UTF-8, and PYTHONIOENCODING."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors=errors)
+    terminal.adapt(stream, io.StringIO())
+    terminal.console(file=stream, width=40).print(Text("time █▓▒░▚▤· ── ┏┃ \u2801 \ud800"))
+    stream.flush()
+    assert raw.getvalue().decode("ascii").split("\n")[0] == "time #=+-xo. -- +| ? ?"
+
+
+def test_the_command_adapts_what_it_prints_to() -> None:
+    """A plot has points that ASCII does not."""
+    sizes = ("-b", "8", "-e", "1kb", "-f", "2")
+    words = ("-m", "orchestrator", "nccom", "allr", "-r", "2", *sizes, "--plot")
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, *words], env=env, capture_output=True, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"?" in done.stdout
