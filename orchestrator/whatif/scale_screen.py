@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ def all_rows(found: Sequence[Curve]) -> list[Row]:
 def show(console: Console, found: Sequence[Curve]) -> None:
     """A table per mode, machines side by side, then which is best from where."""
     for mode in dict.fromkeys(curve.mode for curve in found):
-        console.print(_table(mode, [curve for curve in found if curve.mode == mode]))
+        for table in _tables(console, mode, [curve for curve in found if curve.mode == mode]):
+            console.print(table)
     console.print(
         "eff: tokens/s per instance against the smallest cluster that fits; exp: exposed"
         " communication; $/M: USD per million tokens; in brackets: does not fit"
@@ -60,10 +61,22 @@ def show(console: Console, found: Sequence[Curve]) -> None:
     reasons(console, rows)
 
 
-def _table(mode: str, own: Sequence[Curve]) -> Table:
+def _tables(console: Console, mode: str, own: Sequence[Curve]) -> list[Table]:
+    """As many machines side by side as the console shows without cutting a figure short."""
+    names = _short_names(own)
+    room = console.options.update(max_width=10 * console.width)  # else it is measured as cut short
+    tables = []
+    for most in range(len(own), 0, -1):
+        parts = [own[start : start + most] for start in range(0, len(own), most)]
+        tables = [_table(mode, part, names) for part in parts]
+        if all(console.measure(t, options=room).maximum <= console.width for t in tables):
+            break
+    return tables
+
+
+def _table(mode: str, own: Sequence[Curve], names: Mapping[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column(f"{mode}\nn", justify="right", no_wrap=True)
-    names = _short_names(own)
     for curve in own:
         for title in (f"{names[curve.target]}\ntokens/s", "\neff", "\nexp", "\n$/M"):
             table.add_column(title, justify="right", no_wrap=True)

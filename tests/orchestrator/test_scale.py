@@ -14,6 +14,7 @@ from rich.console import Console
 
 from benchmarks import scaling
 from compiler.diagnostics import UsageError
+from orchestrator import text_plots
 from orchestrator.build import layout_of
 from orchestrator.cli import main
 from orchestrator.config import JobConfig, load
@@ -27,7 +28,7 @@ from orchestrator.whatif.scale import (
     points,
     verdicts,
 )
-from orchestrator.whatif.scale_screen import show_plot
+from orchestrator.whatif.scale_screen import show, show_plot
 from sharding.settings import AUTO
 from tests.support.small_job import write_job
 
@@ -122,6 +123,32 @@ def test_machines_of_one_family_keep_their_names(capsys: pytest.CaptureFixture[s
     show_plot(Console(width=100), curves(rows))
     drawn = capsys.readouterr().out
     assert all(name in drawn for name in ("trn1.2xlarge", "trn1.32xlarge", "trn1n"))
+
+
+def test_no_figure_of_a_wide_study_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    """Machines that do not fit beside the others get a table of their own."""
+    rows = [
+        row(f"trn{i}.48xlarge", n, 1.23e7 * n, 0.000123 * i) for i in (1, 2, 3) for n in (1, 64)
+    ]
+    for each in rows:
+        each.metrics["exposed"] = 0.31
+    show(Console(width=80), curves(rows))
+    shown = capsys.readouterr().out
+    assert "…" not in shown and all(len(line) <= 80 for line in shown.splitlines())
+    assert all(shown.count(cost) == 2 for cost in ("0.000123", "0.000246", "0.000369"))
+    assert shown.count("tokens/s  eff") == 3  # two tables: two machines, and one
+
+
+def test_curves_side_by_side_can_be_told_apart() -> None:
+    """No legend lies on points of a corner, and every series has its own sign."""
+    points = ([1.0, 2.0, 4.0], [4.0, 2.0, 1.0])
+    drawn = str(text_plots.dots({"fits": points, "best": ([1.0], [4.0])}, "s", "GiB"))
+    *plot, legend = drawn.splitlines()
+    assert legend == "• fits   x best"
+    body = "".join(plot)
+    assert (body.count("•"), body.count("x")) == (2, 1)
+    alone = str(text_plots.dots({"fits": points}, "s", "GiB"))
+    assert "fits" not in alone and "•" not in alone
 
 
 @pytest.mark.matrix
