@@ -52,6 +52,7 @@ def balance(
     roles: Roles,
     run: Mapping[int, int],
     turned: Collection[int],
+    pairs: Collection[int],
     ways: int,
     passing: bool,
     room: Room,
@@ -59,7 +60,7 @@ def balance(
     """Who does what where `ways` row tiles take turns in a block, and Scalar may make sums in
     `passing`; the engines of copies with a scale are set in `space`.
     """
-    work = _Work(space, roles, run, turned, ways, passing, room)
+    work = _Work(space, roles, run, turned, pairs, ways, passing, room)
     while work.improve():
         pass
     for n, engine in work.chosen.items():
@@ -83,11 +84,12 @@ class _Work:
         roles: Roles,
         run: Mapping[int, int],
         turned: Collection[int],
+        pairs: Collection[int],
         ways: int,
         passing: bool,
         room: Room,
     ) -> None:
-        self.passing = passing
+        self.passing, self.pairs = passing, pairs
         self.space, self.roles, self.room = space, roles, room
         self.chosen: dict[Work, Engine] = {n: self._engine(n) for n in run if self._counts(n)}
         self.chosen |= {Copy(n): Engine.SCALAR for n in roles.panels if self._is_copied(n)}
@@ -178,6 +180,8 @@ class _Work:
             return self._ns(engine, self._points(self.space.values[n.number]))
         value = self.space.values[n]
         cycles = fusion.cycles(self.space, value, self._points)
+        if n in self.pairs:
+            cycles = self._points(value)  # one of the two is in PSUM
         if value.op == "divide" and self._points(self.space.values[value.inputs[1]]) == 1:
             cycles = self._points(value)  # a product with the reciprocal of a single column
         if engine is Engine.GPSIMD:

@@ -101,6 +101,10 @@ class Group(Products):
         if self._is_kept(home):
             self.held[number] = self.held[home]
             return self.held[number]
+        product = self.held.get(self.plan.bank_of.get(home, -1))
+        if product and self.builder.tiles[product.tile].space is Space.PSUM:
+            self.held[number] = product
+            return product
         if self.flight is None or number not in self.flight.crossing:
             return super().new(number, value, scope, dtype)
         places = self.flight.places

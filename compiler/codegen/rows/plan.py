@@ -11,7 +11,7 @@ emits the plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from compiler.codegen.rows.again import Again, made_again, made_in_passes
 from compiler.codegen.rows.algebra import defer_scaling, wide_products
 from compiler.codegen.rows.balance import Copy, balance
 from compiler.codegen.rows.levels import Levels, Pass, Stage, Sweeping
+from compiler.codegen.rows.overwritten import overwritten
 from compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
 from compiler.codegen.rows.size import size_of
 from compiler.codegen.search import Room
@@ -113,7 +114,8 @@ class RowPlan:
     need transposed to the element type they need. `order` are the parallel loops, outermost first.
     `fold` neighbours of an inner atom share a partition of panels. `whole` operands are loaded
     transposed for all rows, like panels. GpSimd reduces `gpsimd`, Scalar sums `by_product` as it
-    makes what is summed, Vector takes `vector_copies` out of PSUM. `ways` row tiles are in flight.
+    makes what is summed, Vector takes `vector_copies` out of PSUM. Values in `bank_of` take over
+    the PSUM bank of a product. `ways` row tiles are in flight.
     `young_first` sets the order of groups (see `nest.py`), which do not overlap when they are
     `alone`. A `lean` plan holds each panel and sum once, and its panels arrive in small parts.
     `passes` are the stages in the order they run, over segments where the row is `streamed`.
@@ -133,6 +135,7 @@ class RowPlan:
     gpsimd: frozenset[int]
     by_product: frozenset[int]
     vector_copies: frozenset[Copy]
+    bank_of: Mapping[int, int]
     ways: int
     young_first: bool
     alone: bool
@@ -293,7 +296,8 @@ def _swept(
         levels = _rewritten(levels, made_again(levels))
     space, roles, strips = levels.space, levels.roles, levels.strips()
     turned = _turned(space, roles, sweeping.whole)
-    work = balance(space, roles, levels.run, turned, ways, passing, room)
+    over = overwritten(space, roles, levels.run, {*strips, *turned})
+    work = balance(space, roles, levels.run, turned, over.pairs, ways, passing, room)
     return RowPlan(
         space=space,
         roles=roles,
@@ -309,6 +313,7 @@ def _swept(
         gpsimd=work.gpsimd,
         by_product=work.by_product,
         vector_copies=work.vector_copies,
+        bank_of=over.bank_of,
         ways=1,
         young_first=True,
         alone=False,

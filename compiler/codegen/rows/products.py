@@ -10,21 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from compiler.codegen.builder import Held, Scope
-from compiler.codegen.fusion import SCALED
 from compiler.codegen.rows.balance import Copy
 from compiler.codegen.rows.columns import Columns, Run
 from compiler.codegen.rows.decided import Decided
+from compiler.codegen.rows.overwritten import FROM_PSUM
 from compiler.codegen.rows.panels import Panel
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.rows.skew import Flight
 from compiler.codegen.rows.sums import Sums, divided
 from compiler.codegen.space import Value
-from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY, Frame
+from compiler.codegen.values import Frame
 from compiler.dtypes import DType
 from compiler.isa.program import Engine
 from compiler.isa.region import Affine
-
-_FROM_PSUM = ACTIVATIONS | BINARY | UNARY | {"convert", "select", "reduce", SCALED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +183,7 @@ class Products(Frame):
         value = self.space.values[number]
         mixed = [self.space.values[i].dtype for i in value.inputs[value.op == "select" :]]
         floats = all(t.is_float for t in (value.dtype, *mixed))
-        return value.op in _FROM_PSUM and floats and number not in self.plan.roles.sums
+        return value.op in FROM_PSUM and floats and number not in self.plan.roles.sums
 
     def turn(self, number: int, scope: Scope) -> None:
         """Transpose the columns at hand of a value, several chunks to a bank and a copy."""
