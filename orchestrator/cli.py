@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("--kernels", type=Path, help="CSV of published kernel times")
     validate.add_argument("--collectives", type=Path, help="CSV of published collective times")
     validate.add_argument(
-        "--rows", default="", help="ids of training runs, or all; default: one of each layout"
+        "--rows", default="", help="ids of training runs, or layouts: one of each; default: all"
     )
     validate.add_argument(
         "--fit", action="store_true", help="refit the constants of sim_cluster/calibration.toml"

@@ -7,17 +7,16 @@ answer for are reported with the reason.
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
+from compiler.diagnostics import Diagnostic, DiagnosticError
 from compiler.target import load_target, logical
 from orchestrator.validation.kernel_times import kernel_of, kernel_seconds
 from orchestrator.validation.published_collectives import predict_row
-from orchestrator.validation.published_columns import machines_named, positive
+from orchestrator.validation.published_columns import machines_named, positive, read_table
 from sim_cluster.profiles import under_profile
 
 NOMINAL = "nominal"
@@ -30,8 +29,8 @@ def kernels(path: Path) -> dict[str, Any]:
     """The report on the kernels of a CSV file with the columns id, group, kernel, shape, dtype,
     target, latency_us. Raises UsageError for a file that cannot be read or lacks one.
     """
-    rows = _rows(path, ("id", "group", "kernel", "shape", "dtype", "target", "latency_us"))
-    out = [_kernel(row) for row in rows]
+    columns = ("id", "group", "kernel", "shape", "dtype", "target", "latency_us")
+    out = [_kernel(row) for _, row in read_table(path, columns)]
     return {"rows": out} | _medians(out)
 
 
@@ -60,8 +59,7 @@ def collectives(path: Path) -> dict[str, Any]:
     instance, dtype, size_bytes, time_us. Raises UsageError as `kernels`.
     """
     columns = ("op", "ranks", "nodes", "instance", "dtype", "size_bytes", "time_us")
-    rows = _rows(path, ("id", "group", *columns))
-    out = [_collective(row) for row in rows]
+    out = [_collective(row) for _, row in read_table(path, ("id", "group", *columns))]
     made = [r for r in out if r["error"] is not None]
     large = [r["error"] for r in made if r["size_bytes"] >= LARGE_BYTES]
     small = [r["error"] for r in made if r["size_bytes"] < SMALL_BYTES]
@@ -90,22 +88,6 @@ def _collective(row: Row) -> dict[str, Any]:
         "algorithm": made.time.algorithm,
         "why": made.time.why,
     }
-
-
-def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("SW_TRAINING_CSV", f"cannot read {path}: {error}") from error
-    reader = csv.DictReader(text.splitlines())
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
-    if missing:
-        raise UsageError(
-            "SW_TRAINING_CSV",
-            f"{path} requires columns {', '.join(missing)},"
-            f" got {', '.join(reader.fieldnames or ()) or 'none'}",
-        )
-    return [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
 
 
 def _reason(error: Exception) -> str:

@@ -7,20 +7,21 @@ that hold for every row, each with its source; nothing is fitted.
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from collectives.runtimes import CURRENT, runtime_of_date
-from compiler.diagnostics import Loc, UsageError
 from compiler.target import load_target, target_names
-from orchestrator.validation.published_columns import finite, machines_named, positive, whole
+from orchestrator.validation.published_columns import (
+    finite,
+    machines_named,
+    positive,
+    read_table,
+    whole,
+)
 from orchestrator.validation.run_settings import RunSettings, settings_of
-
-_T = TypeVar("_T")
 
 COLUMNS = (
     "id",
@@ -167,59 +168,73 @@ class PublishedRun:
         return ""
 
 
-def read_runs(path: Path) -> list[PublishedRun]:
-    """All rows of `path`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadableRun:
+    """A row with a cell that says nothing; it is reported with the others."""
 
-    Raises UsageError for an unreadable file, a missing column or a bad value.
+    id: str
+    group: str
+    model: str
+    primary: bool
+    reason: str
+
+
+def read_runs(path: Path) -> list[PublishedRun | UnreadableRun]:
+    """All rows of `path`, each under an id of its own.
+
+    Raises UsageError for an unreadable file or a missing column.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("SW_TRAINING_CSV", f"cannot read {path}: {error}") from error
-    reader = csv.DictReader(text.splitlines())
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-    if missing:
-        raise UsageError(
-            "SW_TRAINING_CSV",
-            f"{path} requires columns {', '.join(missing)},"
-            f" got {', '.join(reader.fieldnames or ()) or 'none'}",
-        )
-    return [_run(row, Loc(str(path), reader.line_num)) for row in reader]
+    runs: dict[str, PublishedRun | UnreadableRun] = {}
+    for line, cells in read_table(path, COLUMNS):
+        text = dict.fromkeys(OPTIONAL, "") | cells
+        name = text["id"] or f"line {line}"
+        name = name if name not in runs else f"{name} (line {line})"
+        runs[name] = _run(text | {"id": name}, line)
+    return list(runs.values())
 
 
 _SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "tp", "pp", "dp", "nodes")
 
 
-def _run(row: Mapping[str, str], loc: Loc) -> PublishedRun:
-    text = {name: (row.get(name) or "").strip() for name in (*COLUMNS, *OPTIONAL)}
-    settings = settings_of(text)
-    return PublishedRun(
-        id=text["id"],
-        group=text["group"] or text["model"],
-        model=text["model"],
-        primary=text["primary"].lower() == "yes",
-        settings=settings,
-        matmul_params=_read(finite, text, "matmul_params_b", loc) * 1e9,
-        step_time_s=_read(positive, text, "step_time_s", loc),
-        workload=_workload(text, settings, loc),
-    )
+def _run(text: Mapping[str, str], line: int) -> PublishedRun | UnreadableRun:
+    group, primary = text["group"] or text["model"], text["primary"].lower() == "yes"
+    try:
+        settings = settings_of(text)
+        return PublishedRun(
+            id=text["id"],
+            group=group,
+            model=text["model"],
+            primary=primary,
+            settings=settings,
+            matmul_params=finite(text["matmul_params_b"], "matmul_params_b") * 1e9,
+            step_time_s=positive(text["step_time_s"], "step_time_s"),
+            workload=_workload(text, settings),
+        )
+    except ValueError as error:
+        reason = f"line {line}: {error}"
+        model = text["model"]
+        return UnreadableRun(
+            id=text["id"], group=group, model=model, primary=primary, reason=reason
+        )
 
 
-def _workload(text: Mapping[str, str], settings: RunSettings, loc: Loc) -> Workload:
-    sizes = {name: _read(whole, text, name, loc) for name in _SIZES}
+def _workload(text: Mapping[str, str], settings: RunSettings) -> Workload:
+    sizes = {name: whole(text[name], name) for name in _SIZES}
     family = _family(text["model"])
     if family == "vit":
         sizes["vocab"] = sizes["vocab"] or CLASSES
     remat = settings.remat
     if remat == "column":
-        remat = _read(_remat, text, "activation_checkpointing", loc)
+        remat = _remat(text["activation_checkpointing"], "activation_checkpointing")
     machines = machines_named(text["instance"])
     return Workload(
         family=family,
-        kv_heads=_read(whole, text, "kv_heads", loc) or sizes["heads"],
+        kv_heads=whole(text["kv_heads"], "kv_heads") or sizes["heads"],
         zero1=text["zero1"].lower().startswith("yes"),
-        micro_batch=_read(whole, text, "microbatch", loc),
-        num_microbatches=_read(whole, text, "microbatches_per_step_per_replica", loc),
+        micro_batch=whole(text["microbatch"], "microbatch"),
+        num_microbatches=whole(
+            text["microbatches_per_step_per_replica"], "microbatches_per_step_per_replica"
+        ),
         storage=_storage(text["precision"]),
         optimizer=_optimizer(text["optimizer"]),
         attention=settings.attention,
@@ -236,14 +251,6 @@ def _workload(text: Mapping[str, str], settings: RunSettings, loc: Loc) -> Workl
         runtime=runtime_of_date(text["first_published"]).name,
         **sizes,
     )
-
-
-def _read(reader: Callable[[str, str], _T], text: Mapping[str, str], name: str, loc: Loc) -> _T:
-    """The cell `name` as `reader` takes it. Raises UsageError for a cell it refuses."""
-    try:
-        return reader(text[name], name)
-    except ValueError as error:
-        raise UsageError("SW_TRAINING_CSV", str(error), loc) from None
 
 
 def _family(model: str) -> str:

@@ -1,4 +1,4 @@
-"""Cells of published tables: numbers that can be measurements, and the machines a row names.
+"""Published tables and their cells: numbers that can be measurements, the machines a row names.
 
 One reading for training runs, kernels and collectives: `float` alone takes "nan" and "inf", and a
 time of 0 has no relative error.
@@ -6,13 +6,43 @@ time of 0 has no relative error.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
+from compiler.diagnostics import UsageError
 from compiler.surface.flags import TARGETS
 from compiler.target import target_names
 
 _EXACT = 2**53  # above, a float no longer holds every whole number
+
+
+def read_table(path: Path, columns: Iterable[str]) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file with their lines; a spreadsheet's byte order mark is no part of it.
+
+    Cells that a short row lacks are empty. Raises UsageError for a file that cannot be read or
+    lacks a column.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("SW_TRAINING_CSV", f"cannot read {path}: {error}") from error
+    reader = csv.DictReader(io.StringIO(text))
+    names = [(name or "").strip() for name in reader.fieldnames or ()]
+    if missing := [name for name in columns if name not in names]:
+        raise UsageError(
+            "SW_TRAINING_CSV",
+            f"{path} requires columns {', '.join(missing)}, got {', '.join(names) or 'none'}",
+            None,
+            "columns are separated by commas" if len(names) == 1 else "",
+        )
+    reader.fieldnames = names
+    return [
+        (reader.line_num, {name: (row[name] or "").strip() for name in names}) for row in reader
+    ]
 
 
 def finite(text: str, name: str) -> float:

@@ -25,7 +25,7 @@ from orchestrator.terminal import say
 from orchestrator.validation import calibrate
 from orchestrator.validation.calibrate import Surface, grid_profiles
 from orchestrator.validation.predict import Predictor, Timed, job_of, layout_of
-from orchestrator.validation.published import PublishedRun, read_runs
+from orchestrator.validation.published import PublishedRun, UnreadableRun, read_runs
 from sim_cluster.calibration import constants
 from sim_cluster.profiles import NAMES, fitted_profile
 
@@ -35,7 +35,7 @@ LAYOUTS = ("data-parallel", "tensor-parallel", "pipeline")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the command was asked for: files, ids of training runs ("all": every one)."""
+    """What the command was asked for: files, ids of training runs (none: every one)."""
 
     training: Path | None = None
     kernels: Path | None = None
@@ -80,7 +80,7 @@ class Prediction:
 class Refused:
     """A run that cannot be predicted, and why."""
 
-    run: PublishedRun
+    run: PublishedRun | UnreadableRun
     reason: str
 
 
@@ -119,7 +119,8 @@ def training(path: Path, rows: Sequence[str], fit: bool, quiet: bool) -> dict[st
     """
     from orchestrator.job import unit_service
 
-    runs = select(read_runs(path), ("all",) if fit and not rows else rows)
+    asked = select(read_runs(path), rows)
+    runs = [item for item in asked if isinstance(item, PublishedRun)]
     job = JobConfig()
     with (
         Progress("quiet" if quiet else "auto") as progress,
@@ -129,7 +130,8 @@ def training(path: Path, rows: Sequence[str], fit: bool, quiet: bool) -> dict[st
         if fit:
             _fit([item for item in runs if item.primary], predictor, progress)
         found = [_told(item, predictor, progress) for item in in_order(runs)]
-    place = {item.id: n for n, item in enumerate(runs)}
+    found += [Refused(item, item.reason) for item in asked if isinstance(item, UnreadableRun)]
+    place = {item.id: n for n, item in enumerate(asked)}
     return summary(sorted(found, key=lambda p: place[p.run.id]))
 
 
@@ -151,23 +153,32 @@ def _fit(runs: Sequence[PublishedRun], predictor: Predictor, progress: Progress)
     calibrate.write(calibrate.chosen(surfaces), [s.run for s in surfaces], METHOD)
 
 
-def select(runs: Sequence[PublishedRun], rows: Sequence[str]) -> list[PublishedRun]:
-    """The runs to predict; with no ids the smallest supported one of each layout.
+Row = PublishedRun | UnreadableRun
+_NAMES = ("id", "group", "model", "primary")
+
+
+def select(runs: Sequence[Row], rows: Sequence[str]) -> list[Row]:
+    """The runs to predict: every one, those of some ids, or (`layouts`) the smallest supported one
+    of each layout.
 
     Raises UsageError for an unknown id, or when no run is of a known family.
     """
     by_id = {item.id: item for item in runs}
-    if list(rows) == ["all"]:
-        return list(runs)
+    match list(rows):
+        case [] | ["all"]:
+            return list(runs)
+        case ["layouts"]:
+            return [*_smallest(runs)]
     for row in rows:
         if row not in by_id:
             raise UsageError("SW_ROWS", f"--rows requires ids of the file, got {row}")
-    return [by_id[row] for row in rows] if rows else _smallest(runs)
+    return [by_id[row] for row in rows]
 
 
-def _smallest(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+def _smallest(runs: Sequence[Row]) -> list[PublishedRun]:
     """Per layout the primary run with the fewest cores, then parameters, then the first."""
-    usable = [item for item in runs if not item.unsupported()]
+    read = [item for item in runs if isinstance(item, PublishedRun)]
+    usable = [item for item in read if not item.unsupported()]
     chosen = []
     for layout in LAYOUTS:
         found = [item for item in usable if item.workload.layout == layout]
@@ -282,23 +293,18 @@ def _row(
     }
 
 
-def _named(item: PublishedRun) -> dict[str, Any]:
+def _named(item: Row) -> dict[str, Any]:
+    named: dict[str, Any] = {name: getattr(item, name) for name in _NAMES}
+    if isinstance(item, UnreadableRun):
+        return named | {"layout": None, "cores": None, "settings": None}
     w = item.workload
-    return {
-        "id": item.id,
-        "group": item.group,
-        "model": item.model,
-        "primary": item.primary,
-        "layout": w.layout,
-        "cores": w.cores,
-        "settings": item.settings.name,
-    }
+    return named | {"layout": w.layout, "cores": w.cores, "settings": item.settings.name}
 
 
 def _refused(p: Refused) -> dict[str, Any]:
     return _named(p.run) | {
         "predicted_step_time_s": None,
-        "published_step_time_s": p.run.step_time_s,
+        "published_step_time_s": p.run.step_time_s if isinstance(p.run, PublishedRun) else None,
         "error": None,
         "reason": p.reason,
     }
