@@ -15,7 +15,7 @@ from sim_cluster.faults import NO_FAULTS
 from sim_cluster.profiles import PROFILES, Profile
 from sim_cluster.step_parts import StepParts
 from sim_cluster.step_time import Step, StepTiming
-from sim_cluster.timing_unit import Answer, decode_answer, encode_question
+from sim_cluster.timing_unit import Answer, decode_answer, encode_question, packed_programs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,10 @@ def timed(step: Step, profile: str, service: UnitService, traced: bool = False) 
 def answers(asked: Sequence[Question], service: UnitService) -> list[Answer]:
     """The answers to questions, in their order, from the service. Raises what `time_step` raises
     for the first that has none."""
-    units = [_unit(question) for question in asked]
+    # Questions about a step differ in who is credited with what, not in its programs.
+    distinct = {id(q.step.programs): q.step.programs for q in asked}
+    programs = {number: packed_programs(found) for number, found in distinct.items()}
+    units = [_unit(q, programs[id(q.step.programs)]) for q in asked]
     try:
         results = service.run(units)
     except UnitFailedError as failed:
@@ -72,6 +75,6 @@ def answers(asked: Sequence[Question], service: UnitService) -> list[Answer]:
     return [decode_answer(results[unit.key]) for unit in units]
 
 
-def _unit(q: Question) -> WorkUnit:
-    payload = encode_question(q.step, q.profile, q.credit, q.traced)
+def _unit(q: Question, programs: Mapping[str, bytes]) -> WorkUnit:
+    payload = encode_question(q.step, q.profile, q.credit, q.traced, programs)
     return WorkUnit.of("time", q.name, payload)

@@ -55,11 +55,20 @@ class Answer:
     trace: bytes
 
 
+def packed_programs(programs: Mapping[str, Program]) -> dict[str, bytes]:
+    """The programs of a step as questions about it hold them."""
+    return {name: program_bytes(_placeless(p), {}) for name, p in sorted(programs.items())}
+
+
 def encode_question(
-    step: Step, profile: str, credit: Profile | None = None, traced: bool = False
+    step: Step,
+    profile: str,
+    credit: Profile | None = None,
+    traced: bool = False,
+    programs: Mapping[str, bytes] | None = None,
 ) -> bytes:
-    """What `time_step` is asked, as bytes."""
-    programs = {n: program_bytes(_placeless(p), {}) for n, p in sorted(step.programs.items())}
+    """What `time_step` is asked, as bytes; `programs` are the step's, if they are packed."""
+    programs = packed_programs(step.programs) if programs is None else programs
     asked = {"profile": profile, "credit": credit, "traced": traced}
     row = {"step": {**_columns(step, Step), "programs": programs}, **asked}
     data: bytes = msgpack.packb(_plain(row))

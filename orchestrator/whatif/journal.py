@@ -1,8 +1,8 @@
 """Rows of points that are done, one JSON line each: what a sweep that was ended goes on from.
 
 A line is written at once, in one call, and synced; it carries a digest of its row, so a line that
-was cut off or damaged counts as absent. Lines are never changed: of two for one point the later
-counts.
+was cut off or damaged counts as absent, and so does one that holds what no row has. Lines are never
+changed: of two for one point the later counts.
 """
 
 from __future__ import annotations
@@ -65,6 +65,6 @@ def _row_of(line: bytes) -> Row | None:
         data = json.loads(line)
         if data.pop("digest") != _digest(data):
             return None
-        return Row(**data)
+        return Row.of(data)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -6,6 +6,7 @@ all its figures, and by how much it does not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from compiler.diagnostics import CapacityError, DiagnosticError, ExecutionError,
 from compiler.target import PS_PER_S
 
 FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
+TEXTS = ("target", "confidence", "mesh")
+"""The metrics that are no figures."""
 GIB = 2**30
 TOKENS = 1e6
 
@@ -35,8 +38,22 @@ class Row:
         return {**self.values, **said, **self.metrics}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, inverse of `Row(**data)`."""
+        """Plain data."""
         return asdict(self)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Row:
+        """Inverse of `as_dict`. Raises TypeError and ValueError for what that never gives."""
+        row = cls(**data)
+        texts = (row.key, row.status, row.code, row.reason, *row.values, *row.values.values())
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a text is something else")
+        if row.status not in (FITS, TOO_LARGE, REFUSED):
+            raise ValueError(f"no status: {row.status}")
+        for name, value in row.metrics.items():
+            if not (isinstance(value, str) if name in TEXTS else _is_figure(value)):
+                raise TypeError(f"{name} is {value!r}")
+        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +95,13 @@ METRICS = {
         Metric("s_per_1e6_tokens", "s/Mtok", "seconds per million tokens", "{:.4g}"),
     )
 }
+
+
+def _is_figure(value: object) -> bool:
+    """Null is what diverged (`strict_json.py`)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value is None
+    return math.isfinite(value)
 
 
 def row_of(key: str, values: Mapping[str, str], report: Mapping[str, Any]) -> Row:

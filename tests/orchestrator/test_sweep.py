@@ -20,6 +20,7 @@ from compiler.diagnostics import UsageError
 from orchestrator import plan_cache
 from orchestrator.cli import main
 from orchestrator.config import JobConfig, load
+from orchestrator.service.units import digest
 from orchestrator.whatif import pictures, table
 from orchestrator.whatif.journal import Journal
 from orchestrator.whatif.points import Point, points
@@ -154,6 +155,37 @@ def test_a_journal_survives_what_cuts_or_damages_it(tmp_path: Path) -> None:
     assert journal.read() == {"a": rows["a"]}
     journal.add(rows["b"])  # behind the line that was cut
     assert journal.read() == {"a": rows["a"], "b": rows["b"]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": 1},
+        {"values": None},
+        {"values": ["tp"]},
+        {"values": {"tp": 8}},
+        {"status": "fast"},
+        {"status": ["fits"]},
+        {"reason": None},
+        {"metrics": 1},
+        {"metrics": {"peak_gib": "0.1"}},
+        {"metrics": {"peak_gib": True}},
+        {"metrics": {"step_time_s": [1.0]}},
+        {"metrics": {"mesh": 8}},
+        {"color": "red"},
+    ],
+)
+def test_a_row_that_no_sweep_writes_counts_as_absent(
+    tmp_path: Path, change: Mapping[str, Any]
+) -> None:
+    """Whatever its digest says; its point is planned again."""
+    path = tmp_path / "points.jsonl"
+    own = row("a", peak_gib=0.1).as_dict()
+    for data in (own | dict(change), row("b").as_dict()):
+        line = data | {"digest": digest([json.dumps(data).encode()])}
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    assert list(Journal(path).read()) == ["b"]
 
 
 def events(path: Path, name: str) -> list[str]:
