@@ -46,9 +46,11 @@ def nanoseconds(
     height = 1 if plan.rows is None else size[plan.rows]
     rows = plan.block * height
     once = math.prod(groups[a] for a in plan.shared)
-    points = plan.points
+    points, beside = plan.points, math.prod(plan.extents[a] for a in plan.beside)
+    turns = beside + (plan.lines.tail if plan.beside else 0)
+    passes = row_blocks * (1 if plan.resident else panels)
     loads = (
-        (plan.stationary, walks[0], row_blocks * (1 if plan.resident else panels), rows * points),
+        (plan.stationary, walks[0], passes, rows * points * beside),
         (plan.moving, walks[1], (once if plan.held else row_blocks) * panels, width * points),
     )
     turned = moved = 0.0
@@ -67,12 +69,12 @@ def nanoseconds(
         run, partitions, columns = _loaded(plan, operand, walk, item)
         turned += elements * columns
         moved += rates.transfer_ns(elements * item, run, partitions)
-    total = row_blocks * rows * panels * width * points
+    total = row_blocks * rows * panels * width * points * beside
     for out, plain in stores:
         taken, columns = _stored_ns(plan, out, plain, total, room)
         moved, turned = moved + taken, turned + columns
-    issued = row_blocks * plan.block * panels * points * max(width, MIN_CYCLES)
-    evicted = row_blocks * plan.block * panels * max(width * points, MIN_CYCLES)
+    issued = row_blocks * plan.block * panels * points * turns * max(width, MIN_CYCLES)
+    evicted = row_blocks * plan.block * panels * max(width * points * turns, MIN_CYCLES)
     products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + turned) * plan.passes)
     # The queue of the tensor engine waits for copies of what it transposes: half on each engine.
     products += rates.engine_ns(Engine.VECTOR, turned / plan.turning_slots)

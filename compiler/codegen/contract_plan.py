@@ -50,7 +50,10 @@ class ContractPlan:
     blocks. `staged` multiplies one row tile by one
     PSUM bank of columns at a time and collects the products of a panel in SBUF. Neighbouring points
     of the batch atoms `group` (at most one, only in staged plans) share the panels of both operands
-    and the tile of the result, which makes runs in HBM longer; `extents` says how many.
+    and the tile of the result, which makes runs in HBM longer; `extents` says how many. The atom
+    `beside` (at most one, only in staged plans) counts neighbouring rows of the result that lie on
+    one partition, where short rows are one run of HBM: `rows` then counts such partitions, and each
+    product takes every so-many-th row of the stationary panel.
     """
 
     space: Space
@@ -77,6 +80,7 @@ class ContractPlan:
     accumulator_slots: int
     turning_slots: int
     cost: float
+    beside: tuple[int, ...] = ()
     whole: bool = False
     variant: bool = False  # see `Candidate`
     rates: Rates | None = None  # None: rows are folded already, not put into blocks
@@ -90,7 +94,12 @@ class ContractPlan:
     @property
     def out_axes(self) -> tuple[int, ...]:
         """Atoms along a row of the result, major to minor."""
-        return (*self.group, *self.columns)
+        return (*self.group, *self.beside, *self.columns)
+
+    @property
+    def lines(self) -> Split:
+        """How rows of the stationary operand are split: in tiles, or in those of a partition."""
+        return self.space.splits[self.rows or 0] if self.beside else self.row_split
 
     @property
     def passes(self) -> int:

@@ -37,7 +37,7 @@ from compiler.codegen.space import (
     split,
 )
 from compiler.codegen.turned_store import is_plain
-from compiler.codegen.whole_panel import can_be_whole, panel_bytes
+from compiler.codegen.whole_panel import can_be_whole, is_load, is_short, panel_bytes
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 
@@ -59,6 +59,8 @@ _MAX_COLUMN_AXES = 3
 _LONG_K = 8
 _BLOCKS = (1, 2, 4, 8, 16, 32)  # row tiles that share a panel in staged plans
 _EPILOGUE_SLOTS = 2  # of the tiles of a row tile behind its product
+_FEWEST_ROWS = 32  # partitions of a result with several rows on each (our choice)
+_LONGEST_BYTES = 8192  # of their run: what is longer moves no faster (our choice)
 _STAGED_SLOTS = 4  # banks in flight between the tensor engine and the collecting copy
 _TURNING_BANKS = 4  # of PSUM for transposed operands on their way to SBUF
 
@@ -140,23 +142,66 @@ class _Planner:
         """Plans with the stationary block resident and streamed, and with wide and narrow
         panels.
         """
-        self.depth = depth = self._best(self.over, self.walks)
+        self.depth = self._best(self.over, self.walks)
         rows = self._best(self.m, self.walks[:1]) if self.m else None
         space, row_split = self._split(self.space, rows, self.limits.stationary_max, self.m)
-        space, depth_split = self._split(space, depth, self.limits.contraction_max, self.over)
         majors = [row_split.major] if row_split.major >= 0 else []
-        self.placed = [largest_walk(space, n) for n in self.sides]
         rest = (*majors, *([rows] if rows is not None else []))
+        yield from self._formed(space, row_split, rows, rest)
+        for each in self._beside(rows):
+            assert rows is not None
+            space, made = split(self.space, rows, each)
+            single = Split(-1, made.major, 0)
+            yield from self._formed(space, single, made.major, (made.major, rows), (rows,))
+
+    def _beside(self, rows: int | None) -> Iterator[int]:
+        """Numbers of neighbouring rows of the result that may lie on one partition: where they
+        follow each other in memory and are short.
+        """
+        out, size = self.out, self.space.sizes
+        if rows is None or out is None:
+            return
+        inner = [a for a in self.n if out.stride(a)]
+        row = contiguous_run(self.space, out, inner, size)
+        length = row * self.room.tensors[out.tensor].dtype.bytes
+        if out.stride(rows) != row or row == 1 or length >= _RUN_BYTES:
+            return
+        fewest = max(2, math.ceil(size[rows] / self.limits.stationary_max))
+        for each in (fewest, 2 * fewest):
+            if size[rows] // each >= _FEWEST_ROWS and each * length <= _LONGEST_BYTES:
+                yield each
+
+    def _formed(
+        self,
+        space: Space,
+        row_split: Split,
+        rows: int | None,
+        rest: tuple[int, ...],
+        beside: tuple[int, ...] = (),
+    ) -> Iterator[ContractPlan]:
+        """Plans of one way to split the rows: `rest` are the free atoms of the stationary side."""
+        depth = self.depth
+        space, depth_split = self._split(space, depth, self.limits.contraction_max, self.over)
+        self.placed = [largest_walk(space, n) for n in self.sides]
         narrow = self.limits.moving_max
         wide = max(narrow, math.ceil(_RUN_BYTES / self.panel_type.bytes))
         for group in self._groups(space, {*rest, depth}):
             stationary = self._operand(0, (*group, *rest))
             for limit in sorted({narrow, wide, 2 * wide, 4 * wide}):
-                columns, extents = self._columns(limit // math.prod(group.values()))
+                points = 1 if beside else math.prod(group.values())
+                columns, extents = self._columns(limit // points)
                 moving = self._operand(1, (*group, *columns))
-                extents |= group
+                extents |= group | {a: space.sizes[a] for a in beside}
                 form = _Form(
-                    space, row_split, depth_split, stationary, moving, columns, extents, (*group,)
+                    space,
+                    row_split,
+                    depth_split,
+                    stationary,
+                    moving,
+                    columns,
+                    extents,
+                    (*group,),
+                    beside,
                 )
                 yield from self._kept(form, rows)
 
@@ -194,12 +239,12 @@ class _Planner:
         return Operand(number, free, is_natural(self.space, number, self.depth, free))
 
     def _blockings(self, form: _Form, keep: _Keep) -> Iterator[dict[str, Any]]:
-        tiles = None if form.group else self._tiles(form, keep)
+        tiles = None if form.group or form.beside else self._tiles(form, keep)
         if tiles is not None:
             yield tiles
         rows = form.space.sizes.get(form.row_split.major, 1)
         for block in sorted({near_divisor(rows, b) for b in _BLOCKS if b <= rows}):
-            tiles = self._staged(form, keep, block)
+            tiles = None if form.has_tail else self._staged(form, keep, block)
             if tiles is not None:
                 yield tiles
         if keep.stationary and (tiles := self._whole(form, keep)) is not None:
@@ -227,7 +272,8 @@ class _Planner:
             columns=form.columns,
             extents=form.extents,
             group=form.group,
-            outer=self._loops((self.batch | self.m) - {rows, form.row_split.major}),
+            beside=form.beside,
+            outer=self._loops((self.batch | self.m) - {rows, form.row_split.major, *form.beside}),
             across=self._loops(self.n - set(form.columns)),
             along=self._loops(self.over - {self.depth, form.depth_split.major}),
             panel_type=self.panel_type,
@@ -307,11 +353,16 @@ class _Planner:
 
     def _whole(self, form: _Form, keep: _Keep) -> dict[str, Any] | None:
         """The same with all row tiles of the stationary operand fetched whole, where it can be."""
-        made = (form.row_split, form.depth_split)
+        made = (form.lines, form.depth_split)
         inside = {self.depth, form.depth_split.major}
         if form.row_split.minor < 0 or self.over - inside:
             return None
-        if not can_be_whole(form.space, form.stationary.number, made):
+        number = form.stationary.number
+        if form.beside:
+            short = is_load(form.space, number) and is_short(form.space, form.depth_split)
+            if not (form.has_tail and form.stationary.natural and short):
+                return None
+        elif not can_be_whole(form.space, number, made):
             return None
         points = math.prod(form.extents[a] for a in form.group)
         size = panel_bytes(form.space, made, points, self.panel_type.bytes)
@@ -337,7 +388,7 @@ class _Planner:
     def _height(self, form: _Form) -> int:
         """Columns of the stationary operand for one row tile, those of a group counted together."""
         height = form.space.sizes.get(form.row_split.minor, 1)
-        return height * math.prod(form.extents[a] for a in form.group)
+        return height * math.prod(form.extents[a] for a in (*form.group, *form.beside))
 
     def _blocking(
         self, form: _Form, keep: _Keep, block: int, sums: int, slots: dict[str, Any]
@@ -405,3 +456,14 @@ class _Form:
     columns: tuple[int, ...]
     extents: Mapping[int, int]  # of columns and group
     group: tuple[int, ...]
+    beside: tuple[int, ...]
+
+    @property
+    def lines(self) -> Split:
+        """As in `ContractPlan`."""
+        return self.space.splits[self.row_split.minor] if self.beside else self.row_split
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether rows are left over that no partition is full of."""
+        return bool(self.beside and self.lines.tail)

@@ -52,6 +52,8 @@ class _Nest:
         self.taker = eviction.taker(plan.space, plan.number, epilogue)
         self.panels = Panels(builder, plan)
         self.blocks = plan.row_split.major  # counts row tiles; -1 when there is one
+        # What is passed row by row, or its partitions and those of a tail.
+        self.counted = plan.rows if plan.beside and plan.rows is not None else self.blocks
         self.chunks = plan.depth_split.major
         self.bank = builder.limits.psum_bank_bytes // DType.F32.bytes
         self.resident: Held | None = None
@@ -115,15 +117,15 @@ class _Nest:
             assert walk is not None
             item = self.builder.tensors[walk.tensor].dtype.bytes
             self.kept = WholeLoader(self.plan, self.panels.copiers, item).load(scope)
-        self._loops(scope, [self.blocks], extents, lambda s: self._block(s, extents))
+        self._loops(scope, [self.counted], extents, lambda s: self._block(s, extents))
 
     def _block(self, scope: Scope, extents: dict[int, int]) -> None:
         """One stationary block: load it if it stays, then pass all panels by."""
         plan = self.plan
         depths = [*plan.along, self.chunks]
         if self.kept is not None:
-            at = scope.boxes[self.blocks].origin if self.blocks >= 0 else Affine()
-            step = self.kept.strides[self.blocks]
+            at = scope.boxes[self.counted].origin if self.counted >= 0 else Affine()
+            step = self.kept.strides[self.counted]
             self.resident = replace(self.kept, offset=self.kept.offset + at * step)
         elif plan.resident:
             tiles = 1
@@ -250,11 +252,42 @@ class _Nest:
         self, by_row: Scope, row: Affine, stationary: Held, moving: Held, collect: Collect
     ) -> None:
         """One row tile by all columns of the panel, a PSUM bank at a time: some columns of a batch
-        point, or several points.
+        point, or several points, or several rows of a partition.
         """
+        plan = self.plan
+        if not plan.beside:
+            self._banks_along(by_row, row, plan.group, (stationary, moving), collect)
+            return
+        wide = by_row.elements((*plan.beside, *plan.columns))
+        by_group, point = _counted(by_row, by_row.elements(plan.group))
+        a, b = (
+            (
+                replace(panel, offset=panel.offset + point * panel.strides[atom])
+                for panel in (stationary, moving)
+                for atom in plan.group
+            )
+            if plan.group
+            else (stationary, moving)
+        )
+
+        def behind(place: Scope, bank: AccessPattern, column: Affine) -> None:
+            collect(place, bank, point * wide + column)
+
+        self._banks_along(by_group, row, plan.beside, (a, b), behind)
+
+    def _banks_along(
+        self,
+        by_row: Scope,
+        row: Affine,
+        atoms: Sequence[int],
+        panels: tuple[Held, Held],
+        collect: Collect,
+    ) -> None:
+        """The same for the points of `atoms`, at most one, which share a bank where they fit."""
+        stationary, moving = panels
         most = self.builder.limits.moving_max
         width = by_row.elements(self.plan.columns)
-        points = by_row.elements(self.plan.group)
+        points = by_row.elements(atoms)
         for several in pieces(points, even_tile(points, max(1, most // width))):
             by_point, turn = _counted(by_row, several.trip)
             point = turn * several.extent + several.start
@@ -265,9 +298,9 @@ class _Nest:
                 for at in range(several.extent):
                     a = row * stationary.strides.get(self.blocks, 0)
                     b = column
-                    for atom in self.plan.group:
+                    for atom in atoms:
                         a = a + (point + at) * stationary.strides[atom]
-                        b = b + (point + at) * moving.strides[atom]
+                        b = b + (point + at) * moving.strides.get(atom, 0)
                     into = replace(bank, offset=Affine(at * piece.extent))
                     self._add_tiles(place, into, (stationary, a), (moving, b), piece.extent)
                 elements = ((1, several.extent * piece.extent),)
@@ -285,9 +318,13 @@ class _Nest:
         """Products of all k tiles at hand into `bank`; operands are panels and elements in them."""
         height, depth = scope.extent(self.plan.rows), scope.extent(self.plan.depth)
         inner, tile = _counted(scope, self._count(scope))
+        step = stationary[0].strides[self.plan.rows] if self.plan.beside and self.plan.rows else 1
         sources = [
-            inner.on_chip(panel, depth, ((1, size),), at + tile * panel.strides.get(self.chunks, 0))
-            for (panel, at), size in ((stationary, height), (moving, width))
+            inner.on_chip(panel, depth, dims, at + tile * panel.strides.get(self.chunks, 0))
+            for (panel, at), dims in (
+                (stationary, ((step, height),)),
+                (moving, ((1, width),)),
+            )
         ]
         first = (inner.register,) if self._count(scope) > 1 else ()
         out = inner.on_chip(bank, height, ((1, width),))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from compiler.codegen.builder import Dims, Held, Scope, merge_dims
 from compiler.codegen.contract_plan import TRANSPOSED, ContractPlan
@@ -26,7 +27,8 @@ _WORTH = 0.75  # of the time of a plain transfer, as for `row_blocks.py`
 @dataclass(frozen=True, slots=True)
 class Lines:
     """Rows of an operand: where they start in memory and in the panel, how many, elements from one
-    to the next in memory, and how many of them a partition takes.
+    to the next in memory, and how many of them a partition takes; for how many points of a group a
+    row of memory has theirs side by side, which follow each other in the panel.
     """
 
     memory: int
@@ -34,6 +36,7 @@ class Lines:
     count: int
     pitch: int
     each: int
+    points: int = 1
 
     def blocks(self) -> Iterator[tuple[int, int, int]]:
         """(first row, partitions, rows of a partition); what is left over lies one to each."""
@@ -49,16 +52,24 @@ def length(space: Space, made: Split) -> int:
     return space.sizes.get(made.major, 1) * space.sizes[made.minor] + made.tail
 
 
+def is_load(space: Space, number: int) -> bool:
+    """Whether a value is a plain load, of memory that has all of it."""
+    value = space.values[number]
+    return value.op == "load" and value.walk is not None and not value.walk.bounds
+
+
 def can_be_whole(space: Space, number: int, made: Sequence[Split]) -> bool:
     """Whether an operand, of rows and k split as in `made`, is one that is fetched whole: a plain
     load, with a tail, of few tiles.
     """
-    value = space.values[number]
-    if value.op != "load" or value.walk is None or value.walk.bounds:
-        return False
-    own = all(m.major < 0 or space.splits.get(m.major) == m for m in made)
-    few = own and all(length(space, m) <= MOST_TILES * space.sizes[m.minor] for m in made)
+    few = is_load(space, number) and all(is_short(space, m) for m in made)
     return few and any(m.tail for m in made)
+
+
+def is_short(space: Space, made: Split) -> bool:
+    """Whether an atom is split in few tiles, which no other atom counts."""
+    own = made.major < 0 or space.splits.get(made.major) == made
+    return own and length(space, made) <= MOST_TILES * space.sizes[made.minor]
 
 
 def panel_bytes(space: Space, made: tuple[Split, Split], points: int, item: int) -> int:
@@ -70,12 +81,12 @@ def panel_bytes(space: Space, made: tuple[Split, Split], points: int, item: int)
 
 def whole_elements(plan: ContractPlan) -> int:
     """Elements of a panel."""
-    return length(plan.space, plan.row_split) * length(plan.space, plan.depth_split) * plan.points
+    return length(plan.space, plan.lines) * length(plan.space, plan.depth_split) * plan.points
 
 
 def fetch_ns(plan: ContractPlan, walk: Walk, item: int) -> tuple[float, float]:
     """(time of the transfers of one panel, transposed columns per element) at nominal rates."""
-    made = (plan.row_split, plan.depth_split)
+    made = (plan.lines, plan.depth_split)
     rows, k = (length(plan.space, m) for m in made)
     points = {a: plan.extents[a] for a in plan.group}
     if plan.stationary.natural:
@@ -90,31 +101,35 @@ def turns_twice(plan: ContractPlan, walk: Walk, item: int) -> bool:
     k counts: turned so that the rows' own index lies on the partitions, and back.
     """
     assert plan.rates is not None
-    if walk.stride(plan.row_split.minor) != 1:
+    if walk.stride(plan.lines.minor) != 1:
         return False
     points = {a: plan.extents[a] for a in plan.group}
-    lines = _lines(plan, walk, (plan.depth_split, plan.row_split), points)
+    lines = _lines(plan, walk, (plan.depth_split, plan.lines), points)
     columns = whole_elements(plan) * _twice(plan) * plan.passes
-    ns = _lines_ns(plan, lines, length(plan.space, plan.row_split), item)
+    ns = _lines_ns(plan, lines, length(plan.space, plan.lines), item)
     turned = plan.rates.engine_ns(Engine.TENSOR, columns)
     return ns + turned < _WORTH * _direct_ns(plan, walk, item)
 
 
 def _twice(plan: ContractPlan) -> float:
     """Transposed columns per element of what is turned and turned back."""
-    return sum(1 / plan.space.sizes[m.minor] for m in (plan.row_split, plan.depth_split))
+    return sum(1 / plan.space.sizes[m.minor] for m in (plan.lines, plan.depth_split))
 
 
 def _direct_ns(plan: ContractPlan, walk: Walk, item: int) -> float:
     assert plan.rates is not None
-    rows = length(plan.space, plan.row_split) if walk.stride(plan.row_split.minor) == 1 else 1
+    rows = length(plan.space, plan.lines) if walk.stride(plan.lines.minor) == 1 else 1
     partitions = plan.space.sizes[plan.depth]
     return plan.rates.transfer_ns(whole_elements(plan) * item, rows * item, partitions)
 
 
 def _lines_ns(plan: ContractPlan, lines: Sequence[Lines], row: int, item: int) -> float:
     assert plan.rates is not None
-    found = ((parts, each * row * item) for line in lines for _, parts, each in line.blocks())
+    found = (
+        (parts, each * line.points * row * item)
+        for line in lines
+        for _, parts, each in line.blocks()
+    )
     return sum(plan.rates.transfer_ns(parts * run, run, parts) for parts, run in found)
 
 
@@ -122,13 +137,15 @@ def _lines(
     plan: ContractPlan, walk: Walk, made: tuple[Split, Split], points: Mapping[int, int]
 ) -> list[Lines]:
     """Rows that the first of `made` counts, along the second: one line where those of the points of
-    a group follow each other.
+    a group follow each other, or lie side by side.
     """
     count, row = (length(plan.space, m) for m in made)
     pitch, number = walk.stride(made[0].minor), math.prod(points.values())
     between = walk.stride(plan.group[0]) if plan.group else count * pitch
     if pitch == row and between == count * pitch:
         return [Lines(0, 0, number * count, pitch, _EACH)]
+    if between == row and pitch == number * row:
+        return [Lines(0, 0, count, pitch, max(1, _EACH // number), number)]
     each = _EACH if pitch == row else 1
     return [Lines(at * between, at * count, count, pitch, each) for at in range(number)]
 
@@ -141,13 +158,13 @@ class WholeLoader:
         walk = plan.space.values[plan.stationary.number].walk
         assert walk is not None
         self.walk = walk
-        self.rows = length(plan.space, plan.row_split)
+        self.rows = length(plan.space, plan.lines)
         self.k = length(plan.space, plan.depth_split)
 
     def load(self, scope: Scope) -> Held:
         """The panel [k, tiles of k, group, rows] at `scope`, filled."""
         plan, points = self.plan, {a: scope.extent(a) for a in self.plan.group}
-        made = (plan.row_split, plan.depth_split)
+        made = (plan.lines, plan.depth_split)
         step = math.prod(points.values()) * self.rows
         panel = self._panel("stationary", step, plan.depth_split, scope)
         strides = {made[0].minor: 1, made[0].major: plan.space.sizes[made[0].minor]}
@@ -181,7 +198,7 @@ class WholeLoader:
         """A transfer per tile of k, of all rows."""
         group = self.plan.group
         sizes = [*(scope.extent(a) for a in group), self.rows]
-        memory = [self.walk.stride(a) for a in (*group, self.plan.row_split.minor)]
+        memory = [self.walk.stride(a) for a in (*group, self.plan.lines.minor)]
         source, target = merge_dims(sizes, [memory, [*[self.rows] * len(group), 1]])
         for number, first, count in self._tiles(self.plan.depth_split):
             by_k = self.walk.stride(self.plan.depth)
@@ -199,20 +216,21 @@ class WholeLoader:
         """
         length_of_row = length(self.plan.space, along)
         for first, parts, each in line.blocks():
-            run = each * length_of_row
+            run = each * line.points * length_of_row
             rows = Held(scope.tile("rows", parts, run, self.plan.panel_type), {})
             into = scope.on_chip(rows, parts, ((1, run),))
             across = ((line.pitch * each, parts), (1, run))
             hbm = self._memory(scope, line.memory + first * line.pitch, across)
             scope.add("dma", Engine.DMA_IN, into, (hbm,))
-            for number, low, count in self._tiles(along):
+            tiles = product(range(line.points), self._tiles(along))
+            for point, (number, low, count) in tiles:
                 bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
                 for row in range(each):
-                    at = row * length_of_row + low
+                    at = (row * line.points + point) * length_of_row + low
                     source = scope.on_chip(rows, parts, ((1, count),), at)
                     target = scope.on_chip(bank, count, ((each, parts),), row)
                     scope.add("transpose", Engine.TENSOR, target, (source,))
-                at = number * step + line.panel + first
+                at = number * step + line.panel + point * line.count + first
                 self._copy(scope, scope.on_chip(panel, count, ((1, parts * each),), at), bank)
 
     def _turned_back(
@@ -222,7 +240,7 @@ class WholeLoader:
         for point in range(across_step // self.k):
             for number, first, count in self._tiles(self.plan.depth_split):
                 bank = Held(scope.psum("turned", slots=self.plan.turning_slots), {})
-                for turn, low, size in self._tiles(self.plan.row_split):
+                for turn, low, size in self._tiles(self.plan.lines):
                     at = turn * across_step + point * self.k + first
                     source = scope.on_chip(across, size, ((1, count),), at)
                     target = scope.on_chip(bank, count, ((1, size),), low)
