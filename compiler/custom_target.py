@@ -19,6 +19,7 @@ from typing import Any
 
 from compiler.diagnostics import Loc, UsageError
 
+_MOST = 2**40  # of any figure in its unit: no machine is beyond, no arithmetic on it is either
 TOPOLOGIES = ("torus", "ring", "line", "switch", "none")
 RATE = "neuronlink_gb_per_s_per_link_per_direction"
 
@@ -35,11 +36,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count(low: int, high: int = 1 << 40) -> _Rule:
+def _count(low: int, high: int = _MOST) -> _Rule:
     def holds(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
-    limit = "" if high == 1 << 40 else f" up to {high}"
+    limit = "" if high == _MOST else f" up to {high}"
     return _Rule(f"a whole number from {low}{limit}", holds)
 
 
@@ -180,10 +181,12 @@ def refuse(path: Path, findings: list[str]) -> None:
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            "SW_TARGET", f"the file of a machine requires JSON, got {error}", Loc(file=str(path))
-        ) from error
+    except OSError as error:
+        text = f"the file of a machine cannot be read: {error.strerror}"
+        raise UsageError("SW_TARGET", text, Loc(file=str(path))) from error
+    except ValueError as error:
+        text = f"the file of a machine requires JSON, got {error}"
+        raise UsageError("SW_TARGET", text, Loc(file=str(path))) from error
     if not isinstance(data, dict):
         refuse(path, [f"the file of a machine requires an object, got {type(data).__name__}"])
     found: dict[str, Any] = data
@@ -199,7 +202,10 @@ def _wrong(key: str, value: Any) -> str:
     if rule is None:
         near = difflib.get_close_matches(key, RULES, 1)
         return f"unknown fact {key!r}" + (f", did you mean {near[0]!r}" if near else "")
-    return "" if rule.holds(value) else f"{key} requires {rule.text}, got {value!r}"
+    if not rule.holds(value):
+        return f"{key} requires {rule.text}, got {value!r}"
+    largest = max(filter(_is_number, value if isinstance(value, list) else [value]), default=0)
+    return f"{key} requires at most {_MOST:g}, got {value!r}" if largest > _MOST else ""
 
 
 def _product(sides: list[int]) -> int:

@@ -136,7 +136,11 @@ def _json_rows(path: Path, text: str) -> Iterator[dict[str, str]]:
         except json.JSONDecodeError as error:
             raise UsageError("SW_USAGE", f"{path}:{number}: not valid JSON: {error}") from error
         if not isinstance(row, dict):
-            raise UsageError("SW_USAGE", f"{path}:{number}: requires an object, got {line[:40]}")
+            raise UsageError(
+                "SW_USAGE",
+                f"{path}:{number}: requires an object per line, got {line[:40]}",
+                hint='for example {"mesh.tp": 8, "strategy.remat": "none"}',
+            )
         yield dict(_flat(row))
 
 

@@ -74,6 +74,11 @@ def test_every_fact_of_the_data_files_is_known_or_fixed() -> None:
         ),
         ({"base": "trn1n.32xlarge", "facts": {"shape": [2, 4]}}, ["product of chips", "16"]),
         (
+            {"base": "trn1.32xlarge", "facts": {"hbm_gib_per_chip": 1e308}},
+            ["at most", "got 1e+308"],
+        ),
+        ({"base": "trn1.32xlarge", "facts": {"efa_gbps": float("inf")}}, ["at most", "got inf"]),
+        (
             {"base": "trn1n.32xlarge", "facts": {"topology": "ring", "efa_devices": 0}},
             ["a ring requires one side", "both efa_devices and efa_gbps"],
         ),
@@ -103,9 +108,13 @@ def test_what_is_wrong_is_said_at_once(data: Any, texts: list[str], tmp_path: Pa
 def test_files_that_are_not_there_or_not_json(tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{")
-    for file in (bad, tmp_path / "none.json"):
-        with pytest.raises(UsageError, match="SW_TARGET"):
+    for file, words in (
+        (bad, "requires JSON"),
+        (tmp_path / "none.json", "cannot be read: No such"),
+    ):
+        with pytest.raises(UsageError, match=words) as caught:
             load_target(str(file))
+        assert caught.value.code == "SW_TARGET"
 
 
 def test_jobs_and_collectives_run_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ of these.
 
 from __future__ import annotations
 
+import difflib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,9 @@ SIZED: MappingProxyType[str, tuple[str, dict[str, int]]] = MappingProxyType(
 """Models that are no Llama: family (`families.py`) and sizes."""
 
 
+_OTHER_MODELS = "other models: a config.json, module:function, or a lowered step"
+
+
 def preset_names() -> tuple[str, ...]:
     """All presets."""
     return (*PRESETS, *SIZED)
@@ -98,8 +102,11 @@ def preset_config(name: str) -> dict[str, Any]:
     Raises UsageError for an unknown name.
     """
     if name not in preset_names():
+        near = difflib.get_close_matches(name.lower(), preset_names(), 3)
         raise UsageError(
-            "SW_PRESET", f"preset requires one of {', '.join(preset_names())}, got {name}"
+            "SW_PRESET",
+            f"preset requires one of {', '.join(preset_names())}, got {name}",
+            hint=f"did you mean {' or '.join(near)}?" if near else _OTHER_MODELS,
         )
     return dict(PRESETS[name] if name in PRESETS else SIZED[name][1])
 

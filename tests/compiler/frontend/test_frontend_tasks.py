@@ -363,6 +363,10 @@ def test_preset_task() -> None:
     task = preset_task("llama3-8b", dtype="bf16", remat="selective")
     assert task.tokens_per_sample == 8192
     assert task.full_precision is not None
+    for name, hint in (("Llama2_7B", "mean llama2-7b"), ("step.py", "module:function")):
+        with pytest.raises(UsageError) as caught:
+            preset_config(name)
+        assert hint in caught.value.diagnostic.hint
     with pytest.raises(UsageError, match="preset requires one of llama2-7b"):
         preset_task("llama9")
 
