@@ -94,7 +94,7 @@ def test_what_an_iteration_leaves_for_the_next_lives_on() -> None:
     assert [m.repeats for m in Residency(made).moments] == [1, 6, 6, 3]
 
 
-@pytest.mark.parametrize("name", long_in_matrix(TASKS, ("bert", "prime")))
+@pytest.mark.parametrize("name", long_in_matrix(TASKS, ("bert", "prime", "flax")))
 def test_arenas_of_whole_steps_are_at_the_bound(name: str, built) -> None:
     step: Built = built(name)
     for made in step.programs.values():
@@ -133,7 +133,7 @@ def with_one_free_less(lifetimes: list[Lifetime], bound: int) -> tuple[list[Life
     return [replace(x, end=ends[-1]) if x is kept else x for x in lifetimes], bound
 
 
-@pytest.mark.parametrize("name", long_in_matrix(TASKS, ("bert", "prime")))
+@pytest.mark.parametrize("name", long_in_matrix(TASKS, ("bert", "prime", "flax")))
 def test_scratch_zones_are_at_the_bound_of_their_instructions(name: str, built) -> None:
     """Spans come from the addresses that instructions touch, not from the regions' views."""
     for made in built(name).programs.values():

@@ -92,7 +92,9 @@ def test_jobs_find_a_network_on_every_machine(name: str) -> None:
     assert found.group_size == layout.target.cores and found.duration_ps > 0
 
 
-@pytest.mark.parametrize("name", ["trn1.2xlarge", "inf2.xlarge"])
+@pytest.mark.parametrize(
+    "name", ["trn1.2xlarge", pytest.param("inf2.xlarge", marks=pytest.mark.matrix)]
+)
 def test_a_machine_of_one_chip_is_timed_and_not_joined(name: str, tmp_path: Path) -> None:
     path = write_job(tmp_path, cluster={"target": name})
     job = load(path, [])

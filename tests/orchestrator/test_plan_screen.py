@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from orchestrator.report import bars
 from orchestrator.report.plan_screen import LINES, effect_text, plan_screen, screen_lines
 from orchestrator.report.text import count_text, share_text
+from tests.support.cells import long_in_matrix
 from tests.support.plans import report_of
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -34,7 +35,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=JOBS)
+@pytest.fixture(scope="module", params=long_in_matrix(JOBS, ("logical cores",)))
 def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
     return report_of(tmp_path_factory.mktemp("screen"), **JOBS[request.param])
 

@@ -27,9 +27,9 @@ from sharding.overlap import Shifts, overlap
 from sharding.overlap.buckets import bucketed
 from sharding.plan import build_plan, traffic
 from sharding.shardy import answer_request
-from tests.support.road import captured_graph
+from tests.support.cells import long_in_matrix
 from tests.support.staged_runs import state_after
-from tests.support.strategy_cells import DISTRIBUTIONS, EXPERT_DISTRIBUTIONS, MODELS, SAMPLES
+from tests.support.strategy_cells import DISTRIBUTIONS, EXPERT_DISTRIBUTIONS, model_graph
 
 DP = ("dp_shard",)
 LARGE = 1 << 20
@@ -41,12 +41,14 @@ CELLS = [
     ("gqa", "data parallel 4"),
     ("moe", "fsdp ep 8"),
 ]
+IN_OTHERS = (("gqa", "fsdp 4"), ("gqa", "fsdp tp 8"), ("gqa", "data parallel 4"))
+"""Their collectives are among those of the others."""
 
 
 @cache
 def _step(model: str, name: str) -> StepPlan:
     found = (DISTRIBUTIONS | EXPERT_DISTRIBUTIONS)[name]
-    captured = captured_graph(MODELS[model](), SAMPLES)
+    captured = model_graph(model)
     plan = build_plan(
         *captured, found.mesh, settings=found.settings, num_microbatches=2, unit=answer_request
     )
@@ -66,11 +68,11 @@ def _buckets(graph: Graph) -> Iterator[Op]:
     return (op for op in graph.walk() if getattr(op.attrs, "parts", ()))
 
 
-@pytest.mark.parametrize(("model", "name"), CELLS)
+@pytest.mark.parametrize(("model", "name"), long_in_matrix(CELLS, IN_OTHERS))
 def test_buckets_change_no_bit_and_no_byte(model: str, name: str) -> None:
     plain = _step(model, name)
     packed = overlap(plain, Shifts(), 1, LARGE)
-    captured = captured_graph(MODELS[model](), SAMPLES)
+    captured = model_graph(model)
     assert state_after(packed, captured) == state_after(plain, captured)
     (before, bytes_before), (after, bytes_after) = _moved(plain), _moved(packed)
     assert bytes_after == bytes_before
@@ -91,7 +93,7 @@ def test_smaller_buckets_are_more() -> None:
 
 def test_shifted_buckets() -> None:
     """A loop carries one bucket where it carried every weight."""
-    plain, captured = _step("gqa", "hsdp 8"), captured_graph(MODELS["gqa"](), SAMPLES)
+    plain, captured = _step("gqa", "hsdp 8"), model_graph("gqa")
     shifted = overlap(plain, Shifts(1, 1), 1, LARGE)
     assert state_after(shifted, captured) == state_after(plain, captured)
     (forward,) = (p.graph for p in shifted.programs if p.name == "forward")
@@ -149,7 +151,7 @@ def test_nothing_to_share_is_said() -> None:
 def test_shifts_and_streams_without_collectives_are_said(knob: str) -> None:
     found = DISTRIBUTIONS["data parallel 4"]
     settings = replace(found.settings, cc_streams=4, **{knob: 1})
-    captured = captured_graph(MODELS["gqa"](), SAMPLES)
+    captured = model_graph("gqa")
     plan = build_plan(*captured, found.mesh, settings=settings, unit=answer_request)
     said = " ".join(n.message for n in plan.findings if n.code == "SW_OVERLAP_IDLE")
     assert "cc_streams = 4" in said

@@ -79,7 +79,7 @@ def plans(ready: Prepared, num_microbatches: int) -> tuple[Plan, Plan]:
 @pytest.mark.parametrize(
     ("model", "layers", "mesh", "reshard", "num_microbatches"),
     [
-        (flax, 6, FSDP, True, 1),
+        pytest.param(flax, 6, FSDP, True, 1, marks=pytest.mark.matrix),
         pytest.param(flax, 6, HSDP, True, 2, marks=pytest.mark.matrix),
         (prime, 9, FSDP, False, 1),
         pytest.param(prime, 9, HSDP, True, 1, marks=pytest.mark.matrix),

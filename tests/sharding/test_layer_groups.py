@@ -37,11 +37,11 @@ from tests.support.small_job import SIZES
 from tests.support.staged_runs import Make, plan_of, state_after, step_errors
 from tests.support.strategy_cells import (
     MODELS,
-    SAMPLES,
     Distribution,
     deep_flax,
     deep_gqa,
     distribution,
+    model_graph,
 )
 
 BOUND = 1e-5
@@ -194,7 +194,7 @@ def test_cells_are_in_groups(name: str) -> None:
 
 def test_groups_without_collectives_are_said() -> None:
     how = distribution("llm-training", layers_per_group=2, tp=2)
-    captured = captured_graph(MODELS["gqa"](), SAMPLES)
+    captured = model_graph("gqa")
     plan = build_plan(*captured, how.mesh, settings=how.settings, unit=answer_request)
     said = [f.message for f in plan.findings if f.code == "SW_OVERLAP_IDLE"]
     assert ["layers_per_group = 2" in message for message in said] == [True]

@@ -17,13 +17,13 @@ from compiler.options import DEFAULTS
 from compiler.passes.pipeline import run, step_passes
 from sharding.partitioned import Slot
 from sharding.pipeline.unstack import Staged, stage_layers
-from tests.support.road import captured_graph, leaf_error
-from tests.support.strategy_cells import MODELS, random_inputs
+from tests.support.road import leaf_error
+from tests.support.strategy_cells import MODELS, model_graph, random_inputs
 
 
 @functools.cache
 def captured(model: str) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
-    graph, inputs, outputs = captured_graph(MODELS[model](), 2)
+    graph, inputs, outputs = model_graph(model, 2)
     return run(graph, step_passes(DEFAULTS)), inputs, outputs
 
 

@@ -26,16 +26,16 @@ from sharding.partitioned import PartitionedGraph, Slot
 from sharding.rewrite import rewrite
 from sharding.ring import with_context
 from sharding.strategies.registry import recipe_of
-from tests.support.road import captured_graph, leaf_error
+from tests.support.road import leaf_error
 from tests.support.strategy_cells import (
     DISTRIBUTIONS,
     EXPERT_DISTRIBUTIONS,
     MANUAL_DISTRIBUTIONS,
     MODELS,
-    SAMPLES,
     SEQUENCE_DISTRIBUTIONS,
     Distribution,
     distribution,
+    model_graph,
     random_inputs,
 )
 from tests.support.whole_runs import run_whole
@@ -68,7 +68,7 @@ FEW = few()
 @functools.cache
 def captured(model: str) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
     """The step as jobs partition it: after the step passes."""
-    graph, inputs, outputs = captured_graph(MODELS[model](), SAMPLES)
+    graph, inputs, outputs = model_graph(model)
     return run(graph, step_passes(DEFAULTS)), inputs, outputs
 
 

@@ -21,6 +21,7 @@ from sim_cluster.macro import MacroOp, Start, Stretch, Wait, _Code
 from sim_cluster.network import Network
 from sim_cluster.profiles import PROFILES
 from sim_cluster.run_timing import ClusterLoop, CollectiveDuration
+from tests.support.cells import long_in_matrix
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 8, 4))
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -85,7 +86,10 @@ def test_code_that_waits_or_moves_nothing_slows_nobody_down(packets: Packets) ->
     assert loop.run()[0].end_ps == 830
 
 
-@pytest.mark.parametrize("name", target_names())
+LARGEST = ("trn3-gen1-ultraserver", "trn3-gen2-ultraserver")
+
+
+@pytest.mark.parametrize("name", long_in_matrix(target_names(), LARGEST))
 def test_a_collective_beside_nothing_takes_as_long_as_alone(name: str) -> None:
     """No collective asks for more than its cores have: on every machine, under every profile, with
     every algorithm that sizes and groups choose."""

@@ -26,7 +26,7 @@ PLANNED = (
     "long_context",
     "torch_step",
 )
-QUICK = ("own_sharding", "straggler")  # to plan; the others are for the matrix
+QUICK = ("own_sharding",)  # to plan; the others are for the matrix
 NEEDS = {"torch_step": "torchax"}  # libraries of an extra, which may not be installed
 RECORDED = "plan.out"
 SHARE = 0.1  # figures follow the compiler; more than this is another output

@@ -1,8 +1,8 @@
 """Models and distributions of the strategy matrix: every model under every distribution.
 
 Models are small and cover what strategies trip over: grouped key-value heads, tied embeddings,
-biases, norms with shifts, experts, images, clipping and LAMB. A distribution is a strategy's
-settings on a mesh.
+biases, norms with shifts, experts, images, clipping and LAMB. Each is one object, which a process
+of tests traces and compiles once. A distribution is a strategy's settings on a mesh.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from sharding.partitioned import Slot
 from sharding.settings import StrategySettings
 from tests.models import dropout_decoder, flax_decoder
 from tests.support import models_vision
+from tests.support.road import captured_graph
 
 LANGUAGE = Sizes(layers=2, hidden=32, heads=8, head_dim=8, ffn=64, vocab=64, positions=16)
 SAMPLES = 8
 
 
+@cache
 def gqa() -> TrainTask:
     """Two scanned Llama layers: 8 query heads in groups of 4, clipping, AdamW.
 
@@ -64,26 +66,31 @@ def odd_llama(heads: int = 6, kv_heads: int = 6, vocab: int = 258, inner: int = 
     return llama.train_task(config, seq_len=16, dtype="f32", remat="full")
 
 
+@cache
 def bert() -> TrainTask:
     """A scanned encoder with biases, a tied output projection and LAMB."""
     return encoder.train_task(LANGUAGE, TaskOptions(seq_len=16, optimizer="lamb"))
 
 
+@cache
 def bert_with_dropout() -> TrainTask:
     """The same with masks of the machine's generator."""
     return encoder.train_task(LANGUAGE, TaskOptions(seq_len=16, dropout=0.3, optimizer="lamb"))
 
 
+@cache
 def moe() -> TrainTask:
     """Two scanned layers with 8 experts, 2 per row, some rows dropped."""
     return experts(mixtral.Experts(8))
 
 
+@cache
 def dropless() -> TrainTask:
     """The same with rows sorted by expert, none dropped."""
     return experts(mixtral.Experts.dropless(8))
 
 
+@cache
 def grouped() -> TrainTask:
     """The same with the rows of all samples as one sorted list."""
     return experts(mixtral.Experts(8, routing="grouped"))
@@ -102,16 +109,19 @@ def experts(how: mixtral.Experts) -> TrainTask:
     return mixtral.train_task(config, how, TaskOptions(seq_len=16, remat="full"))
 
 
+@cache
 def tied_gpt() -> TrainTask:
     """A scanned decoder with learned positions and a tied embedding."""
     return gpt.train_task(LANGUAGE, TaskOptions(seq_len=16, remat="full"))
 
 
+@cache
 def flax() -> TrainTask:
     """An unrolled decoder somebody else wrote, tied."""
     return flax_decoder.train_task(width=32, num_layers=2, seq_len=16, vocab=64)
 
 
+@cache
 def vit() -> TrainTask:
     """A vision transformer."""
     return models_vision.vit().task
@@ -126,9 +136,17 @@ MODELS: dict[str, Callable[[], TrainTask]] = {
     "dropless": dropless,
     "grouped": grouped,
     "vit": vit,
-    "dropout": dropout_decoder.train_task,
+    "dropout": cache(dropout_decoder.train_task),
     "bert with dropout": bert_with_dropout,
 }
+
+
+@cache
+def model_graph(
+    model: str, samples: int = SAMPLES
+) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+    """The captured step of one of the models."""
+    return captured_graph(MODELS[model](), samples)
 
 
 @dataclass(frozen=True)

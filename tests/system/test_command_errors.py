@@ -162,6 +162,7 @@ def test_a_job_file_that_is_none(
     assert "job.toml" in err
 
 
+@pytest.mark.matrix
 def test_a_model_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """70 billion parameters on one instance: plan shows it, run refuses before any value exists."""
     arguments = ("--model", "llama2-70b", "--instances", 1, "--set", "compiler.optlevel=1")

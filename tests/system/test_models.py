@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support import model_zoo
+from tests.support.cells import long_in_matrix
 from tests.support.model_run import compile_function, worst_distance
 from tests.support.model_table import MODELS, PARTS, arguments, distances, measure
 from tests.support.model_zoo import Model
@@ -57,7 +58,13 @@ PRIMES: dict[Callable[..., Model], dict[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("make", PRIMES, ids=[m.__name__ for m in PRIMES])
+IN_OTHERS = (model_zoo.decoder, model_zoo.random_user)
+"""Layers of another model, at other widths."""
+
+
+@pytest.mark.parametrize(
+    "make", long_in_matrix(PRIMES, IN_OTHERS), ids=[m.__name__ for m in PRIMES]
+)
 def test_prime_widths_change_no_outcome(make: Callable[..., Model]) -> None:
     fn, args = arguments(make(**PRIMES[make]), "forward")
     compiled = compile_function(fn, args)

@@ -50,7 +50,11 @@ KNOBS: dict[str, dict[str, Any]] = {
     },
     LAST: {"reduce_gradients": "last"},
 }
-ALONE = ("reductions one layer late", "buckets of another layer")  # each in another one too
+ALONE = (
+    "gathers one layer early",
+    "reductions one layer late",
+    "buckets of another layer",
+)  # each in another one too
 
 
 def _task() -> TrainTask:

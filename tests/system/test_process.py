@@ -130,7 +130,11 @@ def test_a_child_of_a_background_test_run_hears_an_interrupt() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "job alone"])
+@pytest.mark.parametrize(
+    "whole_group",
+    [pytest.param(True, marks=pytest.mark.matrix), False],
+    ids=["terminal", "job alone"],
+)
 def test_an_interrupt_ends_the_job_and_its_workers(
     compile_units: list[WorkUnit], tmp_path: Path, whole_group: bool
 ) -> None:

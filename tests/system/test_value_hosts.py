@@ -19,6 +19,7 @@ from sim_cluster.exchange import Exchange, exchange, ring_schedules
 from sim_cluster.functions import CollectiveRequest
 from sim_cluster.rank_host import RankHost, packed_host, spans_of
 from sim_cluster.run_values import Hosts, LocalHosts, ValueRun
+from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, bundle_of, small_llama
 
 STEPS = 2
@@ -29,7 +30,7 @@ MESHES = {
 }
 
 
-@pytest.fixture(scope="module", params=list(MESHES))
+@pytest.fixture(scope="module", params=long_in_matrix(MESHES, ("hsdp and tensor",)))
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The small llama in bf16 on a mesh: sums that depend on their order."""
     path, mesh = tmp_path_factory.mktemp("hosts"), MESHES[request.param]

@@ -32,6 +32,7 @@ from orchestrator.values.process_hosts import ProcessHosts
 from orchestrator.values.value_run import Checkpoints, Values
 from sim_cluster.rank_host import RankHost
 from sim_cluster.run_values import HostLostError, LocalHosts, Reply, ValueRun
+from tests.support.cells import long_in_matrix
 from tests.support.small_job import write_job
 from tests.support.value_training import (
     IDENTITY,
@@ -544,7 +545,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", long_in_matrix(range(4), (1, 2, 3)))
 def test_a_head_with_anything_in_it_is_read_or_refused(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path, seed: int
 ) -> None:
@@ -594,6 +595,7 @@ def test_actors_give_the_same_bits_and_are_replaced(
 
 
 @pytest.mark.ray
+@pytest.mark.matrix
 def test_an_actor_that_hangs_is_lost(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
 ) -> None:

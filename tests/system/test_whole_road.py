@@ -184,6 +184,7 @@ ONLY_IN_MATRIX = (
     "flax zero-1",
     "llama bf16 fsdp kept",
     "llama two physical cores",
+    "llama hsdp precision policy",
 )
 """Their model, strategy and type run in other cases too, or in quicker tests of fewer stages."""
 
@@ -219,7 +220,7 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype"), WHOLE)
+@pytest.mark.parametrize(("name", "dtype"), long_in_matrix(WHOLE, WHOLE[-1:]))
 def test_every_core_at_l0_equals_l1(name: str, dtype: str, ready: Callable[[str], Ready]) -> None:
     """Not one core beside the others: all four execute every instruction of a whole step."""
     one = ready(name)

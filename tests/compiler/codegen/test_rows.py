@@ -16,6 +16,7 @@ from compiler.isa.program import Instr, Loop, Region, Space
 from compiler.target import PS_PER_S, load_target
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import backward, forward, weighted_rows
+from tests.support.cells import long_in_matrix
 
 BOUND = {F32: 1e-6, BF16: 1e-2}
 SIZES = [(2, 128, 128, 64, 64), (1, 131, 131, 16, 16), (2, 300, 700, 130, 40), (2, 67, 520, 32, 64)]
@@ -184,7 +185,7 @@ def test_small_memory_with_odd_sizes(sizes) -> None:
             pytest.fail("no memory is enough")
 
 
-@pytest.mark.parametrize("made", [forward, backward])
+@pytest.mark.parametrize("made", long_in_matrix((forward, backward), (backward,)))
 def test_rows_of_8192_fit(made) -> None:
     """Attention of width 128 in bf16, forward and backward, is one region on the real machine."""
     m = made((1, 8192, 8192, 128, 128), BF16, "causal")

@@ -187,7 +187,7 @@ def test_a_longer_stream_is_what_layers_add_to(stream: str) -> None:
         assert module.logits(SIZES, params, TOKENS, precision, options).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("family", ["encoder", "gpt", "vit"])
+@pytest.mark.parametrize("family", long_in_matrix(("encoder", "gpt", "vit"), ("encoder", "vit")))
 def test_dropout_is_drawn_per_step_layer_and_place(family: str) -> None:
     options = TaskOptions(seq_len=16 if family == "vit" else 8, dropout=0.25)
     task = family_task(family, SIZES, options)
