@@ -187,8 +187,9 @@ def _contracted(b: Builder, op: Op, windows: Value, rhs: Value) -> Value:
     space = tuple(range(3, 3 + num_space))
     depth = (2, *range(3 + num_space, windows.type.rank))
     left = b.transpose(windows, (0, 1, *space, *depth))
-    contract = list(range(2 + num_space, left.type.rank)), list(range(2, rhs.type.rank))
-    return b.dot(left, rhs, contract, ((0,), (0,)), op.attrs.dtype)
+    right = b.transpose(rhs, (0, *range(2, rhs.type.rank), 1))
+    contract = list(range(2 + num_space, left.type.rank)), list(range(1, right.type.rank - 1))
+    return b.dot(left, right, contract, ((0,), (0,)), op.attrs.dtype)
 
 
 def _taken(b: Builder, result: Value, blocks: int) -> Value:

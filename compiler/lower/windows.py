@@ -16,8 +16,10 @@ from compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
 from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from compiler.ir.ops.window import SELECTIONS
 from compiler.ir.types import Graph, Op, Value
-from compiler.lower import convolution
+from compiler.isa.region import Affine
+from compiler.lower import convolution, views
 from compiler.lower.convolution import padded
+from compiler.lower.views import Layout
 from compiler.passes.cse import cse
 from compiler.passes.rewrite import Level
 
@@ -212,9 +214,10 @@ def _spread(b: Builder, value: Value, fill: float, op: Op, dims: Sequence[int]) 
 
 
 def stored_windows(graph: Graph) -> set[Value]:
-    """Windows that are stored densely before a contraction, so that taps, features and positions
-    are long indices: elements occur more than once, rows are long enough for DMA, and each element
-    meets enough of the other operand to pay for the copy.
+    """Operands that are stored densely before a contraction with windows, each element of which
+    meets enough of the other operand to pay for the copy, and whose rows are then long enough for
+    DMA: windows whose elements occur more than once, so that taps, features and positions are long
+    indices, and filters whose rows in memory are taps.
     """
     made = graph.producers()
     found: set[Value] = set()
@@ -226,22 +229,57 @@ def stored_windows(graph: Graph) -> set[Value]:
         for value, other, contract in sides:
             depth = math.prod(other.type.shape[d] for d in contract)
             uses = other.type.num_elements // depth
-            long = value.type.shape[-1:] >= (MIN_RUN,)
-            if long and uses >= MIN_USES and _repeats(value, made):
+            if value.type.shape[-1:] < (MIN_RUN,) or uses < MIN_USES:
+                continue
+            taps = _windows_behind(other, made) is not None and _has_short_rows(value, made)
+            if taps or _repeats(value, made):
                 found.add(value)
     return found
 
 
-def _repeats(value: Value, made: Mapping[Value, Op]) -> bool:
-    """True for windows, seen through other views, that hold elements more than once. Windows that
-    may leave their operand stay windows: their code loads every element once.
-    """
+def _windows_behind(value: Value, made: Mapping[Value, Op]) -> Op | None:
+    """The windows that `value` is a view of."""
     op = made.get(value)
     while op is not None and op.name in ("transpose", "reshape", "slice"):
         op = made.get(op.operands[0])
-    if op is None or op.name != "unfold" or op.attrs.padded:
+    return op if op is not None and op.name == "unfold" else None
+
+
+def _repeats(value: Value, made: Mapping[Value, Op]) -> bool:
+    """True for windows that hold elements more than once. Windows that may leave their operand stay
+    windows: their code loads every element once.
+    """
+    op = _windows_behind(value, made)
+    if op is None or op.attrs.padded:
         return False
     return value.type.num_elements > op.operands[0].type.num_elements
+
+
+def _has_short_rows(value: Value, made: Mapping[Value, Op]) -> bool:
+    """Whether rows of memory are short, but steps along the last dim far apart: a copy that turns
+    them moves what lies between two steps as a row.
+    """
+    layout = _layout(value, made)
+    if layout is None or min((s for _, s in layout.dims[-1]), default=1) < MIN_RUN:
+        return False
+    rows = [size for pieces in layout.dims for size, stride in pieces if stride == 1]
+    return max(rows, default=1) < MIN_RUN
+
+
+def _layout(value: Value, made: Mapping[Value, Op]) -> Layout | None:
+    """How `value` lies in the memory that it is a view of; None when strides cannot say it."""
+    op = made.get(value)
+    if op is None or op.name not in ("transpose", "reshape", "slice"):
+        return views.dense(value.type.shape)
+    layout = _layout(op.operands[0], made)
+    if layout is None:
+        return None
+    if op.name == "transpose":
+        return views.transpose(layout, op.attrs.permutation)
+    if op.name == "reshape":
+        return views.reshape(layout, op.attrs.shape)
+    starts = [Affine(n) for n in op.attrs.start]
+    return views.window(layout, starts, op.result.type.shape, op.attrs.stride)
 
 
 _RULES: Mapping[str, Callable[[Builder, Op], Value]] = {

@@ -17,7 +17,7 @@ from compiler.ir.ops import ConvolutionAttrs, ReduceWindowAttrs, UnfoldAttrs
 from compiler.ir.reference import evaluate
 from compiler.ir.types import Value
 from compiler.lower.function import lower_function
-from compiler.lower.windows import expand_windows
+from compiler.lower.windows import expand_windows, stored_windows
 from compiler.target import load_target
 from sim_cluster.result import distance
 from tests.harnesses import convolution, shape, window
@@ -28,6 +28,7 @@ from tests.support.region_reference import check_lowering
 MOVING = tuple(c for c in shape.CASES if c.op in ("pad", "reverse", "concatenate"))
 CASES = (*convolution.CASES, *window.CASES, *MOVING)
 NHWC, HWIO = convolution.NHWC, convolution.HWIO
+NCHW, OIHW, IOHW = convolution.NCHW, convolution.OIHW, (1, 0, 2, 3)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
@@ -184,3 +185,46 @@ def test_channels_last_are_read_once_and_padding_is_not_stored() -> None:
     (segment,) = function_segments(function, load_target(TARGET))
     moved = sum(v.num_bytes for v in (x.type, w.type)) + 2 * 8 * 8 * 32 * 4
     assert segment.hbm_bytes == moved
+
+
+IMAGES = {NHWC: (2, 9, 9, 40), NCHW: (2, 40, 9, 9)}
+
+
+@pytest.mark.parametrize("dims", [NHWC, NCHW])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+def test_filters_whose_rows_are_taps_are_stored_by_columns(dims: tuple[int, ...], dtype) -> None:
+    """Filters as PyTorch has them: one copy turns them, and no transfer moves single taps."""
+    b = Builder()
+    attrs = _attrs(lhs=dims, rhs=OIHW, out=dims, dtype=dtype)
+    images, filters = b.input(IMAGES[dims], dtype), b.input((48, 40, 3, 3), dtype)
+    graph = b.finish(b.op("convolution", images, filters, attrs=attrs))
+    (stored,) = stored_windows(expand_windows(graph))
+    assert stored.type.shape[-1] == 48 and stored.type.num_elements == filters.type.num_elements
+    inputs = [np.random.default_rng(0).standard_normal(v.type.shape) for v in graph.inputs]
+    inputs = [x.astype(dtype.numpy) for x in inputs]
+    made = run_levels(graph, inputs)
+    for (have,) in made:
+        assert distance(evaluate(graph, inputs)[0], have) <= (1e-6 if dtype is DType.F32 else 2**-8)
+
+
+@pytest.mark.parametrize(
+    ("rhs", "shape"),
+    [
+        (HWIO, (3, 3, 40, 48)),
+        (OIHW, (48, 40, 1, 1)),
+        (OIHW, (16, 40, 3, 3)),
+        (IOHW, (40, 48, 3, 3)),
+    ],
+    ids=["columns innermost", "no taps", "few columns", "columns near each other"],
+)
+@pytest.mark.parametrize("dims", [NHWC, NCHW])
+def test_other_filters_are_read_where_they_are(
+    dims: tuple[int, ...], rhs: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    b = Builder()
+    attrs = _attrs(lhs=dims, rhs=rhs, out=dims)
+    if shape[-1] == 1:
+        attrs = _attrs(lhs=dims, rhs=rhs, out=dims, low=(0, 0), high=(0, 0))
+    graph = b.finish(b.op("convolution", b.input(IMAGES[dims]), b.input(shape), attrs=attrs))
+    sizes = {v.type.num_elements for v in stored_windows(expand_windows(graph))}
+    assert np.prod(shape) not in sizes
