@@ -74,9 +74,9 @@ def test_every_core_draws_its_part(kind: str, dims: tuple[tuple[str, ...], ...])
     ("model", "name"),
     [
         ("dropout", "data parallel 4"),
-        ("dropout", "tp 4"),
+        pytest.param("dropout", "tp 4", marks=pytest.mark.matrix),
         ("dropout", "cp 4"),
-        ("bert with dropout", "data parallel 4"),
+        pytest.param("bert with dropout", "data parallel 4", marks=pytest.mark.matrix),
         ("bert with dropout", "tp 4"),
     ],
 )

@@ -59,6 +59,7 @@ def test_two_whole_runs_write_the_same_bytes(tmp_path: Path) -> None:
     assert bundle_bytes(tmp_path / "a" / "bundle") == bundle_bytes(tmp_path / "b" / "bundle")
 
 
+@pytest.mark.matrix
 def test_a_cold_build_writes_the_same_bytes(small_bundle: Bundle, tmp_path: Path) -> None:
     """Nothing of the first build is reused: every unit is computed again."""
     road = build_on(small_llama(), {"dp_shard": 4}, tmp_path / "cache")

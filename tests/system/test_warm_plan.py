@@ -30,7 +30,9 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("as_json", [False, True], ids=["screen", "json"])
+@pytest.mark.parametrize(
+    "as_json", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["screen", "json"]
+)
 def test_a_cached_answer_imports_nothing_heavy(tmp_path: Path, capsys, as_json: bool) -> None:
     """With its tries: they are cached with it."""
     job = write_job(tmp_path, run={"tries": 1})

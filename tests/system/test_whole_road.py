@@ -185,6 +185,7 @@ ONLY_IN_MATRIX = (
     "llama bf16 fsdp kept",
     "llama two physical cores",
     "llama hsdp precision policy",
+    "odd llama tp",
 )
 """Their model, strategy and type run in other cases too, or in quicker tests of fewer stages."""
 

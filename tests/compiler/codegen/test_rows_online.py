@@ -14,6 +14,7 @@ from compiler.isa.region import Affine
 from tests.compiler.codegen.region_harness import BF16, F32, I32, PRED, Maker, check
 from tests.compiler.codegen.row_cases import causal, forward
 from tests.compiler.codegen.test_rows_streamed import BOUND, LONG, plan_of, streamed_limits
+from tests.support.cells import long_in_matrix
 
 T, S, D, E = range(4)
 SIZES = (300, 4500, 48, 40)
@@ -126,7 +127,9 @@ def doubled(m: Maker, x: int, top: int) -> int:
     return m.node("exponential", m.node("subtract", m.node("add", x, x), twice))
 
 
-@pytest.mark.parametrize("weigh", [squashed, divided, added, doubled])
+@pytest.mark.parametrize(
+    "weigh", long_in_matrix((squashed, divided, added, doubled), (squashed, added, doubled))
+)
 def test_what_cannot_be_rescaled_takes_two_passes(weigh) -> None:
     m = weighted(weigh)
     assert passes(m) == (False, 2)
@@ -157,7 +160,9 @@ def mild(m: Maker, x: int, top: int) -> int:
     return m.node("exponential", m.node("multiply", kept, m.const(1e-6)))
 
 
-@pytest.mark.parametrize("weigh", [low_at_first, left_behind, clamped, mild])
+@pytest.mark.parametrize(
+    "weigh", long_in_matrix((low_at_first, left_behind, clamped, mild), (left_behind, clamped))
+)
 def test_references_that_may_leave_their_maximum_take_two_passes(weigh) -> None:
     m = weighted(weigh)
     assert passes(m) == (False, 2)
