@@ -4,13 +4,16 @@ Row regions are timed with their first tiling: what they will run is at least
 as fast, and trying more tilings twice is what would take long. Equal regions are timed once; what
 matters is the region's structure and the types of its tensors, not which tensors they are or where
 a window starts. A tiling that was searched for is remembered, so that nothing is searched twice,
-and code that is what the region will run is kept until then.
+and code that is what the region will run is kept until then. What was found for regions of equal
+meaning is known to all trials of the process: many functions of a sweep have regions in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from compiler.codegen.generate import Codes, Generated, Recipe, generate
@@ -24,6 +27,40 @@ from compiler.target import Target
 
 _FIRST_REGISTER = 1 << 20  # above every register of a function
 _MOST_BEGUN = 24  # regions whose code is kept for a search: the ways to cut one, twice (our choice)
+_MOST_FOUND = 1 << 14
+"""Regions whose times are known to later trials, the newest (our choice): 100 bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a region: its recipe, and the time of its code."""
+
+    recipe: Recipe
+    duration_ps: int
+
+
+class Lately:
+    """What came of the regions that this process has made code for on one target with the same
+    options, by `meaning`. It follows from that, so a trial that knows it gives the same answers as
+    one that does not.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, Found] = {}
+
+    def find(self, effort: str, meant: Hashable, make: Callable[[], Found]) -> Found:
+        """What is known, else what `make` gives. Nothing is kept of what raises."""
+        key = hashlib.sha256(repr((effort, meant)).encode()).digest()
+        found = self._found.pop(key, None) or make()
+        self._found[key] = found  # the newest
+        if len(self._found) > _MOST_FOUND:
+            del self._found[next(iter(self._found))]
+        return found
+
+
+@lru_cache(maxsize=8)
+def _lately(_target: str, _options: CompileOptions) -> Lately:
+    return Lately()
 
 
 class Trial:
@@ -37,6 +74,7 @@ class Trial:
         self._recipes: dict[Hashable, Recipe] = {}
         self._codes: dict[Hashable, tuple[Generated, Sequence[int]]] = {}  # and their tensors
         self._begun: dict[Hashable, Codes] = {}
+        self._lately = _lately(repr(target), options)
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
@@ -56,8 +94,11 @@ class Trial:
     ) -> int | DiagnosticError:
         if key not in self._sketched:
             try:
-                made = self._begin(program, tensors).first()
-                self._sketched[key] = region_duration_ps(made.region, tensors, self.target)
+                self._sketched[key] = self._lately.find(
+                    "first",
+                    meaning(program, tensors),
+                    lambda: self._found(self._begin(program, tensors).first(), tensors),
+                ).duration_ps
             except DiagnosticError as error:
                 self._sketched[key] = error
         return self._sketched[key]
@@ -68,7 +109,9 @@ class Trial:
         if _is_row_region(program) and self.options.optlevel > 1:
             return self._sketch(key, program, tensors)
         try:
-            made = self._searched(key, program, tensors)
+            if program.kind == "compute" and key not in self._recipes:
+                return self._search(key, program, tensors).duration_ps
+            made = self._repeated(key, program, tensors)
         except DiagnosticError as error:
             return error
         self._codes[meaning(program, tensors)] = made, _tensors(program)
@@ -81,27 +124,42 @@ class Trial:
 
         Raises CompileError, CapacityError.
         """
-        made, numbers = self._codes.get(meaning(program, tensors), (None, ()))
+        key, meant = _structure(program, tensors), meaning(program, tensors)
+        if program.kind == "compute" and not (meant in self._codes or key in self._recipes):
+            self._search(key, program, tensors)
+        made, numbers = self._codes.get(meant, (None, ()))
         if made is None:
-            made = self._searched(_structure(program, tensors), program, tensors)
-            numbers = _tensors(program)
+            made, numbers = self._repeated(key, program, tensors), _tensors(program)
         renamed = dict(zip(numbers, _tensors(program), strict=True))
         region = relocated(made.region, program, renamed, _FIRST_REGISTER, first_register)
         last = made.next_register - _FIRST_REGISTER + first_register
         return replace(made, region=region, next_register=last)
 
-    def _searched(
+    def _search(self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]) -> Found:
+        """The best tiling of a region, which those of the same structure take too; its code is kept
+        where it had to be made for that.
+        """
+        meant = meaning(program, tensors)
+
+        def search() -> Found:
+            made = self._begin(program, tensors).searched()
+            self._codes[meant] = made, _tensors(program)
+            return self._found(made, tensors)
+
+        found = self._lately.find("searched", meant, search)
+        self._recipes[key] = found.recipe
+        return found
+
+    def _found(self, made: Generated, tensors: Sequence[Tensor]) -> Found:
+        assert made.recipe is not None
+        return Found(made.recipe, region_duration_ps(made.region, tensors, self.target))
+
+    def _repeated(
         self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]
     ) -> Generated:
-        """Code whose registers begin at `_FIRST_REGISTER`."""
-        known = self._recipes.get(key)
-        if known is not None or program.kind != "compute":
-            target = self.target.name
-            return generate(program, tensors, target, _FIRST_REGISTER, self.options, known)
-        made = self._begin(program, tensors).searched()
-        assert made.recipe is not None
-        self._recipes[key] = made.recipe
-        return made
+        """Code by the recipe of the structure, with registers that begin at `_FIRST_REGISTER`."""
+        target, recipe = self.target.name, self._recipes.get(key)
+        return generate(program, tensors, target, _FIRST_REGISTER, self.options, recipe)
 
     def _begin(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Codes:
         """What was planned and made for a region lately."""
@@ -147,7 +205,7 @@ def meaning(program: RegionProgram, tensors: Sequence[Tensor]) -> Hashable:
     numbers = {n: at for at, n in enumerate(_tensors(program))}
     roots: dict[int, int] = {}
     shared = [roots.setdefault(root_of(tensors, n), at) for n, at in numbers.items()]
-    kinds = [tensors[n].kind for n in numbers]
+    kinds = [(tensors[n].kind, tensors[n].alias >= 0) for n in numbers]
     offsets = [view.offset for view in _views(program)]
     return _structure(program, tensors), program.name, (*shared,), (*kinds,), (*offsets,)
 

@@ -20,7 +20,7 @@ from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
 from compiler.logical_core import LogicalCore, Way
 from compiler.options import CompileOptions
 from compiler.target import load_target
-from compiler.trial import Trial
+from compiler.trial import Trial, _lately
 from tests.compiler.codegen.region_harness import Maker
 from tests.support.model_run import CompiledFunction, compile_function, figures
 
@@ -136,6 +136,7 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     """What the sketch planned and made is not made again, and the code is that of a search alone;
     behind a cut that halves the time no other one is looked at.
     """
+    _lately.cache_clear()
     judge = LogicalCore(load_target(TRN2), CompileOptions(lnc=2))
     made, sketched = Counter[int](), list[float]()
     build, sketch = Codes._ordered, LogicalCore._sketched
@@ -156,6 +157,7 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(sketched) == 2
     assert sketched[1] * 1.98 <= sketched[0]
     (half, *_) = judge.way(m.program(), m.tensors).pairs[0]
+    _lately.cache_clear()
     alone = Trial(load_target(TRN2), CompileOptions(lnc=2))
     before = made.total()
     assert alone(half, m.tensors) == judge(m.program(), m.tensors)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.codegen.generate import generate
+from compiler import trial
+from compiler.codegen.generate import Codes, generate
 from compiler.codegen.relocate import relocated
 from compiler.isa.region import RegionProgram, Tensor, View
 from compiler.options import CompileOptions
@@ -62,3 +63,25 @@ def test_what_was_judged_is_what_is_made(make: Callable[[], Maker], level: int) 
     made = judge.generate(program, tensors, REGISTER)
     wanted = generate(program, tensors, TARGET, REGISTER, options)
     assert made.region == wanted.region and made.next_register == wanted.next_register
+
+
+@pytest.mark.parametrize("is_judged", [False, True])
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
+def test_what_another_function_has_found_is_not_searched_again(
+    make: Callable[[], Maker], is_judged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the same code and time, wherever tensors and registers are."""
+    trial._lately.cache_clear()
+    maker, target, options = make(), load_target(TARGET), CompileOptions()
+    searched = Trial(target, options)
+    wanted = [searched(maker.program(), maker.tensors)] if is_judged else []
+    searched.generate(maker.program(), maker.tensors, 0)
+    program, tensors = behind_another(maker)
+    alone = generate(program, tensors, TARGET, REGISTER, options)
+    monkeypatch.setattr(Codes, "_fastest", lambda *_: pytest.fail("a search"))
+    judge = Trial(target, options)
+    assert ([judge(program, tensors)] if is_judged else []) == wanted
+    made = judge.generate(program, tensors, REGISTER)
+    assert made.region == alone.region and made.next_register == alone.next_register
+    with pytest.raises(pytest.fail.Exception, match="a search"):
+        Trial(target, replace(options, model_type="transformer")).generate(program, tensors, 0)
