@@ -42,6 +42,8 @@ def cache_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 LONGEST_FIRST = (
     "system/test_ray_jobs.py",
     "system/test_whole_road.py",
+    "system/test_value_recovery.py",
+    "system/test_ray.py",
     "sharding/test_uneven.py",
     "system/test_models.py",
     "sharding/test_reference_ranks.py",
@@ -60,8 +62,8 @@ LONGEST_FIRST = (
     "sharding/test_xla_partitioner.py",
     "test_tiny.py",
 )
-"""Files of about 20 seconds of processor time or more. A file stays in one process, so a long one
-that starts late would leave the other processes idle at the end.
+"""Files of about 20 seconds or more, of the quick tests or of the matrix. A file stays in one
+process, so a long one that starts late would leave the other processes idle at the end.
 """
 
 
