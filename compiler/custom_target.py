@@ -180,7 +180,7 @@ def refuse(path: Path, findings: list[str]) -> None:
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         text = f"the file of a machine cannot be read: {error.strerror}"
         raise UsageError("SW_TARGET", text, Loc(file=str(path))) from error

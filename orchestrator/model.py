@@ -107,7 +107,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises UsageError when it cannot be read.
     """
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(
             "SW_MODEL", f"model.config: cannot read {path}: {error.strerror}"

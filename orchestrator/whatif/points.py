@@ -103,7 +103,7 @@ def read_list(path: Path) -> list[dict[str, str]]:
     Raises UsageError.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("SW_USAGE", f"--points cannot read {path}: {error}") from error
     rows = list(

@@ -117,6 +117,13 @@ def test_files_that_are_not_there_or_not_json(tmp_path: Path) -> None:
         assert caught.value.code == "SW_TARGET"
 
 
+def test_files_of_any_editor_are_read(tmp_path: Path) -> None:
+    """Some write a byte order mark in front."""
+    file = tmp_path / "machine.json"
+    file.write_text('{"base": "trn1n.32xlarge"}', encoding="utf-8-sig")
+    assert load_target(str(file)).cores == load_target("trn1n.32xlarge").cores
+
+
 def test_jobs_and_collectives_run_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = {"chips_per_instance": 2, "shape": [1, 2], "neuronlink_wire_us": 0.5}
     file = write(tmp_path, {"base": "trn1n.32xlarge", "facts": facts})

@@ -14,7 +14,7 @@ import pytest
 from compiler.diagnostics import UsageError
 from compiler.frontend.models import llama
 from compiler.frontend.models.config_file import RopeScaling
-from orchestrator.model import compute_type, resolve_task
+from orchestrator.model import compute_type, read_config, resolve_task
 from tests.support.plans import job_of
 from tests.support.small_job import SIZES
 
@@ -137,3 +137,10 @@ def test_errors_name_the_file_and_models_are_called_after_it(tmp_path: Path) -> 
         with pytest.raises(UsageError) as caught:
             resolve_task(job)
         assert str(caught.value.loc) == str(path)
+
+
+def test_files_of_any_editor_are_read(tmp_path: Path) -> None:
+    """Some write a byte order mark in front."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SIZES), encoding="utf-8-sig")
+    assert read_config(path) == SIZES
