@@ -401,8 +401,16 @@ def _refuse_unknown(site: Site) -> NoReturn:
     refuse(
         refusal_code(name),
         f"operator {name} is not supported",
-        "`shardwright list-operators` prints the supported ones",
+        _OPTIMIZED
+        if name == "mhlo.fusion"
+        else "`shardwright list-operators` prints the supported ones",
     )
+
+
+_OPTIMIZED = (
+    "this module went through XLA's optimizer for another machine: give the one before it, such as"
+    " jax.jit(step).lower(...).as_text()"
+)
 
 
 def _convert_type(mlir_type: Any) -> TensorType:

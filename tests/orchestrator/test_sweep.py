@@ -114,7 +114,7 @@ def test_a_value_with_commas_needs_quotes(tmp_path: Path) -> None:
     path.write_text("remat,mesh\nfull,dp_shard=4,tp=8\n")
     with pytest.raises(UsageError, match=r"a\.csv:2: requires 2 cells"):
         asked(listed=path)
-    path.write_text('remat,mesh\nfull,"dp_shard=4,tp=8"\n')
+    path.write_text('remat,mesh\nfull,"dp_shard=4,tp=8"\n', encoding="utf-8-sig")  # as of Excel
     assert [point.job.mesh.tp for point in points([], path, settings)] == [8]
 
 

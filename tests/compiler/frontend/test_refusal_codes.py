@@ -104,6 +104,27 @@ def test_an_hlo_proto_whose_shapes_disagree_is_evrf064(
     assert "[NCC_EVRF064]" in refusal(capsys, "m.hlo.pb")
 
 
+OPTIMIZED = """HloModule m
+f {
+  p = f32[4,3] parameter(0)
+  ROOT n = f32[4,3] negate(p)
+}
+ENTRY e {
+  x = f32[4,3] parameter(0)
+  ROOT r = f32[4,3] fusion(x), kind=kLoop, calls=f
+}
+"""
+
+
+def test_what_another_optimizer_made_is_refused_with_what_to_give(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "m.hlo").write_text(OPTIMIZED)
+    err = refusal(capsys, "m.hlo")
+    assert "[NCC_EVRF001]" in err and "mhlo.fusion" in err
+    assert "the one before it" in err
+
+
 def test_a_dynamic_dimension_is_emod025_with_instruction_and_shape(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
