@@ -10,7 +10,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
@@ -34,6 +34,7 @@ class Progress:
         self._start = time.perf_counter()
         self._bars: Bars | None = None
         self._task = TaskID(0)
+        self._slow = 0  # items that took their time
 
     def say(self, text: str) -> None:
         """One line with the seconds since the start."""
@@ -59,11 +60,23 @@ class Progress:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         self._print(f"{units[0].kind} waits for another job: {', '.join(names[:_NAMED])}{more}")
 
-    def item(self, kind: str, text: str, done: int, total: int) -> None:
-        """One of many items is done; `text` says what it came to."""
+    def begin(self, kind: str, known: int, total: int) -> None:
+        """Many items are to be done, beside those that are known; the first may take a while."""
+        self._json(kind, text="", done=0, total=total, known=known)
+        at = f"0/{total}{f', {known} known' if known else ''}"
+        if total and self._form == "bar":
+            self._advance(kind, 0, total, at)
+        elif total:
+            self._print(f"{kind} {at}")
+
+    def item(self, kind: str, text: str, done: int, total: int, quick: bool = False) -> None:
+        """One of many items is done; `text` says what it came to. A `quick` one took next to
+        nothing, and says nothing of the time that others will take."""
         elapsed = time.perf_counter() - self._start
+        self._slow += not quick
         self._json(kind, text=text, done=done, total=total)
-        left = f", {elapsed * (total - done) / done:.0f} s left" if 0 < done < total else ""
+        left = f", {elapsed * (total - done) / self._slow:.0f} s left" if self._slow else ""
+        left = left if done < total else ""
         if self._form == "bar":
             self._advance(kind, done, total, f"{done}/{total}{left}  {text}")
         else:
@@ -81,6 +94,7 @@ class Progress:
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
+                TimeElapsedColumn(),
                 TextColumn("{task.fields[at]}", markup=False),
             )
             self._bars = Bars(*columns, console=self._console, transient=True)

@@ -148,7 +148,8 @@ def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) ->
     folder = prepare(output_folder(host))
     with Progress("quiet" if args.json else host.run.progress) as progress:
         journal = Journal(folder / "points.jsonl")
-        return folder, sweep(asked, host, journal, partial(_tell, progress))
+        tell, begin = partial(_tell, progress), partial(progress.begin, "point")
+        return folder, sweep(asked, host, journal, tell, begin)
 
 
 def _tell_files(paths: Sequence[Path]) -> None:
@@ -165,7 +166,8 @@ def _tell(progress: Progress, row: Row, done: int, total: int) -> None:
     short = short_names(list(row.values))
     values = " ".join(f"{short[name]}={value}" for name, value in row.values.items())
     came_to = row.code if row.status == REFUSED else f"{METRICS['step_time_s'].text(row)} s"
-    progress.item("point", f"{values}: {came_to}", done, total)
+    is_refused = row.status == REFUSED
+    progress.item("point", f"{values}: {came_to}", done, total, quick=is_refused)
 
 
 def _exit_code(swept: Swept) -> int:

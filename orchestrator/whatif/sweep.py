@@ -23,6 +23,8 @@ from orchestrator.whatif.rows import Row, may_pass, refused_row, row_of
 
 Note = Callable[[Row, int, int], None]
 """Told every row that was planned, how many of those to plan that makes, and of how many."""
+Begin = Callable[[int, int], None]
+"""Told how many rows are known, and how many points are to be planned, before the first is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,13 @@ class Swept:
     interrupted: bool = False
 
 
-def sweep(points: Sequence[Point], host: JobConfig, journal: Journal, note: Note) -> Swept:
+def sweep(
+    points: Sequence[Point],
+    host: JobConfig,
+    journal: Journal,
+    note: Note,
+    begin: Begin = lambda _known, _missing: None,
+) -> Swept:
     """The rows of all points; `host` says where they are planned. An interrupt keeps what is done.
 
     Raises UsageError for a machine that is unknown.
@@ -45,6 +53,7 @@ def sweep(points: Sequence[Point], host: JobConfig, journal: Journal, note: Note
     known = sum(key in done for key in keys)
     missing = {k: p for k, p in zip(keys, points, strict=True) if k not in done}
     planned, interrupted = 0, False
+    begin(known, len(missing))
     try:
         with closing(_planned(missing, host)) as found:
             for key, row, is_final in found:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -22,6 +23,7 @@ from orchestrator.cli import main
 from orchestrator.config import load
 from orchestrator.job import executor_of
 from orchestrator.report import explanations
+from orchestrator.service import progress as progress_module
 from orchestrator.service.batch import Batch, Counts, UnitRow
 from orchestrator.service.events import EventLog
 from orchestrator.service.executor import Executor, InlineExecutor, Outcome, WorkUnit
@@ -277,6 +279,28 @@ def test_progress_in_every_form(form: str, capsys: pytest.CaptureFixture[str]) -
     else:
         assert ("SW_TEST" in err) == (form != "quiet")
         assert ("3 s left" in err) == (form == "plain")
+
+
+def test_time_left_is_that_of_items_that_took_some(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How many there are is said before the first is done."""
+    clock = [0.0]
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    with Progress("plain") as progress:
+        progress.begin("point", 3, 4)
+        progress.item("point", "a", 1, 4, quick=True)
+        clock[0] = 10.0
+        progress.item("point", "b", 2, 4)
+        progress.item("point", "c", 3, 4, quick=True)
+        progress.item("point", "d", 4, 4)
+    assert [line.split("s ", 1)[1] for line in capsys.readouterr().err.splitlines()] == [
+        "point 0/4, 3 known",
+        "point 1/4: a",
+        "point 2/4, 20 s left: b",
+        "point 3/4, 10 s left: c",
+        "point 4/4: d",
+    ]
 
 
 @pytest.mark.parametrize("form", ["plain", "bar"])
