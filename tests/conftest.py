@@ -36,6 +36,10 @@ def cache_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NEURON_COMPILE_CACHE_URL", str(shared / "cache"))
+        if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+            # Tests start some hundred interpreters, and each would compile every module it imports.
+            patch.delenv("PYTHONDONTWRITEBYTECODE")
+            patch.setenv("PYTHONPYCACHEPREFIX", str(shared / "modules"))
         yield
 
 
