@@ -19,7 +19,7 @@ from compiler.diagnostics import UsageError
 from orchestrator import config, terminal
 from orchestrator.report.page.words import dollars, plain, ps_text
 from orchestrator.report.report import SCHEMA
-from orchestrator.report.text import share_text, size_text
+from orchestrator.report.text import counted, share_text, size_text
 
 Report = Mapping[str, Any]
 _SECTIONS = ("job", "graph", "mesh", "memory", "timing", "collectives", "cost", "findings")
@@ -63,6 +63,7 @@ def compare(a: Report, b: Report) -> dict[str, Any]:
     """What is different in `b`; quantities as `{name, a, b}`, everything else as lists."""
     return {
         "names": [title(a), title(b)],
+        "counted": " or ".join(dict.fromkeys((f"{counted(a)}s", f"{counted(b)}s"))),
         "settings": list(_settings(a["job"], b["job"])),
         "mesh": _both(a["mesh"], b["mesh"], 1),
         "summary": _summary(a, b),
@@ -158,18 +159,18 @@ def _findings(a: Report, b: Report) -> dict[str, list[str]]:
 
 SUMMARY: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "step_time_ps": ("step time", ps_text),
-    "tokens_per_s": ("tokens per second", lambda v: f"{v:,.0f}"),
+    "tokens_per_s": ("{} per second", lambda v: f"{v:,.0f}"),
     "mfu": ("MFU", lambda v: share_text(v, digits=1)),
     "hfu": ("HFU", lambda v: share_text(v, digits=1)),
     "peak_bytes": ("memory per core", size_text),
     "limit_bytes": ("memory limit", size_text),
     "usd_per_step": ("cost per step", dollars),
-    "usd_per_1e6_tokens": ("cost per million tokens", dollars),
+    "usd_per_1e6_tokens": ("cost per million {}", dollars),
     "cores": ("cores", lambda v: f"{v:,}"),
     "flops_per_step": ("FLOP per step", lambda v: f"{v:.4g}"),
     "params": ("parameters", lambda v: f"{v:,}"),
 }
-"""How the quantities of the summary are named and written."""
+"""How the quantities of the summary are named (`{}`: what is counted) and written."""
 _MANY = 10  # times as much; less is a percentage
 
 
@@ -199,7 +200,7 @@ def tables(found: Mapping[str, Any]) -> list[Part]:
             columns[:3],
             [_setting(r | {"key": r["name"]}) for r in _different(found["mesh"])],
         ),
-        ("summary", columns, [_summed(r) for r in found["summary"]]),
+        ("summary", columns, [_summed(r, found["counted"]) for r in found["summary"]]),
         ("time of the step", columns, [_row(r, ps_text) for r in found["time_ps"]]),
         ("memory at the peak", columns, [_row(r, size_text) for r in found["memory_bytes"]]),
         ("collectives that differ: count, time, exposed", columns, _moved(found["collectives"])),
@@ -217,9 +218,9 @@ def _setting(row: Mapping[str, Any]) -> tuple[str, ...]:
     return row["key"], plain(row["a"]), plain(row["b"])
 
 
-def _summed(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _summed(row: Mapping[str, Any], unit: str) -> tuple[str, ...]:
     name, text = SUMMARY[row["name"]]
-    return _row({**row, "name": name}, text)
+    return _row({**row, "name": name.format(unit)}, text)
 
 
 def _row(row: Mapping[str, Any], text: Callable[[Any], str]) -> tuple[str, ...]:

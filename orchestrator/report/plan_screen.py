@@ -16,7 +16,7 @@ from rich.text import Text
 from orchestrator import terminal
 from orchestrator.report import sections
 from orchestrator.report.sections import Report, Section, plain
-from orchestrator.report.text import seconds_text, share_text, size_text, usd_text
+from orchestrator.report.text import counted, seconds_text, share_text, size_text, usd_text
 
 LINES = 24
 WIDTH = 80  # of what is not a terminal
@@ -56,7 +56,9 @@ def next_lines(report: Report, width: int) -> list[Text]:
     lines: list[Text] = []
     for row in section["tried"][:2]:
         title = "next" if row["helps"] else "no gain"
-        lines += plain(title, f"{_words(row['change'])}: {effect_text(row)}", width, most=2)
+        lines += plain(
+            title, f"{_words(row['change'])}: {effect_text(row, counted(report))}", width, most=2
+        )
     left = section["left"][: 2 - len(section["tried"])]
     if left:
         names = "; ".join(_words(text) for text in left)
@@ -70,8 +72,8 @@ def _words(change: str) -> str:
     return change.replace("strategy.", "").replace("cluster.", "")
 
 
-def effect_text(row: Mapping[str, Any]) -> str:
-    """What a try did: `fits, 1.420 s (-12 %), $2.06 per million tokens (-12 %)`."""
+def effect_text(row: Mapping[str, Any], unit: str) -> str:
+    """What a try did, per million of a unit: `fits, 1.420 s (-12 %), $2.06/Mtoken (-12 %)`."""
     if row["status"] in ("refused", "failed"):
         return f"{row['code']}, {row['message']}"
     text = f"{row['status']}, {size_text(row['peak_bytes'])}"
@@ -82,9 +84,9 @@ def effect_text(row: Mapping[str, Any]) -> str:
         text += f" ({_signed(row['time_change'])})"
     else:
         faster = 1 / (1 + row["time_change"]) - 1
-        text += f" of {row['global_batch']:,} samples ({_signed(faster)} tokens/s)"
+        text += f" of {row['global_batch']:,} samples ({_signed(faster)} {unit}s/s)"
     if row["cost_change"] is not None:
-        text += f", {usd_text(row['usd_per_1e6_tokens'])}/Mtoken ({_signed(row['cost_change'])})"
+        text += f", {usd_text(row['usd_per_1e6_tokens'])}/M{unit} ({_signed(row['cost_change'])})"
     return text
 
 

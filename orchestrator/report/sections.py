@@ -17,6 +17,7 @@ from orchestrator.report.bars import bar, bar_to_limit, legend, percents
 from orchestrator.report.text import (
     KIB,
     count_text,
+    counted,
     seconds_text,
     share_text,
     size_text,
@@ -179,7 +180,7 @@ def rates(report: Report, width: int) -> list[Text]:
     """Utilisation, with its denominator, and tokens."""
     section = report["timing"]
     text = (
-        f"{section['tokens_per_s']:,.0f} tokens/s, MFU {section['mfu']:.2%} (HFU"
+        f"{section['tokens_per_s']:,.0f} {counted(report)}s/s, MFU {section['mfu']:.2%} (HFU"
         f" {section['hfu']:.2%}) of {count_text(section['peak_flops_per_s'])}FLOP/s bf16 peak"
     )
     return plain("rates", text, width)
@@ -192,7 +193,7 @@ def cost(report: Report, width: int) -> list[Text]:
         return plain("cost", "no price is published for this machine", width)
     text = (
         f"{usd_text(section['usd_per_step'])} per step,"
-        f" {usd_text(section['usd_per_1e6_tokens'])} per million tokens, on demand"
+        f" {usd_text(section['usd_per_1e6_tokens'])} per million {counted(report)}s, on demand"
         f" ({usd_text(section['usd_per_hour'])} per hour)"
     )
     return plain("cost", text, width)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 GIB = 2**30
 MIB = 2**20
 KIB = 2**10
@@ -13,6 +16,12 @@ def count_text(number: float) -> str:
         if number >= 0.9995 * 10**exponent:  # three digits of less are below 1000 of the next
             return f"{number / 10**exponent:.3g} {prefix}"
     return f"{number:.3g} "
+
+
+def counted(report: Mapping[str, Any]) -> str:
+    """What rates and costs of a report are per: tokens, or samples where those are not made of
+    tokens."""
+    return "token" if report["batch"]["tokens_per_sample"] > 1 else "sample"
 
 
 def size_text(num_bytes: float) -> str:

@@ -162,7 +162,8 @@ ROW = {
     ],
 )
 def test_effects_in_words(change: dict[str, Any], text: str) -> None:
-    assert effect_text(ROW | change) == text
+    assert effect_text(ROW | change, "token") == text
+    assert effect_text(ROW | change, "sample") == text.replace("token", "sample")
 
 
 @given(st.lists(st.floats(0, 1e18), min_size=1, max_size=9), st.integers(0, 200))

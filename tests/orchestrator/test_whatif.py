@@ -133,7 +133,7 @@ def test_a_try_that_failed_is_tried_again(job: JobConfig, monkeypatch) -> None:
         tried = advised(other)["whatif"]["tried"]
     assert sorted(row["code"] for row in tried) == ["SW_INTERNAL", "SW_WORKER"]
     assert {row["status"] for row in tried} == {tries.FAILED}
-    assert "ZeroDivisionError" in effect_text(tried[0]) + effect_text(tried[1])
+    assert "ZeroDivisionError" in effect_text(tried[0], "token") + effect_text(tried[1], "token")
     assert "fits" in {row["status"] for row in advised(other)["whatif"]["tried"]}
 
 

@@ -53,7 +53,7 @@ def report_page(report: Mapping[str, Any]) -> str:
         timelines=[(one, charts.engines(one)) for one in report["timelines"]],
         losses=_losses(report),
         longest=_longest(report),
-        tried=[(row["change"], effect_text(row)) for row in _tried(report)],
+        tried=[(row["change"], effect_text(row, text.counted(report))) for row in _tried(report)],
         moments=_highest(report["memory"]["timeline"]),
     )
 
@@ -112,6 +112,7 @@ def _environment() -> Environment:
         "seconds": text.seconds_text,
         "ps": words.ps_text,
         "count": text.count_text,
+        "counted": text.counted,
         "flops": words.flops_text,
         "dollars": words.dollars,
         "plain": words.plain,
