@@ -9,7 +9,7 @@ list of every class of ranks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.dtypes import DType
@@ -112,11 +112,25 @@ class Mark:
 MacroOp = Stretch | Start | Wait | Send | Receive | Mark
 
 
+Segments = Sequence[tuple[Segment, ...]]
+Evaluate = Callable[[Function, Target], Segments]
+
+
+def evaluated(function: Function, target: Target) -> Segments:
+    """Segments at an even part of HBM; with half of the DMA engines and the whole bank; with the
+    whole bank; with half of the even part.
+    """
+    whole = float(target.cores_per_bank)
+    points = (Shares(), Shares(HALF_SHARE, whole), Shares(hbm=whole), Shares(hbm=HALF_SHARE))
+    return segments_at(function, target, points)
+
+
 def function_macros(
-    function: Function, target: Target, place: Place = NOWHERE
+    function: Function, target: Target, place: Place = NOWHERE, evaluate: Evaluate = evaluated
 ) -> tuple[MacroOp, ...]:
-    """The macro-operations of one call of `function`, which is at `place`."""
-    own, *others = _evaluated(function, target)
+    """The macro-operations of one call of `function`, which is at `place`; `evaluate` gives
+    what `evaluated` does."""
+    own, *others = evaluate(function, target)
     code = _Code.of(own, others, target)
     out: list[MacroOp] = []
     for segment in own:
@@ -128,15 +142,6 @@ def function_macros(
         else:
             out.append(Wait(segment.collective, place))
     return tuple(out)
-
-
-def _evaluated(function: Function, target: Target) -> list[tuple[Segment, ...]]:
-    """Segments at an even part of HBM; with half of the DMA engines and the whole bank; with the
-    whole bank; with half of the even part.
-    """
-    whole = float(target.cores_per_bank)
-    points = (Shares(), Shares(HALF_SHARE, whole), Shares(hbm=whole), Shares(hbm=HALF_SHARE))
-    return segments_at(function, target, points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +197,13 @@ class _Code:
         )
 
 
-def program_macros(program: Program, target: Target) -> tuple[MacroOp, ...]:
-    """The whole program: a launch, then every call in order, loops expanded."""
+def program_macros(
+    program: Program, target: Target, evaluate: Evaluate = evaluated
+) -> tuple[MacroOp, ...]:
+    """The whole program: a launch, then every call in order, loops expanded; `evaluate` as in
+    `function_macros`."""
     functions = enumerate(program.functions)
-    bodies = [function_macros(f, target, (program.name, n)) for n, f in functions]
+    bodies = [function_macros(f, target, (program.name, n), evaluate) for n, f in functions]
     return (_launch(program.name, target), *_steps(program.steps, bodies))
 
 

@@ -17,7 +17,14 @@ from sim_cluster.classes import RankClasses, refine
 from sim_cluster.contention import DEFAULT_PACKETS, Packets
 from sim_cluster.degraded import Pattern, pattern_of
 from sim_cluster.faults import NO_FAULTS, Faults, Health, check_faults
-from sim_cluster.macro import MacroOp, Start, program_macros, schedule_macros
+from sim_cluster.macro import (
+    Evaluate,
+    MacroOp,
+    Start,
+    evaluated,
+    program_macros,
+    schedule_macros,
+)
 from sim_cluster.network import Network
 from sim_cluster.profiles import PROFILES, Profile, credited
 from sim_cluster.run_timing import ClusterLoop, axis_category
@@ -91,16 +98,17 @@ def time_step(
     folded: bool = True,
     traced: bool = False,
     credit: Profile | None = None,
+    evaluate: Evaluate = evaluated,
 ) -> Replayed:
     """Time one step: every function once, then the cluster loop over the classes of ranks, or
     (not `folded`) over every rank; micro-batches in their steady state once, unless `traced`.
 
     `credit` is what cores are credited with instead of what the profile says; the network's costs
-    are always the profile's.
+    are always the profile's. `evaluate` times a function.
     Raises SimulationError (SW_DEAD_CORE, SW_TIME_DEADLOCK) when ranks hang, UsageError (SW_FAULT)
     for faults of cores, instances and links that are not there.
     """
-    replay = _Replay(step, profile, folded, credit or PROFILES[profile])
+    replay = _Replay(step, profile, folded, credit or PROFILES[profile], evaluate)
     whole = len(step.schedules) > 1 or not folded or traced or step.faults.jitter > 0
     return _timing(profile, replay.run(whole), replay)
 
@@ -108,7 +116,9 @@ def time_step(
 class _Replay:
     """The cluster loop of a step under a profile, for any counts of its programs."""
 
-    def __init__(self, step: Step, profile: str, folded: bool, credit: Profile) -> None:
+    def __init__(
+        self, step: Step, profile: str, folded: bool, credit: Profile, evaluate: Evaluate
+    ) -> None:
         target = credited(step.target, credit)
         network = Network(
             step.target,
@@ -120,7 +130,7 @@ class _Replay:
             runtime_named(step.runtime),
         )
         self.step, self.lnc = step, target.lnc
-        self.programs = {name: program_macros(p, target) for name, p in step.programs.items()}
+        self.programs = {n: program_macros(p, target, evaluate) for n, p in step.programs.items()}
         self.ranks = Ranks(step, network, target.cores_per_bank)
         self.classes = self.ranks.classes(self._axes_met(), folded)
         representatives = map(self.classes.representative, range(self.classes.count))

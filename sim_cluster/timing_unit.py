@@ -28,6 +28,7 @@ from compiler.target import CollectiveFacts, CoreModel, Target
 from sim_cluster.actors import CollectiveDuration, CollectiveUse
 from sim_cluster.contention import Demand, Packets
 from sim_cluster.faults import Faults
+from sim_cluster.kept import KeptFunctions
 from sim_cluster.profiles import Profile
 from sim_cluster.step_parts import (
     FunctionTime,
@@ -43,6 +44,7 @@ from sim_cluster.trace import trace_json
 _BRIEF_CHARS = 80
 MAX_TRACE_BYTES = 2**30
 """Our choice: what is larger opens in no viewer."""
+_KEPT = KeptFunctions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,8 @@ def answer(question: bytes) -> bytes:
     """Time the step of a question. Raises what `time_step` raises."""
     row = _unpacked(question)
     credit = Profile(**row["credit"]) if row["credit"] else None
-    timing = time_step(_step(row["step"]), row["profile"], traced=row["traced"], credit=credit)
+    step = _step(row["step"])
+    timing = time_step(step, row["profile"], True, row["traced"], credit, _KEPT.evaluate)
     trace = zstandard.compress(trace_json(timing)) if row["traced"] else b""
     columns = _columns(timing, StepTiming)
     found = {"timing": columns, "parts": step_parts(timing), "trace": trace}
@@ -155,7 +158,9 @@ def _unpacked(data: bytes) -> dict[str, Any]:
 def _step(row: Mapping[str, Any]) -> Step:
     faults = row["faults"]
     made = {
-        "programs": {n: read_program(Container(b, n)) for n, b in row["programs"].items()},
+        "programs": {
+            n: read_program(Container(b, n), _KEPT.decode) for n, b in row["programs"].items()
+        },
         "target": _target(row["target"]),
         "transfers": tuple(Transfer(**transfer) for transfer in row["transfers"]),
         "packets": Packets(**row["packets"]),

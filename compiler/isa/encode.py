@@ -485,8 +485,13 @@ def encode_program(program: Program) -> Sections:
     return out
 
 
-def decode_program(get: Callable[[str], Any], names: Iterable[str]) -> Program:
-    """Inverse of `encode_program`; `get` returns the checked content of a section by name."""
+def decode_program(
+    get: Callable[[str], Any],
+    names: Iterable[str],
+    function: Callable[[Mapping[str, Any]], Function] = decode_function,
+) -> Program:
+    """Inverse of `encode_program`; `get` returns the checked content of a section by name, and
+    `function` decodes one."""
     head = unpack_attrs(bytes(get("program")))
     by_function: dict[int, dict[str, Any]] = {}
     for name in names:
@@ -498,7 +503,7 @@ def decode_program(get: Callable[[str], Any], names: Iterable[str]) -> Program:
     return Program(
         name=head["name"],
         target=head["target"],
-        functions=[decode_function(by_function[k]) for k in range(len(by_function))],
+        functions=[function(by_function[k]) for k in range(len(by_function))],
         buffers=[ProgramBuffer(*row) for row in head["buffers"]],
         inputs=head["inputs"],
         outputs=head["outputs"],

@@ -7,14 +7,20 @@ be moved anywhere.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compiler.diagnostics import LoadError
-from compiler.isa.encode import decode_program, encode_program, pack_attrs, unpack_attrs
-from compiler.isa.program import Program
+from compiler.isa.encode import (
+    decode_function,
+    decode_program,
+    encode_program,
+    pack_attrs,
+    unpack_attrs,
+)
+from compiler.isa.program import Function, Program
 from compiler.neff.files import write_atomic
 from compiler.neff.format import FEATURE_BORDERS, FEATURE_ROW_SUMS, FEATURE_SUBGRAPHS
 from compiler.neff.manifest import MAX_CORE_FILES, CoreBinding, Manifest
@@ -41,13 +47,15 @@ def program_bytes(program: Program, meta: Mapping[str, Any], compress: bool = Tr
     return pack("program", meta, sections, compress, features)
 
 
-def read_program(container: Container) -> Program:
-    """The program of a container of kind `program`.
+def read_program(
+    container: Container, function: Callable[[Mapping[str, Any]], Function] = decode_function
+) -> Program:
+    """The program of a container of kind `program`; `function` as in `decode_program`.
 
     Raises LoadError when the content makes no sense.
     """
     try:
-        return decode_program(container.read, container.sections)
+        return decode_program(container.read, container.sections, function)
     except LoadError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
