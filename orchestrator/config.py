@@ -185,7 +185,7 @@ class RunConfig:
 
     compare: bool = True
     """Compare with the unsharded JAX step, which needs the whole model in one process. Without, the
-    first state is drawn leaf by leaf as well, so that no process but the hosts holds much."""
+    first state is drawn in parts as well, so that no process but the hosts holds much."""
 
     resume: bool = False
     """Go on from the last checkpoint in the output directory."""
@@ -199,7 +199,7 @@ class RunConfig:
     tries: int = field(
         default=AUTO, metadata={"words": {"auto": AUTO}, "range": (AUTO, MOST_TRIES)}
     )
-    """Changes of the job that `plan` tries and reports. auto: `TRIES`, as far as the answer is not
+    """Changes of the job that `plan` tries and reports. auto: two, as far as the answer is not
     later than 12 s for it, or they are known."""
 
     progress: str = choice("auto", "auto", "bar", "plain", "json", "quiet")

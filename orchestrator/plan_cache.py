@@ -90,12 +90,12 @@ def advised(
         stored = cache.get(WHATIF, parts_digest(WHATIF, _whatif_parts(plan_key, tries)))
         if stored is not None:
             return report | {"whatif": json.loads(stored)}
-    from orchestrator.whatif.tries import FAILED, advice
+    from orchestrator.whatif.tries import FAILED, advice, affordable
 
-    section = advice(job, report, start, progress)
+    count = affordable(wanted, report, start)
+    section = advice(job, report, count, progress)
     if not any(row["status"] == FAILED for row in section["tried"]):
-        complete = wanted == AUTO and not section["left"]
-        parts = _whatif_parts(plan_key, TRIES if complete else wanted)
+        parts = _whatif_parts(plan_key, count if count == TRIES else wanted)
         about = About(f"tries of {plan_name(job)}", parts)
         cache.put(WHATIF, parts_digest(WHATIF, parts), json.dumps(section).encode(), about)
     return report | {"whatif": section}

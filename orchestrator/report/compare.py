@@ -22,7 +22,7 @@ from orchestrator.report.report import SCHEMA
 from orchestrator.report.text import counted, share_text, size_text
 
 Report = Mapping[str, Any]
-_SECTIONS = ("job", "graph", "mesh", "memory", "timing", "collectives", "cost", "findings")
+_SECTIONS = ("job", "graph", "mesh", "batch", "memory", "timing", "collectives", "cost", "findings")
 _NO_SETTINGS = ("output", "cache", "base")
 
 

@@ -179,12 +179,15 @@ class UnreadableRun:
     reason: str
 
 
-def read_runs(path: Path) -> list[PublishedRun | UnreadableRun]:
+Row = PublishedRun | UnreadableRun
+
+
+def read_runs(path: Path) -> list[Row]:
     """All rows of `path`, each under an id of its own.
 
     Raises UsageError for an unreadable file or a missing column.
     """
-    runs: dict[str, PublishedRun | UnreadableRun] = {}
+    runs: dict[str, Row] = {}
     for line, cells in read_table(path, COLUMNS):
         text = dict.fromkeys(OPTIONAL, "") | cells
         name = text["id"] or f"line {line}"
@@ -196,7 +199,7 @@ def read_runs(path: Path) -> list[PublishedRun | UnreadableRun]:
 _SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "tp", "pp", "dp", "nodes")
 
 
-def _run(text: Mapping[str, str], line: int) -> PublishedRun | UnreadableRun:
+def _run(text: Mapping[str, str], line: int) -> Row:
     group, primary = text["group"] or text["model"], text["primary"].lower() == "yes"
     try:
         settings = settings_of(text)

@@ -25,7 +25,7 @@ from orchestrator.terminal import say
 from orchestrator.validation import calibrate
 from orchestrator.validation.calibrate import Surface, grid_profiles
 from orchestrator.validation.predict import Predictor, Timed, job_of, layout_of
-from orchestrator.validation.published import PublishedRun, UnreadableRun, read_runs
+from orchestrator.validation.published import PublishedRun, Row, UnreadableRun, read_runs
 from sim_cluster.calibration import constants
 from sim_cluster.profiles import NAMES, fitted_profile
 
@@ -80,7 +80,7 @@ class Prediction:
 class Refused:
     """A run that cannot be predicted, and why."""
 
-    run: PublishedRun | UnreadableRun
+    run: Row
     reason: str
 
 
@@ -153,7 +153,6 @@ def _fit(runs: Sequence[PublishedRun], predictor: Predictor, progress: Progress)
     calibrate.write(calibrate.chosen(surfaces), [s.run for s in surfaces], METHOD)
 
 
-Row = PublishedRun | UnreadableRun
 _NAMES = ("id", "group", "model", "primary")
 
 

@@ -6,7 +6,7 @@ all its figures, and by how much it does not.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -101,7 +101,7 @@ def _is_figure(value: object) -> bool:
     """Null is what diverged (`strict_json.py`)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value is None
-    return math.isfinite(value)
+    return abs(value) <= sys.float_info.max  # not NaN; `isfinite` raises for long ints
 
 
 def row_of(key: str, values: Mapping[str, str], report: Mapping[str, Any]) -> Row:

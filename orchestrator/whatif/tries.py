@@ -41,13 +41,11 @@ WORTHWHILE = 0.01  # our choice: of time or cost; less is not worth a change
 
 
 def advice(
-    job: JobConfig, report: Mapping[str, Any], started: float, progress: Progress | None = None
+    job: JobConfig, report: Mapping[str, Any], count: int, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """The section `whatif` of a planned job: `tried`, the best first, and what is `left`.
-
-    `started` is when the answer was asked for (`time.perf_counter()`).
+    """The section `whatif` of a planned job: `tried`, at most `count`, the best first, and what is
+    `left`.
     """
-    count = _affordable(job.run.tries, report, started)
     changes = iter(_changes(job, report, count))
     chosen = list(islice(changes, count))
     if progress is not None and chosen:
@@ -57,9 +55,11 @@ def advice(
     return {"tried": sorted(tried, key=_rank), "left": left}
 
 
-def _affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
-    """How many tries there may be. auto: `TRIES`, as far as they are expected to be over in
-    time."""
+def affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
+    """How many tries there may be. auto: `TRIES`, as far as they are expected to be over in time.
+
+    `started` is when the answer was asked for (`time.perf_counter()`).
+    """
     if tries != AUTO:
         return tries
     provenance = report["provenance"]

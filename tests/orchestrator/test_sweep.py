@@ -172,6 +172,7 @@ def test_a_journal_survives_what_cuts_or_damages_it(tmp_path: Path) -> None:
         {"metrics": {"peak_gib": True}},
         {"metrics": {"step_time_s": [1.0]}},
         {"metrics": {"mesh": 8}},
+        {"metrics": {"cores": 10**400}},
         {"color": "red"},
     ],
 )

@@ -145,10 +145,34 @@ def test_no_try_begins_that_would_not_be_over_in_time(
     late["provenance"]["stages_s"] = {"compile": 30.0}
     late["provenance"].pop("computed_in_s", None)
     asked = dataclasses.replace(job, run=dataclasses.replace(job.run, tries=-1))
-    section = tries.advice(asked, late, time.perf_counter())
+    section = tries.advice(asked, late, tries.affordable(AUTO, late, time.perf_counter()))
     assert section["tried"] == [] and len(section["left"]) == TRIES
     none = dataclasses.replace(job, run=dataclasses.replace(job.run, tries=0))
     assert "whatif" not in advised(none)
+
+
+def test_one_try_for_want_of_time_is_no_answer_to_two(
+    job: JobConfig, report: dict[str, Any], monkeypatch
+) -> None:
+    """Changes with which a job would fit are sought only as many as are tried: none is left."""
+    over = copy.deepcopy(report)
+    over["memory"]["fits"], over["provenance"]["plan_key"] = False, "over"
+    changes = [changed(job, {"strategy.micro_batch": n}) for n in (2, 4)]
+    monkeypatch.setattr(plan_cache, "plan", lambda *_: over)
+    monkeypatch.setattr(tries, "_fitting", lambda *_: iter(changes))
+    monkeypatch.setattr(
+        tries,
+        "_tried",
+        lambda chosen, *_: [{"change": c.text, "status": "refused"} for c in chosen],
+    )
+    monkeypatch.setattr(tries, "affordable", lambda wanted, *_: 1 if wanted == AUTO else wanted)
+
+    def tried(wanted: int) -> list[str]:
+        asked = dataclasses.replace(job, run=dataclasses.replace(job.run, tries=wanted))
+        return [row["change"] for row in advised(asked)["whatif"]["tried"]]
+
+    both = [change.text for change in changes]
+    assert [tried(wanted) for wanted in (AUTO, TRIES, AUTO)] == [both[:1], both, both]
 
 
 @pytest.mark.matrix
