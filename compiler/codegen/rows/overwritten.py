@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from compiler.codegen.fusion import SCALED
+from compiler.codegen.masks import MASK
 from compiler.codegen.rows.roles import Roles, inner_of
 from compiler.codegen.space import Space
 from compiler.codegen.values import ACTIVATIONS, BINARY, UNARY
@@ -63,6 +64,8 @@ class _Banks:
     def product_of(self, number: int) -> int | None:
         """The product that a value alone follows from, if its bank may hold both."""
         value, values = self.space.values[number], self.space.values
+        if any(values[i].op == MASK for i in value.inputs):
+            return None  # GpSimd applies it
         wide = [i for i in value.inputs if values[i].atoms == value.atoms]
         products = [i for i in wide if i in self.roles.panels and self.users[i] == [number]]
         if wide != products or len(products) != 1 or inner_of(self.roles, value) is None:

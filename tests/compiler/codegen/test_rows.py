@@ -15,7 +15,7 @@ from compiler.isa.limits import Limits, limits_for
 from compiler.isa.program import Instr, Loop, Region, Space
 from compiler.target import PS_PER_S, load_target
 from tests.compiler.codegen.region_harness import BF16, F32, TARGET, Maker, check
-from tests.compiler.codegen.row_cases import backward, forward, weighted_rows
+from tests.compiler.codegen.row_cases import backward, causal, forward, weighted_rows
 from tests.support.cells import long_in_matrix
 
 BOUND = {F32: 1e-6, BF16: 1e-2}
@@ -93,6 +93,19 @@ def test_differences_stay_in_the_bank_of_their_product() -> None:
     found = [i for i in products(region.body) if i.opcode == "tensor_tensor"]
     assert found
     assert all({p.space for p in i.srcs} == {Space.PSUM, Space.SBUF} for i in found)
+
+
+def test_what_gpsimd_masks_leaves_the_bank_of_its_product() -> None:
+    """Scores of several heads that are masked first and then biased, each by a number of its own:
+    Vector adds in SBUF what GpSimd has masked there.
+    """
+    m = Maker((2, 256, 512, 64, 64), "masked")
+    scores = m.contract(m.load((0, 1, 3), BF16), m.load((0, 2, 3), BF16), (3,), F32)
+    scores = m.node("add", causal(m, scores, -30.0), m.load((0, 1, 2)))
+    weights = m.node("exponential", m.node("subtract", scores, m.reduce(scores, (2,), "max")))
+    weights = m.node("convert", m.node("divide", weights, m.reduce(weights, (2,))), dtype=BF16)
+    m.store(m.contract(weights, m.load((0, 2, 4), BF16), (2,), F32), (0, 1, 4))
+    check(m, BOUND[BF16])
 
 
 def test_backward_overlaps() -> None:
