@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 _KEPT = "\t"
 _ADAPTED = "shardwright.adapted"
 _REFUSING = ("strict", "surrogateescape")  # Python's defaults, the second in the C locale
-_SIGNS = dict(zip("█▓▒░▚▤·─━│┃⣿", "#=+-xo.--||*", strict=True))
-"""What bars and rules are where there are none; other signs of a frame are `+`."""
+_SIGNS = dict(zip("█▓▒░▚▤·─━│┃⣿•", "#=+-xo.--||*.", strict=True))
+"""What bars, rules and points are where there are none; other signs of a frame are `+`, other
+braille, which curves are drawn in, is `.`."""
 
 
 def adapt(*streams: TextIO) -> None:
@@ -50,6 +51,8 @@ def _sign(char: str) -> str:
     """One ASCII character for another."""
     if char in _SIGNS:
         return _SIGNS[char]
+    if "\u2800" <= char <= "\u28ff":
+        return "."
     return "+" if "\u2500" <= char <= "\u257f" else "?"
 
 

@@ -173,9 +173,9 @@ def test_a_terminal_without_bars_gets_other_signs(errors: str) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", errors=errors)
     terminal.adapt(stream, io.StringIO())
-    terminal.console(file=stream, width=40).print(Text("time █▓▒░▚▤· ── ┏┃ \u2801 \ud800"))
+    terminal.console(file=stream, width=40).print(Text("time █▓▒░▚▤· ── ┏┃ •\u2801 \u20ac \ud800"))
     stream.flush()
-    assert raw.getvalue().decode("ascii").split("\n")[0] == "time #=+-xo. -- +| ? ?"
+    assert raw.getvalue().decode("ascii").split("\n")[0] == "time #=+-xo. -- +| .. ? ?"
 
 
 def test_the_command_adapts_what_it_prints_to() -> None:
@@ -187,4 +187,4 @@ def test_the_command_adapts_what_it_prints_to() -> None:
         [sys.executable, *words], env=env, capture_output=True, check=False, cwd=ROOT
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"?" in done.stdout
+    assert b"...." in done.stdout and b"?" not in done.stdout

@@ -182,7 +182,6 @@ ONLY_IN_MATRIX = (
     "sorted experts fsdp ep",
     "deep prime hsdp",
     "flax zero-1",
-    "llama bf16 fsdp kept",
     "llama two physical cores",
     "llama hsdp precision policy",
     "odd llama tp",
