@@ -18,6 +18,8 @@ from sim_cluster.macro import Segments, evaluated
 
 MOST_KEPT = 128
 """Functions, the newest: those of about five steps (our choice); up to 1 MB each."""
+MOST_MACHINES = 12
+"""Of one function, the newest: the profiles of four targets (our choice)."""
 
 
 class KeptFunctions:
@@ -46,6 +48,8 @@ class KeptFunctions:
             return evaluated(function, target)
         machine = repr(target)
         if machine not in times:
+            if len(times) == MOST_MACHINES:
+                del times[next(iter(times))]
             times[machine] = evaluated(function, target)
         return times[machine]
 

@@ -64,6 +64,20 @@ def test_each_is_timed_once_per_machine(
     assert asked == [MACHINE, other]
 
 
+def test_only_the_newest_machines_are_kept(
+    functions: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep may ask about one function on any number of them."""
+    asked: list[Target] = []
+    monkeypatch.setattr(kept, "evaluated", lambda _, target: asked.append(target))
+    known = KeptFunctions()
+    function = known.decode(functions[0])
+    machines = [replace(MACHINE, efa_devices=n) for n in range(kept.MOST_MACHINES + 1)]
+    for machine in (*machines, *reversed(machines)):
+        known.evaluate(function, machine)
+    assert asked == [*machines, machines[0]]
+
+
 def test_one_changed_value_is_another_function(functions: list[Mapping[str, Any]]) -> None:
     known, sections = KeptFunctions(), functions[0]
     first = known.decode(sections)
