@@ -1,6 +1,6 @@
 """docs/validation.md from a report of `validate`.
 
-    shardwright validate --training T.csv --rows all --kernels K.csv --collectives C.csv --json > R
+    shardwright validate --training T.csv --kernels K.csv --collectives C.csv --json > R
     python benchmarks/validation_page.py R
 
 The text is in validation_page.md, every figure comes from the report; bars that are not reached are

@@ -165,9 +165,8 @@ def _tell(progress: Progress, row: Row, done: int, total: int) -> None:
 
     short = short_names(list(row.values))
     values = " ".join(f"{short[name]}={value}" for name, value in row.values.items())
-    is_refused = row.status == REFUSED
-    came_to = row.code if is_refused else f"{METRICS['step_time_s'].text(row)} s"
-    progress.item("point", f"{values}: {came_to}", done, total, quick=is_refused)
+    came_to = f"{METRICS['step_time_s'].text(row)} s" if row.metrics else row.code
+    progress.item("point", f"{values}: {came_to}", done, total, quick=row.status == REFUSED)
 
 
 def _exit_code(swept: Swept) -> int:

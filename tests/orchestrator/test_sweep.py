@@ -20,8 +20,9 @@ from compiler.diagnostics import UsageError
 from orchestrator import plan_cache
 from orchestrator.cli import main
 from orchestrator.config import JobConfig, load
+from orchestrator.service.progress import Progress
 from orchestrator.service.units import digest
-from orchestrator.whatif import pictures, table
+from orchestrator.whatif import commands, pictures, table
 from orchestrator.whatif.journal import Journal
 from orchestrator.whatif.points import Point, points
 from orchestrator.whatif.rows import FITS, METRICS, REFUSED, TOO_LARGE, Row, ordered, pareto
@@ -187,6 +188,17 @@ def test_a_row_that_no_sweep_writes_counts_as_absent(
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
     assert list(Journal(path).read()) == ["b"]
+
+
+def test_progress_says_what_a_point_came_to(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seconds where there are some; a point may also be too large before it is timed."""
+    timed = row("a", TOO_LARGE, step_time_s=0.5)
+    untimed = Row("b", {"tp": "8"}, TOO_LARGE, "SW_CAPACITY", "too large")
+    with Progress("plain") as progress:
+        for number, each in enumerate((timed, untimed), start=1):
+            commands._tell(progress, each, number, 2)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(": ")[2] for line in told] == ["0.5 s", "SW_CAPACITY"]
 
 
 def events(path: Path, name: str) -> list[str]:
