@@ -27,11 +27,13 @@ def read_table(path: Path, columns: Iterable[str]) -> list[tuple[int, dict[str, 
     lacks a column.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")))
+        names = reader.fieldnames = [(name or "").strip() for name in reader.fieldnames or ()]
+        rows = [
+            (reader.line_num, {name: (row[name] or "").strip() for name in names}) for row in reader
+        ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:  # the last: a quote left open
         raise UsageError("SW_TRAINING_CSV", f"cannot read {path}: {error}") from error
-    reader = csv.DictReader(io.StringIO(text))
-    names = [(name or "").strip() for name in reader.fieldnames or ()]
     if missing := [name for name in columns if name not in names]:
         raise UsageError(
             "SW_TRAINING_CSV",
@@ -39,10 +41,7 @@ def read_table(path: Path, columns: Iterable[str]) -> list[tuple[int, dict[str, 
             None,
             "columns are separated by commas" if len(names) == 1 else "",
         )
-    reader.fieldnames = names
-    return [
-        (reader.line_num, {name: (row[name] or "").strip() for name in names}) for row in reader
-    ]
+    return rows
 
 
 def finite(text: str, name: str) -> float:

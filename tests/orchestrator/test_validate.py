@@ -251,6 +251,10 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         read_runs(write_csv(tmp_path / "bad.csv", BERT, drop="vocab"))
     with pytest.raises(UsageError, match="cannot read"):
         read_runs(tmp_path / "absent.csv")
+    path = write_csv(tmp_path / "quote.csv", BERT)
+    path.write_text(path.read_text() + '"' + "x" * csv.field_size_limit() + "\n")
+    with pytest.raises(UsageError, match="larger than field limit"):
+        read_runs(path)
     path = write_csv(tmp_path / "semicolons.csv", BERT)
     path.write_text(path.read_text().replace(",", ";"))
     with pytest.raises(UsageError, match="columns are separated by commas"):
