@@ -102,7 +102,8 @@ class Group(Products):
             self.held[number] = self.held[home]
             return self.held[number]
         product = self.held.get(self.plan.bank_of.get(home, -1))
-        if product and self.builder.tiles[product.tile].space is Space.PSUM:
+        in_psum = product and self.builder.tiles[product.tile].space is Space.PSUM
+        if product and in_psum and self._stays(number, value):
             self.held[number] = product
             return product
         if self.flight is None or number not in self.flight.crossing:

@@ -168,6 +168,7 @@ class Products(Frame):
         return Engine.VECTOR if copy in self.plan.vector_copies else Engine.SCALAR
 
     def _stays(self, number: int, value: Value) -> bool:
+        """Whether all that reads a value in PSUM reaches it there, in the columns at hand."""
         if self.plan.carries(number):
             return False
         here = self.decided.sharing(number)

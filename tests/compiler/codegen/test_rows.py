@@ -108,6 +108,27 @@ def test_what_gpsimd_masks_leaves_the_bank_of_its_product() -> None:
     check(m, BOUND[BF16])
 
 
+@pytest.mark.parametrize("reader", ["store", "contract"])
+def test_differences_leave_the_bank_of_their_product_where_a_decided_mask_is_one(
+    reader: str,
+) -> None:
+    """In columns that a mask leaves as they are, what it gives lies where the difference does: DMA
+    and transposes read that in SBUF.
+    """
+    m = Maker((1, 1024, 1024, 64, 64), "decided")
+    q, k, v = m.load((0, 1, 3), BF16), m.load((0, 2, 3), BF16), m.load((0, 2, 4), BF16)
+    p = m.node("exponential", m.node("subtract", m.contract(q, k, (3,), F32), m.load((0, 1))))
+    dp = m.node("subtract", m.contract(m.load((0, 1, 4), BF16), v, (4,), F32), m.load((0, 1)))
+    ds = m.node("convert", m.node("multiply", p, dp), dtype=BF16)
+    m.store(m.contract(ds, q, (1,), F32), (0, 2, 3))
+    masked = causal(m, dp, 0.0)
+    if reader == "store":
+        m.store(masked, (0, 1, 2))
+    else:
+        m.store(m.contract(masked, m.load((0, 2, 3)), (2,), F32), (0, 1, 3))
+    check(m, BOUND[BF16])
+
+
 def test_backward_overlaps() -> None:
     """Transposes of four query heads and their sums over rows run beside each other."""
     m = backward((2, 512, 512, 64, 64, 4), BF16, "causal")
