@@ -152,7 +152,7 @@ def test_equal_masks_spelled_apart_leave_out_the_same_columns(
     assert busy(m) < 0.9 * busy(attention([Mask("data")], -1e9, scores, maxima))
 
 
-@pytest.mark.parametrize(("spelling", "most"), [(filled, 1.25), (additive, 1.45)])
+@pytest.mark.parametrize(("spelling", "most"), [(filled, 1.25), (additive, 1.42)])
 def test_blocks_without_a_mask_cost_the_same_in_any_spelling(
     spelling: Spelling, most: float
 ) -> None:
