@@ -162,7 +162,8 @@ def compiled() -> tuple[Function, list[np.ndarray]]:
         h = jax.nn.gelu(x @ a)
         y = jax.nn.softmax(h @ b, axis=-1)
         z = (y - y.mean(0)) * jax.lax.rsqrt(1 + (y * y).sum(0))
-        return z.T @ (z @ c), (h * 2).sum(1), b @ c
+        w = jax.nn.softmax(z @ c, axis=0)
+        return z.T @ w, w @ c.T, (h * 2).sum(1), b @ c
 
     rng = np.random.default_rng(3)
     shapes = ((192, 256), (256, 384), (384, 128), (128, 96))

