@@ -14,24 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from compiler.neff.bundle import Bundle
 from orchestrator.cli import main
 from orchestrator.service import ray_session
 from orchestrator.service.executor import WorkUnit
 from orchestrator.service.ray_backend import RayExecutor
 from orchestrator.service.ray_session import RaySession
-from tests.support.small_job import Road, build_on, bundle_bytes, bundle_of, small_llama, write_job
+from tests.support.small_job import build_on, bundle_bytes, bundle_of, small_llama, write_job
 
 pytestmark = pytest.mark.ray
 WORKERS = 2
 
 
-def test_bundles_are_the_same_as_inline(
-    small_road: Road, small_bundle: Bundle, tmp_path: Path
-) -> None:
-    road = build_on(
-        small_llama(), {"dp_shard": 4}, tmp_path / "cache", executor=lambda: RayExecutor(WORKERS)
-    )
+def test_bundles_are_the_same_as_inline(tmp_path: Path) -> None:
+    mesh = {"dp_shard": 4}
+    road = build_on(small_llama(), mesh, tmp_path / "ray", executor=lambda: RayExecutor(WORKERS))
     assert {row.cache for row in road.rows} == {"miss"}
     assert sum(row.kind == "partition" for row in road.rows) == 1
     assert sum(row.kind == "compile" for row in road.rows) >= 6
@@ -39,10 +35,10 @@ def test_bundles_are_the_same_as_inline(
     assert workers == {f"ray-{n}" for n in range(WORKERS)}
     assert all(row.seconds > 0 for row in road.rows)
     assert str(os.getpid()) not in {row.worker.partition(":")[2] for row in road.rows}
-    ray_bundle = bundle_of(road, tmp_path / "bundle")
-    assert bundle_bytes(ray_bundle.path) == bundle_bytes(small_bundle.path)
-    # The test run keeps units (`tests/conftest.py`), but none of these, whose cache is their own.
-    assert {row.worker.partition(":")[0] for row in small_road.rows} <= {"inline", "cache"}
+    inline = build_on(small_llama(), mesh, tmp_path / "inline")
+    assert {row.worker.partition(":")[0] for row in inline.rows} == {"inline"}
+    ours, theirs = (bundle_of(r, tmp_path / f"bundle{n}") for n, r in enumerate((inline, road)))
+    assert bundle_bytes(theirs.path) == bundle_bytes(ours.path)
 
 
 @pytest.mark.matrix

@@ -69,8 +69,9 @@ def numbers(config: Config, keys: Iterable[str]) -> dict[str, float]:
 
 
 def _is_number(value: object) -> bool:
-    is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and 0 < value < math.inf  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value < math.inf
 
 
 def refuse_features(config: Config, plain: Mapping[str, tuple[Any, ...]]) -> None:
