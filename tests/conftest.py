@@ -43,6 +43,12 @@ def cache_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update-golden` (`tests/golden/`)."""
+    text = "write golden files anew and say what changed"
+    parser.addoption("--update-golden", action="store_true", help=text)
+
+
 LONGEST_FIRST = (
     "system/test_ray_jobs.py",
     "system/test_whole_road.py",
@@ -81,16 +87,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many cells of the matrices in values this run had: none is left out in silence."""
-    ran = Counter(
-        (*value, outcome)
+    """How many cells of the matrices in values this run had: none is left out in silence. And what
+    became of golden files that were written."""
+    told = [
+        (key, value, outcome)
         for outcome in ("passed", "failed", "error", "skipped")
         for report in terminalreporter.getreports(outcome)
         for key, value in getattr(report, "user_properties", ())  # none of a file that fails
-        if key == "cells"
-    )
+    ]
+    ran = Counter((*value, outcome) for key, value, outcome in told if key == "cells")
     for (name, total, outcome), number in sorted(ran.items()):
         terminalreporter.write_line(f"cells of {name}: {number} of {total} {outcome}")
+    golden = [value for key, value, outcome in told if key == "golden" and outcome == "passed"]
+    for text in sorted(filter(None, golden)):
+        terminalreporter.write_line(text)
+    if golden:
+        changed = sum(map(bool, golden))
+        terminalreporter.write_line(f"golden files: {changed} of {len(golden)} written anew")
 
 
 def pytest_collection_finish() -> None:

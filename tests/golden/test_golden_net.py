@@ -1,0 +1,141 @@
+"""The net itself: a changed byte of a program and a changed picosecond are noticed and named."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler.isa import costs
+from compiler.isa.program import Program
+from orchestrator.cache.cache import Cache
+from orchestrator.job import step_of
+from orchestrator.service.executor import InlineExecutor
+from orchestrator.service.service import UnitService
+from orchestrator.stages import Traces
+from sim_cluster.step_time import time_step
+from tests.golden import files
+from tests.golden.cells import CELLS
+from tests.golden.files import FOLDER, differences, read, report_of, text_of
+from tests.golden.record import Cell, Record, record, run_cell
+
+NAME = "cells/manual"
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Cell:
+    (small,) = (c for c in CELLS if f"cells/{c.name}" == NAME)
+    cache = Cache(tmp_path_factory.mktemp("cache"))
+    with UnitService(InlineExecutor, cache) as service:
+        return run_cell(small.job, service, Traces())
+
+
+@pytest.fixture(scope="module")
+def recorded(cell: Cell) -> Record:
+    return record(cell)
+
+
+def test_one_picosecond_of_a_step_is_named(recorded: Record) -> None:
+    moved = copy.deepcopy(recorded)
+    moved["time"]["nominal"]["step_ps"] += 1
+    (found,) = differences(read(NAME), moved)
+    assert (found.stage, found.row, found.key) == ("time", "nominal", "step_ps")
+    old = recorded["time"]["nominal"]["step_ps"]
+    text = report_of(NAME, [found])
+    assert f"{NAME}: time: nominal step_ps: {old} -> {old + 1}" in text
+    assert "the first in stage time" in text
+
+
+def test_one_byte_of_a_program_is_named(cell: Cell, recorded: Record) -> None:
+    name, program = next(iter(cell.built.programs.items()))
+    number = next(n for n, f in enumerate(program.functions) if f.regions[0].tiles)
+    damaged, function = _with_a_tile_moved(program, number), program.functions[number]
+    built = dataclasses.replace(cell.built, programs={**cell.built.programs, name: damaged})
+    found = differences(recorded, record(dataclasses.replace(cell, built=built)))
+    assert {(d.stage, d.row) for d in found} == {
+        ("code", name),
+        ("code", f"{name}/{function.name}"),
+        ("bundle", "manifest"),
+    }
+    assert "the first in stage code" in report_of(NAME, found)
+
+
+def _with_a_tile_moved(program: Program, number: int) -> Program:
+    """The program with the first tile of a function one byte further."""
+    functions = list(program.functions)
+    first, *others = functions[number].regions
+    tile, *rest = first.tiles
+    moved = dataclasses.replace(tile, address=tile.address + 1)
+    regions = [dataclasses.replace(first, tiles=[moved, *rest]), *others]
+    functions[number] = dataclasses.replace(functions[number], regions=regions)
+    return dataclasses.replace(program, functions=functions)
+
+
+def test_a_damaged_cost_moves_the_time_and_no_code(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = step_of(cell.built, cell.built.programs)
+    before = time_step(step).step_time_ps
+    assert before == read(NAME)["time"]["nominal"]["step_ps"]
+    slower = [
+        dataclasses.replace(rule, slope=1.1 * rule.slope, minimum=1.1 * rule.minimum)
+        for rule in costs.RULES
+    ]
+    monkeypatch.setattr(costs, "RULES", tuple(slower))
+    assert time_step(step).step_time_ps > before
+
+
+def test_places_in_the_source_are_no_part_of_a_digest(cell: Cell, recorded: Record) -> None:
+    placed = cell.built.programs
+    assert any(r.program.loc > 0 for p in placed.values() for f in p.functions for r in f.regions)
+    moved = {name: _elsewhere(program) for name, program in placed.items()}
+    built = dataclasses.replace(cell.built, programs=moved)
+    assert not differences(recorded, record(dataclasses.replace(cell, built=built)))
+
+
+def _elsewhere(program: Program) -> Program:
+    """The program with all of its code at one line of another file."""
+    functions = [
+        dataclasses.replace(
+            function,
+            regions=[
+                dataclasses.replace(r, program=dataclasses.replace(r.program, loc=0))
+                for r in function.regions
+            ],
+        )
+        for function in program.functions
+    ]
+    return dataclasses.replace(program, functions=functions, locations=(("a.py", 1, ""),))
+
+
+def test_a_lost_row_and_a_new_one_are_named(recorded: Record) -> None:
+    other = copy.deepcopy(recorded)
+    del other["time"]["peak"]
+    other["findings"]["SW_NEW"] = {"severity": "note", "message": "text"}
+    rows = [(d.stage, d.row) for d in differences(recorded, other)]
+    assert rows == [("time", "peak"), ("findings", "SW_NEW")]
+
+
+def test_an_update_writes_the_file_and_says_what_moved(
+    recorded: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
+    assert files.update(NAME, recorded) == f"golden {NAME}: new"
+    assert files.update(NAME, recorded) == ""
+    moved = copy.deepcopy(recorded)
+    moved["memory"]["peak"]["peak_bytes"] *= 2
+    peak = recorded["memory"]["peak"]["peak_bytes"]
+    changed = files.update(NAME, moved)
+    assert f"memory: peak peak_bytes: {peak} -> {2 * peak} (+1 of itself)" in changed
+    assert files.compare(NAME, moved) == ""
+
+
+def test_golden_files_are_written_as_they_are_read() -> None:
+    for path in sorted(FOLDER.rglob("*.json")):
+        text = path.read_text(encoding="utf-8")
+        assert text_of(json.loads(text)) == text, path.name
+        assert "/tmp" not in text, path.name
+        assert not any(ord(letter) > 126 for letter in text), path.name
