@@ -1,77 +1,114 @@
-"""Graphs as short text for people: dumps, errors and tests. Every graph has one, collectives and
-global types included.
+"""Graphs as text that people read and `parse` reads back: dumps, tests, one pass on one file.
 
-The form is not read back; `serialize` is what crosses processes and `printer` is what other tools
-read.
+Values are numbered per level in program order, attributes are `key=value`, types are StableHLO's,
+so equal graphs have equal text. Every graph has one, collectives and global types included;
+`printer` is what other tools read and `serialize` what crosses processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import UNKNOWN_LOC
-from compiler.dtypes import DType
+from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.ir.ops.shape import ConstantAttrs
-from compiler.ir.types import Graph, Op, Value
+from compiler.ir.types import Graph, Op, TensorType, Value
+from compiler.text.elements import element_text
+from compiler.text.fields import field_values
+from compiler.text.lexer import name_text
+from compiler.text.values import mapping_text
 
-MAX_CONSTANT_ELEMENTS = 8
-
-
-def to_text(graph: Graph, with_locs: bool = False) -> str:
-    """One line per op, values numbered per level, regions indented."""
-    return "\n".join(_level(graph, 0, with_locs)) + "\n"
-
-
-def op_text(op: Op, names: dict[Value, str] | None = None, with_locs: bool = False) -> str:
-    """One op on one line, regions left out; values without a name show as `_`."""
-    names = names or {}
-    results = ", ".join(names.get(v, "_") for v in op.results)
-    operands = " ".join(names.get(v, "_") for v in op.operands)
-    types = ", ".join(str(v.type) for v in op.results)
-    where = f"  // {op.loc}" if with_locs and op.loc != UNKNOWN_LOC else ""
-    head = f"{results} = {op.name}" if results else op.name
-    parts = [head, operands, _attributes(op.attrs)]
-    return f"{' '.join(p for p in parts if p)} : {types}{where}"
+MAX_LISTED_ELEMENTS = 16  # of a constant; a longer one is a row of bytes (our choice)
+MAX_SHOWN_BYTES = 256  # of a row of bytes in a text for people (our choice)
+UNDEFINED = "_"
 
 
-def _level(graph: Graph, depth: int, with_locs: bool) -> Iterator[str]:
-    pad, names = "  " * depth, {}
-    for i, value in enumerate(graph.inputs):
-        names[value] = f"%in{i}"
-    count = 0
-    shown = ", ".join(f"{names[v]}: {v.type}" for v in graph.inputs)
-    yield f"{pad}{graph.name}({shown}) {{"
-    for op in graph.ops:
-        for value in op.results:
-            names[value] = f"%{count}"
-            count += 1
-        yield f"{pad}  {op_text(op, names, with_locs)}"
-        for region in op.regions:
-            yield from _level(region, depth + 2, with_locs)
-    yield f"{pad}  return {', '.join(names.get(v, '_') for v in graph.outputs)}"
-    yield f"{pad}}}"
+def to_text(graph: Graph, with_locs: bool = False, elide: bool = False) -> str:
+    """One line per op, regions indented.
+
+    With `elide`, long constants are their size and digest: text for people, which `parse` refuses.
+    """
+    return "\n".join(Printer(with_locs, elide).level(graph, 0)) + "\n"
 
 
-def _attributes(attrs: Any) -> str:
-    if attrs is None:
-        return ""
-    if isinstance(attrs, ConstantAttrs):
-        return _constant(attrs)
-    given = {f.name: getattr(attrs, f.name) for f in fields(attrs)}
-    said = {name: value for name, value in given.items() if value is not False and value != ()}
-    shown = [f"{name}={_value(value)}" for name, value in said.items()]
-    return f"{{{', '.join(shown)}}}"
+@dataclass(frozen=True, slots=True)
+class Printer:
+    """Lines of a graph; `note` is what stands behind the type of a value."""
+
+    with_locs: bool = False
+    elide: bool = False
+    note: Callable[[Value], str] = lambda _: ""
+
+    def level(self, graph: Graph, depth: int) -> Iterator[str]:
+        """A graph or a region."""
+        pad = "  " * depth
+        names = {value: f"%in{i}" for i, value in enumerate(graph.inputs)}
+        shown = ", ".join(f"{names[v]}: {v.type}{self.note(v)}" for v in graph.inputs)
+        yield f"{pad}{name_text(graph.name)}({shown}) {{"
+        count = 0
+        for op in graph.ops:
+            line = self.op(op, names)
+            for value in op.results:
+                names[value] = f"%{count}"
+                count += 1
+            results = ", ".join(names[v] for v in op.results)
+            yield f"{pad}  {results} = {line}" if results else f"{pad}  {line}"
+            for region in op.regions:
+                yield from self.level(region, depth + 2)
+        returned = " ".join(("return", _listed(graph.outputs, names))).rstrip()
+        yield f"{pad}  {returned}"
+        yield f"{pad}}}"
+
+    def op(self, op: Op, names: Mapping[Value, str]) -> str:
+        """An op without its results and regions."""
+        parts = [name_text(op.name), _listed(op.operands, names), self.attributes(op)]
+        if op.results:
+            parts += [":", ", ".join(f"{v.type}{self.note(v)}" for v in op.results)]
+        if self.with_locs and op.loc != UNKNOWN_LOC:
+            parts.append(loc_text(op.loc))
+        return " ".join(part for part in parts if part)
+
+    def attributes(self, op: Op) -> str:
+        """`{key=value}`; a type that is the result's is said once."""
+        if op.attrs is None:
+            return ""
+        typed = [v.type for v in op.results] == [getattr(op.attrs, "type", None)]
+        if isinstance(op.attrs, ConstantAttrs) and typed:
+            return self.constant(op.attrs.data, op.attrs.type)
+        given: dict[str, Any] = field_values(op.attrs)
+        if typed:
+            given.pop("type")
+        return mapping_text(given)
+
+    def constant(self, data: bytes, type: TensorType) -> str:
+        """The element of a splat, a list of a few, or bytes."""
+        width, dtype = type.dtype.bytes, type.dtype
+        if len(data) == width:
+            return element_text(data, dtype)
+        if len(data) == type.num_bytes and type.num_elements <= MAX_LISTED_ELEMENTS:
+            every = [element_text(data[i : i + width], dtype) for i in range(0, len(data), width)]
+            return _nested(every, type.shape)
+        if self.elide and len(data) > MAX_SHOWN_BYTES:
+            return f"dense<elided {len(data)} bytes {hashlib.sha256(data).hexdigest()[:12]}>"
+        return f"dense<0x{data.hex().upper()}>"
 
 
-def _value(value: object) -> str:
-    return value.value if isinstance(value, DType) else str(value).replace(" ", "")
+def _listed(values: tuple[Value, ...], names: Mapping[Value, str]) -> str:
+    return ", ".join(names.get(v, UNDEFINED) for v in values)
 
 
-def _constant(attrs: ConstantAttrs) -> str:
-    if attrs.is_splat:
-        return f"{attrs.array().flat[0]}" if attrs.type.num_elements else "empty"
-    if attrs.type.num_elements <= MAX_CONSTANT_ELEMENTS:
-        return str(attrs.array().tolist()).replace(" ", "")
-    return f"<{len(attrs.data)} bytes>"
+def _nested(elements: list[str], shape: tuple[int, ...]) -> str:
+    """A list of `elements`, as many levels deep as `shape` has dims."""
+    for size in reversed(shape[1:]):
+        starts = range(0, len(elements), size or 1)
+        elements = [f"[{', '.join(elements[i : i + size])}]" for i in starts]
+    return f"[{', '.join(elements)}]"
+
+
+def loc_text(loc: Loc) -> str:
+    """`loc("net.py":7, "scope")`; no scope, no comma."""
+    scope = f", {json.dumps(loc.scope)}" if loc.scope else ""
+    return f"loc({json.dumps(loc.file)}:{loc.line}{scope})"

@@ -123,6 +123,13 @@ def _sorted_attrs(attrs: Mapping[str, Any]) -> bytes:
     return pack_attrs({k: attrs[k] for k in sorted(attrs)})
 
 
+def pack_region(program: RegionProgram) -> bytes:
+    """What a region means, as bytes that are equal for equal regions, NaN included."""
+    nodes = [[n.op, n.inputs, n.atoms, n.dtype, _sorted_attrs(n.attrs)] for n in program.nodes]
+    head = [program.kind, program.name, program.atoms, program.loc, _sorted_attrs(program.attrs)]
+    return pack_attrs([*head, nodes])
+
+
 class _Encoder:
     """Pools and columns of one function."""
 

@@ -7,8 +7,7 @@ instruction streams of those queues are listed, inside the loops they share.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 from compiler.isa.program import (
     AccessPattern,
@@ -23,7 +22,9 @@ from compiler.isa.program import (
     Repeat,
     Tile,
 )
-from compiler.isa.region import Affine, Node, Tensor
+from compiler.isa.region import Tensor
+from compiler.isa.region_text import body_lines, head_text
+from compiler.text.values import affine_text, value_text
 
 _STEP = "  "
 
@@ -77,7 +78,7 @@ def _steps(steps: Sequence[Call | Repeat], program: Program, depth: int) -> Iter
             continue
         given = ", ".join(str(b) for b in step.inputs)
         made = ", ".join(str(b) for b in step.outputs)
-        registers = "".join(f" {affine(a, 'p')}" for a in step.parameters)
+        registers = "".join(f" {affine_text(a, 'p')}" for a in step.parameters)
         name = program.functions[step.function].name
         yield f"{_STEP * depth}call {name}{registers} ({given}) -> ({made})"
 
@@ -95,12 +96,9 @@ def _region(
         where = f" from {file}:{line}"
     order = f" after {region.after} of the other core" if region.after else ""
     start = "" if region.borders is None else " without a barrier"
-    yield f"{_STEP}region {number} {meaning.kind} {meaning.name}{where}{order}{start}"
+    yield f"{_STEP}region {number} {head_text(meaning)}{where}{order}{start}"
     if not engines:
-        if meaning.atoms:
-            yield f"{_STEP * 2}atoms {' '.join(map(str, meaning.atoms))}"
-        for position, node in enumerate(meaning.nodes):
-            yield f"{_STEP * 2}%{position} = {_node(node)}"
+        yield from (f"{_STEP * 2}{line}" for line in body_lines(meaning))
         for position, tile in enumerate(region.tiles):
             yield f"{_STEP * 2}tile {position} {_tile(tile)}"
         if region.tokens:
@@ -108,12 +106,6 @@ def _region(
         for position, (queue, back) in enumerate(region.borders or ()):
             yield f"{_STEP * 2}border {position} {queue.value} behind region {number - back}"
     yield from _code(region.body, 2, engines)
-
-
-def _node(node: Node) -> str:
-    inputs = ", ".join(f"%{i}" for i in node.inputs)
-    attrs = "".join(f" {k}={_attr(v)}" for k, v in sorted(node.attrs.items()))
-    return f"{node.op}({inputs}){attrs} : {node.dtype.value} over {list(node.atoms)}"
 
 
 def _tile(tile: Tile) -> str:
@@ -138,7 +130,7 @@ def _instr(instr: Instr) -> str:
     written = "".join(f" {_pattern(p)}" for p in instr.dsts)
     target = f"{written} <-" if written else ""
     sources = "".join(f" {_pattern(s)}" for s in instr.srcs)
-    attrs = "".join(f" {k}={_attr(v)}" for k, v in sorted(instr.attrs.items()))
+    attrs = "".join(f" {k}={value_text(v)}" for k, v in sorted(instr.attrs.items()))
     tokens = "".join(f" border:{b}" for b in instr.borders)
     tokens += "".join(f" wait:{s}" for s in instr.waits)
     tokens += "".join(f" signal:{s}" for s in instr.signals)
@@ -150,20 +142,4 @@ def _pattern(pattern: AccessPattern) -> str:
         f"{size}" if stride == 1 else f"{size}:{stride}" for stride, size in pattern.dims
     )
     start = f" from partition {pattern.start}" if pattern.start else ""
-    return f"{pattern.space.value}{pattern.buffer}+{affine(pattern.offset)}[{dims}{start}]"
-
-
-def affine(value: Affine, prefix: str = "r") -> str:
-    """`8+4*r3` and the like."""
-    terms = [f"{c}*{prefix}{r}" for r, c in value.terms]
-    return "+".join([str(value.const), *terms]) if value.const or not terms else "+".join(terms)
-
-
-def _attr(value: Any) -> str:
-    if isinstance(value, Affine):
-        return affine(value)
-    if isinstance(value, Mapping):
-        return "{" + " ".join(f"{k}={_attr(v)}" for k, v in sorted(value.items())) + "}"
-    if hasattr(value, "strides") and hasattr(value, "tensor"):
-        return f"tensor {value.tensor}+{affine(value.offset)}{list(value.strides)}"
-    return str(value).replace(" ", "")
+    return f"{pattern.space.value}{pattern.buffer}+{affine_text(pattern.offset)}[{dims}{start}]"

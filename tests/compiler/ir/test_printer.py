@@ -17,7 +17,6 @@ from compiler.ir.opdef import make_op
 from compiler.ir.ops import AllGatherAttrs, ShardingConstraintAttrs
 from compiler.ir.printer import to_stablehlo
 from compiler.ir.reference import evaluate
-from compiler.ir.text import to_text
 from compiler.ir.types import Graph, Value, tensor_type
 from tests.support import xla
 from tests.support.graphs import layer_stack, stack_inputs
@@ -70,7 +69,6 @@ def test_graph_without_inputs_and_with_repeated_outputs() -> None:
 
 def test_text_is_deterministic() -> None:
     assert to_stablehlo(layer_stack(), ids=True) == to_stablehlo(layer_stack(), ids=True)
-    assert to_text(layer_stack(), True) == to_text(layer_stack(), True)
 
 
 def test_ids_are_ordinals_of_the_walk() -> None:
@@ -153,20 +151,3 @@ def test_buckets_are_refused() -> None:
     with pytest.raises(CompileError, match="requires one tensor, got a bucket of 2") as caught:
         to_stablehlo(Graph((flat,), (op,), op.results), mesh={"dp": 2})
     assert caught.value.code == "SW_EXPORT"
-
-
-def test_short_text() -> None:
-    b = Builder()
-    x = b.input((2, 3))
-    y = b.all_reduce(b.add(x, b.full((2, 3), 1.5)), ("dp_shard",))
-    graph = b.finish(b.convert(y, DType.BF16))
-    assert to_text(graph) == (
-        "main(%in0: tensor<2x3xf32>) {\n"
-        "  %0 = constant 1.5 : tensor<2x3xf32>\n"
-        "  %1 = add %in0 %0 : tensor<2x3xf32>\n"
-        "  %2 = all_reduce %1 {axes=('dp_shard',), reduction=add, group_size=1}"
-        " : tensor<2x3xf32>\n"
-        "  %3 = convert %2 {dtype=bf16} : tensor<2x3xbf16>\n"
-        "  return %3\n"
-        "}\n"
-    )

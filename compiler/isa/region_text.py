@@ -1,0 +1,115 @@
+"""Regions as text that people read and `parse` reads back: the meaning of a nest of instructions.
+
+    region compute dot_general loc 3 {
+      atoms [4, 8, 16]
+      %0 = load() {view=tensor 0+0[16, 0, 1]} : f32 over [0, 2]
+      %1 = reduce(%0) {kind=add, over=[2]} : f32 over [0]
+      %2 = store(%1) {view=tensor 2+0[1, 0, 0]} : f32 over [0]
+    }
+
+Nodes are numbered in order, stores among them. What an attribute means is in `region.py`; a listing
+of a program (`compiler/neff/listing.py`) shows nodes in this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from compiler.isa.region import Node, RegionProgram
+from compiler.text.lexer import Cursor, name_text
+from compiler.text.values import mapping_text, read_dtype, read_integers, read_mapping, value_text
+
+FILE = "<text>"
+
+
+def to_text(*programs: RegionProgram) -> str:
+    """One region after the other, one line per node."""
+    return "\n".join(line for program in programs for line in _lines(program)) + "\n"
+
+
+def _lines(program: RegionProgram) -> Iterator[str]:
+    where = f" loc {program.loc}" if program.loc != -1 else ""
+    yield f"region {head_text(program)}{where} {{"
+    yield from (f"  {line}" for line in body_lines(program))
+    yield "}"
+
+
+def head_text(program: RegionProgram) -> str:
+    """Kind, name and attributes."""
+    attrs = f" attributes{_attributes_text(program.attrs)}" if program.attrs else ""
+    return f"{name_text(program.kind)} {name_text(program.name)}{attrs}"
+
+
+def body_lines(program: RegionProgram) -> Iterator[str]:
+    """The sizes of the atoms, and every node."""
+    if program.atoms:
+        yield f"atoms {value_text(program.atoms)}"
+    for number, node in enumerate(program.nodes):
+        yield f"%{number} = {node_text(node)}"
+
+
+def node_text(node: Node) -> str:
+    """One node without its number."""
+    inputs = ", ".join(f"%{i}" for i in node.inputs)
+    head = f"{name_text(node.op)}({inputs}){_attributes_text(node.attrs)}"
+    return f"{head} : {node.dtype.value} over {value_text(node.atoms)}"
+
+
+def _attributes_text(attrs: Mapping[str, Any]) -> str:
+    """Attributes in the order of their names, as files keep them; nothing for none."""
+    return f" {mapping_text({key: attrs[key] for key in sorted(attrs)})}" if attrs else ""
+
+
+def parse(text: str, name: str = FILE) -> tuple[RegionProgram, ...]:
+    """The regions of `text`; `name` is the file that errors point at.
+
+    Raises: UsageError SW_TEXT_SYNTAX at the line and column that do not fit.
+    """
+    cursor = Cursor(text, name)
+    programs: list[RegionProgram] = []
+    while cursor.at("region"):
+        programs.append(_program(cursor))
+    cursor.end()
+    return tuple(programs)
+
+
+def _program(cursor: Cursor) -> RegionProgram:
+    cursor.expect("region")
+    kind, name = cursor.name("the kind of a region"), cursor.name("the name of a region")
+    attrs = _attributes(cursor) if cursor.accept("attributes") else {}
+    loc = cursor.integer("the ordinal of a location") if cursor.accept("loc") else -1
+    cursor.expect("{")
+    atoms = read_integers(cursor, "sizes like [4, 8]") if cursor.accept("atoms") else ()
+    nodes: list[Node] = []
+    numbers: dict[str, int] = {}
+    while not cursor.accept("}"):
+        token = cursor.take("value", "a node like %0, or `}`")
+        if token.text in numbers:
+            raise cursor.error("a name that no other node has", token)
+        cursor.expect("=")
+        nodes.append(_node(cursor, numbers))
+        numbers[token.text] = len(numbers)
+    return RegionProgram(kind, name, atoms, tuple(nodes), attrs, loc)
+
+
+def _node(cursor: Cursor, numbers: Mapping[str, int]) -> Node:
+    op = cursor.name("what a node computes")
+    cursor.expect("(")
+    inputs = tuple(cursor.separated(lambda: _input(cursor, numbers), ")"))
+    attrs = _attributes(cursor) if cursor.at("{") else {}
+    cursor.expect(":")
+    dtype = read_dtype(cursor)
+    cursor.expect("over")
+    return Node(op, inputs, read_integers(cursor, "atoms like [0, 2]"), dtype, attrs)
+
+
+def _input(cursor: Cursor, numbers: Mapping[str, int]) -> int:
+    token = cursor.take("value", "a node like %0")
+    if token.text not in numbers:
+        raise cursor.error("a node before this one", token)
+    return numbers[token.text]
+
+
+def _attributes(cursor: Cursor) -> dict[str, Any]:
+    return {key: value for key, (_, value) in read_mapping(cursor).items()}
