@@ -53,6 +53,7 @@ _CODE: dict[str, Callable[..., Samples]] = _CURVED | {
     "subtract": np.subtract,
 }
 _POINTS: Samples = np.concatenate((np.linspace(-9, 9, 61), [-0.01, 1e-3, 0.05]))
+_FAR = (12.0, 25.0, 80.0)  # where the functions are flat or straight
 _GRADIENTS = (1.0, -2.0, 0.375)
 _TOLERANCE = {DType.F32: 1e-6, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
 """Distance allowed of a function beside 1 + its size: constants of the code are rounded to its
@@ -198,22 +199,43 @@ class _Mapper:
         tolerance = _TOLERANCE.get(narrowest)
         if tolerance is None:
             return None
-        if len(cut) == 1:
-            name = _nearest(self._values(cone, {cut[0]: _POINTS}), tolerance)
-            return _Match(name, cut[0], None, saved) if name else None
-        for source, factor in (cut, cut[::-1]):
-            at = [
-                self._values(cone, {source: _POINTS, factor: np.full_like(_POINTS, g)})
-                for g in _GRADIENTS
-            ]
-            linear = all(
-                np.allclose(f, g * at[0], rtol=tolerance, atol=tolerance)
-                for f, g in zip(at, _GRADIENTS, strict=True)
-            )
-            name = _nearest(at[0], tolerance) if linear else ""
-            if name:
+        first, other = cut[0], cut[1] if len(cut) > 1 else None
+        sides = ((first, other), (other, first)) if other else ((first, None),)
+        for source, factor in sides:
+            name = self._function(cone, source, factor, tolerance)
+            if name and self._goes_on(name, cone, source, factor, tolerance):
                 return _Match(name, source, factor, saved)
         return None
+
+    def _function(
+        self, cone: Sequence[Op], source: Value, factor: Value | None, tolerance: float
+    ) -> str:
+        """The function of `source` that `cone` is at the sample points, times `factor`, if any."""
+        if factor is None:
+            return _nearest(self._values(cone, {source: _POINTS}), tolerance)
+        at = [
+            self._values(cone, {source: _POINTS, factor: np.full_like(_POINTS, g)})
+            for g in _GRADIENTS
+        ]
+        linear = all(
+            np.allclose(f, g * at[0], rtol=tolerance, atol=tolerance)
+            for f, g in zip(at, _GRADIENTS, strict=True)
+        )
+        return _nearest(at[0], tolerance) if linear else ""
+
+    def _goes_on(
+        self, name: str, cone: Sequence[Op], source: Value, factor: Value | None, tolerance: float
+    ) -> bool:
+        """Whether `cone` is the function beyond the sample points and each of its constants, too: a
+        limit of its source may be as far out as it likes.
+        """
+        numbers = {self._constant(v) for op in cone for v in op.operands}
+        reach = np.array([*_FAR, *(2 * abs(n) + 1 for n in numbers if n and np.isfinite(n))])
+        points = np.concatenate((-reach, reach))
+        leaves = {source: points} | ({factor: np.ones_like(points)} if factor else {})
+        with np.errstate(all="ignore"):
+            wanted = ACTIVATIONS[name](points)
+        return _apart(self._values(cone, leaves), wanted) <= tolerance
 
     def _values(self, cone: Sequence[Op], leaves: Mapping[Value, Samples]) -> Samples:
         """What the last op of `cone` is at samples of its leaves, in fp64."""
@@ -230,7 +252,7 @@ class _Mapper:
             return known[value]
         number = self._constant(value)
         assert number is not None
-        return np.full_like(_POINTS, number)
+        return np.array(number)
 
 
 def _is_code(op: Op) -> bool:
@@ -245,10 +267,15 @@ def _nearest(values: Samples, tolerance: float) -> str:
     """The function that `values` at the sample points belong to; empty when there is none."""
     best, distance = "", tolerance
     for name, known in _at_points().items():
-        found = float(np.max(np.abs(values - known) / (1 + np.abs(known))))
+        found = _apart(values, known)
         if found <= distance:
             best, distance = name, found
     return best
+
+
+def _apart(values: Samples, known: Samples) -> float:
+    """The largest distance of samples beside 1 + their size."""
+    return float(np.max(np.abs(values - known) / (1 + np.abs(known))))
 
 
 @cache

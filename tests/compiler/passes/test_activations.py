@@ -110,3 +110,32 @@ def test_what_others_read_is_not_computed_twice() -> None:
         return gate, x * gate
 
     assert mapped(both, X)[1] == {"logistic": 1, "multiply": 1}
+
+
+@pytest.mark.parametrize("limit", [7.0, 10.0, 60.0, 1e4, 6.6e4])
+def test_limits_of_the_source_stay(limit: float) -> None:
+    """A limited SiLU (as gated units have it) differs from SiLU beyond its limit alone."""
+    x = np.concatenate((X, X * np.float32(limit))).astype(np.float32)
+
+    def limited(x: jax.Array) -> jax.Array:
+        low = jnp.clip(x, -limit, limit)
+        return low * jax.nn.sigmoid(low)
+
+    def above(x: jax.Array, g: jax.Array) -> jax.Array:
+        low = jnp.minimum(x, limit)
+        return low * jax.nn.sigmoid(low) * g
+
+    assert mapped(limited, x)[1] == {"silu": 1, "maximum": 1, "minimum": 1, "constant": 2}
+    assert mapped(above, x, x)[1] == {"silu": 1, "minimum": 1, "multiply": 1, "constant": 1}
+
+
+@pytest.mark.parametrize(("low", "high"), [(5.0, 8.0), (-8.0, -5.0)])
+def test_what_differs_between_two_bounds_stays(low: float, high: float) -> None:
+    """Far from 0 a sample stands every 0.3."""
+
+    def bent(x: jax.Array) -> jax.Array:
+        curve = jax.nn.silu(x)
+        return jnp.where(x > low, jnp.where(x < high, x * 0.5, curve), curve)
+
+    x = np.linspace(-12, 12, 97, dtype=np.float32)
+    assert mapped(bent, x)[1]["select"] == 2
