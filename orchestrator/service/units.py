@@ -21,7 +21,7 @@ from orchestrator.host import package_folder
 PACKAGES = ("collectives", "compiler", "orchestrator", "sharding", "sim_cluster")
 # What the result of each kind of unit depends on besides its payload.
 _SOURCES = {
-    "partition": ("sharding", "compiler"),
+    "partition": ("sharding", "compiler", "collectives"),  # a mesh's groups among them
     "compile": ("compiler", "collectives"),
     "time": ("sim_cluster", "compiler", "collectives"),  # the fitted constants among them
 }
