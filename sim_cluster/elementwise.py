@@ -134,6 +134,12 @@ def _silu_dx(x: Array, out: Array | None = None) -> Array:
     return result
 
 
+def _sign(x: Array, out: Array | None = None) -> Array:
+    """-1, 0 or 1 of floats; zeros and NaN stay what they are."""
+    result: Array = np.copysign(np.sign(x), x, out=out)
+    return result
+
+
 def _select(pred: Array, on_true: Array, on_false: Array, out: Array | None = None) -> Array:
     return np.where(pred, on_true, on_false)
 
@@ -224,6 +230,7 @@ _FLOAT: dict[str, Function] = _COMMON | {
     "divide": np.true_divide,
     "power": np.power,
     "remainder": np.fmod,
+    "sign": _sign,
     "square": np.square,
     "sqrt": np.sqrt,
     "rsqrt": _rsqrt,
@@ -293,7 +300,7 @@ BITWISE = frozenset(
     )
 )
 """Ops that every engine does on the bits of integers, whatever it computes in otherwise."""
-_IN_PLACE_COMPOSITES = (_logistic, _rsqrt)
+_IN_PLACE_COMPOSITES = (_logistic, _rsqrt, _sign)
 _REDUCE: dict[str, Any] = {
     "add": np.add,
     "multiply": np.multiply,

@@ -8,7 +8,7 @@ same name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,15 @@ OPS: dict[str, OpDef] = {}
 
 
 def define(opdef: OpDef) -> OpDef:
-    """Register `opdef`. Raises ValueError on a second definition of the name."""
+    """Register `opdef`; infinities and NaN are values to its reference, which never warns of them.
+
+    Raises ValueError on a second definition of the name.
+    """
     if opdef.name in OPS:
         raise ValueError(f"op {opdef.name} is defined twice")
-    OPS[opdef.name] = opdef
-    return opdef
+    silent = np.errstate(all="ignore")(opdef.reference)
+    OPS[opdef.name] = defined = replace(opdef, reference=silent)
+    return defined
 
 
 def make_op(

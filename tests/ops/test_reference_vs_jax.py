@@ -1,4 +1,6 @@
-"""Each op's NumPy reference against XLA:CPU, on every row of the harness."""
+"""Each op's NumPy reference against XLA:CPU, on every row of the harness, with ordinary values and
+with special ones.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ import pytest
 from compiler.ir.opdef import OPS
 from compiler.ir.printer import to_stablehlo
 from compiler.ir.reference import evaluate
+from tests.harnesses.agreement import assert_same_as_xla
 from tests.harnesses.all_cases import CASES, GAPS
 from tests.harnesses.case import OpCase, build_graph, case_inputs
+from tests.harnesses.special import special_inputs
 from tests.support import xla
 
 BY_OP = {op: [c for c in CASES if c.op == op] for op in OPS}
@@ -28,16 +32,19 @@ def assert_close(ours: np.ndarray, theirs: np.ndarray, case: OpCase) -> None:
     np.testing.assert_allclose(a, b, rtol=case.rtol, atol=case.rtol * scale, err_msg=case.id)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("op", [op for op in sorted(OPS) if op not in GAPS])
 def test_reference_equals_xla(op: str) -> None:
     rows = BY_OP[op]
     assert rows, f"{op} has no harness row and is not a declared gap"
     for row in rows:
         graph, inputs = build_graph(row), case_inputs(row)
-        theirs = xla.run(to_stablehlo(graph), inputs)
-        ours = evaluate(graph, inputs)
-        for mine, other in zip(ours, theirs, strict=True):
+        theirs = xla.load(to_stablehlo(graph))
+        for mine, other in zip(evaluate(graph, inputs), theirs(inputs), strict=True):
             assert_close(mine, other, row)
+        special = special_inputs(row)
+        if special is not None:
+            assert_same_as_xla(row, special, theirs(special))
 
 
 def test_gaps_are_real() -> None:

@@ -363,8 +363,7 @@ def convert_array(x: np.ndarray, dtype: DType) -> np.ndarray:
         return np.asarray(x != 0)
     if source.is_float and dtype.is_integer:
         return _saturate(x.astype(np.float64), dtype.numpy)
-    with np.errstate(all="ignore"):
-        return cast(x, dtype)
+    return cast(x, dtype)
 
 
 def _saturate(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -95,8 +95,7 @@ def reduce_array(kind: str, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
     wide = widen(x)
     start = identity(kind, DType.from_numpy(wide.dtype))[()]
     fold: Callable[..., Any] = REDUCTIONS[kind].reduce
-    with np.errstate(all="ignore"):
-        value = fold(wide, axis=dims, dtype=wide.dtype, initial=start)
+    value = fold(wide, axis=dims, dtype=wide.dtype, initial=start)
     return np.asarray(value).astype(x.dtype, copy=False)
 
 
