@@ -16,8 +16,6 @@ from orchestrator import cli
 from orchestrator.validation import calibrate, validate
 from orchestrator.validation.predict import Timed, job_of, layout_of, shares_of, task_of
 from orchestrator.validation.published import (
-    COLUMNS,
-    OPTIONAL,
     PublishedRun,
     UnreadableRun,
     read_runs,
@@ -26,70 +24,8 @@ from orchestrator.validation.run_settings import profiles, release
 from orchestrator.validation.validate_screen import show
 from sim_cluster import calibration
 from sim_cluster.step_time import StepTiming
+from tests.support.published_rows import BERT, GPT, LLAMA, parsed, write_csv
 from tests.support.road import captured_graph
-
-BERT = {
-    "id": "B1",
-    "primary": "yes",
-    "model": "Tiny BERT pre-training",
-    "layers": "2",
-    "hidden": "64",
-    "heads": "4",
-    "kv_heads": "4",
-    "ffn": "128",
-    "vocab": "96",
-    "seq_len": "32",
-    "matmul_params_b": "0.0001",
-    "framework": "test",
-    "tp": "1",
-    "pp": "1",
-    "dp": "32",
-    "zero1": "no",
-    "microbatch": "2",
-    "microbatches_per_step_per_replica": "4",
-    "precision": "FP32",
-    "activation_checkpointing": "none",
-    "sequence_parallel": "n/a",
-    "nodes": "1",
-    "instance": "trn1.32xlarge/trn1n.32xlarge",
-    "step_time_s": "0.5",
-}
-GPT = BERT | {
-    "id": "G1",
-    "model": "tiny GPT3",
-    "tp": "4",
-    "dp": "8",
-    "microbatch": "1",
-    "precision": "BF16 weights and optimizer math, stochastic rounding (autocast)",
-    "activation_checkpointing": "full, 1 layer",
-    "sequence_parallel": "no (unverified)",
-}
-LLAMA = GPT | {
-    "id": "L1",
-    "model": "Llama2-tiny",
-    "layers": "4",
-    "pp": "2",
-    "dp": "4",
-    "zero1": "yes",
-    "precision": "BF16 compute, FP32 master weights/optimizer",
-    "activation_checkpointing": "selective (core attention)",
-    "sequence_parallel": "yes",
-}
-
-
-def write_csv(path: Path, *rows: dict[str, str], drop: str = "") -> Path:
-    names = [n for n in (*COLUMNS, *OPTIONAL) if n != drop]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
-def parsed(tmp_path: Path, row: dict[str, str]) -> PublishedRun:
-    (run,) = read_runs(write_csv(tmp_path / "one.csv", row))
-    assert isinstance(run, PublishedRun)
-    return run
 
 
 def refusal(tmp_path: Path, row: dict[str, str]) -> str:
@@ -331,13 +267,13 @@ def test_a_fit_finds_the_constants_rows_were_made_with(tmp_path: Path) -> None:
     assert made[0].at(true) == pytest.approx(0.85**-0.9 * 0.95, rel=0.02)
     assert made[1].at(calibrate.Fit(0.75, 1.0)) == pytest.approx(0.75**-0.3 * 0.7)
     found = calibrate.best_fit(made)
-    assert found.streaming == pytest.approx(0.85, abs=0.0125)
-    assert found.stall_recovery == pytest.approx(0.5, abs=0.05)
+    assert found.streaming == pytest.approx(0.85, abs=0.006)
+    assert found.stall_recovery == pytest.approx(0.5, abs=0.02)
     assert calibrate.chosen(made) == found
     left = calibrate.left_out(made)
-    assert left.keys() == {"R0", "R1", "R2"} and max(map(abs, left.values())) < 0.03
+    assert left.keys() == {"R0", "R1", "R2"} and max(map(abs, left.values())) < 0.02
     odd = dataclasses.replace(made[0].run, step_time_s=made[0].run.step_time_s * 2)
-    assert calibrate.left_out([dataclasses.replace(made[0], run=odd), *made[1:]])["R0"] < -0.4
+    assert calibrate.left_out([dataclasses.replace(made[0], run=odd), *made[1:]])["R0"] < -0.45
 
 
 def test_documented_rates_stay_where_a_fit_does_not_carry_over(tmp_path: Path) -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from orchestrator.config import JobConfig
+from orchestrator import numerics
+from orchestrator.config import JobConfig, load
 from orchestrator.job import Values, exit_code, numerics_section
-from orchestrator.numerics import Reference
+from orchestrator.numerics import (
+    Reference,
+    least_bound,
+    run_unsharded,
+    worst_leaf,
+    worst_loss_error,
+)
+from sim_cluster.result import distance
 
 LEAF = {"params/w": np.ones((2, 3), np.float32)}
 REFERENCE = Reference(losses=(2.0, 1.5), after_one=LEAF, bound=1e-5)
@@ -45,3 +56,138 @@ def test_without_an_unsharded_run_instructions_are_still_judged(distance: float,
     section = numerics_section(JobConfig(), Values((2.0, 1.5), {}, {"step": distance}), None)
     assert exit_code({"numerics": section}) == code
     assert section["worst_loss_error"] is section["worst_param_error"] is None
+
+
+@pytest.mark.parametrize(("l0", "code"), [(1e-5, 0), (1.0000001e-5, 72)])
+def test_the_bound_itself_passes(l0: float, code: int) -> None:
+    assert verdict(l0={"forward": l0}) == code
+
+
+def test_the_section_names_the_worst_leaf_and_the_largest_loss_error() -> None:
+    """Leaf b is off by 0.3 of 1.5 (0.2), a by 0.1 of 1 (0.1); losses by 1 and 10 %."""
+    one, two = np.float32(1.0), np.float32(1.5)
+    given = {"a": np.asarray(one + np.float32(0.1)), "b": np.asarray(two - np.float32(0.3))}
+    reference = Reference(
+        losses=(1.0, 2.0), after_one={"a": np.asarray(one), "b": np.asarray(two)}, bound=0.25
+    )
+    values = Values((1.01, 2.2), given, {"step": 0.125})
+    found = numerics_section(load(None, ["run.steps=2"]), values, reference)
+    assert found["worst_param_error"]["leaf"] == "b"
+    assert found["worst_param_error"]["error"] == pytest.approx(0.2, rel=1e-6)
+    assert found["worst_loss_error"] == pytest.approx(0.1, rel=1e-6)
+    assert (found["losses"], found["reference_losses"]) == ([1.01, 2.2], [1.0, 2.0])
+    assert (found["bound"], found["l0"], found["steps"]) == (0.25, {"step": 0.125}, 2)
+    assert found["passed"]
+
+
+# docs/numerics.md: ||a - b|| over ||b||, both Euclidean
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "error"),
+    [
+        ([3.0, 5.0], [3.0, 4.0], 1 / 5),
+        ([0.0, 0.0], [3.0, 4.0], 1.0),
+        ([6.0, 8.0], [3.0, 4.0], 1.0),
+        ([3e-13, 4e-13], [0.0, 0.0], 0.5),  # over 1e-12 at least
+        ([3e-12, 0.0], [2e-12, 0.0], 0.5),
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+        ([np.inf, 3.0], [np.inf, 4.0], 0.25),
+        ([np.nan, 3.0], [np.nan, 4.0], 0.25),
+        ([np.inf, 4.0], [-np.inf, 4.0], np.inf),
+        ([np.nan, 4.0], [4.0, 4.0], np.inf),
+        ([4.0, 4.0], [np.nan, 4.0], np.inf),
+        ([np.inf, 4.0], [np.nan, 4.0], np.inf),
+    ],
+)
+def test_the_error_of_a_leaf(given: list[float], wanted: list[float], error: float) -> None:
+    assert distance(np.array(given), np.array(wanted)) == pytest.approx(error, rel=1e-12)
+
+
+def test_errors_are_worked_out_in_double_precision() -> None:
+    """In fp32 the squares of 1e30 overflow."""
+    wanted = np.array([1e30, 1e30], np.float32)
+    assert distance(wanted * np.float32(1.5), wanted) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_the_worst_leaf_is_that_of_the_reference_with_the_largest_error() -> None:
+    reference = {name: np.array([1.0]) for name in ("a", "b", "c")}
+    given = {"a": np.array([1.1]), "b": np.array([0.6]), "c": np.array([1.3])}
+    assert worst_leaf(given | {"more": np.array([9.0])}, reference) == ("b", pytest.approx(0.4))
+
+
+def test_every_step_has_a_loss() -> None:
+    assert worst_loss_error((1.0, 2.2, 3.0), (1.0, 2.0, 3.0)) == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="longer"):
+        worst_loss_error((1.0, 2.0), (1.0, 2.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("keys", "bound"),
+    [
+        (["model.dtype=float32"], 1e-5),
+        (["model.dtype=bfloat16"], 1e-2),
+        (["model.dtype=float32", "strategy.param_dtype=bfloat16"], 1e-2),
+    ],
+)
+def test_the_bound_without_a_reference(keys: list[str], bound: float) -> None:
+    assert least_bound(load(None, keys)) == bound
+
+
+def unsharded(
+    monkeypatch: pytest.MonkeyPatch, keys: list[str], error: float, narrow: bool
+) -> tuple[Reference, list[Mapping[str, Any]]]:
+    """The reference of a job whose short type is off by `error`, and what was run for it."""
+    full, short = SimpleNamespace(full_precision=None, name="full"), SimpleNamespace(name="short")
+    short.full_precision = full
+    runs: list[Mapping[str, Any]] = []
+
+    def run(task: Any, **arguments: Any) -> Any:
+        runs.append({"task": task.name, **arguments})
+        leaf = np.array([1.0 + (error if task is short else 0.0)])
+        losses = (5.0, 4.0) if task is full else (9.0,)
+        return SimpleNamespace(losses=losses, states={1: {"w": leaf}})
+
+    def resolve(job: JobConfig) -> Any:
+        return short if narrow or job.model.dtype == "bfloat16" else full
+
+    monkeypatch.setattr("compiler.frontend.reference.run_reference", run)
+    monkeypatch.setattr("orchestrator.model.resolve_task", resolve)
+    job = load(None, ["run.steps=2", "run.seed=3", "run.data=text", *keys])
+    return run_unsharded(job, 16), runs
+
+
+@pytest.mark.parametrize(("error", "bound"), [(0.004, 0.01), (0.07, 0.07)])
+def test_a_short_type_is_bound_by_its_own_error_and_a_hundredth(
+    error: float, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, runs = unsharded(monkeypatch, [], error, narrow=True)
+    assert found.bound == pytest.approx(bound)
+    assert found.losses == (5.0, 4.0) and found.after_one == {"w": np.array([1.0])}
+    asked = {"global_batch": 16, "seed": 3, "data": "text", "keep": (1,)}
+    assert runs == [
+        {"task": "full", "steps": 2, **asked},
+        {"task": "short", "steps": 1, **asked},
+    ]
+
+
+def test_full_precision_is_bound_by_a_hundred_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, runs = unsharded(monkeypatch, [], 0.07, narrow=False)
+    assert found.bound == 1e-5 and len(runs) == 1
+
+
+@pytest.mark.parametrize(("model", "bound"), [("preset=llama2-7b", 0.07), ("entry=mine:f", 0.01)])
+def test_a_policy_that_rounds_counts_as_a_short_type(
+    model: str, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the user's own step there is no other one to be had: a hundredth it is."""
+    keys = [f"model.{model}", "model.dtype=float32", "strategy.param_dtype=bfloat16"]
+    found, _ = unsharded(monkeypatch, keys, 0.07, narrow=False)
+    assert found.bound == pytest.approx(bound)
+
+
+def test_a_run_that_was_not_compared_has_the_bound_of_its_type() -> None:
+    job = replace(JobConfig(), model=replace(JobConfig().model, dtype="bfloat16"))
+    section = numerics_section(job, Values((2.0,), {}, {"step": 9e-3}), None)
+    assert section["bound"] == 1e-2 and section["passed"] and section["cast"] == "bfloat16"
+    assert numerics.FP32_BOUND == 1e-5
