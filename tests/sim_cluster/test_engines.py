@@ -211,3 +211,11 @@ def test_dma_casts_integers_exactly_and_floats_to_nearest_even() -> None:
     assert run("dma", Engine.DMA_IN, np.zeros((1, 2), np.int32), big).tolist() == big.tolist()
     x = np.array([[2.5, -1.25]], BF)
     assert run("dma", Engine.DMA_IN, np.zeros((1, 2), np.int32), x).tolist() == [[2, -1]]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF])
+def test_signs_of_zeros_and_nan_stay(dtype: Any) -> None:
+    x = np.array([[-0.0, 0.0, -3, 0.5, np.nan, -np.inf]], np.float32).astype(dtype)
+    out = run("tensor_unary", VEC, np.empty((1, 6), dtype), x, op="sign").astype(np.float32)
+    np.testing.assert_array_equal(out, [[-0.0, 0.0, -1, 1, np.nan, -1]])
+    assert np.signbit(out[0, :2]).tolist() == [True, False]

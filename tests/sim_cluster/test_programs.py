@@ -14,6 +14,7 @@ from l0_cases import hbm, instr, matmul_region, node, tile
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
 from compiler.isa.encode import decode_program, encode_program
+from compiler.isa.limits import walk
 from compiler.isa.program import (
     Call,
     CollectiveCall,
@@ -33,6 +34,7 @@ from sim_cluster.functions import FunctionCode
 from sim_cluster.layout import sharded_shape
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import run_program
+from sim_cluster.rank_host import _Shadow
 from sim_cluster.result import distance
 from sim_cluster.run_single import run_single
 from sim_cluster.run_values import ValueRun
@@ -262,6 +264,48 @@ def test_a_damaged_instruction_shows_in_the_l0_distance() -> None:
     run.load({"w": np.ones((K, N), np.float32)})
     run.step({"x": np.ones((K, 2 * M), np.float32)})
     assert run.result.l0["step"].distance == pytest.approx(2.0)
+
+
+def single() -> ValueRun:
+    """One core, no collective: y = 2 x + y over eight elements."""
+    x, acc = Tensor("x", (8,), F32, "input"), Tensor("acc", (8,), F32, "input")
+    tensors = [x, acc, Tensor("acc2", (8,), F32, "output", alias=1)]
+    code = [axpy(Affine(), 8)]
+    function = Function("f", tensors, (0, 1), (2,), (), 0, code, [], target=TARGET)
+    buffers = [ProgramBuffer(name, (8,), F32, "named") for name in ("x", "acc")]
+    calls = (Call(0, (0, 1), (1,)),)
+    program = Program("step", TARGET, [function], buffers, ("x", "acc"), ("acc",), calls, 0, 0)
+    held = [
+        named("x", "batch", (8,), ((),), "given"),
+        named("acc", "gradient", (8,), ((),), "zeros"),
+    ]
+    return ValueRun({"step": program}, manifest({"dp": 1}, held))
+
+
+def test_what_a_program_writes_is_compared_with_l0_where_it_sends_nothing() -> None:
+    """The instruction gives y - 2 x, the region y + 2 x: 4 x apart of 2 x, for y = 0."""
+    run = single()
+    (region,) = run.programs["step"].functions[0].regions
+    (scaled,) = [i for i in walk(region.body) if i.opcode == "tensor_scalar"]
+    scaled.attrs = {**scaled.attrs, "scalar0": -2.0}
+    run.step({"x": np.ones(8, np.float32)})
+    check = run.result.l0["step"]
+    assert (check.worst, check.rank) == ("acc", 0)
+    assert check.distance == pytest.approx(2.0)
+
+
+def test_the_worst_of_several_outputs_is_the_one_that_is_told() -> None:
+    """Distances 0, 0.5 and 0.25: the second, and the first where all are 0."""
+    run = single()
+    run.step({"x": np.ones(8, np.float32)})
+    assert run.result.l0["step"].worst == "acc" and run.result.l0["step"].distance == 0
+    core = CoreMemory([("a", 4), ("b", 4), ("c", 4)], {"a": 1, "b": 1, "c": 1})
+    shadow = _Shadow(replace(run.programs["step"], outputs=("a", "b", "c")), core, 5)
+    for name, given in (("a", 4.0), ("b", 6.0), ("c", 5.0)):
+        core.array(name, F32)[:] = 4.0
+        shadow.memory.array(name, F32)[:] = given
+    found = shadow.compare({n: named(n, "metric", (1,), ((),), "computed") for n in "abc"})
+    assert (found.worst, found.distance, found.rank) == ("b", pytest.approx(0.5), 5)
 
 
 def test_micro_batches_coordinates_zeros_and_replicas() -> None:

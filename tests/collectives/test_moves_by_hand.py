@@ -1,0 +1,128 @@
+"""Every move of every algorithm over a few ranks, written down by hand from its description.
+
+A move is `source>target:chunk`; moves of one step stand on one line. Sources: the pages on
+collectives inside and across instances; Thakur, Rabenseifner and Gropp, "Optimization of collective
+communication operations in MPICH" (2005), for rings and for halving and doubling.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collectives.algorithms.mesh import mesh, single_step
+from collectives.algorithms.pairwise import all_to_all, collective_permute
+from collectives.algorithms.recursive import recursive
+from collectives.algorithms.ring import ring
+from collectives.algorithms.tiers import tiers
+from collectives.ops import CollectiveKind
+from collectives.schedule import Charge, Schedule
+
+GATHER, REDUCE, SCATTER = (
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.REDUCE_SCATTER,
+)
+
+
+def moves(schedule: Schedule) -> list[str]:
+    """One line per step, `+` in front where targets add; moves in order of source and target."""
+    lines = []
+    for step in schedule.steps():
+        rows = zip(step.source.tolist(), step.target.tolist(), step.chunk.tolist(), strict=True)
+        line = " ".join(f"{s}>{t}:{c}" for s, t, c in sorted(rows))
+        lines.append(f"+ {line}" if step.reduce else line)
+    return lines
+
+
+# Everyone passes on what it got last, its own first: three steps for four ranks.
+RING_OF_4 = [
+    "0>1:0 1>2:1 2>3:2 3>0:3",
+    "0>1:3 1>2:0 2>3:1 3>0:2",
+    "0>1:2 1>2:3 2>3:0 3>0:1",
+]
+# The sum for rank 0 begins at rank 1 and goes round once.
+RING_OF_3_SUMS = ["+ 0>1:2 1>2:0 2>0:1", "+ 0>1:1 1>2:2 2>0:0"]
+
+
+def test_a_ring_gathers() -> None:
+    assert moves(ring(GATHER, [range(4)])) == RING_OF_4
+
+
+def test_a_ring_scatters_sums_and_reduces_in_both_halves() -> None:
+    assert moves(ring(SCATTER, [range(3)])) == RING_OF_3_SUMS
+    gathered = ["0>1:0 1>2:1 2>0:2", "0>1:2 1>2:0 2>0:1"]
+    assert moves(ring(REDUCE, [range(3)])) == RING_OF_3_SUMS + gathered
+
+
+def test_two_rings_carry_half_of_every_chunk_each() -> None:
+    """Chunk 2 * owner + part: part 0 goes 0, 1, 2, part 1 goes 2, 1, 0."""
+    assert moves(ring(GATHER, [(0, 1, 2), (2, 1, 0)])) == [
+        "0>1:0 0>2:1 1>0:3 1>2:2 2>0:4 2>1:5",
+        "0>1:4 0>2:3 1>0:5 1>2:0 2>0:2 2>1:1",
+    ]
+
+
+def test_a_mesh_takes_one_step_each_way() -> None:
+    assert moves(mesh(GATHER, range(3))) == ["0>1:0 0>2:0 1>0:1 1>2:1 2>0:2 2>1:2"]
+    assert moves(mesh(REDUCE, range(3))) == [
+        "+ 0>1:1 0>2:2 1>0:0 1>2:2 2>0:0 2>1:1",
+        "0>1:0 0>2:0 1>0:1 1>2:1 2>0:2 2>1:2",
+    ]
+
+
+def test_the_single_step_sends_whole_buffers() -> None:
+    assert moves(single_step(range(2))) == ["+ 0>1:0 0>1:1 1>0:0 1>0:1"]
+    (line,) = moves(single_step(range(3)))
+    assert len(line.split()) - 1 == 3 * 2 * 3 and "2>1:0 2>1:1 2>1:2" in line
+
+
+def test_doubling_and_halving() -> None:
+    """Partners at distance 1, then 2, with what they have; the sums the other way round."""
+    assert moves(recursive(GATHER, range(4))) == [
+        "0>1:0 1>0:1 2>3:2 3>2:3",
+        "0>2:0 0>2:1 1>3:0 1>3:1 2>0:2 2>0:3 3>1:2 3>1:3",
+    ]
+    assert moves(recursive(SCATTER, range(4))) == [
+        "+ 0>2:2 0>2:3 1>3:2 1>3:3 2>0:0 2>0:1 3>1:0 3>1:1",
+        "+ 0>1:1 1>0:0 2>3:3 3>2:2",
+    ]
+
+
+def test_tiers_gather_across_and_then_inside() -> None:
+    """Two instances of two ranks: rank i with rank i of the other instance, then both chunks to the
+    neighbour; sums the other way round."""
+    grid = np.arange(4).reshape(2, 2)
+    across, inside = "0>2:0 1>3:1 2>0:2 3>1:3", "0>1:0 0>1:2 1>0:1 1>0:3 2>3:0 2>3:2 3>2:1 3>2:3"
+    for patterns in (("ring", "mesh"), ("mesh", "ring"), ("recursive", "mesh")):
+        assert moves(tiers(GATHER, grid, patterns, [range(2)])) == [across, inside]
+    assert moves(tiers(SCATTER, grid, ("ring", "mesh"))) == [
+        "+ 0>1:1 0>1:3 1>0:0 1>0:2 2>3:1 2>3:3 3>2:0 3>2:2",
+        "+ 0>2:2 1>3:3 2>0:0 3>1:1",
+    ]
+
+
+def test_kangaring_moves_every_second_rank_for_its_neighbour() -> None:
+    """Pairs 0, 1 and 2, 3. The first of a pair takes its neighbour's chunk in, both chunks go round
+    the ring of firsts, and the neighbour gets a copy of all but its own."""
+    schedule = tiers(GATHER, np.arange(4).reshape(1, 4), ("ring", "kangaring"), [range(4)])
+    assert moves(schedule) == [
+        "1>0:1 3>2:3",
+        "0>2:0 0>2:1 2>0:2 2>0:3",
+        "0>1:0 0>1:2 0>1:3 2>3:0 2>3:1 2>3:2",
+    ]
+    charges = [Charge.NOTHING, Charge.MOVE, Charge.WRITE]
+    assert [phase.charge for phase in schedule.phases] == charges
+    schedule = tiers(SCATTER, np.arange(4).reshape(1, 4), ("ring", "kangaring"), [range(4)])
+    assert moves(schedule) == [
+        "+ 1>0:0 1>0:1 1>0:2 1>0:3 3>2:0 3>2:1 3>2:2 3>2:3",
+        "+ 0>2:2 0>2:3 2>0:0 2>0:1",
+        "0>1:1 2>3:3",
+    ]
+    charges = [Charge.READ, Charge.MOVE, Charge.WRITE]
+    assert [phase.charge for phase in schedule.phases] == charges
+
+
+def test_direct_exchanges() -> None:
+    """Piece `3 * source + target` of an all_to_all; whole sources of a permute."""
+    assert moves(all_to_all(3)) == ["0>1:1 0>2:2 1>0:3 1>2:5 2>0:6 2>1:7"]
+    assert moves(collective_permute(4, [(0, 2), (3, 0), (1, 1)])) == ["0>2:0 3>0:3"]

@@ -1,0 +1,154 @@
+"""Keys of plans and of predictions: every part is in them, what answers do not depend on is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.target import load_target
+from orchestrator import plan_cache
+from orchestrator.config import TABLES, CacheConfig, JobConfig, OutputConfig, RunConfig
+from orchestrator.plan_cache import plan_key
+from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
+from orchestrator.validation import predict
+from orchestrator.validation.published import Storage, Workload
+from sim_cluster.profiles import Profile
+from tests.support.changed import changes, other
+
+TRN1N = "trn1n.32xlarge"
+PROFILE = Profile(name="nominal", streaming=0.9, stall_recovery=0.5)
+
+KEYS = [
+    pytest.param(table, row.name, id=f"{table}.{row.name}")
+    for table, kind in TABLES.items()
+    for row in dataclasses.fields(kind)
+    if table not in ("output", "cache", "run") and "key" not in row.metadata
+]
+
+
+def changed_job(table: str, name: str, value: Any = None) -> JobConfig:
+    keys = getattr(JobConfig(), table)
+    value = other(getattr(keys, name)) if value is None else value
+    return replace(JobConfig(), **{table: replace(keys, **{name: value})})
+
+
+@pytest.mark.parametrize(("table", "name"), KEYS)
+def test_every_key_of_a_job_is_in_the_key_of_its_plan(
+    table: str, name: str, tmp_path: Path
+) -> None:
+    values = {"target": "trn1.32xlarge"}
+    if (table, name) == ("model", "config"):
+        (tmp_path / "config.json").write_text("{}")
+        values["config"] = str(tmp_path / "config.json")
+    assert plan_key(changed_job(table, name, values.get(name))) != plan_key(JobConfig())
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        JobConfig(output=OutputConfig(dir="elsewhere", events="events.jsonl")),
+        JobConfig(cache=CacheConfig(max_gib=1.0)),
+        JobConfig(run=RunConfig(steps=9, seed=4, executor="process", workers=3, progress="json")),
+        JobConfig(base="/"),
+    ],
+)
+def test_where_a_plan_goes_and_how_it_is_made_are_not_in_its_key(job: JobConfig) -> None:
+    assert plan_key(job) == plan_key(JobConfig())
+
+
+def test_the_table_of_the_machine_is_in_the_key_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = plan_key(JobConfig())
+    edited = replace(load_target(TRN1N), digest="edited")
+    monkeypatch.setattr(plan_cache, "load_target", lambda _: edited)
+    assert plan_key(JobConfig()) != before
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_sources_are_in_the_key_of_a_plan(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, edited = plan_key(JobConfig()), {(package,): "edited"}
+    monkeypatch.setattr(
+        plan_cache, "source_digest", lambda names: edited.get(names) or source_digest(names)
+    )
+    assert plan_key(JobConfig()) != before
+
+
+def test_installed_packages_are_in_the_key_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = plan_key(JobConfig())
+    names = plan_cache.installed()
+    monkeypatch.setattr(plan_cache, "installed", lambda: [*names[:-1], "jax-0.0.1.dist-info"])
+    assert plan_key(JobConfig()) != before
+
+
+@pytest.mark.parametrize(("key", "file"), [("config", "config.json"), ("hlo", "step.hlo")])
+def test_the_users_file_is_in_the_key_of_a_plan(key: str, file: str, tmp_path: Path) -> None:
+    job = replace(changed_job("model", key, file), base=str(tmp_path))
+    (tmp_path / file).write_text('{"hidden_size": 32}')
+    before = plan_key(job)
+    (tmp_path / file).write_text('{"hidden_size": 64}')
+    assert plan_key(job) != before
+
+
+def test_python_files_and_what_they_read_are_in_the_key_of_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second once a plan has learned of it."""
+    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
+    folder, data = tmp_path / "job", tmp_path / "data.txt"
+    folder.mkdir()
+    (folder / "mine.py").write_text("WIDTH = 1")
+    data.write_text("before")
+    job = replace(changed_job("model", "entry", "mine:task"), base=str(folder))
+    keys = [plan_key(job)]
+    (folder / "beside.py").write_text("WIDTH = 2")
+    keys.append(plan_key(job))
+    parts = plan_cache.plan_parts(job)
+    learned = plan_cache._learned(job, parts, {str(data): digest([b"before"])})
+    assert parts_digest("plan", learned) == plan_key(job)
+    keys.append(plan_key(job))
+    data.write_text("after")
+    keys.append(plan_key(job))
+    data.unlink()
+    keys.append(plan_key(job))
+    assert len(set(keys)) == len(keys)
+
+
+def test_tries_are_keyed_by_plan_and_number() -> None:
+    rows = {("a", 2), ("a", 3), ("b", 2)}
+    keys = {parts_digest("whatif", plan_cache._whatif_parts(*row)) for row in rows}
+    assert len(keys) == len(rows)
+
+
+# Predictions of published runs
+
+
+def test_a_prediction_is_keyed_by_run_profile_constants_and_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = Storage(params="bf16", activations="bf16", statistics="f32", gradients="f32")
+    fields: dict[str, Any] = {row.name: 1 for row in dataclasses.fields(Workload)}
+    fields |= {"target": TRN1N, "storage": storage}
+    run = Workload(**fields)
+    first = predict._key(run, PROFILE)
+    keys = {first}
+    for name in fields:
+        value = {"target": "trn1.32xlarge", "storage": replace(storage, params="f32")}.get(name, 2)
+        keys.add(predict._key(replace(run, **{name: value}), PROFILE))
+    for _, changed in changes(PROFILE):
+        keys.add(predict._key(run, changed))
+    constants = predict.constants()
+    touch = replace(constants["collective_touch"], value=0.5)
+    for values in ({**constants, "collective_touch": touch}, {}):
+        monkeypatch.setattr(predict, "constants", lambda found=values: found)
+        keys.add(predict._key(run, PROFILE))
+    assert len(keys) == 1 + len(fields) + 4 + 2
+    fit = replace(constants["streaming"], value=0.5)
+    monkeypatch.setattr(predict, "constants", lambda: {**constants, "streaming": fit})
+    assert predict._key(run, PROFILE) == first, "the profile says what is fitted"
+    monkeypatch.setattr(predict, "source_digest", lambda *_: "edited")
+    assert predict._key(run, PROFILE) != first

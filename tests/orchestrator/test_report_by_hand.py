@@ -1,0 +1,369 @@
+"""Every figure of a report against arithmetic that stands here: numbers in, the expected number
+worked out beside it from what docs/report.md says, nothing of the product in between."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compiler.dtypes import DType
+from compiler.isa.program import CollectiveCall
+from compiler.target import load_target
+from orchestrator.config import GoodputConfig, JobConfig
+from orchestrator.report import report
+from orchestrator.report.goodput import Failures, goodput_section
+from orchestrator.timing import Timings
+from sharding.mesh import make_mesh
+from sharding.pipeline.schedules import bubble
+from sim_cluster.actors import CollectiveDuration, CollectiveUse
+from sim_cluster.contention import Demand
+from sim_cluster.step_parts import StepParts
+from tests.support.invented_job import buffer, invented, machine, product, programs, timing
+
+EXACT = 1e-12
+SECOND = 10**12  # picoseconds
+
+
+def close(number: float) -> Any:
+    return pytest.approx(number, rel=EXACT)
+
+
+def section(built: Any = None, **fields: Any) -> dict[str, Any]:
+    """The timing section of a step of 0.02 s; the band is from 0.018 to 0.025 s."""
+    step = timing(20_000_000_000, **fields)
+    band = {
+        "conservative": timing(25_000_000_000),
+        "nominal": step,
+        "peak": timing(18_000_000_000),
+    }
+    return report.timing_section(built or invented(), step, band)
+
+
+# Rates
+
+
+def test_tokens_per_second() -> None:
+    """48 samples of 7 tokens are 336 tokens, in 0.02 s."""
+    assert section()["tokens_per_s"] == close(336 / 0.02) == close(16_800.0)
+
+
+def test_step_time_and_band() -> None:
+    found = section()
+    assert found["step_time_ps"] == 20_000_000_000
+    assert found["step_time_s"] == close(0.02)
+    assert found["band_s"] == [close(0.018), close(0.025)]
+
+
+def test_mfu_is_three_forward_passes_over_the_published_peak() -> None:
+    """A core runs 2 x 10 x 20 x 30 = 12,000 FLOP of products per micro-batch; the additions beside
+    them, what the backward pass computes, and what is recomputed do not count. Three times that in
+    3 micro-batches on 64 cores: 6,912,000. The peak is 64 x 1e6 FLOP/s, 1,280,000 in 0.02 s.
+
+    Source: PaLM, appendix B: a training step is three times its forward pass.
+    """
+    own = programs(forward=product(10, 20, 30), backward=product(50, 60, 70))
+    assert report.model_flops(invented(programs=own)) == 3 * 12_000 * 3 * 64 == 6_912_000
+    found = section(invented(programs=own))
+    assert found["peak_flops_per_s"] == 64e6
+    assert found["mfu"] == close(6_912_000 / 1_280_000) == close(5.4)
+
+
+def test_the_model_of_a_pipeline_is_the_sum_of_its_stages() -> None:
+    """Each stage is on 32 of 64 cores: (12,000 + 2 x 4 x 5 x 6 = 240) x 3 x 3 x 32."""
+    own = programs(forward0=product(10, 20, 30), forward1=product(4, 5, 6))
+    assert report.model_flops(invented(programs=own, stages=2)) == 12_240 * 9 * 32 == 3_525_120
+
+
+def test_a_step_that_was_not_cut_counts_once() -> None:
+    """Its products are those of forward and backward: 12,000 x 3 micro-batches x 64 cores."""
+    own = programs(step=product(10, 20, 30))
+    assert report.model_flops(invented(programs=own)) == 12_000 * 3 * 64 == 2_304_000
+
+
+def test_hfu_is_all_arithmetic_over_the_same_peak() -> None:
+    """The captured step of 16 samples: 2 x 40 x 20 x 32 = 51,200 of products and 40 x 32 = 1,280
+    additions; three times as many samples in a step: 157,440. In 0.02 s of 64 x 1e6 FLOP/s."""
+    built = invented()
+    assert built.flops_per_step == (51_200 + 1_280) * 3 == 157_440
+    assert section(built)["hfu"] == close(157_440 / 1_280_000) == close(0.123)
+
+
+def test_arithmetic_of_a_step_is_rounded_down_to_a_whole_number() -> None:
+    """52,480 x 48 samples of a step / 9 captured samples = 279,893.3."""
+    assert invented(traced_samples=9).flops_per_step == 279_893
+
+
+def test_engines_are_busy_a_share_of_all_physical_cores() -> None:
+    """Busy 15 ms of a step of 20 ms on a core of one; of two, each half of it."""
+    busy = {"tensor": 15_000_000_000}
+    assert section(engines_ps=busy)["engines"]["tensor"]["share"] == close(0.75)
+    two = invented(machine(lnc=2))
+    assert section(two, engines_ps=busy)["engines"]["tensor"] == {
+        "busy_ps": 15_000_000_000,
+        "share": close(0.375),
+    }
+
+
+def test_breakdowns_are_those_of_the_step_and_of_every_stage() -> None:
+    parts = {"compute": 12_000_000_000, "bubble": 8_000_000_000}
+    other = {"compute": 20_000_000_000}
+    found = section(breakdown_ps=parts, stages_ps=(parts, other), hidden_ps={"collective_tp": 5})
+    assert found["breakdown_ps"] == parts and found["hidden_ps"] == {"collective_tp": 5}
+    assert found["per_stage"] == [
+        {"stage": 0, "step_time_ps": 20_000_000_000, "breakdown_ps": parts},
+        {"stage": 1, "step_time_ps": 20_000_000_000, "breakdown_ps": other},
+    ]
+
+
+def test_faults_are_a_factor_of_the_healthy_step() -> None:
+    """30 ms against 24: 1.25 times."""
+    slow = timing(30_000_000_000, rank_classes=4)
+    parts = StepParts(functions=(), runs=(), timelines=())
+    told = Timings(chosen=slow, parts=parts, band={}, healthy=timing(24_000_000_000))
+    found = report.fault_section(invented(), told)["faults"]
+    assert found["slowdown"] == close(1.25) and found["rank_classes"] == 4
+    assert found["healthy_step_time_ps"] == 24_000_000_000
+    assert report.fault_section(invented(), replace(told, healthy=None)) == {}
+
+
+# Sizes
+
+
+def test_parameters_are_counted_once_whatever_their_shards() -> None:
+    own = (buffer("w", "parameter", 800), buffer("v", "parameter", 80), buffer("m", "optimizer", 8))
+    found = report.graph_section(invented(buffers=own))
+    assert (found["params"], found["flops_per_step"]) == (880, 157_440)
+    assert found["ops"] == {"add": 1, "dot_general": 1}
+    assert (found["name"], found["repeats"]) == ("invented", [])
+
+
+def test_batch_and_logical_cores() -> None:
+    assert report.batch_section(invented()) == {
+        "global_batch": 48,
+        "micro_batch": JobConfig().strategy.micro_batch,
+        "num_microbatches": 3,
+        "tokens_per_sample": 7,
+    }
+    found = report.logical_cores(invented(), timing(SECOND, lone_ps=77))
+    assert (found["lnc"], found["per_instance"], found["alone_ps"]) == (1, 32, 77)
+    assert found["hbm_bytes"] == 16 * 2**30 and not found["hypothetical"]
+    assert (found["regions_cut"], found["regions_alone"]) == (0, 0)
+    assert report.logical_cores(invented(machine(lnc=2)), timing(SECOND))["hypothetical"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "parts", "count", "share"),
+    [
+        (4, 4, 8, 3 / 11),  # (p - 1) / (m + p - 1)
+        (4, 8, 8, 3 / 19),  # two parts per stage: (p - 1) / (2 m + p - 1)
+        (8, 8, 128, 7 / 135),
+    ],
+)
+def test_the_bubble_of_equal_stages(stages: int, parts: int, count: int, share: float) -> None:
+    """Source: Narayanan et al. 2021, section 2.2: the share of the whole step."""
+    assert bubble(stages, parts, count) == close(share)
+
+
+@pytest.mark.parametrize(("count", "told"), [(3, True), (4, False)])
+def test_fewer_than_two_micro_batches_per_stage_are_worth_a_note(count: int, told: bool) -> None:
+    """3 for 2 stages: (2 - 1) / (3 + 2 - 1) = 25 % is bubble; with 4, 8, 16 micro-batches of 16
+    samples 1/5, 1/9 and 1/17."""
+    built = invented(stages=2)
+    layout = replace(built.layout, num_microbatches=count)
+    built = replace(built, layout=layout)
+    built.plan.parts = (("forward0",), ("forward1",))
+    notes = list(report._idle_stages(built))
+    assert len(notes) == told
+    for note in notes:
+        assert (
+            "3 micro-batches keep 2 stages waiting for each other 25% of the step" in note.message
+        )
+        assert note.hint == "set strategy.global_batch: 64 for 20%, 128 for 11%, 256 for 6%"
+
+
+def test_the_pipeline_of_a_report() -> None:
+    """2 stages of one part, 3 micro-batches: a bubble of 1 / (3 + 1)."""
+    built = invented(stages=2)
+    assert report.pipeline_section(built) == {}
+    built.plan.parts = (SimpleNamespace(), SimpleNamespace())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "by_stage", lambda found, count: [len(found), count])
+        found = report.pipeline_section(built)
+    assert found == {
+        "schedule": JobConfig().strategy.schedule,
+        "balance": JobConfig().strategy.stage_balance,
+        "num_microbatches": 3,
+        "bubble_of_equal_stages": close(0.25),
+        "stages": [2, 2],
+    }
+
+
+# Cost
+
+
+def test_cost_of_hour_step_and_tokens() -> None:
+    """Two instances at 21 USD: 42 per hour; a step of 0.02 s is 42 x 0.02 / 3600; a million tokens
+    are 1e6 / 336 steps."""
+    found = report.cost_section(invented(), timing(20_000_000_000))
+    assert found["usd_per_hour"] == close(42.0)
+    assert found["usd_per_step"] == close(0.84 / 3600) == close(2.3333333333333333e-4)
+    assert found["usd_per_1e6_tokens"] == close(0.84 / 3600 * 1e6 / 336) == close(25 / 36)
+
+
+def test_a_machine_without_a_price_has_no_cost() -> None:
+    found = report.cost_section(invented(machine(usd_per_hour=None)), timing(SECOND))
+    assert found == {"usd_per_hour": None, "usd_per_step": None, "usd_per_1e6_tokens": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "usd", "tflops"),
+    [
+        ("trn1.2xlarge", 1.34375, 190 / 2),
+        ("trn1.32xlarge", 21.50, 190 / 2),
+        ("trn1n.32xlarge", 24.78, 190 / 2),
+        ("trn2.48xlarge", 35.7608, 667 / 8),
+        ("trn2-ultraserver", 143.04, 667 / 8),
+        ("trn3-gen1-ultraserver", None, 671 / 8),
+        ("trn3-gen2-ultraserver", None, 671 / 8),
+        ("inf2.xlarge", 0.7582, 190 / 2),
+        ("inf2.8xlarge", 1.96786, 190 / 2),
+        ("inf2.24xlarge", 6.49063, 190 / 2),
+        ("inf2.48xlarge", 12.98127, 190 / 2),
+        ("inf1.xlarge", 0.228, 64 / 4),
+        ("inf1.2xlarge", 0.362, 64 / 4),
+        ("inf1.6xlarge", 1.18, 64 / 4),
+        ("inf1.24xlarge", 4.721, 64 / 4),
+    ],
+)
+def test_prices_and_published_peaks(name: str, usd: float | None, tflops: float) -> None:
+    """USD per hour on demand (trn2: capacity block), bf16 TFLOPS of a chip over its cores.
+
+    Sources: price list and capacity blocks of EC2; device pages of the Neuron documentation.
+    """
+    found = load_target(name)
+    assert found.usd_per_hour == usd
+    assert found.published_flops_per_s_per_core == close(tflops * 1e12)
+
+
+# Goodput
+
+
+def test_goodput_of_an_interval() -> None:
+    """Daly 2006: T / (M e^(R/M) (e^((T + d)/M) - 1)) with T 200, d 20, M 1000, R 100 seconds:
+    200 / (1000 x 1.1051709180756477 x 0.24607673058738084) = 0.7354107931."""
+    failures = Failures(mtbf_s=1000.0, checkpoint_s=20.0, restart_s=100.0)
+    assert failures.goodput(200.0) == pytest.approx(0.7354107931100423, rel=1e-13)
+
+
+def test_the_best_interval_and_youngs() -> None:
+    """x = 0.186894884786884 solves (1 - x) e^(x + 0.02) = 1; Young: sqrt(2 x 20 x 1000) = 200."""
+    failures = Failures(mtbf_s=1000.0, checkpoint_s=20.0, restart_s=100.0)
+    assert failures.best_interval_s() == pytest.approx(186.894884786884, rel=1e-9)
+    assert failures.young_interval_s() == close(200.0)
+
+
+def test_no_work_between_checkpoints_that_take_no_time_loses_nothing() -> None:
+    assert Failures(mtbf_s=1e5, checkpoint_s=0.0, restart_s=9.0).goodput(0.0) == 1.0
+
+
+def test_what_no_float_can_hold_is_no_goodput() -> None:
+    """e^700 is about the largest; e^701 and e^(400 + 301) are told without it."""
+    for work, restart in ((701.0, 0.0), (400.0, 301.0)):
+        failures = Failures(mtbf_s=1.0, checkpoint_s=0.0, restart_s=restart)
+        assert failures.goodput(work) == 0.0
+    assert Failures(mtbf_s=1.0, checkpoint_s=0.0, restart_s=0.0).goodput(699.0) > 0
+
+
+SAVED = (
+    buffer("w", "parameter", 8_000_000_000, DType.BF16),  # 16 GB
+    buffer("m", "optimizer", 4_000_000_000),  # 16 GB
+    buffer("r", "rng", 1_000_000_000),  # 4 GB
+    buffer("x", "batch", 8_000_000_000),
+    buffer("g", "gradient", 8_000_000_000),
+)
+
+
+def goodput(**keys: float) -> dict[str, Any]:
+    given = {"instance_mtbf_hours": 10.0, "restart_s": 300.0, "storage_gb_per_s": 0.5} | keys
+    built = invented(buffers=SAVED, goodput=GoodputConfig(**given))
+    return goodput_section(built, timing(2 * SECOND))
+
+
+def test_what_a_checkpoint_holds_and_takes() -> None:
+    """Parameters, optimizer and random state: 16 + 16 + 4 GB, at 0.5 GB/s on each of 2 instances
+    36 s; a failure of one of two instances of 10 hours every 18,000 s."""
+    found = goodput()
+    assert found["checkpoint_bytes"] == 36_000_000_000
+    assert found["checkpoint_s"] == close(36.0)
+    assert found["mtbf_s"] == close(18_000.0) and found["restart_s"] == 300.0
+    assert found["young_interval_s"] == close(math.sqrt(2 * 36 * 18_000))  # 1,138.4 s
+    assert goodput(checkpoint_s=5.0)["checkpoint_s"] == 5.0
+
+
+def test_goodput_of_whole_steps() -> None:
+    """1,001 s are 500.5 steps of 2 s, 500 in whole ones (to even); with M = 18,000 s the goodput is
+    1000/18000 / (e^(300/18000) (e^(1036/18000) - 1)) = 0.0555556 / (1.0168063 x 0.0592443); saving
+    takes 36 s of every 1000, failures the rest; 336 tokens take 2 s."""
+    found = goodput(checkpoint_interval_s=1001.0)
+    wanted = (1000 / 18_000) / (math.exp(300 / 18_000) * math.expm1(1036 / 18_000))
+    assert wanted == pytest.approx(0.92224016, abs=1e-8)
+    assert (found["interval_steps"], found["interval_s"]) == (500, 1000.0)
+    assert found["goodput"] == close(wanted)
+    assert found["lost_to_checkpoints"] == close(wanted * 36 / 1000)
+    assert found["lost_to_failures"] == close(1 - wanted * 1.036)
+    assert found["tokens_per_s"] == close(wanted * 168)
+
+
+def test_an_interval_is_one_step_at_least() -> None:
+    assert goodput(checkpoint_interval_s=0.5)["interval_steps"] == 1
+
+
+def test_without_an_interval_the_best_one_is_taken() -> None:
+    """x = 0.06191930664 solves (1 - x) e^(x + 36/18000) = 1: 1,114.5475 s, 557 steps of 2 s."""
+    found = goodput()
+    assert found["best_interval_s"] == pytest.approx(1114.5475195, rel=1e-9)
+    assert (found["interval_steps"], found["interval_s"]) == (557, 1114.0)
+
+
+def test_defaults_of_goodput_are_those_of_the_page() -> None:
+    """docs/report.md: 6,300 hours (419 interruptions of 2,048 hosts in 54 days), 600 s, 1 GB/s."""
+    keys = GoodputConfig()
+    assert keys.instance_mtbf_hours == 6300.0 == round(2048 * 54 * 24 / 419, -2)
+    assert (keys.restart_s, keys.storage_gb_per_s) == (600.0, 1.0)
+
+
+# Collectives
+
+GATHER = CollectiveCall("all_gather", ("dp_shard",), DType.BF16, (1, 8, 1), stream=0)
+BUCKET = CollectiveCall(
+    "all_reduce", ("tp",), DType.F32, (1, 8, 1), "add", stream=1, parts=((1, 4, 1), (1, 4, 1))
+)
+
+
+def use(call: CollectiveCall, count: int, total_ps: int, exposed_ps: int) -> CollectiveUse:
+    cost = CollectiveDuration(100, Demand(0.5), "ring", "because", 4096, 8)
+    return CollectiveUse(call, cost, count, total_ps, exposed_ps)
+
+
+def test_rows_of_collectives_and_streams() -> None:
+    mesh = make_mesh({"dp_shard": 8, "tp": 8})
+    step = timing(1000, collectives=(use(GATHER, 3, 300, 40), use(BUCKET, 2, 500, 60)))
+    rows = report.collective_rows(step, mesh)
+    assert [r["kind"] for r in rows] == ["all_gather", "all_reduce"]
+    assert [(r["axis"], r["group_size"], r["count"], r["bytes"]) for r in rows] == [
+        ("dp_shard", 8, 3, 4096),
+        ("tp", 8, 2, 4096),
+    ]
+    assert [(r["parts"], r["stream"], r["time_ps"], r["exposed_ps"]) for r in rows] == [
+        (1, 0, 300, 40),
+        (2, 1, 500, 60),
+    ]
+    found = report.stream_section(invented(), step)
+    assert [(r["stream"], r["count"], r["time_ps"], r["exposed_ps"]) for r in found["streams"]] == [
+        (0, 3, 300, 40),
+        (1, 2, 500, 60),
+    ]

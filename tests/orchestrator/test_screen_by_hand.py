@@ -1,0 +1,248 @@
+"""Bars, units and sentences of screens, cell by cell; the bottleneck and its shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.report.bars import EMPTY, LIMIT, apportioned, bar, bar_to_limit, percents
+from orchestrator.report.bottleneck import bottleneck, kind_of, shares
+from orchestrator.report.text import count_text, seconds_text, share_text, size_text, usd_text
+
+MIB, GIB = 2**20, 2**30
+
+# Bars
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole", "cells"),
+    [
+        ([1, 1, 1], 10, [4, 3, 3]),  # 3.33 each: the first of equal remainders
+        ([5, 3, 2], 10, [5, 3, 2]),
+        ([0.46, 0.34, 0.2], 5, [2, 2, 1]),  # 2.3, 1.7, 1.0
+        ([7, 1], 4, [4, 0]),  # 3.5 and 0.5: the first
+        ([1, 7], 4, [1, 3]),
+        ([0, 0], 4, [0, 0]),
+        ([1, 2], 0, [0, 0]),
+    ],
+)
+def test_cells_by_largest_remainders(parts: list[float], whole: int, cells: list[int]) -> None:
+    assert apportioned(parts, whole) == cells
+
+
+def test_percents_sum_to_a_hundred() -> None:
+    assert percents([1, 1, 1]) == ["33.4 %", "33.3 %", "33.3 %"]
+    assert percents([0.0625, 0.9375]) == ["6.3 %", "93.7 %"]
+
+
+def test_a_bar_has_its_pieces_in_order() -> None:
+    assert bar({"a": 3.0, "b": 1.0, "c": 2.0}, 12).plain == "██████▓▓▒▒▒▒"
+
+
+def test_what_is_free_is_dotted_and_what_is_over_is_behind_a_mark() -> None:
+    """6 of 8 parts of 12 cells are 9. At 12 of 8, 11 cells and the mark behind 11 x 8 / 12 = 7.3
+    of them."""
+    half = {"a": 4.0, "b": 2.0}
+    assert bar_to_limit(half, 8.0, 12).plain == "██████▓▓▓" + EMPTY * 3
+    assert bar_to_limit({"a": 5.3}, 8.0, 12).plain == "████████" + EMPTY * 4  # 7.95 cells
+    assert bar_to_limit(half, 6.0, 12).plain == "████████▓▓▓▓"
+    over = bar_to_limit({"a": 8.0, "b": 4.0}, 8.0, 12).plain
+    assert over == "███████" + LIMIT + "▓▓▓▓"
+
+
+# Units
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (MIB - 1, "1024.00 KiB"),
+        (MIB, "1.00 MiB"),
+        (1.5 * MIB, "1.50 MiB"),
+        (GIB, "1.00 GiB"),
+        (2.25 * GIB, "2.25 GiB"),
+        (GIB - 1, "1024.00 MiB"),
+    ],
+)
+def test_sizes_in_binary_units(size: float, text: str) -> None:
+    assert size_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (2.5, "2.500 s"),
+        (1.0, "1.000 s"),
+        (0.25, "250.000 ms"),
+        (1e-3, "1.000 ms"),
+        (2.5e-4, "250.0 us"),
+    ],
+)
+def test_seconds(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        (1234.4, "$1,234"),
+        (100, "$100"),
+        (99.99, "$99.99"),
+        (1, "$1.00"),
+        (0.5, "$0.500"),
+        (0.002134, "$0.00213"),
+        (1e-4, "$0.000100"),
+        (2.13e-5, "$2.13e-05"),
+    ],
+)
+def test_dollars(usd: float, text: str) -> None:
+    assert usd_text(usd) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (2.5e18, "2.5 E"),
+        (2.5e15, "2.5 P"),
+        (3.03e12, "3.03 T"),
+        (7e9, "7 G"),
+        (999_499, "999 k"),
+        (12, "12 "),
+    ],
+)
+def test_counts_with_prefixes(number: float, text: str) -> None:
+    assert count_text(number) == text
+
+
+def test_shares_in_percent() -> None:
+    assert share_text(3, 4) == "75 %" and share_text(0.25, digits=2) == "25.00 %"
+    assert share_text(0.0005) == "0.1 %" and share_text(0.000499) == "<0.1 %"
+
+
+# The bottleneck
+
+
+def report(**charged: int) -> dict[str, Any]:
+    return {
+        "job": {"strategy": {"remat": "full"}},
+        "memory": {
+            "fits": True,
+            "peak_bytes": 4 * GIB,
+            "limit_bytes": 3 * GIB,
+            "categories": {"parameters": GIB, "activations": 3 * GIB},
+        },
+        "timing": {
+            "step_time_ps": sum(charged.values()),
+            "breakdown_ps": charged,
+            "engines": {
+                "tensor": {"share": 0.25},
+                "vector": {"share": 0.5},
+                "dma_in": {"share": 0.75},
+                "dma_out": {"share": 0.125},
+            },
+            "mfu": 0.3,
+            "hfu": 0.4,
+        },
+        "collectives": [
+            {
+                "kind": "all_gather",
+                "axis": "dp_shard(4 of 8)+ep",
+                "exposed_ps": 30,
+                "time_ps": 40,
+                "bytes": 2 * MIB,
+                "group_size": 8,
+                "algorithm": "ring",
+            },
+            {
+                "kind": "reduce_scatter",
+                "axis": "dp_shard+ep",
+                "exposed_ps": 20,
+                "time_ps": 90,
+                "bytes": MIB,
+                "group_size": 8,
+                "algorithm": "ring",
+            },
+            {
+                "kind": "all_reduce",
+                "axis": "tp",
+                "exposed_ps": 99,
+                "time_ps": 99,
+                "bytes": MIB,
+                "group_size": 4,
+                "algorithm": "mesh",
+            },
+        ],
+        "pipeline": {"num_microbatches": 8, "stages": [1, 2, 3, 4], "schedule": "1f1b"},
+    }
+
+
+def test_shares_are_of_the_step_and_the_largest_is_first() -> None:
+    found = shares(report(compute=30, memory=50, idle=20))
+    assert list(found) == ["memory", "compute", "idle"]
+    assert list(found.values()) == pytest.approx([0.5, 0.3, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("charged", "category", "text"),
+    [
+        (
+            {"compute": 60, "memory": 40},
+            "compute",
+            "compute: engines are busy 60 % of the step, the vector engine 50 %; 25 % of its FLOPs"
+            " are not the model's (recomputation)",
+        ),
+        (
+            {"compute": 40, "memory": 60},
+            "memory",
+            "HBM traffic: engines wait for data 60 % of the step; queues are busy: dma_in 75 %,"
+            " dma_out 12 %",
+        ),
+        (
+            {"compute": 20, "collective_dp_shard_ep": 80},
+            "collective_dp_shard_ep",
+            "communication over dp_shard_ep: cores wait 80 % of the step; most for all_gather of"
+            " 2.00 MiB over 8 ranks (ring), 75 % exposed",
+        ),
+        (
+            {"compute": 20, "bubble": 80},
+            "bubble",
+            "pipeline: cores wait for other stages 80 % of the step; 4 stages, 8 micro-batches,"
+            " 1f1b",
+        ),
+        (
+            {"compute": 20, "launch": 80},
+            "launch",
+            "launches: starting programs takes 80 % of the step, which has little work for a core",
+        ),
+        ({"compute": 20, "idle": 80}, "idle", "cores have nothing to do 80 % of the step"),
+    ],
+)
+def test_the_bottleneck_in_a_sentence(charged: dict[str, int], category: str, text: str) -> None:
+    found = bottleneck(report(**charged))
+    assert (found["kind"], found["category"]) == (kind_of(category), category)
+    assert found["share"] == pytest.approx(charged[category] / 100)
+    assert found["text"] == text
+
+
+@pytest.mark.parametrize(("mfu", "told"), [(0.379, True), (0.381, False)])
+def test_recomputation_above_a_twentieth_is_worth_a_word(mfu: float, told: bool) -> None:
+    one = report(compute=100)
+    one["timing"]["mfu"] = mfu
+    assert ("recomputation" in bottleneck(one)["text"]) is told
+    one["job"]["strategy"]["remat"] = "none"
+    assert "recomputation" not in bottleneck(one)["text"]
+
+
+def test_memory_that_does_not_fit_comes_first() -> None:
+    one = report(compute=100)
+    one["memory"]["fits"] = False
+    assert bottleneck(one) == {
+        "kind": "capacity",
+        "category": "activations",
+        "share": 0.75,
+        "text": "memory: 1.00 GiB over the limit; most of what a core holds is for activations,"
+        " 3.00 GiB (75 %)",
+    }

@@ -1,0 +1,122 @@
+"""Collectives and code beside each other in the cluster loop, worked out by hand.
+
+Packets of 4 KiB of code and of 64 KiB of collectives take turns at the DMA engines (page on
+overlap); wires are shared evenly; collectives of one stream follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from compiler.dtypes import DType
+from compiler.evaluate import Segment
+from compiler.isa.program import CollectiveCall
+from sim_cluster.classes import refine
+from sim_cluster.contention import Demand
+from sim_cluster.faults import Health
+from sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
+
+GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 16_384, 1))
+
+
+def loop_end(*collectives: tuple[int, Demand], code: Stretch, bank_cores: int = 1) -> int:
+    """When a core has done its code beside collectives that it starts first, each on a stream."""
+    calls = [replace(GATHER, stream=n) for n in range(len(collectives))]
+    costs = {
+        call: CollectiveDuration(ps, demand, "ring", "", 64, 2)
+        for call, (ps, demand) in zip(calls, collectives, strict=True)
+    }
+    macros = [
+        *(Start(call, n) for n, call in enumerate(calls)),
+        code,
+        *(Wait(n) for n in range(len(calls))),
+    ]
+    classes = refine({"dp": 2}, [("dp",)], [0, 0])
+    loop = ClusterLoop(classes, [macros], lambda call, _: costs[call], bank_cores=bank_cores)
+    return loop.run()[0].end_ps
+
+
+def test_code_and_a_collective_slow_each_other_down() -> None:
+    """Code that wants all engines and takes 1000 ps with them, 2000 with half. A collective of 800
+    ps that wants 0.8 of them has it: 16/17 would be its turn. Code has 0.2 meanwhile, 160 ps of
+    its work in 800, and then all: 840 more."""
+    code = Stretch(1000, 2000, 0, Segment("compute", 1000), "f", demand=Demand(1.0))
+    assert loop_end((800, Demand(0.8)), code=code) == 1640
+    # One that wants all has 16/17: 800 * 17 / 16 = 850, of which code does 50; 950 are left.
+    assert loop_end((800, Demand(1.0)), code=code) == 1800
+
+
+def test_two_collectives_on_a_wire() -> None:
+    """400 and 100 ps, both of which want all of wire 3, each half as fast: the second ends at 200,
+    when 100 of the first are done; 300 more."""
+    still = Stretch(10, 10, 0, Segment("compute", 10), "f")
+    wire = Demand(0.0, wires=((3, 1.0),))
+    assert loop_end((400, wire), (100, wire), code=still) == 500
+
+
+def test_a_delay_is_a_multiple_of_the_time() -> None:
+    classes = refine({"dp": 2}, [("dp",)], [0, 0])
+    code = Stretch(1000, 1000, 600, Segment("compute", 1000), "f")
+    none = CollectiveDuration(0, Demand(0.0), "none", "", 0, 2)
+    loop = ClusterLoop(classes, [[code]], lambda call, _: none, Health(slow={0: 1.5}))
+    (result,) = loop.run()
+    assert result.end_ps == 1500 and result.charged_ps == {"compute": 900, "memory": 600}
+
+
+def charged(
+    macros: Sequence[MacroOp], costs: dict[CollectiveCall, int], mesh: dict[str, int]
+) -> ClassResult:
+    """The one class of a mesh, whose collectives take so long and want nothing."""
+    axes = [call.axes for call in costs]
+    ranks = 1
+    for size in mesh.values():
+        ranks *= size
+    classes = refine(mesh, axes, [0] * ranks)
+
+    def price(call: CollectiveCall, _: frozenset[int]) -> CollectiveDuration:
+        return CollectiveDuration(costs[call], Demand(0.0), "ring", "", 64, 2)
+
+    return ClusterLoop(classes, [list(macros)], price).run()[0]
+
+
+def still(ps: int) -> Stretch:
+    return Stretch(ps, ps, ps, Segment("compute", ps), "f")
+
+
+def test_collectives_of_a_stream_follow_each_other() -> None:
+    """400 ps over dp, then 100 over tp, started together: who waits for the second from 10 on waits
+    390 for the first and 100 for it. On streams of their own the second is done at 100."""
+    first, second = GATHER, replace(GATHER, axes=("tp",))
+    mesh = {"dp": 2, "tp": 2}
+    macros = [Start(first, 0), Start(second, 1), still(10), Wait(1), Wait(0)]
+    found = charged(macros, {first: 400, second: 100}, mesh)
+    assert found.charged_ps == {"compute": 10, "collective_dp": 390, "collective_tp": 100}
+    assert found.end_ps == 500
+    assert (found.uses[first].total_ps, found.uses[second].total_ps) == (400, 100)
+    apart = replace(second, stream=1)
+    macros = [Start(first, 0), Start(apart, 1), still(10), Wait(1), Wait(0)]
+    found = charged(macros, {first: 400, apart: 100}, mesh)
+    assert found.charged_ps == {"compute": 10, "collective_tp": 90, "collective_dp": 300}
+
+
+def test_what_stages_have_to_do_together_is_no_bubble_once_it_has_begun() -> None:
+    """100 ps over all stages, begun at 0 and waited for from 40 on."""
+    over = replace(GATHER, axes=("pp",))
+    found = charged([Start(over, 0), still(40), Wait(0)], {over: 100}, {"pp": 2})
+    assert found.charged_ps == {"compute": 40, "collective_pp": 60} and found.end_ps == 100
+
+
+def test_waiting_for_a_stage_that_comes_later_is_bubble() -> None:
+    """The other stage comes 70 ps later: 70 of bubble, 100 of the collective; itself none."""
+    over = replace(GATHER, axes=("pp",))
+    classes = refine({"pp": 2}, [("pp",)], [0, 1])
+    cost = CollectiveDuration(100, Demand(0.0), "ring", "", 64, 2)
+    own: list[list[MacroOp]] = [[still(30)], [still(100)]]
+    loop = ClusterLoop(
+        classes, [[*code, Start(over, 0), Wait(0)] for code in own], lambda call, _: cost
+    )
+    early, late = loop.run()
+    assert early.charged_ps == {"compute": 30, "bubble": 70, "collective_pp": 100}
+    assert late.charged_ps == {"compute": 100, "collective_pp": 100}
