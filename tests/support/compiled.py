@@ -41,10 +41,16 @@ def run_levels(
     target: str = TARGET,
 ) -> list[list[np.ndarray]]:
     """Outputs of `graph` per level."""
-    program = link(graph, options, target)
+    return levels_of(link(graph, options, target), inputs, levels)
+
+
+def levels_of(
+    program: Program, inputs: Sequence[np.ndarray], levels: Sequence[str] = ("L0", "L1")
+) -> list[list[np.ndarray]]:
+    """Outputs of a program that `link` made, per level."""
     named = {f"arg{i}": np.asarray(a) for i, a in enumerate(inputs)}
     found = [run_single(program, named, level) for level in levels]
-    return [[out[f"out{i}"] for i in range(len(graph.outputs))] for out in found]
+    return [[out[f"out{i}"] for i in range(len(program.outputs))] for out in found]
 
 
 def check_against_jax(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,8 +24,13 @@ def parse(text: str) -> str:
 
 def run(text: str, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of a module on one device."""
-    (outputs,) = run_ranks(text, [inputs])
-    return outputs
+    return load(text)(inputs)
+
+
+def load(text: str) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+    """A module compiled once, as a function from inputs to outputs on one device."""
+    program = _compiled(text, (1, 1))
+    return lambda inputs: _outputs(program, [inputs])[0]
 
 
 def run_ranks(
@@ -33,11 +39,14 @@ def run_ranks(
     """The outputs per rank of one module, `ranks[r]` being r's inputs, on a `grid` of replicas and
     partitions; replicas alone if none is given.
     """
-    grid = grid or (len(ranks), 1)
+    return _outputs(_compiled(text, grid or (len(ranks), 1)), ranks)
+
+
+def _compiled(text: str, grid: tuple[int, int]) -> Any:
     with mlir.make_ir_context():
         code = io.BytesIO()
         ir.Module.parse(text).operation.write_bytecode(code)
-    devices = jax.devices("cpu")[: len(ranks)]
+    devices = jax.devices("cpu")[: grid[0] * grid[1]]
     options = xla_client.CompileOptions()
     # The emitters that users get, unlike in `conftest.py`: the older ones take (-1) ** -3 for 0.
     options.env_option_overrides = [("xla_cpu_use_fusion_emitters", True)]
@@ -48,7 +57,12 @@ def run_ranks(
     ids = np.array([d.id for d in devices]).reshape(grid)
     options.device_assignment = xla_client.DeviceAssignment.create(ids)
     client = devices[0].client
-    program = client.compile_and_load(code.getvalue(), _jax.DeviceList(tuple(devices)), options)
+    return client.compile_and_load(code.getvalue(), _jax.DeviceList(tuple(devices)), options)
+
+
+def _outputs(program: Any, ranks: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+    """What one execution gives, per rank."""
+    devices = jax.devices("cpu")[: len(ranks)]
     columns = [_place(arrays, devices) for arrays in zip(*ranks, strict=True)]
     results = program.execute_sharded(columns).disassemble_into_single_device_arrays()
     return [[np.asarray(r[rank]) for r in results] for rank in range(len(ranks))]

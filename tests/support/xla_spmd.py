@@ -80,6 +80,10 @@ def _compile(text: str, devices: np.ndarray) -> Any:
     build = options.executable_build_options
     build.num_partitions = len(devices)
     build.use_spmd_partitioning = build.use_shardy_partitioner = True
+    # A program runs once. LLVM's own optimizations, which come after all of XLA's, take minutes of
+    # a step with experts on some processors.
+    build.debug_options.xla_backend_optimization_level = 0
+    build.debug_options.xla_llvm_disable_expensive_passes = True
     ids = np.array([[d.id for d in devices]])
     options.device_assignment = xla_client.DeviceAssignment.create(ids)
     client = devices[0].client

@@ -73,14 +73,16 @@ def test_odd_ends(sizes) -> None:
 
 
 def query_gradient(sizes: tuple[int, ...], dtype) -> Maker:
-    """dQ alone: its row sum of p * dp is one pass over the keys, the product with them another."""
+    """dQ alone: its row sum of p * dp is one pass over the keys, the product with them another.
+
+    Scores are of about one: an exponential makes absolute errors of its argument relative ones.
+    """
     t, s, d, e = range(1, 5)
     m = Maker(sizes, "query_gradient")
     q, k, v = (m.load(a, dtype) for a in ((0, t, d), (0, s, d), (0, s, e)))
     do, top = m.load((0, t, e), dtype), m.load((0, t))
-    p = m.node(
-        "exponential", m.node("subtract", causal(m, m.contract(q, k, (d,), F32), -1e30), top)
-    )
+    scores = m.node("multiply", m.contract(q, k, (d,), F32), m.const(0.125))
+    p = m.node("exponential", m.node("subtract", causal(m, scores, -1e30), top))
     dp = m.contract(do, v, (e,), F32)
     row = m.reduce(m.node("multiply", p, dp), (s,))
     ds = m.node("multiply", p, m.node("subtract", dp, row))
@@ -102,7 +104,8 @@ def test_values_along_the_segments_without_rows() -> None:
     m = Maker((1, 384, 4096, 64), "key_gradient")
     k, q, do = (m.load(a) for a in ((0, s, d), (0, t, d), (0, t, d)))
     top, row = m.load((0, t)), m.load((0, t))
-    p = m.node("exponential", m.node("subtract", m.contract(k, q, (d,)), top))
+    scores = m.node("multiply", m.contract(k, q, (d,)), m.const(0.125))
+    p = m.node("exponential", m.node("subtract", scores, top))
     m.store(m.contract(p, do, (t,)), (0, s, d))
     m.store(m.reduce(p, (t,), "max"), (0, s))
     m.store(m.contract(m.node("multiply", p, row), q, (t,)), (0, s, d))

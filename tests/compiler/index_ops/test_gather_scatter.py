@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from compiler.ir.printer import to_stablehlo
+from tests.harnesses.agreement import assert_same_with_special_values
 from tests.harnesses.case import OpCase, build_graph, case_inputs
 from tests.harnesses.gather import CASES
 from tests.support import xla
-from tests.support.compiled import check_against_jax, run_levels
+from tests.support.compiled import check_against_jax, levels_of, link
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -25,8 +26,8 @@ def below(high: int, *shape: int, low: int = 0, seed: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_harness_rows_at_both_levels(case: OpCase) -> None:
     graph, inputs = build_graph(case), case_inputs(case)
-    wanted = xla.run(to_stablehlo(graph), inputs)
-    for outputs in run_levels(graph, inputs):
+    wanted, program = xla.run(to_stablehlo(graph), inputs), link(graph)
+    for outputs in levels_of(program, inputs):
         for have, want in zip(outputs, wanted, strict=True):
             if case.rtol == 0:
                 np.testing.assert_array_equal(have, want)
@@ -34,6 +35,7 @@ def test_harness_rows_at_both_levels(case: OpCase) -> None:
                 a, b = have.astype(np.float64), want.astype(np.float64)
                 scale = np.sqrt(np.mean(b**2))
                 np.testing.assert_allclose(a, b, rtol=case.rtol, atol=case.rtol * scale)
+    assert_same_with_special_values(case, program)
 
 
 def test_two_computed_indices_and_fill() -> None:

@@ -14,11 +14,12 @@ from compiler.diagnostics import ImportRuleError
 from compiler.frontend.stablehlo import import_module
 from compiler.ir.printer import to_stablehlo
 from compiler.lower.canonical import canonical
+from tests.harnesses.agreement import assert_same_with_special_values
 from tests.harnesses.case import OpCase, build_graph, case_inputs
 from tests.harnesses.sort import CASES
 from tests.support import xla
 from tests.support.cells import long_in_matrix
-from tests.support.compiled import check_against_jax, graph_of, run_levels
+from tests.support.compiled import check_against_jax, graph_of, levels_of, link, run_levels
 
 ODD = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 1.0, -np.nan, 0.5], np.float32)
 
@@ -43,11 +44,12 @@ def odd(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("case", long_in_matrix(CASES, IN_OP_TESTS), ids=lambda c: c.id)
 def test_harness_rows_at_both_levels(case: OpCase) -> None:
     graph, inputs = build_graph(case), case_inputs(case)
-    wanted = xla.run(to_stablehlo(graph), inputs)
-    for outputs in run_levels(graph, inputs):
+    wanted, program = xla.run(to_stablehlo(graph), inputs), link(graph)
+    for outputs in levels_of(program, inputs):
         for have, want in zip(outputs, wanted, strict=True):
             width = f"u{have.dtype.itemsize}"  # bits: the sign of a zero and of a NaN count
             np.testing.assert_array_equal(have.view(width), want.view(width))
+    assert_same_with_special_values(case, program)
 
 
 def test_sort_and_argsort_along_any_dim() -> None:

