@@ -2,12 +2,15 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+COUNT ?= 400
+SEED ?= 1
+SHARD ?= 0/1
 # A file of tests stays in one process: its fixtures and caches are built once, Ray starts once.
 # Files start in the order of tests/conftest.py, the long ones first.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test matrix check bench docs sessions count format
+.PHONY: help setup run test matrix mutants check bench docs sessions count format
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -26,6 +29,9 @@ test: setup ## run the tests, on WORKERS processes (2)
 
 matrix: setup ## run the long matrices that plain `make test` leaves out
 	$(PYTEST) -m matrix
+
+mutants: setup ## damage sources and run the tests of each: COUNT=400, SEED=1, SHARD=0/1; 20 minutes a call
+	$(BIN)/python -m tests.mutants --workers $(WORKERS) --count $(COUNT) --seed $(SEED) --shard $(SHARD)
 
 check: setup ## format, lint, types, layer rules
 	$(BIN)/ruff format --check .

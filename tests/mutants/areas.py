@@ -1,0 +1,110 @@
+"""Which sources are damaged, by area: what decides a time, a key, a verdict, a figure or a cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+AREAS: dict[str, tuple[str, ...]] = {
+    "instruction costs": ("compiler/isa/costs.py", "compiler/isa/limits.py"),
+    "timing": (
+        "compiler/evaluate.py",
+        "compiler/max_plus.py",
+        "compiler/chain.py",
+        "sim_cluster/physical_cores.py",
+        "sim_cluster/step_parts.py",
+        "sim_cluster/past.py",
+    ),
+    "targets": ("compiler/targets/*.json", "compiler/target.py", "compiler/custom_target.py"),
+    "calibration": (
+        "sim_cluster/calibration.py",
+        "sim_cluster/calibration.toml",
+        "sim_cluster/profiles.py",
+        "orchestrator/validation/calibrate.py",
+        "orchestrator/validation/predict.py",
+        "orchestrator/validation/kernel_times.py",
+    ),
+    "collectives": (
+        "collectives/*.py",
+        "collectives/algorithms/*.py",
+        "sim_cluster/collective_costs.py",
+    ),
+    "cluster loop": (
+        "sim_cluster/actors.py",
+        "sim_cluster/classes.py",
+        "sim_cluster/contention.py",
+        "sim_cluster/degraded.py",
+        "sim_cluster/faults.py",
+        "sim_cluster/loop_state.py",
+        "sim_cluster/macro.py",
+        "sim_cluster/network.py",
+        "sim_cluster/run_timing.py",
+        "sim_cluster/stage_order.py",
+        "sim_cluster/steady.py",
+        "sim_cluster/step_time.py",
+        "sim_cluster/sensitivity.py",
+    ),
+    "cache keys": (
+        "compiler/outline/unit.py",
+        "compiler/options.py",
+        "orchestrator/cache/cache.py",
+        "orchestrator/cache/entry.py",
+        "orchestrator/cache/local.py",
+        "orchestrator/bundling.py",
+        "orchestrator/plan_cache.py",
+        "orchestrator/reads.py",
+        "orchestrator/service/units.py",
+        "orchestrator/timing.py",
+        "orchestrator/whatif/journal.py",
+        "sim_cluster/kept.py",
+        "sim_cluster/timing_unit.py",
+    ),
+    "stage cut": ("sharding/stages.py", "sharding/gradients.py", "sharding/residuals.py"),
+    "localisation": ("sharding/localize/*.py", "sharding/localize/rules/*.py"),
+    "reader and loader": (
+        "compiler/neff/*.py",
+        "sim_cluster/checks.py",
+        "sim_cluster/contract.py",
+        "sim_cluster/functions.py",
+        "sim_cluster/layout.py",
+        "sim_cluster/load_checks.py",
+        "sim_cluster/memory.py",
+        "sim_cluster/programs.py",
+    ),
+    "numerics verdicts": (
+        "orchestrator/numerics.py",
+        "orchestrator/unsharded.py",
+        "sim_cluster/result.py",
+        "sim_cluster/rounding.py",
+    ),
+    "report and cost": (
+        "orchestrator/report/bars.py",
+        "orchestrator/report/bottleneck.py",
+        "orchestrator/report/compare.py",
+        "orchestrator/report/goodput.py",
+        "orchestrator/report/limits.py",
+        "orchestrator/report/memory_report.py",
+        "orchestrator/report/report.py",
+        "orchestrator/report/sections.py",
+        "orchestrator/report/step_report.py",
+        "orchestrator/whatif/rows.py",
+        "orchestrator/whatif/table.py",
+    ),
+}
+
+
+def files_of(root: Path, area: str) -> list[str]:
+    """The sources of an area, sorted. A pattern that finds nothing is an error: a file that moved
+    takes its line here along.
+    """
+    found: set[str] = set()
+    for pattern in AREAS[area]:
+        paths = {path.relative_to(root).as_posix() for path in root.glob(pattern)}
+        if not paths:
+            raise FileNotFoundError(f"area {area!r} names {pattern}, which no source is")
+        found |= paths
+    return sorted(found)
+
+
+def area_of(root: Path) -> dict[str, str]:
+    """Source -> area."""
+    return {path: area for area in AREAS for path in files_of(root, area)}
