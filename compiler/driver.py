@@ -10,22 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from compiler import hbm
+from compiler.codegen.generate import Recipe
 from compiler.core_order import order_cores
 from compiler.diagnostics import DiagnosticError, Loc
 from compiler.ir.types import Graph, Op
 from compiler.isa.limits import limits_for
 from compiler.isa.program import Function, Program, Region
-from compiler.link import link_program
+from compiler.link import Location, link_program, placed_function
 from compiler.logical_core import LogicalCore
-from compiler.lower.function import lower_function
+from compiler.lower.function import settle
 from compiler.lower.task import ORDINAL_FILE
 from compiler.lower.write_out import Lowered
+from compiler.neff.listing import function_lines
 from compiler.options import DEFAULTS, CompileOptions
 from compiler.outline import Outlined, outline_programs
 from compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
 from compiler.passes.pipeline import run, unit_passes
 from compiler.program import StepProgram
 from compiler.region_order import order_regions
+from compiler.shown.engines import overlap_text
+from compiler.shown.memory import function_memory
+from compiler.shown.regions import fusion_text, regions_text
+from compiler.shown.tiling import tiling_text
+from compiler.steps import note, step, within
 from compiler.target import load_target
 
 
@@ -36,26 +43,32 @@ def compile_function(payload: bytes, target: str, options: CompileOptions = DEFA
     """
     graph, signature = read_payload(payload)
     machine = load_target(target)
-    graph = run(with_ordinals(graph), unit_passes(options, machine.core.generation))
+    graph = step("function", with_ordinals(graph))
+    graph = run(graph, unit_passes(options, machine.core.generation))
     core = LogicalCore(machine, options)
-    return pack_function(generate_function(lower_function(graph, signature, options, core), core))
+    settled = settle(graph, signature, options, core)
+    note("fusion", lambda: fusion_text(settled))
+    note("regions", lambda: regions_text(settled.lowered))
+    return pack_function(generate_function(settled.lowered, core))
 
 
 def generate_function(lowered: Lowered, core: LogicalCore) -> Function:
     """Tile code for every region of a lowered function. Raises CompileError, CapacityError."""
     made: list[tuple[Region, ...]] = []
+    recipes: list[tuple[Recipe | None, ...]] = []
     tensors, registers = list(lowered.tensors), lowered.num_registers
     end = lowered.scratch_bytes
     for program in lowered.regions:
         code = core.generate(program, tensors, registers)
         made += code.pairs
+        recipes += code.recipes
         placed, used = hbm.placed_from(lowered.scratch_bytes, code.scratch)
         tensors, end = [*tensors, *placed], max(end, used)
         registers = max(registers, code.next_register)
     subgraphs = [list(regions) for regions in zip(*made, strict=True)] or [[]] * core.options.lnc
     order_cores(subgraphs, tensors)
     order_regions(subgraphs, tensors, limits_for(core.target.name))
-    return Function(
+    function = Function(
         name="",
         tensors=tensors,
         inputs=lowered.inputs,
@@ -68,6 +81,10 @@ def generate_function(lowered: Lowered, core: LogicalCore) -> Function:
         target=core.target.name,
         partner=subgraphs[1] if core.options.lnc > 1 else None,
     )
+    note("tiling", lambda: tiling_text(function, recipes, core.target, core.options))
+    note("memory", lambda: function_memory(function))
+    note("overlap", lambda: overlap_text(function, core.target))
+    return function
 
 
 class Observer:
@@ -116,10 +133,28 @@ def link_outlined(
 
 def compile_unit(unit: Unit, target: str, options: CompileOptions = DEFAULTS) -> Function:
     """Compile a unit whose locations are known. Raises CompileError at the user's file and line."""
-    try:
-        return unpack_function(compile_function(unit.payload, target, options))
-    except DiagnosticError as error:
-        raise located(error, unit.graph) from error
+    with within(f"functions/{unit.name}", unit.key, lambda loc: _place(loc, unit.graph)):
+        try:
+            function = unpack_function(compile_function(unit.payload, target, options))
+        except DiagnosticError as error:
+            found = located(error, unit.graph)
+            note("refused", lambda: f"{found.diagnostic.render()}\n")
+            raise found from error
+        note("listing", lambda: _listing(function, unit))
+        return function
+
+
+def _listing(function: Function, unit: Unit) -> str:
+    """The code of a function as it is in a program, with the user's places."""
+    places: dict[Location, int] = {}
+    placed = placed_function(function, unit.name, unit, places)
+    return "\n".join(function_lines(placed, tuple(places))) + "\n"
+
+
+def _place(loc: Loc, graph: Graph) -> Loc:
+    """The user's location of an op of `graph`, for its ordinal."""
+    is_ordinal = loc.file == ORDINAL_FILE and loc.line < len(graph.ops)
+    return graph.ops[loc.line].loc if is_ordinal else loc
 
 
 def with_ordinals(graph: Graph) -> Graph:
@@ -137,4 +172,4 @@ def located(error: DiagnosticError, graph: Graph) -> DiagnosticError:
     if loc is None or loc.file != ORDINAL_FILE or loc.line >= len(graph.ops):
         return error
     d = error.diagnostic
-    return type(error)(d.code, d.message, graph.ops[loc.line].loc, d.hint)
+    return type(error)(d.code, d.message, _place(loc, graph), d.hint)

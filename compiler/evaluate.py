@@ -8,7 +8,7 @@ evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.chain import DMA, Chain
@@ -272,6 +272,39 @@ def _segments(
         else:
             pending.add(regions, codes, point)
     return tuple(out + joined(pending.taken(0)))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpan:
+    """An engine in a region: from when to when since the last collective, and how long it is busy
+    in between.
+    """
+
+    begin_ps: int
+    end_ps: int
+    busy_ps: int
+
+
+def engine_spans(function: Function, target: Target) -> Iterator[list[dict[str, EngineSpan]]]:
+    """Per region of every physical core what its engines do when, if the core shares nothing; empty
+    for regions without code. Times are those of the queues alone (`stall_recovery` left out).
+    """
+    pending = _Cores(target.core, len(function.subgraphs))
+    for number, regions in enumerate(zip(*function.subgraphs, strict=True)):
+        if regions[0].program.kind in _EVENTS:
+            pending.taken(number + 1)
+            yield [{} for _ in regions]
+            continue
+        shared = (Shares(hbm=_bank_share(regions)),)
+        codes = [_Coded.of(r, function.tensors, target, shared, False) for r in regions]
+        pending.add(regions, codes, 0)
+        yield [
+            {
+                engine.value: EngineSpan(*span, code.costs.busy[0][engine] if code.costs else 0)
+                for engine, span in chain.spans.items()
+            }
+            for code, chain in zip(codes, pending.chains, strict=True)
+        ]
 
 
 def _bank_share(regions: Sequence[Region]) -> int:

@@ -12,10 +12,13 @@ from dataclasses import replace
 
 from compiler.diagnostics import Loc
 from compiler.isa.program import Function, Program, Region
+from compiler.neff.listing import program_lines
 from compiler.outline import Outlined
 from compiler.outline.buffers import OutlinedProgram
 from compiler.outline.unit import Unit, unpack_function
 from compiler.program import StepPlan
+from compiler.shown.memory import program_memory
+from compiler.steps import note, within
 
 Location = tuple[str, int, str]
 
@@ -46,12 +49,12 @@ def link_program(
 ) -> Program:
     """One linked program."""
     table: dict[Location, int] = {}
-    names = _names([units[key] for key in program.functions])
+    names = function_names([units[key] for key in program.functions])
     functions = [
-        _placed(compiled[key], name, units[key], table)
+        placed_function(compiled[key], name, units[key], table)
         for key, name in zip(program.functions, names, strict=True)
     ]
-    return Program(
+    linked = Program(
         name=program.name,
         target=target,
         functions=functions,
@@ -63,6 +66,20 @@ def link_program(
         scratch_bytes=max((f.scratch_bytes for f in functions), default=0),
         locations=tuple(table),
     )
+    with within(f"programs/{program.name}"):
+        note("memory", lambda: program_memory(linked))
+        note("listing", lambda: _listing(linked, program, units))
+    return linked
+
+
+def _listing(linked: Program, program: OutlinedProgram, units: Mapping[str, Unit]) -> str:
+    """Buffers and calls of a program, and where the code of its functions is."""
+    folders = dict(zip(units, function_names([*units.values()]), strict=True))
+    places = [
+        f"function {function.name}: functions/{folders[key]}"
+        for key, function in zip(program.functions, linked.functions, strict=True)
+    ]
+    return "\n".join([*program_lines(linked), *places]) + "\n"
 
 
 def _routed(function: Function, streams: Mapping[tuple[str, tuple[str, ...]], int]) -> Function:
@@ -71,7 +88,7 @@ def _routed(function: Function, streams: Mapping[tuple[str, tuple[str, ...]], in
     return replace(function, collectives=calls)
 
 
-def _names(units: Sequence[Unit]) -> list[str]:
+def function_names(units: Sequence[Unit]) -> list[str]:
     """Names of functions inside a program, numbered where they repeat."""
     seen: dict[str, int] = {}
     found = []
@@ -81,7 +98,9 @@ def _names(units: Sequence[Unit]) -> list[str]:
     return found
 
 
-def _placed(function: Function, name: str, unit: Unit, table: dict[Location, int]) -> Function:
+def placed_function(
+    function: Function, name: str, unit: Unit, table: dict[Location, int]
+) -> Function:
     """`function` under its name, its regions pointing into the location table."""
     regions, *others = (
         [_placed_region(region, unit, table) for region in subgraph]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from compiler.codegen.cores import cuts
+from compiler.codegen.generate import Recipe
 from compiler.diagnostics import DiagnosticError
 from compiler.isa.program import Region
 from compiler.isa.region import RegionProgram, Tensor
@@ -41,13 +42,15 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Coded:
     """Code of a region: one region per physical core, one after the other, the scratch tensors they
-    need, the first register number left free, and what is special about the tilings.
+    need, the first register number left free, what is special about the tilings, and how each part
+    was tiled.
     """
 
     pairs: tuple[tuple[Region, ...], ...]
     scratch: tuple[Tensor, ...]
     next_register: int
     notes: tuple[str, ...] = ()
+    recipes: tuple[tuple[Recipe | None, ...], ...] = ()
 
 
 class LogicalCore:
@@ -70,13 +73,15 @@ class LogicalCore:
         """Code for a region. Raises CompileError, CapacityError."""
         way = self.way(program, tensors)
         known, last = [*tensors, *way.scratch], first_register
-        pairs, notes = [], list[str]()
+        pairs, recipes, notes = [], [], list[str]()
         for pair in way.pairs:
             made = [self._trial.generate(part, known, first_register) for part in pair]
             pairs.append(tuple(code.region for code in made))
+            recipes.append(tuple(code.recipe for code in made))
             notes += [note for code in made for note in code.notes]
             last = max(last, *(code.next_register for code in made))
-        return Coded(tuple(pairs), way.scratch, last, tuple(dict.fromkeys(notes)))
+        told = tuple(dict.fromkeys(notes))
+        return Coded(tuple(pairs), way.scratch, last, told, tuple(recipes))
 
     def way(self, program: RegionProgram, tensors: Sequence[Tensor]) -> Way:
         """What each physical core computes of a region."""

@@ -72,7 +72,9 @@ class Residency:
     @cached_property
     def bound_bytes(self) -> int:
         """The largest sum of aligned arena buffers in use at one call."""
-        sizes = (sum(hbm.aligned(self._size(b)) for b in placed.live) for placed in self.calls)
+        sizes = (
+            sum(hbm.aligned(self.buffer_bytes(b)) for b in placed.live) for placed in self.calls
+        )
         return max(sizes, default=0)
 
     @cached_property
@@ -87,7 +89,8 @@ class Residency:
         placed = self.calls[self.peak]
         makers = self._makers()
         held = [
-            self._resident(*makers[buffer], self._size(buffer)) for buffer in sorted(placed.live)
+            self._resident(*makers[buffer], self.buffer_bytes(buffer))
+            for buffer in sorted(placed.live)
         ]
         number = placed.call.function
         tensors = self.program.functions[number].tensors
@@ -121,8 +124,8 @@ class Residency:
     def _moment(self, placed: _Placed) -> CallMoment:
         number = placed.call.function
         function, scratch = self.program.functions[number], self.scratch[number]
-        arena = sum(self._size(b) for b in placed.live)
-        gathered = sum(self._size(b) for b in placed.live & self.gathered_buffers) + sum(
+        arena = sum(self.buffer_bytes(b) for b in placed.live)
+        gathered = sum(self.buffer_bytes(b) for b in placed.live & self.gathered_buffers) + sum(
             tensor_bytes(function.tensors[t]) for t in scratch.tensors if t in self.gathered[number]
         )
         return CallMoment(function.name, placed.repeats, arena, scratch.num_bytes, gathered)
@@ -138,7 +141,8 @@ class Residency:
                     yield buffer
                 seen.add(buffer)
 
-    def _size(self, number: int) -> int:
+    def buffer_bytes(self, number: int) -> int:
+        """Size of a buffer of the program."""
         buffer = self.program.buffers[number]
         return math.prod(buffer.shape) * buffer.dtype.bytes
 

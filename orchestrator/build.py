@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from collectives.ops import CollectiveError
 from collectives.placement import place_mesh, with_atoms
-from compiler.diagnostics import ShardingError, UsageError
+from compiler.diagnostics import DiagnosticError, ShardingError, UsageError
 from compiler.ir.analysis import flops
 from compiler.ir.types import Graph
 from compiler.isa.program import Program
+from compiler.options import CompileOptions
+from compiler.steps import is_recorded, note
 from compiler.target import Target, load_target, logical
 from orchestrator.collective_settings import job_settings
 from orchestrator.config import JobConfig
@@ -251,8 +254,23 @@ def compile_parts(ready: Planned, stages: Stages) -> Parts:
     from compiler.outline import outline
 
     options = dataclasses.replace(ready.job.compiler, lnc=ready.layout.target.lnc)
+    target = ready.layout.target.name
     with stages.timed("outline"):
-        return parts_of(outline(ready.plan.step), ready.layout.target.name, options)
+        parts = parts_of(outline(ready.plan.step), target, options)
+    if is_recorded():
+        show_functions(parts, options)
+    return parts
+
+
+def show_functions(parts: Parts, options: CompileOptions) -> None:
+    """Every distinct function compiled here, with the user's locations, for who records steps; what
+    is linked comes from the units. A refusal is recorded, and is theirs to tell.
+    """
+    from compiler.driver import compile_unit
+
+    for unit in parts.outlined.functions:
+        with suppress(DiagnosticError):
+            compile_unit(unit, parts.target, options)
 
 
 def with_programs(ready: Planned, parts: Parts, settled: Settled, stages: Stages) -> Built:
@@ -262,7 +280,15 @@ def with_programs(ready: Planned, parts: Parts, settled: Settled, stages: Stages
     with stages.timed("link"):
         programs = link(ready.plan.step, parts.outlined, parts.compiled(settled), parts.target)
     fields = {f.name: getattr(ready, f.name) for f in dataclasses.fields(Planned)}
-    return Built(**fields, programs=programs)
+    built = Built(**fields, programs=programs)
+    note("memory", lambda: _memory(built))
+    return built
+
+
+def _memory(built: Built) -> str:
+    from orchestrator.dump.step import memory_text
+
+    return memory_text(built)
 
 
 @dataclass(frozen=True, slots=True)

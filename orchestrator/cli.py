@@ -125,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     unit.set_defaults(verb=_unit)
     whatif.add_verbs(verbs)
     _table_parsers(verbs)
+    _opt_parser(verbs)
     _nccom_parser(verbs)
     _neff_parsers(verbs)
     reports.add_verbs(verbs)
@@ -146,6 +147,17 @@ def _table_parsers(verbs: Any) -> None:
     errors.add_argument("code", nargs="?", default="", help="for example NCC_EVRF035")
     errors.add_argument("--json", action="store_true", help="print JSON on stdout")
     errors.set_defaults(verb=_errors)
+
+
+def _opt_parser(verbs: Any) -> None:
+    opt = verbs.add_parser("opt", help="run one pass, or some, on the text of a graph")
+    opt.add_argument(
+        "file", nargs="?", default="", help="text of a graph (docs/text-forms.md), or -"
+    )
+    opt.add_argument("--pass", dest="passes", default="", metavar="NAME[,NAME]", help="in order")
+    opt.add_argument("--list", action="store_true", help="every pass, its settings, what it does")
+    opt.add_argument("--output", "-o", type=Path, help="write here; default: standard output")
+    opt.set_defaults(verb=_opt)
 
 
 def _nccom_parser(verbs: Any) -> None:
@@ -188,6 +200,13 @@ _NCCOM_IGNORED = ("-n --iters", "-w --warmup_iters", "-s --hosts", "--seed")
 
 def _answer_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print report.json on stdout")
+    parser.add_argument(
+        "--dump-dir",
+        "--dump_dir",
+        type=Path,
+        metavar="DIR",
+        help="every stage as text, numbered and named, with a README.txt that says what is what",
+    )
     parser.add_argument(
         "--explain",
         nargs="+",
@@ -267,7 +286,7 @@ def _run(args: argparse.Namespace) -> int:
     (args.job,) = args.jobs
     asked = job_config(args)
     with Progress("quiet" if args.json else asked.run.progress) as progress:
-        report = job.run_job(asked, progress)
+        report = job.run_job(asked, progress, args.dump_dir)
     explanations.add(args.explain, asked, report)
     explanations.show(args.explain, report, args.json, screen.run_screen)
     return job.exit_code(report)
@@ -281,7 +300,7 @@ def _plan(args: argparse.Namespace) -> int:
     explanations.check(args.explain)
     asked = job_config(args)
     with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
-        report = plan_cache.advised(asked, args.trace, progress)
+        report = plan_cache.advised(asked, args.trace, progress, args.dump_dir)
     if args.html:
         from orchestrator.report.page.page import report_page, write_page
 
@@ -343,6 +362,14 @@ def _nccom(args: argparse.Namespace) -> int:
     ignored = [flag.split()[-1] for flag, name in flags.items() if getattr(args, name) is not None]
     outputs = {name: getattr(args, name) for name in ("json", "csv", "plot", "explain")}
     return nccom.run(request, outputs | {"json_file": args.report_to_json_file, "ignored": ignored})
+
+
+def _opt(args: argparse.Namespace) -> int:
+    from orchestrator.opt import command
+
+    if args.list:
+        return command.show_list()
+    return command.run(command.Asked(args.file or command.STDIN, args.passes, args.output))
 
 
 def _unit(args: argparse.Namespace) -> int:

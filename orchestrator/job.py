@@ -14,6 +14,7 @@ from typing import Any
 from compiler.diagnostics import UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import Bundle, load_bundle, write_bundle
+from compiler.steps import note
 from orchestrator import outputs
 from orchestrator.budgets import check_budgets, check_state
 from orchestrator.build import Built, compile_planned, planned
@@ -21,6 +22,8 @@ from orchestrator.bundling import compiler_version, manifest_of
 from orchestrator.cache import open_cache
 from orchestrator.collective_settings import job_settings
 from orchestrator.config import JobConfig, output_folder
+from orchestrator.dump import dumping
+from orchestrator.dump.step import time_text
 from orchestrator.faults import faults_of
 from orchestrator.host import executor_kind, num_cpus
 from orchestrator.model import compute_type
@@ -44,15 +47,17 @@ from sim_cluster.step_time import Step
 GIB = 2**30
 
 
-def run_job(job: JobConfig, progress: Progress) -> dict[str, Any]:
-    """Run a job and return its report, which is also written to the output directory.
+def run_job(job: JobConfig, progress: Progress, dump_dir: Path | None = None) -> dict[str, Any]:
+    """Run a job and return its report, which is also written to the output directory; with
+    `dump_dir` every stage, too, as text.
 
     Raises the DiagnosticError of the stage that refuses.
     """
     stages, out = Stages(), outputs.prepare(output_folder(job))
     if not job.output.events:
         job = replace(job, output=replace(job.output, events=str(out / "events.jsonl")))
-    with RaySession.kept(job.run.hosts):  # units first, then hosts of ranks: one Ray for both
+    # Units first, then hosts of ranks: one Ray for both.
+    with RaySession.kept(job.run.hosts), dumping(dump_dir):
         return _run(job, out, stages, progress)
 
 
@@ -71,6 +76,7 @@ def _run(job: JobConfig, out: Path, stages: Stages, progress: Progress) -> dict[
         values, expected = _values(built, bundle, progress, events)
     sizes = program_sizes(bundle)
     report = base_report(built, timings, service, stages, sizes)
+    note("time", lambda: time_text(report))
     report["numerics"] = numerics_section(job, values, expected)
     report["findings"] += [f.as_dict() for f in values.findings]
     _write(report, out, timings.trace)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import Diagnostic
+from compiler.steps import note
 from compiler.target import load_target
 from orchestrator import outputs
 from orchestrator.cache import About, open_cache
 from orchestrator.config import TRIES, JobConfig
+from orchestrator.dump import dumping
 from orchestrator.model import installed, source_files
 from orchestrator.reads import file_digests
 from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
@@ -46,14 +48,16 @@ def plan(
     trace: Path | None = None,
     progress: Progress | None = None,
     shared: Shared | None = None,
+    dump_dir: Path | None = None,
 ) -> dict[str, Any]:
     """The report of a job without values, from the plan cache when nothing it depends on has
-    changed; never when a `trace` is wanted, which the cache does not hold."""
+    changed; never when a `trace` is wanted, or every stage in `dump_dir`, which the cache does not
+    hold."""
     start = time.perf_counter()
     cache = open_cache(job.cache)
     parts = plan_parts(job)
     key = parts_digest(KIND, parts)
-    stored = cache.get(KIND, key) if trace is None else None
+    stored = cache.get(KIND, key) if trace is None and dump_dir is None else None
     cache.tally.count(KIND, hit=stored is not None)
     cache.tally.save()
     if stored is not None:
@@ -63,7 +67,8 @@ def plan(
         provenance["computed_in_s"] = round(sum(provenance["stages_s"].values()), 3)
         provenance["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
         return report
-    report, reads = _fresh(job, trace, progress, shared)
+    with dumping(dump_dir):
+        report, reads = _fresh(job, trace, progress, shared)
     if job.model.entry:
         parts = _learned(job, parts, reads)
         key = parts_digest(KIND, parts)
@@ -77,11 +82,14 @@ def plan(
 
 
 def advised(
-    job: JobConfig, trace: Path | None = None, progress: Progress | None = None
+    job: JobConfig,
+    trace: Path | None = None,
+    progress: Progress | None = None,
+    dump_dir: Path | None = None,
 ) -> dict[str, Any]:
     """As `plan`, with what is worth trying next, tried (`whatif/tries.py`) or known from before."""
     start = time.perf_counter()
-    report = plan(job, trace, progress)
+    report = plan(job, trace, progress, dump_dir=dump_dir)
     if not job.run.tries:
         return report
     cache = open_cache(job.cache)
@@ -171,4 +179,12 @@ def _fresh(
             timings = time_programs(built, built.programs, service, trace is not None)
     if trace is not None:
         outputs.write(trace, timings.trace, "--trace")
-    return base_report(built, timings, service, stages, {}), stages.traces.reads(job)
+    report = base_report(built, timings, service, stages, {})
+    note("time", lambda: _time_text(report))
+    return report, stages.traces.reads(job)
+
+
+def _time_text(report: Mapping[str, Any]) -> str:
+    from orchestrator.dump.step import time_text
+
+    return time_text(report)

@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from compiler.steps import note, step
 from orchestrator.config import JobConfig
 from orchestrator.model import model_key, resolve_task
 from orchestrator.reads import recorded
 from sharding.partitioned import slots
 from sharding.reroll import Rerolled, reroll
+from sharding.shown import slots_text
 from sharding.strategies.registry import MANUAL
 
 if TYPE_CHECKING:
@@ -117,16 +119,28 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
 
         captured = capture(task, samples, job.base)
     with stages.timed("import"):
+        from compiler.frontend.context import module_text
         from compiler.frontend.stablehlo import import_with_shardings
         from compiler.passes.pipeline import run, step_passes
 
+        note("captured", lambda: module_text(captured.artifact), "mlir")
         imported, user = import_with_shardings(captured.artifact, base_dir=job.base)
+        note("roles", lambda: slots_text(imported, captured.inputs, captured.outputs))
+        step("imported", imported)
         rolled = Rerolled(
             graph=imported, inputs=slots(captured.inputs), outputs=slots(captured.outputs)
         )
         if job.strategy.name != MANUAL:  # whose shardings are the user's, leaf by leaf
             rolled = reroll(rolled.graph, rolled.inputs, rolled.outputs)
+        step("rerolled", rolled.graph)
+        note("repeats", lambda: _repeats_text(rolled))
         rolled = dataclasses.replace(
             rolled, graph=run(rolled.graph, step_passes(job.compiler, samples))
         )
     return Traced(rolled, samples, user, captured.name)
+
+
+def _repeats_text(rolled: Rerolled) -> str:
+    """What became of repeated layers, and the slots of the step as it is now."""
+    notes = "".join(f"{line}\n" for line in rolled.notes) or "no layers repeat outside of loops\n"
+    return f"{notes}\n{slots_text(*rolled.parts)}"

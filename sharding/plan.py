@@ -17,6 +17,8 @@ from compiler.frontend.shardings import ModuleShardings
 from compiler.ir.types import Graph, Op
 from compiler.neff.schedule import STAGE_AXIS, run_counts
 from compiler.program import StepPlan
+from compiler.steps import note, step
+from sharding import shown
 from sharding.findings import TRAFFIC, with_findings
 from sharding.fold import Folded, fold
 from sharding.footprint import Footprint, footprint
@@ -32,7 +34,7 @@ from sharding.precision import rounded_graph, with_reduce_dtype
 from sharding.rewrite import rewrite
 from sharding.ring import with_context
 from sharding.settings import DEFAULTS, StrategySettings
-from sharding.shardy import PartitionUnit, partition, run_child
+from sharding.shardy import PartitionUnit, annotated_text, partition, run_child
 from sharding.stages import split_step
 from sharding.strategies import Recipe
 from sharding.strategies.registry import MANUAL, padded_step, recipe_of
@@ -138,28 +140,32 @@ def prepare(
     """
     if twins is not None:
         twins.check(graph, inputs, mesh)
-    graph = rounded_graph(graph, inputs, settings)
+    graph = step("rounded", rounded_graph(graph, inputs, settings))
     stacks = {slot.name: slot.leaves for slot in inputs if slot.leaves}
     staged = None
     stages = 1 if settings.name == MANUAL else mesh.sizes.get(STAGE_AXIS, 1)
     if stages > 1:
         parts = stages * (settings.stage_parts if settings.schedule == "interleaved" else 1)
         staged = stage_layers(graph, inputs, outputs, parts, settings.stage_balance)
-        graph, inputs, outputs = staged.graph, staged.inputs, staged.outputs
+        graph, inputs, outputs = step("staged", staged.graph), staged.inputs, staged.outputs
         mesh = mesh.without(STAGE_AXIS)
     mesh = with_twin(mesh) if twins is not None else mesh
     graph, inputs, outputs, notes = padded_step(graph, inputs, outputs, mesh, settings)
+    step("padded", graph)
     recipe = recipe_of(graph, inputs, outputs, mesh, settings, user)
     recipe = replace(recipe, findings=(*notes, *recipe.findings))
     # What the partitioner is free to choose, it may choose otherwise for a part of the graph.
-    pinned = recipe.predicted is not None
+    is_pinned = recipe.predicted is not None
+    folded = fold(recipe.graph, recipe.specs, inputs, outputs) if is_pinned else None
+    shown.pinned("recipe", recipe.graph, recipe.specs)
+    note("decisions", lambda: shown.recipe_text(recipe, inputs, outputs))
     return Prepared(
         settings=settings,
         mesh=recipe.mesh,
         recipe=recipe,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        folded=fold(recipe.graph, recipe.specs, inputs, outputs) if pinned else None,
+        folded=folded,
         stacks=stacks,
         num_stages=stages,
         staged=staged,
@@ -176,13 +182,17 @@ def partitioned(prepared: Prepared, unit: PartitionUnit) -> PartitionedGraph:
     inputs, outputs, folded = prepared.inputs, prepared.outputs, prepared.folded
     if folded is not None:
         short = (folded.graph, prepared.mesh, folded.specs, folded.inputs, folded.outputs)
+        shown.pinned("folded", folded.graph, folded.specs)
+        note("shardy_input", lambda: annotated_text(*short[:3]), "mlir")
         try:
-            return unfold(folded, partition(*short, unit=unit), inputs, outputs)
+            answer = shown.placed("partitioned", partition(*short, unit=unit))
+            return shown.placed("unfolded", unfold(folded, answer, inputs, outputs))
         except (DiagnosticError, UnfoldError):
             pass
     recipe = prepared.recipe
     whole = (recipe.graph, prepared.mesh, recipe.specs, inputs, outputs, recipe.tied)
-    return partition(*whole, unit)
+    note("shardy_input", lambda: annotated_text(*whole[:3]), "mlir")
+    return shown.placed("partitioned", partition(*whole, unit))
 
 
 def complete(
@@ -194,16 +204,22 @@ def complete(
     """Everything after partitioning. Raises ShardingError."""
     settings = prepared.settings
     dropped = (TWIN_AXIS,) if prepared.has_twin else ()
-    found = with_findings(rewrite(answer), prepared.recipe, dropped)
-    source = with_reduce_dtype(found, settings)
-    local, context = with_context(localize(source), settings.context)
+    rewritten = shown.placed("rewritten", rewrite(answer))
+    found = with_findings(rewritten, prepared.recipe, dropped)
+    source = shown.placed("reduce_dtype", with_reduce_dtype(found, settings))
+    local = localize(source)
+    step("localized", local.graph)
+    local, context = with_context(local, settings.context)
+    step("ring", local.graph)
     partial = None
     if prepared.has_twin:
         alone = without_twin(local)
         local, partial = alone.local, alone.partial
+        step("without_twin", local.graph)
     last = num_microbatches > 1 and settings.reduces_last
     local = hoisted(local) if last else local
-    step = split_step(
+    step("reductions_last", local.graph)
+    plan = split_step(
         local,
         num_microbatches=num_microbatches,
         reshard_after_forward=settings.reshard_after_forward,
@@ -212,24 +228,26 @@ def complete(
         partial=partial,
     )
     mesh = local.source.mesh
+    shown.programs("cut", plan)
     if prepared.staged is not None:
-        step = divide(step, prepared.staged, prepared.num_stages, settings.schedule)
+        plan = divide(plan, prepared.staged, prepared.num_stages, settings.schedule)
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
+        shown.programs("staged", plan)
     shifts = Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
     bucket_bytes, tokens = settings.bucket_mb << 20, settings.dependency_tokens
     group = settings.layers_per_group
-    step = overlap(step, shifts, settings.cc_streams, bucket_bytes, tokens, group)
-    step = replace(step, stacks=prepared.stacks)
-    cut_findings = step.metadata["findings"]
+    plan = overlap(plan, shifts, settings.cc_streams, bucket_bytes, tokens, group)
+    plan = shown.planned(replace(plan, stacks=prepared.stacks))
+    cut_findings = plan.metadata["findings"]
     assert isinstance(cut_findings, tuple)
-    rows = traffic(step)
+    rows = traffic(plan)
     if not settings.reshard_after_forward:
         cut_findings += tuple(_gathers_left(rows))
     return Plan(
-        step=step,
+        step=plan,
         mesh=mesh,
         strategy=settings.name,
-        footprint=footprint(step),
+        footprint=footprint(plan),
         traffic=rows,
         reasons={**_reasons(prepared.recipe, source), **context.reasons},
         findings=(*source.findings, *context.findings, *cut_findings),

@@ -38,7 +38,7 @@ def contraction_candidates(space: Space, sinks: list[int], room: Room) -> Sequen
         _Nest(builder, *eviction.fused(plan, sinks)).emit()
 
     plans = plan_contraction(space, number, sinks, room)
-    return [Candidate(plan.cost, partial(emit, plan), plan.variant) for plan in plans]
+    return [Candidate(p.cost, partial(emit, p), p.variant, plan=p) for p in plans]
 
 
 class _Nest:

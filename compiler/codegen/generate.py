@@ -54,6 +54,15 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """The tilings of a nest that were tried, cheapest estimate first, and which one was taken."""
+
+    kind: str
+    tried: Sequence[Candidate]
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Generated:
     """A region with code, the first register number it left free, how it was chosen, and what is
     special about the tilings.
@@ -132,6 +141,14 @@ class Codes:
         made = self._build(chosen, recipe.ways, recipe.loads_apart)
         _verify(made.region, self.limits)
         return replace(made, recipe=recipe)
+
+    def choices(self, recipe: Recipe) -> list[Choice]:
+        """What a recipe was chosen from, nest by nest: for people."""
+        tried = self._planned(recipe.share, self.effort)
+        return [
+            Choice(_KINDS[plan], offers, position)
+            for (plan, _), offers, position in zip(self.nests, tried, recipe.positions, strict=True)
+        ]
 
     def _fastest(self, effort: Effort) -> Generated:
         failure: CapacityError | None = None

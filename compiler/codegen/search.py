@@ -8,7 +8,7 @@ simulated time on the nominal machine. Nothing here knows what a candidate is.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from compiler.codegen.builder import Builder
@@ -39,13 +39,14 @@ class Room:
 class Candidate:
     """One way to tile a nest: estimated nanoseconds, and what appends its code. A `variant` is
     estimated as another candidate is; it is tried beside those, not instead. A `note` tells the
-    user what is special about it.
+    user what is special about it, and `plan` is what the planner chose, for people.
     """
 
     cost: float
     emit: Callable[[Builder], None]
     variant: bool = False
     note: str = ""
+    plan: object = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

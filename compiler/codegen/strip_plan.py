@@ -56,7 +56,7 @@ def strip_candidates(space: Space, sinks: Iterable[int], room: Room) -> list[Can
         emit_strips(builder, plan)
 
     plans = plan_strips(*join_views(space, sinks, room.tensors), room)
-    made = {id(p): Candidate(p.cost, partial(emit, p), p.variant) for p in plans}
+    made = {id(p): Candidate(p.cost, partial(emit, p), p.variant, plan=p) for p in plans}
     return [made[id(plan)] for plan in plans]
 
 

@@ -110,7 +110,7 @@ def turn_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Cand
     """Turned copies beside the tilings of a strip."""
     (sink,) = sinks
     turned = [
-        Candidate(_cost(space, turn, room), partial(_emit, space, turn))
+        Candidate(_cost(space, turn, room), partial(_emit, space, turn), plan=turn)
         for turn in turns_of(space, sink, room.tensors)
         if _bytes(turn) <= room.budget
     ]

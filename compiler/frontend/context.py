@@ -164,6 +164,13 @@ def parse_module(source: bytes | str) -> Any:
         raise _parse_error(error) from error
 
 
+def module_text(source: bytes | str) -> str:
+    """A StableHLO module as MLIR text with locations."""
+    with make_context():
+        text: str = parse_module(source).operation.get_asm(enable_debug_info=True)
+        return text
+
+
 def _parse_error(error: Any) -> ImportRuleError:
     """What MLIR found: an instruction that contradicts itself (at the user's line, where the module
     has locations), or text and bytes it cannot read.

@@ -34,23 +34,38 @@ def to_text(graph: Graph, with_locs: bool = False, elide: bool = False) -> str:
     return "\n".join(Printer(with_locs, elide).level(graph, 0)) + "\n"
 
 
+def annotated_text(
+    graph: Graph, remark: Callable[[Value], str], place: Callable[[Loc], Loc] = lambda loc: loc
+) -> str:
+    """The text with locations as `place` tells them, and remarks on values as comments, which
+    `parse` skips.
+    """
+    return "\n".join(Printer(with_locs=True, remark=remark, place=place).level(graph, 0)) + "\n"
+
+
 @dataclass(frozen=True, slots=True)
 class Printer:
-    """Lines of a graph; `note` is what stands behind the type of a value."""
+    """Lines of a graph; `note` is what stands behind the type of a value, `remark` what a comment
+    says of it, `place` where an op comes from.
+    """
 
     with_locs: bool = False
     elide: bool = False
     note: Callable[[Value], str] = lambda _: ""
+    remark: Callable[[Value], str] = lambda _: ""
+    place: Callable[[Loc], Loc] = lambda loc: loc
 
     def level(self, graph: Graph, depth: int) -> Iterator[str]:
         """A graph or a region."""
         pad = "  " * depth
         names = {value: f"%in{i}" for i, value in enumerate(graph.inputs)}
         shown = ", ".join(f"{names[v]}: {v.type}{self.note(v)}" for v in graph.inputs)
+        for value, name in names.items():
+            yield from (f"{pad}// {name}: {said}" for said in (self.remark(value),) if said)
         yield f"{pad}{name_text(graph.name)}({shown}) {{"
         count = 0
         for op in graph.ops:
-            line = self.op(op, names)
+            line = self.op(op, names) + self.comment(op)
             for value in op.results:
                 names[value] = f"%{count}"
                 count += 1
@@ -62,13 +77,18 @@ class Printer:
         yield f"{pad}  {returned}"
         yield f"{pad}}}"
 
+    def comment(self, op: Op) -> str:
+        """The remarks on the results of an op."""
+        said = [text for value in op.results if (text := self.remark(value))]
+        return f"  // {'; '.join(said)}" if said else ""
+
     def op(self, op: Op, names: Mapping[Value, str]) -> str:
         """An op without its results and regions."""
         parts = [name_text(op.name), _listed(op.operands, names), self.attributes(op)]
         if op.results:
             parts += [":", ", ".join(f"{v.type}{self.note(v)}" for v in op.results)]
-        if self.with_locs and op.loc != UNKNOWN_LOC:
-            parts.append(loc_text(op.loc))
+        if self.with_locs and (loc := self.place(op.loc)) != UNKNOWN_LOC:
+            parts.append(loc_text(loc))
         return " ".join(part for part in parts if part)
 
     def attributes(self, op: Op) -> str:

@@ -62,7 +62,11 @@ def explain_fusion(
     """The regions of a function in program order; row regions with what `describe` says of them.
     Raises what `lower_function` raises.
     """
-    settled = settle(graph, signature, options, judge)
+    return stories_of(settle(graph, signature, options, judge), describe)
+
+
+def stories_of(settled: Settled, describe: Describe | None = None) -> list[RegionStory]:
+    """`explain_fusion` of a function that is lowered already."""
     groups = settled.groups
     stories = {
         region: _story(groups, part)

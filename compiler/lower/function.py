@@ -30,6 +30,7 @@ from compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError, u
 from compiler.lower.windows import expand_windows, stored_windows
 from compiler.lower.write_out import Lowered, write_out
 from compiler.options import DEFAULTS, CompileOptions
+from compiler.steps import step
 
 MAX_TRIES = 1000
 MAX_REMAKES = 3  # rounds of values made again between regions (our choice)
@@ -98,7 +99,9 @@ def settle(
     budget: Budget | None = None,
 ) -> Settled:
     """`lower_function` with the regions' history."""
-    graph = canonical(expand(narrow(expand_windows(graph))))
+    graph = step("windows", expand_windows(graph))
+    graph = step("expand", expand(step("narrow", narrow(graph))))
+    graph = step("canonical", canonical(graph))
     _check_sizes(graph)
     budget = budget or policy_of(options).budget
     alone = _softmax_operators(graph, options)
@@ -115,6 +118,7 @@ def settle(
         if cost(again.groups, budget) >= MIN_GAIN * cost(settled.groups, budget):
             break
         settled = again
+        step("remade", copy)
     return settled
 
 

@@ -39,9 +39,13 @@ def program_lines(program: Program) -> Iterator[str]:
 
 
 def function_lines(
-    program: Program, function: Function, engines: Collection[Engine] = ()
+    function: Function,
+    locations: Sequence[tuple[str, int, str]],
+    engines: Collection[Engine] = (),
 ) -> Iterator[str]:
-    """One function; `engines` restricts the code to some queues and leaves the meaning out."""
+    """One function with the locations of its program; `engines` restricts the code to some queues
+    and leaves the meaning out.
+    """
     yield f"function {function.name} ({len(function.regions)} regions)"
     for number, tensor in enumerate(function.tensors):
         yield f"{_STEP}tensor {number} {_tensor(tensor)}"
@@ -52,7 +56,7 @@ def function_lines(
         if len(function.subgraphs) > 1:
             yield f"{_STEP}subgraph sg{core:02d} on physical core {core}"
         for number, region in enumerate(regions):
-            yield from _region(number, region, program.locations, engines)
+            yield from _region(number, region, locations, engines)
 
 
 def _buffer(buffer: ProgramBuffer) -> str:

@@ -20,6 +20,7 @@ from compiler.outline.cut import Level, LoopStep, Piece, Step, cut_program
 from compiler.outline.rotation import Turn, Turns, rotation_of, substituted, turns
 from compiler.outline.unit import Unit
 from compiler.program import StepProgram
+from compiler.steps import within
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,7 +63,8 @@ class _Frame:
 def outline_program(program: StepProgram, units: dict[str, Unit]) -> OutlinedProgram:
     """Cut `program` and lay it out; new units are added to `units` by key."""
     layout = _Layout(units)
-    level = cut_program(program.graph, program.name)
+    with within(f"programs/{program.name}"):
+        level = cut_program(program.graph, program.name)
     named: dict[str, int] = {}
     for name, value in (
         *zip(program.inputs, program.graph.inputs, strict=True),

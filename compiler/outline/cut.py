@@ -24,6 +24,7 @@ from compiler.lower.scalars import Known, known_scalars, parameter
 from compiler.outline import pieces
 from compiler.outline.overwritten import is_overwritten
 from compiler.outline.sink import sink_invariants
+from compiler.steps import step
 
 BITCASTS = IDENTITY | {"reshape"}
 
@@ -74,7 +75,8 @@ class Level:
 
 def cut_program(graph: Graph, name: str) -> Level:
     """Cut a program; functions are named after it, those of its loops `name.loop`."""
-    return _Cutter(sink_invariants(graph), {}, _Counters(), name).level()
+    sunk = step("sink_invariants", sink_invariants(graph))
+    return _Cutter(sunk, {}, _Counters(), name).level()
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The pass pipeline: named passes in order, each verified, and dumped with a number on request.
+"""The pass pipeline: named passes in order, each verified, and a step that can be seen.
 
 A pass is a function `Graph -> Graph` and never edits the graph it is given. Where a pass changes
 what later passes see, the order in `PASSES` is the place to say so.
@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from compiler.ir.text import to_text
 from compiler.ir.types import Graph, Op
 from compiler.ir.verify import verify
 from compiler.options import DEFAULTS, CompileOptions
@@ -31,11 +29,12 @@ from compiler.passes.saturate import saturate_infinity
 from compiler.passes.separate import separate
 from compiler.passes.simplify import simplify
 from compiler.passes.unroll import unroll
+from compiler.steps import step
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A graph rewrite and the name it is dumped under."""
+    """A graph rewrite and the name of its step."""
 
     name: str
     run: Callable[[Graph], Graph]
@@ -104,23 +103,15 @@ def step_passes(options: CompileOptions = DEFAULTS, samples: int = 0) -> tuple[P
     return tuple(keeping if one.run is simplify else one for one in passes)
 
 
-def run(
-    graph: Graph,
-    passes: Sequence[Pass] = PASSES,
-    dump_dir: Path | None = None,
-    first_number: int = 0,
-) -> Graph:
-    """`graph` after all `passes`.
-
-    With `dump_dir`, the input and every result are written there as `NN-name.txt`, counted from
-    `first_number`. Raises: CompileError naming the pass whose result is not valid.
+def run(graph: Graph, passes: Sequence[Pass] = PASSES) -> Graph:
+    """`graph` after all `passes`, each a step. Raises: CompileError naming the pass whose result is
+    not valid.
     """
     typed: set[Op] = set()
     verify(graph, typed)
-    _dump(graph, dump_dir, first_number, "input")
-    for number, one in enumerate(passes, first_number + 1):
+    for one in passes:
         before, graph = graph, one.run(graph)
-        _dump(graph, dump_dir, number, one.name)
+        step(one.name, graph)
         if graph is not before:
             _verify_after(one, graph, typed)
     return graph
@@ -132,10 +123,3 @@ def _verify_after(one: Pass, graph: Graph, typed: set[Op]) -> None:
     except ValueError as error:
         error.add_note(f"after pass {one.name}")
         raise
-
-
-def _dump(graph: Graph, dump_dir: Path | None, number: int, name: str) -> None:
-    if dump_dir is None:
-        return
-    dump_dir.mkdir(parents=True, exist_ok=True)
-    (dump_dir / f"{number:02d}-{name}.txt").write_text(to_text(graph, with_locs=True))

@@ -340,6 +340,12 @@ _NEURONX: tuple[Flag, ...] = (
         help="`compile SaveTemps` keeps the intermediates",
         source=_USE,
     ),
+    Flag(
+        name="dump-dir",
+        field="dump_dir",
+        help="every stage as text goes there, numbered and named (docs/text-forms.md)",
+        source="this compiler only",
+    ),
     _recorded("neuroncore-pipeline-cores", Kind.INTEGER, "removed in 2.4.0.21", _RN),
     _recorded("tensorizer-options", Kind.TEXT, "options of a vendor stage"),
     _recorded("internal-hlo2tensorizer-options", Kind.TEXT, "options of a vendor stage"),

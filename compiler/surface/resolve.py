@@ -45,6 +45,7 @@ class Command:
     verbose: int
     strategy: str
     save_temps: bool
+    dump_dir: str
     fast_loading: bool
     fast_context_switch: bool
     scratchpad_page_mb: int
@@ -227,6 +228,7 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         verbose=_level(settings["verbose"]),
         strategy=settings["strategy"],
         save_temps="savetemps" in settings.get("pipeline", "").lower(),
+        dump_dir=settings.get("dump_dir", ""),
         fast_loading=settings["fast_loading"],
         fast_context_switch=settings["fast_context_switch"],
         scratchpad_page_mb=page,

@@ -23,8 +23,11 @@ from orchestrator.bundling import compiler_version
 from orchestrator.compile.compile_flags import of_environment, parse
 from orchestrator.compile.compile_log import CompileLog
 from orchestrator.compile.modules import finished, open_module
+from orchestrator.dump import dumping
+from orchestrator.dump.folder import FLAG
 
 COMPILE_FAILURE, USAGE = 70, 2
+_TEMPS = ".temps"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,7 +40,9 @@ def main(arguments: Sequence[str]) -> int:
             log.say(notice.severity, notice.message)
         try:
             for file, output in zip(files, paths, strict=True):
-                _compile_file(Path(file), output, resolved, log)
+                dump = _dump_folder(resolved, output, len(files) > 1)
+                with dumping(dump, _dump_flag(resolved)):
+                    _compile_file(Path(file), output, resolved, log)
         except Exception as error:
             shown = _shown(error)
             log.failed(shown, _facts(arguments, resolved, paths))
@@ -82,7 +87,7 @@ def _facts(
         ("Host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"),
     ]
     if resolved.command.save_temps:
-        facts.append(("Artifacts", ", ".join(str(_temps(path)) for path in paths)))
+        facts.append(("Artifacts", ", ".join(str(path.with_suffix(_TEMPS)) for path in paths)))
     return [*facts, ("Exit code", str(COMPILE_FAILURE))]
 
 
@@ -103,9 +108,8 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
         data = file.read_bytes()
     except OSError as error:
         raise UsageError("SW_USAGE", f"cannot read {file}: {error.strerror}") from error
-    temps = _temps(output) if resolved.command.save_temps else None
     with isolated.Reader() as reader:
-        opened = open_module(file, data, resolved, log, reader, temps)
+        opened = open_module(file, data, resolved, log, reader)
     with log.stage("compile"):
         target, options = resolved.command.target.name, resolved.options
         program = compile_graph(opened.program, target, options, opened.watch)
@@ -115,6 +119,15 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
     log.dot()
 
 
-def _temps(output: Path) -> Path:
-    """Where the intermediates of an output are kept."""
-    return output.with_suffix(".temps")
+def _dump_folder(resolved: Resolved, output: Path, many: bool) -> Path | None:
+    """Where the stages of a model go: `--dump-dir`, with a folder per model where there are
+    several, or beside the output for `SaveTemps`.
+    """
+    asked = resolved.command.dump_dir
+    if asked:
+        return Path(asked) / output.stem if many else Path(asked)
+    return output.with_suffix(_TEMPS) if resolved.command.save_temps else None
+
+
+def _dump_flag(resolved: Resolved) -> str:
+    return FLAG if resolved.command.dump_dir else "SaveTemps"

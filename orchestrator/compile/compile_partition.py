@@ -11,6 +11,8 @@ from dataclasses import replace
 
 from compiler.frontend.detect import Module
 from compiler.ir.types import Graph
+from compiler.steps import step
+from sharding import shown
 from sharding.localize import localize
 from sharding.partitioned import Slot
 from sharding.rewrite import rewrite
@@ -34,6 +36,10 @@ def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:
         for k in range(len(graph.outputs))
     )
     recipe = manual(graph, inputs, outputs, user_mesh(asked), asked)
-    part = rewrite(partition(recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied))
+    shown.pinned("recipe", recipe.graph, recipe.specs)
+    whole = (recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied)
+    part = rewrite(shown.placed("partitioned", partition(*whole)))
+    shown.placed("rewritten", part)
     facts = replace(module.facts, mesh=part.mesh.axes, shardings=None)
-    return localize(part).graph, replace(module, facts=facts)
+    graph = step("localized", localize(part).graph)
+    return graph, replace(module, facts=facts)

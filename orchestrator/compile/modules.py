@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler import budget
-from compiler.driver import Observer, with_ordinals
+from compiler.driver import Observer
 from compiler.frontend.detect import Module
 from compiler.frontend.donation import Aliases
 from compiler.frontend.isolated import Reader
@@ -22,12 +22,12 @@ from compiler.ir.serialize import dump
 from compiler.ir.types import Graph
 from compiler.isa.program import Function, Program
 from compiler.neff.bundle import program_bytes
-from compiler.neff.files import write_atomic
 from compiler.outline import Outlined
 from compiler.outline.unit import Unit
 from compiler.passes.integers import downcasts
-from compiler.passes.pipeline import run, step_passes, unit_passes
+from compiler.passes.pipeline import run, step_passes
 from compiler.program import StepProgram
+from compiler.steps import note, step
 from compiler.surface.resolve import Resolved
 from orchestrator.bundling import compiler_version
 from orchestrator.compile.compile_log import CompileLog
@@ -46,15 +46,15 @@ class OpenModule:
 
 
 def open_module(
-    file: Path, data: bytes, resolved: Resolved, log: CompileLog, reader: Reader, temps: Path | None
+    file: Path, data: bytes, resolved: Resolved, log: CompileLog, reader: Reader
 ) -> OpenModule:
     """The program of a file, within the limits that can be told before compilation.
 
     Raises the DiagnosticError of the import, of the partitioner, or of a limit.
     """
     log.dot()
-    graph, module = _read(data, file, resolved, temps, log, reader)
-    watch, aliases = Watch(resolved, temps, log), module.facts.aliases
+    graph, module = _read(data, file, resolved, log, reader)
+    watch, aliases = Watch(resolved, log), module.facts.aliases
     options = resolved.options
     budget.check_io_memory(graph, watch.limit_bytes, aliases)
     budget.check_graph_instructions(graph, options.instruction_limit, options.optlevel)
@@ -77,7 +77,6 @@ def _read(
     data: bytes,
     file: Path,
     resolved: Resolved,
-    temps: Path | None,
     log: CompileLog,
     reader: Reader,
 ) -> tuple[Graph, Module]:
@@ -90,13 +89,9 @@ def _read(
         check_outputs(graph, resolved.command.profile)
         for finding in (*module.facts.findings, *downcasts(graph)):
             log.say("warning", finding.render())
-    if temps is not None:
-        content = module.stablehlo
-        write_atomic(
-            temps / "module.stablehlo", content.encode() if isinstance(content, str) else content
-        )
+    note("captured", lambda: _module_text(module.stablehlo), "mlir")
     with log.stage("passes"):
-        graph = run(graph, step_passes(resolved.options), temps and temps / "module")
+        graph = run(step("imported", graph), step_passes(resolved.options))
     if module.facts.shardings is not None:
         with log.stage("partition"):
             graph, module = with_partitions(graph, module)
@@ -106,6 +101,12 @@ def _read(
     return graph, module
 
 
+def _module_text(stablehlo: bytes | str) -> str:
+    from compiler.frontend.context import module_text
+
+    return module_text(stablehlo)
+
+
 def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
     """The graph as one program over buffers `arg0...` and `out0...`; an output that takes over an
     input has the input's name, and what depends on the rank is a coordinate behind the inputs.
@@ -113,6 +114,7 @@ def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
     owners = dict(aliases)
     named = tuple(f"arg{k}" for k in range(len(graph.inputs)))
     graph, coordinates = hoist_coordinates(graph)
+    step("coordinates", graph)
     return StepProgram(
         name=file.name.partition(".")[0] or "main",
         graph=graph,
@@ -124,15 +126,14 @@ def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
 
 
 class Watch(Observer):
-    """Budget checks, progress and dumps while the functions are compiled."""
+    """Budget checks and progress while the functions are compiled."""
 
-    def __init__(self, resolved: Resolved, temps: Path | None, log: CompileLog) -> None:
+    def __init__(self, resolved: Resolved, log: CompileLog) -> None:
         target = resolved.command.target
         self.limit_bytes = target.limit_bytes
         self.instructions = 0
         self._arena_bytes = 0
         self._resolved = resolved
-        self._temps = temps
         self._log = log
 
     def outlined(self, outlined: Outlined) -> None:
@@ -143,7 +144,7 @@ class Watch(Observer):
         self._log.say("info", f"{len(outlined.functions)} functions to compile")
 
     def compiled(self, unit: Unit, function: Function) -> None:
-        """Check memory and instructions of a function, keep intermediates."""
+        """Check memory and instructions of a function."""
         options = self._resolved.options
         budget.check_operator_memory(function, self.limit_bytes)
         budget.check_activations(self._arena_bytes, function.scratch_bytes, self.limit_bytes)
@@ -152,10 +153,6 @@ class Watch(Observer):
         self.instructions += count
         self._log.say("info", f"{unit.name}: {len(function.regions)} regions, {count} instructions")
         self._log.dot()
-        if self._temps is not None:
-            generation = self._resolved.command.target.core.generation
-            folder = self._temps / f"{unit.name}-{unit.key[:8]}"
-            run(with_ordinals(unit.graph), unit_passes(options, generation), folder)
 
 
 def _report_sizes(graph: Graph, watch: Watch, memory: budget.Memory, log: CompileLog) -> None:

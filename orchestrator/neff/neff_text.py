@@ -31,7 +31,7 @@ def dump(path: Path, program: str, function: str, engines: Sequence[str]) -> int
     if not function:
         say("\n".join(program_lines(opened)))
     for one in wanted:
-        say("\n".join(function_lines(opened, one, [Engine(e) for e in engines])))
+        say("\n".join(function_lines(one, opened.locations, [Engine(e) for e in engines])))
     return 0
 
 
@@ -53,8 +53,8 @@ def _function_changes(
     """The heading and the changed lines of one function; empty when nothing changed."""
     if new[1] is None:
         return [f"- function {name}"]
-    before = list(function_lines(*old))
-    after = list(function_lines(new[0], new[1]))
+    before = list(function_lines(old[1], old[0].locations))
+    after = list(function_lines(new[1], new[0].locations))
     changes = _compare(before, after)
     shown = list(islice(changes, _MAX_LINES))
     if not shown:

@@ -108,7 +108,7 @@ def compile_only(args: argparse.Namespace) -> int:
     """`run --compile-only`."""
     from orchestrator.submission import compile_only
 
-    return compile_only.run(job_configs(args, args.jobs), args.json)
+    return compile_only.run(job_configs(args, args.jobs), args.json, args.dump_dir)
 
 
 def _environment(words: list[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from orchestrator import outputs, terminal
 from orchestrator.budgets import check_budgets, check_state
 from orchestrator.build import Planned, compile_parts, planned, with_programs
 from orchestrator.config import JobConfig, output_folder
+from orchestrator.dump import Dump
 from orchestrator.job import program_sizes, unit_service, write_and_load
 from orchestrator.parts import Parts
 from orchestrator.service.progress import Progress
@@ -82,8 +84,16 @@ class CompileSummary:
 class _Work:
     """A job on its way to `bundle`."""
 
-    def __init__(self, job: JobConfig, bundle: Path, service: UnitService, stages: Stages) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        bundle: Path,
+        service: UnitService,
+        stages: Stages,
+        dump: Path | None = None,
+    ) -> None:
         self.job, self.bundle = job, bundle
+        self._dump = Dump(dump) if dump else None
         self.programs: dict[str, int] = {}
         self._service, self._stages = service, stages
         self._ready: Planned | None = None
@@ -91,30 +101,43 @@ class _Work:
     def prepare(self) -> Parts:
         """Plan, and cut into units."""
         outputs.prepare(self.bundle.parent)
-        self._ready = planned(self.job, self._service, self._stages)
-        check_state(self._ready)
-        return compile_parts(self._ready, self._stages)
+        with self._recorded():
+            self._ready = planned(self.job, self._service, self._stages)
+            check_state(self._ready)
+            return compile_parts(self._ready, self._stages)
 
     def finish(self, parts: Parts, settled: Settled) -> None:
         """Link, check, write."""
         assert self._ready is not None
-        built = with_programs(self._ready, parts, settled, self._stages)
+        with self._recorded():
+            built = with_programs(self._ready, parts, settled, self._stages)
         check_budgets(built)
         self.programs = program_sizes(write_and_load(built, self.bundle))
 
+    def _recorded(self) -> AbstractContextManager[None]:
+        return self._dump.recorded() if self._dump else nullcontext()
 
-def compile_jobs(jobs: Mapping[Path, JobConfig], progress: Progress) -> CompileSummary:
+
+def compile_jobs(
+    jobs: Mapping[Path, JobConfig], progress: Progress, dump_dir: Path | None = None
+) -> CompileSummary:
     """Compile jobs; bundles lie in their output directories, by the name of the job file where
-    there are several.
+    there are several, and so do the folders of `dump_dir`, where every stage goes as text.
 
     Raises UsageError for jobs that cannot share a service, or would write to one place.
     """
     start, traces = time.perf_counter(), Traces()
     places = _places(jobs)
     with unit_service(_shared(jobs), progress) as service:
-        works = [
-            _Work(job, places[file], service, Stages(traces=traces)) for file, job in jobs.items()
-        ]
+        works = []
+        for file, job in jobs.items():
+            if dump_dir is None:
+                works.append(_Work(job, places[file], service, Stages(traces=traces)))
+                continue
+            folder = dump_dir / file.stem if len(jobs) > 1 else dump_dir
+            works.append(
+                _Work(job, places[file], service, Stages(), folder)
+            )  # a capture of its own
         tasks = [Task(work.prepare, work.finish) for work in works]
         ended, counts = compile_together(tasks, service)
     return CompileSummary(
@@ -179,11 +202,11 @@ def _told(file: Path, work: _Work, ended: Ended) -> CompiledJob:
     )
 
 
-def run(jobs: Mapping[Path, JobConfig], as_json: bool) -> int:
+def run(jobs: Mapping[Path, JobConfig], as_json: bool, dump_dir: Path | None = None) -> int:
     """Compile, show and store the summary; returns the exit code."""
     first = next(iter(jobs.values()))
     with Progress("quiet" if as_json else first.run.progress) as progress:
-        summary = compile_jobs(jobs, progress)
+        summary = compile_jobs(jobs, progress, dump_dir)
     try:
         outputs.write(output_folder(first) / SUMMARY, dumps(summary.as_dict(), indent=1))
     except UsageError as error:  # bundles are there, and what was to be said of them is said

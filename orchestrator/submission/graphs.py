@@ -130,7 +130,7 @@ class _Graph:
         self.name = about["name"]
         file = Path(f"{self.name}.stablehlo")
         resolved = self._resolved
-        self._opened = open_module(file, data, resolved, log, self._reader, None)
+        self._opened = open_module(file, data, resolved, log, self._reader)
         outlined = outline_programs((self._opened.program,))
         self._opened.watch.outlined(outlined)
         return parts_of(outlined, resolved.command.target.name, resolved.options)

@@ -18,6 +18,7 @@ from compiler.diagnostics import Diagnostic
 from compiler.ir.types import Graph, Op, Value
 from compiler.passes.dce import dce
 from compiler.program import StepPlan
+from sharding import shown
 from sharding.overlap.assign import Shifts, delays
 from sharding.overlap.buckets import UNLIMITED, bucketed
 from sharding.overlap.deferred import hoisted
@@ -45,22 +46,22 @@ def overlap(
     notes: list[Diagnostic] = []
     if group:
         whole, limit = step, bucket_bytes or UNLIMITED
-        step = _with_graphs(step, lambda graph: grouped(graph, group, limit))
+        step = _with_graphs(step, "grouped", lambda graph: grouped(graph, group, limit))
         if not _differ(step, whole):
             why = "no loop over layers gathers weights or reduces gradients"
             notes.append(note("layers_per_group", group, why))
     if bucket_bytes:
         whole = step
-        step = _with_graphs(step, lambda graph: bucketed(graph, bucket_bytes))
+        step = _with_graphs(step, "bucketed", lambda graph: bucketed(graph, bucket_bytes))
         if not _differ(step, whole):
             why = "no two collectives over data axes are ready together and fit"
             notes.append(note("bucket_mb", bucket_bytes >> 20, why))
     if shifts != Shifts():
         notes += idle_shifts(step, shifts)
-        step = _with_graphs(step, lambda graph: _shifted(graph, shifts))
+        step = _with_graphs(step, "shifted", lambda graph: shifted(graph, shifts))
     if tokens:
         whole = step
-        step = _with_graphs(step, threaded)
+        step = _with_graphs(step, "threaded", threaded)
         if not _differ(step, whole):
             why = "no layer has collectives of its own beside those of weights and gradients"
             notes.append(note("dependency_tokens", "true", why))
@@ -79,13 +80,13 @@ def _differ(step: StepPlan, other: StepPlan) -> bool:
     return any(a.graph is not b.graph for a, b in pairs)
 
 
-def _with_graphs(step: StepPlan, change: Callable[[Graph], Graph]) -> StepPlan:
+def _with_graphs(step: StepPlan, name: str, change: Callable[[Graph], Graph]) -> StepPlan:
     """`step` with the graphs of its programs changed."""
     programs = tuple(replace(p, graph=change(p.graph)) for p in step.programs)
-    return replace(step, programs=programs)
+    return shown.programs(name, replace(step, programs=programs))
 
 
-def _shifted(graph: Graph, shifts: Shifts) -> Graph:
+def shifted(graph: Graph, shifts: Shifts) -> Graph:
     """The graph of a program with its loops pipelined."""
     ops: list[Op] = []
     now: dict[Value, Value] = {}

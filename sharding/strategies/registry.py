@@ -9,6 +9,7 @@ from compiler.diagnostics import Diagnostic, ShardingError
 from compiler.frontend.shardings import ModuleShardings
 from compiler.ir.types import Graph, Value
 from compiler.passes.barriers import without_constraints
+from compiler.steps import step
 from sharding.counts import own_counts
 from sharding.mesh import Mesh
 from sharding.padding import pad_indices
@@ -63,19 +64,20 @@ def recipe_of(
             f"strategy.name requires one of {', '.join((*STRATEGIES, MANUAL))}, "
             f"got {settings.name}",
         )
-    free = without_constraints(graph)
+    free = step("without_constraints", without_constraints(graph))
     pairs = zip(inputs, graph.inputs, strict=True)
     batch = {value: slot.batch_dim or 0 for slot, value in pairs if slot.role == "batch"}
     sorted_rows, notes = sorted_per_sample(free, batch, by_expert=mesh.sizes.get("ep", 1) > 1)
-    step = Decisions(own_counts(sorted_rows), inputs, outputs, mesh)
-    step.findings += notes
+    counted = step("own_counts", own_counts(step("sorted_rows", sorted_rows)))
+    decisions = Decisions(counted, inputs, outputs, mesh)
+    decisions.findings += notes
     if free is not graph or (user is not None and user.meshes):
-        step.findings.append(_not_read(name))
-    step.read_graph()
-    step.keep_gathered = not settings.reshard_after_forward
-    decide(step, settings)
-    _lay_out(step)
-    return step.recipe()
+        decisions.findings.append(_not_read(name))
+    decisions.read_graph()
+    decisions.keep_gathered = not settings.reshard_after_forward
+    decide(decisions, settings)
+    _lay_out(decisions)
+    return decisions.recipe()
 
 
 def _lay_out(step: Decisions) -> None:

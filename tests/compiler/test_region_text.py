@@ -202,7 +202,7 @@ def test_listings_show_nodes_in_this_form() -> None:
     x = b.input((5, 6))
     program = link(b.finish(b.op("tanh", x)))
     (function,) = program.functions
-    listed = [line.strip() for line in function_lines(program, function)]
+    listed = [line.strip() for line in function_lines(function, program.locations)]
     (region,) = function.regions
     _, *body, _ = (line.strip() for line in to_text(region.program).splitlines())
     at = listed.index("region 0 compute tanh")

@@ -45,7 +45,7 @@ def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate
         others = plan_rows(space, sinks, room, passing=False)
     # No estimate tells them apart, so every effort that times at all times all of them.
     kinds = [(p, False) for p in plans[:_TRIES]] + [(p, True) for p in others[:_TRIES]]
-    return [Candidate(1.0, partial(emit, p), variant, _note(p)) for p, variant in kinds]
+    return [Candidate(1.0, partial(emit, p), variant, _note(p), p) for p, variant in kinds]
 
 
 def _note(plan: RowPlan) -> str:

@@ -35,7 +35,7 @@ def gradient_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Ca
     """Tilings of a contraction whose windows keep their channels."""
     nest = GradientPlanner(form, sinks, room)
     plan = nest.plan()
-    return [] if plan is None else [Candidate(plan.cost, partial(_emit, nest, plan))]
+    return [] if plan is None else [Candidate(plan.cost, partial(_emit, nest, plan), plan=plan)]
 
 
 def _emit(nest: GradientPlanner, plan: GradientPlan, builder: Builder) -> None:

@@ -40,7 +40,7 @@ def product_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Can
         plan = planner.plan()
         if plan is not None:
             nest = _Nest(planner, plan)
-            found.append(Candidate(plan.cost, nest.emit))
+            found.append(Candidate(plan.cost, nest.emit, plan=plan))
     return found
 
 

@@ -4,8 +4,6 @@ edits in place.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -344,13 +342,6 @@ class TestPipeline:
         stack = run(layer_stack(), LOCAL_PASSES)
         assert "optimization_barrier" not in names(stack)
         assert_same_values(layer_stack(), stack, stack_inputs())
-
-    def test_dumps_are_numbered(self, tmp_path: Path) -> None:
-        run(layer_stack(), dump_dir=tmp_path / "dump", first_number=3)
-        files = sorted(p.name for p in (tmp_path / "dump").iterdir())
-        names = ["input", "fold", "simplify", "cse", "dce"]
-        assert files == [f"{n:02d}-{name}.txt" for n, name in enumerate(names, 3)]
-        assert "dot_general" in (tmp_path / "dump" / "07-dce.txt").read_text()
 
     def test_a_broken_pass_is_named(self) -> None:
         def lose_ops(graph: Graph) -> Graph:

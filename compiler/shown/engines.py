@@ -1,0 +1,124 @@
+"""What runs at the same time, as text: engines of a core over the regions of a function, and
+collectives beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from compiler.evaluate import EngineSpan, engine_spans
+from compiler.isa.program import CollectiveCall, Function, Instr, Loop, Region
+from compiler.shown.charts import table, time_chart, us_text
+from compiler.target import Target
+
+_SPARSE = 0.5
+
+
+def overlap_text(function: Function, target: Target) -> str:
+    """The order of engines and collectives of a function."""
+    return "\n".join(_lines(function, target)) + "\n"
+
+
+def _lines(function: Function, target: Target) -> Iterator[str]:
+    yield "What runs at the same time in one call of the function, on a core that shares nothing."
+    yield "Engines are queues of their own: each does its instructions in order and waits for"
+    yield "others where a semaphore says so. A region begins behind a barrier, or, without one, on"
+    yield "each engine as soon as that has finished the region before; then its rows begin left of"
+    yield "the end of the region above. `#`: the engine is busy most of that time, `=`: less than"
+    yield "half of it. Times start anew behind every collective; the listing has every wait and"
+    yield "signal."
+    yield from _collectives(function)
+    spans = list(engine_spans(function, target))
+    for core, regions in enumerate(function.subgraphs):
+        if len(function.subgraphs) > 1:
+            yield from ("", f"physical core {core}:")
+        for stretch in _stretches(regions):
+            yield from _stretch(stretch, regions, [spans[at][core] for at in stretch])
+
+
+def _collectives(function: Function) -> Iterator[str]:
+    """Where each collective starts, where it is awaited, and what runs between."""
+    yield from ("", "collectives:")
+    if not function.collectives:
+        yield "  none"
+        return
+    regions = function.regions
+    waits = {
+        r.program.attrs["collective"]: n
+        for n, r in enumerate(regions)
+        if r.program.kind == "collective_wait"
+    }
+    for at, region in enumerate(regions):
+        if region.program.kind == "collective_start":
+            number = region.program.attrs["collective"]
+            end = waits.get(number, len(regions))
+            between = [n for n in range(at + 1, end) if regions[n].program.kind == "compute"]
+            beside = ", ".join(f"{n} {regions[n].program.name}" for n in between)
+            yield (
+                f"  {number} {_call(function.collectives[number])}: starts at region {at}, awaited"
+                f" at {end}; beside it {beside or 'nothing'}"
+            )
+
+
+def _call(call: CollectiveCall) -> str:
+    shapes = " ".join("x".join(map(str, shape)) for shape in call.parts or (call.source_shape,))
+    return f"{call.kind} over {'+'.join(call.axes)} of {call.dtype.value}[{shapes}]"
+
+
+def _stretches(regions: Sequence[Region]) -> Iterator[list[int]]:
+    """Numbers of regions between collectives."""
+    found: list[int] = []
+    for number, region in enumerate(regions):
+        if region.program.kind.startswith("collective"):
+            if found:
+                yield found
+            found = []
+        else:
+            found.append(number)
+    if found:
+        yield found
+
+
+def _stretch(
+    numbers: Sequence[int], regions: Sequence[Region], spans: Sequence[dict[str, EngineSpan]]
+) -> Iterator[str]:
+    whole = max((s.end_ps for found in spans for s in found.values()), default=0)
+    yield from ("", f"regions {numbers[0]} to {numbers[-1]}, {us_text(whole)}:")
+    rows: list[Sequence[object]] = [("engine", "from", "to", "busy", f"0 .. {us_text(whole)}")]
+    for number, found in zip(numbers, spans, strict=True):
+        region = regions[number]
+        start = "behind a barrier" if region.borders is None else _borders(region, number)
+        after = f", after region {region.after} of the other core" if region.after else ""
+        rows.append((f"region {number} {region.program.name}: {start}{after}; {_tokens(region)}",))
+        for engine, span in found.items():
+            lasts = span.end_ps - span.begin_ps
+            busy = span.busy_ps / lasts if lasts else 1.0
+            chart = time_chart(span.begin_ps, span.end_ps, whole, busy >= _SPARSE)
+            times = (us_text(span.begin_ps), us_text(span.end_ps), us_text(span.busy_ps))
+            rows.append((f"  {engine}", *times, chart))
+    yield from _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    """Headings as they are, rows of engines side by side."""
+    lines = table([row for row in rows if len(row) > 1], right=(1, 2, 3))
+    for row in rows:
+        yield f"  {row[0]}" if len(row) == 1 else f"  {next(lines)}"
+
+
+def _borders(region: Region, number: int) -> str:
+    waits = [f"{queue.value} of region {number - back}" for queue, back in region.borders or ()]
+    return f"no barrier, waits for {', '.join(waits)}" if waits else "no barrier, waits for nothing"
+
+
+def _tokens(region: Region) -> str:
+    waits = sum(len(instr.waits) for instr in _instrs(region.body))
+    return f"{len(region.tokens)} semaphores, {waits} waits in the code"
+
+
+def _instrs(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
+    for item in body:
+        if isinstance(item, Loop):
+            yield from _instrs(item.body)
+        else:
+            yield item

@@ -1,0 +1,59 @@
+"""Regions as text: what each computes, and why it is neither larger nor smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.isa.region import Tensor
+from compiler.isa.region_text import to_text
+from compiler.lower.explain import RegionStory, stories_of
+from compiler.lower.function import Settled
+from compiler.lower.write_out import Lowered
+from compiler.shown.charts import bytes_text
+
+
+def regions_text(lowered: Lowered) -> str:
+    """The tensors of a lowered function as comments, and its regions in order, which
+    `region_text.parse` reads back.
+    """
+    head = "// `loc N` is op %N of the function's graph before its passes\n"
+    tensors = "".join(_tensor(number, tensor) for number, tensor in enumerate(lowered.tensors))
+    calls = "".join(
+        f"// collective {number}: {call.kind} over {'+'.join(call.axes)}\n"
+        for number, call in enumerate(lowered.collectives)
+    )
+    return head + tensors + calls + to_text(*lowered.regions)
+
+
+def _tensor(number: int, tensor: Tensor) -> str:
+    shape = "x".join(map(str, tensor.shape)) or "scalar"
+    alias = f", memory of tensor {tensor.alias}" if tensor.alias >= 0 else ""
+    return f"// tensor {number}: {tensor.kind} {tensor.dtype.value}[{shape}]{alias}\n"
+
+
+def fusion_text(settled: Settled) -> str:
+    """Every region: its operators, what it moves and what fusing saved, and the merges that rules
+    refused.
+    """
+    lines = [
+        "Operators that share a region keep what passes between them on chip. `moves`: bytes",
+        "through HBM, every input read once and every output written once; `saves`: what the",
+        "operators one at a time would have moved besides.",
+    ]
+    for number, story in enumerate(stories_of(settled)):
+        lines += _story(number, story)
+    return "\n".join(lines) + "\n"
+
+
+def _story(number: int, story: RegionStory) -> Iterator[str]:
+    yield ""
+    yield (
+        f"compute region {number} {story.name}: {story.operators} operators, moves"
+        f" {bytes_text(story.moved_bytes)}, saves {bytes_text(story.avoided_bytes)}"
+    )
+    for merge in sorted(story.refused, key=lambda m: -m.num_bytes):
+        refusal = merge.refusal
+        yield (
+            f"  {bytes_text(merge.num_bytes)} go to {merge.reader} through HBM:"
+            f" {refusal.rule}: {refusal.detail}"
+        )

@@ -1,0 +1,266 @@
+"""Tiling as text: how the index space of every region is cut into what lies on chip at a time.
+
+Which loop walks along which atom is read off the code itself: a DMA inside of the loop moves on by
+so many steps of that atom in HBM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from compiler.allocate import Life, end_address, lifetimes
+from compiler.codegen.generate import Codes, Recipe
+from compiler.codegen.space import Split
+from compiler.dtypes import DType
+from compiler.evaluate import RegionTime, function_segments
+from compiler.isa.limits import Limits, limits_for
+from compiler.isa.program import Function, Instr, Loop, Region, Space
+from compiler.isa.region import RegionProgram, Tensor, View
+from compiler.isa.region_text import head_text
+from compiler.options import CompileOptions
+from compiler.shown.charts import bytes_text, span_chart, table, us_text
+from compiler.target import Target
+
+Recipes = Sequence[Sequence[Recipe | None]]
+_CHART = 32
+_INSIDE = ("cost", "variant", "number", "run", "values")  # of plans: what says nothing of tiles
+
+
+def tiling_text(
+    function: Function, recipes: Recipes, target: Target, options: CompileOptions
+) -> str:
+    """The tiling of every region of a function; `recipes` are those of its physical cores."""
+    limits, times = limits_for(target.name), _times(function, target)
+    lines = [
+        "How every region is cut into tiles. An atom is an independent index of the region; a",
+        "tile holds a block of it on chip, a loop walks over its blocks. `partitions` are the",
+        f"lanes of SBUF and PSUM ({limits.partitions}), `elements` lie behind each other on one. A",
+        "tile with several slots rotates: one slot is filled while another is read. Times are",
+        "those on the nominal machine. `op N` is op %N of the function's graph before its passes.",
+        "The words of a tiling that was tried are the fields of its plan (ContractPlan, StripPlan,",
+        "RowPlan in compiler/codegen), numbers in it are atoms.",
+    ]
+    for core, regions in enumerate(function.subgraphs):
+        for number, region in enumerate(regions):
+            name = f" on physical core {core}" if len(function.subgraphs) > 1 else ""
+            made_of = f" (op {region.program.loc})" if region.program.loc >= 0 else ""
+            lines += ["", f"region {number}{name}: {head_text(region.program)}{made_of}"]
+            if region.program.kind == "compute":
+                one = _Tiled(region, function.tensors, target, limits)
+                lines += one.lines()
+                lines += _timed(times[number])
+                lines += _searched(one, recipes[number][core], options)
+    return "\n".join(lines) + "\n"
+
+
+def _times(function: Function, target: Target) -> dict[int, RegionTime]:
+    """Times of regions by number, as they follow each other."""
+    kinds = enumerate(region.program.kind for region in function.regions)
+    numbers = [number for number, kind in kinds if not kind.startswith("collective")]
+    segments = function_segments(function, target)
+    times = [time for segment in segments for time in segment.regions]
+    return dict(zip(numbers, times, strict=True))
+
+
+def _timed(time: RegionTime) -> Iterator[str]:
+    busy = ", ".join(f"{engine} {us_text(ps)}" for engine, ps in time.busy_ps.items())
+    moved = bytes_text(time.hbm_bytes)
+    yield f"  time: adds {us_text(time.duration_ps)} to a call, {moved} through HBM"
+    yield f"  busy: {busy or 'nothing'}"
+
+
+class _Tiled:
+    """One region."""
+
+    def __init__(
+        self, region: Region, tensors: Sequence[Tensor], target: Target, limits: Limits
+    ) -> None:
+        self.region, self.tensors, self.target, self.limits = region, tensors, target, limits
+        self.walked = dict(_walked(region))
+
+    def lines(self) -> Iterator[str]:
+        """Atoms, tiles, loops."""
+        yield from self._atoms()
+        yield from self._tiles()
+        yield "  loops and what they hold:"
+        yield from _loops(self.region.body, self.walked, self.region.program, 2)
+
+    def _atoms(self) -> Iterator[str]:
+        yield "  atoms:"
+        program = self.region.program
+        for atom, size in enumerate(program.atoms):
+            loops = [
+                f"loop r{loop.register}: {loop.trip} blocks of {block}"
+                for loop in _all_loops(self.region.body)
+                for found, block in (self.walked.get(loop.register, (-1, 0)),)
+                if found == atom
+            ]
+            cut = "; ".join(dict.fromkeys(loops)) or "whole: no loop moves a DMA along it"
+            yield f"    atom {atom} of {size}: {cut}"
+
+    def _tiles(self) -> Iterator[str]:
+        if not self.region.tiles:
+            yield "  no tiles: a DMA moves HBM to HBM"
+            return
+        for space, capacity in (
+            (Space.SBUF, self.limits.sbuf_bytes),
+            (Space.PSUM, self.limits.psum_bytes),
+        ):
+            tiles = [t for t in self.region.tiles if t.space is space]
+            if tiles:
+                used = max(map(end_address, tiles)) - min(t.address for t in tiles)
+                yield (
+                    f"  {space.value.upper()}: {bytes_text(used)} of {bytes_text(capacity)} per"
+                    " partition"
+                )
+        lives = lifetimes(self.region)
+        rows: list[Sequence[object]] = [
+            ("tile", "space", "partitions x elements", "slots", "bytes", "at", "in use")
+        ]
+        rows += [
+            (
+                f"{n} {t.name}",
+                t.space.value,
+                f"{t.partitions} x {t.elements} {t.dtype.value}",
+                f"{t.slots}{f' by r{t.loop}' if t.slots > 1 else ''}",
+                t.slots * t.slot_bytes,
+                t.address,
+                self._life(life),
+            )
+            for n, (t, life) in enumerate(zip(self.region.tiles, lives, strict=True))
+        ]
+        yield "  tiles (bytes and address are per partition):"
+        yield from (f"    {line}" for line in table(rows, right=(4, 5)))
+
+    def _life(self, life: Life) -> str:
+        """When a tile is in use, in elements of the body of the loop it belongs to."""
+        if life.last < 0:
+            return "never"
+        body: Sequence[Instr | Loop] = self.region.body
+        where = "region"
+        for at in life.home:
+            item = body[at]
+            assert isinstance(item, Loop)
+            body, where = item.body, f"r{item.register}"
+        return f"{span_chart(life.first, life.last, len(body), _CHART)} of {where}"
+
+
+def _walked(region: Region) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(register, (atom, points per turn)) of the loops that move along one atom of HBM."""
+    views = [n.attrs["view"] for n in region.program.nodes if "view" in n.attrs]
+    for loop in _all_loops(region.body):
+        for instr in _instrs(loop.body):
+            found = next(iter(_moves(loop, instr, views, region.program.atoms)), None)
+            if found is not None:
+                yield loop.register, found
+                break
+
+
+def _moves(
+    loop: Loop, instr: Instr, views: Sequence[View], atoms: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """The (atom, block) that explain how far a turn of the loop moves a DMA in HBM."""
+    for pattern in (*instr.srcs, *instr.dsts):
+        step = abs(dict(pattern.offset.terms).get(loop.register, 0))
+        if pattern.space is not Space.HBM or not step:
+            continue
+        for view in views:
+            if view.tensor != pattern.buffer:
+                continue
+            for atom in sorted(range(len(atoms)), key=lambda a: -abs(view.strides[a])):
+                stride = abs(view.strides[atom])
+                if stride and step % stride == 0 and step // stride * loop.trip <= atoms[atom]:
+                    yield atom, step // stride
+
+
+def _all_loops(body: Sequence[Instr | Loop]) -> Iterator[Loop]:
+    for item in body:
+        if isinstance(item, Loop):
+            yield item
+            yield from _all_loops(item.body)
+
+
+def _instrs(body: Sequence[Instr | Loop]) -> Iterator[Instr]:
+    for item in body:
+        if isinstance(item, Loop):
+            yield from _instrs(item.body)
+        else:
+            yield item
+
+
+def _loops(
+    body: Sequence[Instr | Loop],
+    walked: Mapping[int, tuple[int, int]],
+    program: RegionProgram,
+    depth: int,
+) -> Iterator[str]:
+    """The nest, instructions counted where they stand."""
+    pad = "  " * depth
+    counts: Counter[str] = Counter()
+
+    def told() -> Iterator[str]:
+        if counts:
+            yield pad + ", ".join(f"{n} x {name}" for name, n in counts.items())
+            counts.clear()
+
+    for item in body:
+        if isinstance(item, Instr):
+            if item.opcode not in ("wait", "signal"):
+                counts[f"{item.engine.value} {item.opcode}"] += 1
+            continue
+        yield from told()
+        along = walked.get(item.register)
+        what = (
+            f" along atom {along[0]} in blocks of {along[1]}" if along else " over what is on chip"
+        )
+        yield f"{pad}loop r{item.register}: {item.trip} turns{what}"
+        yield from _loops(item.body, walked, program, depth + 1)
+    yield from told()
+
+
+def _searched(one: _Tiled, recipe: Recipe | None, options: CompileOptions) -> Iterator[str]:
+    """What the tiling was chosen from."""
+    if recipe is None:
+        return
+    codes = Codes(one.region.program, one.tensors, one.target.name, 0, options)
+    apart = ", loads in bytes of their own" if recipe.loads_apart else ""
+    beside = f", {recipe.ways} turns of the innermost loop side by side" if recipe.ways > 1 else ""
+    yield f"  search: up to {recipe.share:.0%} of SBUF{beside}{apart}"
+    for choice in codes.choices(recipe):
+        yield f"    {choice.kind} nest: tiling {choice.position} of {len(choice.tried)} tried"
+        for number, candidate in enumerate(choice.tried):
+            mark = "->" if number == choice.position else "  "
+            has_estimate = choice.kind not in ("row", "copy")  # nothing tells those apart
+            estimate = f"estimated {candidate.cost / 1e3:.3f} us" if has_estimate else ""
+            said = "; ".join(s for s in (estimate, candidate.note, plan_text(candidate.plan)) if s)
+            yield f"    {mark} {number}: {said or 'the only way'}"
+
+
+def plan_text(plan: object) -> str:
+    """The plain choices of a planner, by the names of its plan."""
+    if not is_dataclass(plan):
+        return ""
+    values = ((f.name, getattr(plan, f.name)) for f in fields(plan))
+    shown = ((name, _plain(value)) for name, value in values if name not in _INSIDE)
+    return ", ".join(f"{name}={text}" for name, text in shown if text)
+
+
+def _plain(value: Any) -> str:
+    match value:
+        case None | False | () | "":
+            return ""
+        case bool() | int() | float() | str():
+            return str(value)
+        case DType():
+            return value.value
+        case Split():
+            return f"{value.major}:{value.minor}" + (f" tail {value.tail}" if value.tail else "")
+        case tuple() if all(isinstance(v, int) for v in value):
+            return f"({' '.join(map(str, value))})"
+        case Mapping() if value and all(isinstance(v, int) for v in (*value, *value.values())):
+            return f"{{{' '.join(f'{k}:{v}' for k, v in value.items())}}}"
+        case _:
+            return ""

@@ -1,0 +1,7 @@
+"""`--dump-dir`: every stage of a job as numbered, named files that people read."""
+
+from __future__ import annotations
+
+from orchestrator.dump.folder import Dump, dumping
+
+__all__ = ["Dump", "dumping"]

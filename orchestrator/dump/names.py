@@ -1,0 +1,95 @@
+"""What every file of a dump is, by the name of its step.
+
+Graph rewrites are described where `opt` finds them, everything else here. A note has its own
+meaning in each part of a dump: the memory of a step, of a program, and of a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from orchestrator.opt.registry import REWRITES
+
+FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "": {
+            "captured": "the step as it was captured: StableHLO with the places of the source",
+            "roles": "what every input and result of the step is: role, name, type",
+            "imported": "the same graph in the form of this compiler",
+            "rerolled": "repeated layers are loops over stacked weights",
+            "repeats": "which layers became loops, and inputs and results as they are now",
+            "rounded": "weights are used in the type of the precision policy",
+            "staged": "layers are shared out over pipeline stages",
+            "padded": "indices are padded to sizes that the mesh divides",
+            "recipe": "what the strategy asks the partitioner for, value by value (`// pinned`)",
+            "decisions": "who decided where every leaf lives, and which collectives are expected",
+            "folded": "one copy of repeated code, which is what the partitioner gets",
+            "shardy_input": "what the partitioner (Shardy) gets: StableHLO with shardings",
+            "partitioned": "what the partitioner made: collectives, and where every value lives",
+            "unfolded": "its answer carried over to the whole step",
+            "rewritten": "better collectives in place of the partitioner's",
+            "reduce_dtype": "gradients are reduced in the type of the precision policy",
+            "localized": "per-core shapes; every core runs this graph",
+            "without_twin": "one sample per micro-batch again, after it was proven with two",
+            "reductions_last": "reductions of gradients that wait for the last micro-batch",
+            "plan": "mesh, schedule, buffers of a core, streams of collectives, messages",
+            "memory": "LIVENESS of the whole step: what a core holds, program by program",
+            "time": "OVERLAP of the whole step: where time goes, and what hides behind what",
+            "function": "the graph as it comes to the compiler",
+            "input": "the module as it was read",
+            "refused": "why the road ends here",
+        },
+        "programs": {
+            "cut": "the part of the step that is this program, before overlap",
+            "staged": "the part of this pipeline stage",
+            "memory": "LIVENESS of the arena: calls in order, and when buffers are in use",
+            "listing": "the linked program: buffers, calls, and where the code of functions is",
+        },
+        "functions": {
+            "function": "the graph of the function, before its passes",
+            "remade": "quadratic values that crossed HBM are made again by their readers",
+            "fusion": "which operators share a region, what that saves, which merges were refused",
+            "regions": "what each region computes: the text of region programs",
+            "tiling": "TILING: atoms, tiles on chip, loops, and what they were chosen from",
+            "memory": "LIVENESS of tensors between regions, and the scratch zone",
+            "overlap": "OVERLAP: what every engine does when; collectives and what runs beside",
+            "listing": "the code: every instruction with its waits and signals",
+            "refused": "why the function cannot be compiled",
+        },
+    }
+)
+
+README = """\
+A dump of every stage of a job, in the order in which they were made.
+
+How to find things
+  - Files of this folder are the whole step, from the captured text to the plan of a core.
+  - programs/NAME are the programs that the step is cut into (forward, backward, update).
+  - functions/NAME are the distinct functions of all programs, each once, whoever calls it;
+    programs/NAME/*-listing.txt says which functions it calls, and in which order.
+  - Numbers count steps within a folder. A step that changed nothing has no file: the graph is that
+    of the file before it.
+  - Graphs and regions are texts that `shardwright opt` reads back (docs/text-forms.md); comments
+    (`//`) say where values live.
+
+Where to read
+  tiling     functions/NAME/*-tiling.txt
+  liveness   *-memory.txt here (a core, over the step), programs/NAME/*-memory.txt (between
+             functions), functions/NAME/*-memory.txt (between regions), tiles: *-tiling.txt
+  overlap    functions/NAME/*-overlap.txt (engines, and collectives beside them), *-time.txt here
+             (what is hidden in the end); programs/NAME: graphs behind `grouped`, `bucketed`,
+             `shifted` and `threaded` are those with layers moved
+
+Files
+"""
+
+
+def about(folder: str, name: str) -> str:
+    """What the file of a step is; nothing for a name that is not known."""
+    part = folder.partition("/")[0]
+    if name in FILES[part]:
+        return FILES[part][name]
+    if name in REWRITES:
+        return REWRITES[name].help
+    return FILES[""].get(name, "")

@@ -1,0 +1,77 @@
+"""`shardwright opt FILE --pass NAME[,NAME]`: one pass, or some, on the text of a graph.
+
+Text in, text out, the verifier run behind every pass. What a pass refuses is the error of the
+command; what nobody meant to raise is a defect of the pass, and a coded error too.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.diagnostics import DiagnosticError, InternalError, UsageError
+from compiler.ir.parse import parse
+from compiler.ir.text import to_text
+from compiler.ir.types import Graph
+from compiler.neff.files import read_regular
+from orchestrator import outputs
+from orchestrator.opt.registry import Run, applied, listed, passes_of
+from orchestrator.terminal import say
+
+STDIN = "-"
+_MOST_BYTES = 2**28  # of a text (our choice): a file that is larger was not written by a person
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Arguments of the verb."""
+
+    file: str
+    passes: str
+    output: Path | None
+
+
+def run(asked: Asked) -> int:
+    """Run the passes and print what they made. Raises DiagnosticError."""
+    if not asked.passes:
+        raise UsageError("SW_USAGE", "opt requires --pass NAME[,NAME], got none", hint="opt --list")
+    passes = passes_of(asked.passes)
+    graph = parse(_text(asked.file), "<stdin>" if asked.file == STDIN else asked.file)
+    made = to_text(rewritten(graph, passes), with_locs=True)
+    if asked.output is None:
+        say(made, end="")
+    else:
+        outputs.write(asked.output, made, "--output")
+    return 0
+
+
+def show_list() -> int:
+    """Print every pass."""
+    say(listed(), end="")
+    return 0
+
+
+def rewritten(graph: Graph, passes: list[tuple[str, Run]]) -> Graph:
+    """`graph` after the passes. Raises DiagnosticError, also where a pass has a defect."""
+    try:
+        return applied(graph, passes)
+    except DiagnosticError:
+        raise
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error))
+        raise InternalError.of(error, trace) from error
+
+
+def _text(file: str) -> str:
+    """The text of a file. Raises UsageError for one that cannot be read, or is no text."""
+    try:
+        data = sys.stdin.buffer.read() if file == STDIN else read_regular(Path(file), _MOST_BYTES)
+        return data.decode()
+    except OSError as error:
+        raise UsageError(
+            "SW_USAGE", f"opt requires a file with the text of a graph, got {file}: {error}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError("SW_USAGE", f"opt requires text in UTF-8, got {file}: {error}") from error

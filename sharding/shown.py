@@ -1,0 +1,109 @@
+"""What partitioning decided, as steps that can be seen (`compiler/steps.py`): where every value
+lives stands beside it as a comment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compiler.ir.types import Graph, Value
+from compiler.program import StepPlan
+from compiler.steps import note, step, within
+from sharding.partitioned import PartitionedGraph, SlotLike
+from sharding.spec import ShardingSpec
+from sharding.strategies import OUTPUT, Recipe, ValueId, value_ids
+
+
+def pinned(name: str, graph: Graph, specs: Mapping[ValueId, ShardingSpec]) -> None:
+    """A graph with what a recipe asks for; what has no remark is the partitioner's choice."""
+    asked = {value: f"pinned {specs[key]}" for key, value in value_ids(graph) if key in specs}
+    step(name, graph, lambda value: asked.get(value, ""))
+
+
+def placed(name: str, part: PartitionedGraph) -> PartitionedGraph:
+    """A partitioned graph with the axes that shard each dim of each value."""
+    step(name, part.graph, lambda value: str(part.specs[value]) if value in part.specs else "")
+    return part
+
+
+def recipe_text(recipe: Recipe, inputs: Sequence[SlotLike], outputs: Sequence[SlotLike]) -> str:
+    """Who decided what, and what is expected of the partitioner."""
+    lines = [f"mesh: {recipe.mesh}", "", "who decided where a leaf lives:"]
+    lines += [f"  {name}: {why}" for name, why in recipe.reasons.items()]
+    lines += ["", "results of the step:"]
+    for number, slot in enumerate(outputs):
+        spec = recipe.specs.get((OUTPUT, number))
+        lines.append(f"  {slot.name}: {spec or 'open: the partitioner places it'}")
+    lines += [f"  {inputs[i].name}: placed as it came in" for i, _ in recipe.tied]
+    lines += ["", "collectives that the recipe expects (code of a loop once):"]
+    if recipe.predicted is None:
+        lines.append("  nothing is predicted: the shardings are the user's")
+    else:
+        lines += [
+            f"  {count} x {p.kind} over {'+'.join(p.axes)}: {p.type}"
+            for p, count in recipe.predicted.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def slots_text(
+    graph: Graph, inputs: Sequence[SlotLike], outputs: Sequence[SlotLike], names: str = "%in"
+) -> str:
+    """The role of every input and result of a step."""
+    return "".join(
+        [
+            *_slot_lines("inputs", names, graph.inputs, inputs),
+            "\n",
+            *_slot_lines("results", "result ", graph.outputs, outputs),
+        ]
+    )
+
+
+def _slot_lines(
+    title: str, prefix: str, values: Sequence[Value], slots: Sequence[SlotLike]
+) -> list[str]:
+    rows = [(f"{prefix}{i}", s, v.type) for i, (s, v) in enumerate(zip(slots, values, strict=True))]
+    width = max((len(s.name) for _, s, _ in rows), default=0)
+    lines = [f"{title}: place, role, name, type\n"]
+    for place, slot, kind in rows:
+        samples = "" if slot.batch_dim is None else f", samples along dim {slot.batch_dim}"
+        lines.append(f"  {place:<10} {slot.role:<10} {slot.name:<{width}}  {kind}{samples}\n")
+    return lines
+
+
+def programs(name: str, plan: StepPlan) -> StepPlan:
+    """The programs of a step, each in its part of the road."""
+    for program in plan.programs:
+        with within(f"programs/{program.name}"):
+            step(name, program.graph)
+    return plan
+
+
+def plan_text(plan: StepPlan) -> str:
+    """What joins the programs of a step: mesh, schedule, buffers, streams, messages of stages."""
+    mesh = ", ".join(f"{axis} = {size}" for axis, size in plan.mesh.items())
+    lines = [f"mesh: {mesh}", f"micro-batches: {plan.num_microbatches}", "", "schedule:"]
+    for stage, schedule in enumerate(plan.schedules):
+        runs = ", then ".join(f"{' '.join(names)} x {count}" for names, count in schedule)
+        lines.append(f"  cores of stage {stage} run {runs}")
+    lines += ["", "programs:"]
+    for program in plan.programs:
+        lines.append(f"  {program.name} (stage {program.stage})")
+        lines.append(f"    reads  {' '.join(program.inputs)}")
+        lines.append(f"    writes {' '.join(program.outputs)}")
+    lines += ["", "streams of collectives (those not listed are on stream 0):"]
+    for (kind, axes), stream in sorted(plan.streams.items()):
+        lines.append(f"  {kind} over {'+'.join(axes)}: stream {stream}")
+    lines += ["", "named buffers of every core: role, local type, layout, name"]
+    for info in plan.buffers.values():
+        spec = ", ".join("+".join(axes) or "-" for axes in info.axes)
+        lines.append(f"  {info.role:<10} {info.local_type!s:<28} [{spec}] {info.name}")
+    if plan.transfers:
+        lines += ["", "messages between stages:", *(f"  {t}" for t in plan.transfers)]
+    return "\n".join(lines) + "\n"
+
+
+def planned(plan: StepPlan) -> StepPlan:
+    """The finished plan of a step."""
+    note("plan", lambda: plan_text(plan))
+    return plan
