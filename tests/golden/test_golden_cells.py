@@ -1,5 +1,7 @@
 """Golden cells: what a job compiles to and how long it takes is what its golden file says.
 
+Every graph and region of a cell has a text that reads back, too (docs/text-forms.md).
+
 A difference that is meant is written with `--update-golden`, which says what changed; a review
 reads that.
 """
@@ -16,6 +18,7 @@ from orchestrator.stages import Traces
 from tests.golden.cells import CELLS, GoldenCell
 from tests.golden.files import FOLDER, golden
 from tests.golden.record import record, run_cell
+from tests.golden.texts import check_texts
 from tests.support.cells import long_in_matrix
 
 LONG = [cell for cell in CELLS if not cell.is_quick]
@@ -32,6 +35,8 @@ def test_a_cell_is_as_its_golden_file_says(
 ) -> None:
     with UnitService(InlineExecutor, open_cache(JobConfig().cache)) as service:
         found = run_cell(cell.job, service, traces)
+    graphs, regions = check_texts(found.built)
+    assert graphs > 1 and regions > 1
     golden(f"cells/{cell.name}", record(found), request)
 
 
