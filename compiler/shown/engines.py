@@ -32,7 +32,7 @@ def _lines(function: Function, target: Target) -> Iterator[str]:
     for core, regions in enumerate(function.subgraphs):
         if len(function.subgraphs) > 1:
             yield from ("", f"physical core {core}:")
-        for stretch in _stretches(regions):
+        for stretch in _stretches(function.regions):
             yield from _stretch(stretch, regions, [spans[at][core] for at in stretch])
 
 
@@ -66,7 +66,7 @@ def _call(call: CollectiveCall) -> str:
 
 
 def _stretches(regions: Sequence[Region]) -> Iterator[list[int]]:
-    """Numbers of regions between collectives."""
+    """Numbers of regions between collectives, which are in the subgraph of core 0."""
     found: list[int] = []
     for number, region in enumerate(regions):
         if region.program.kind.startswith("collective"):

@@ -13,7 +13,7 @@ from typing import Any
 
 from compiler.allocate import Life, end_address, lifetimes
 from compiler.codegen.generate import Codes, Recipe
-from compiler.codegen.space import Split
+from compiler.codegen.space import SINKS, Split
 from compiler.dtypes import DType
 from compiler.evaluate import RegionTime, function_segments
 from compiler.isa.limits import Limits, limits_for
@@ -79,14 +79,34 @@ class _Tiled:
         self, region: Region, tensors: Sequence[Tensor], target: Target, limits: Limits
     ) -> None:
         self.region, self.tensors, self.target, self.limits = region, tensors, target, limits
+        self.views = [n for n in region.program.nodes if "view" in n.attrs]
         self.walked = dict(_walked(region))
 
     def lines(self) -> Iterator[str]:
         """Atoms, tiles, loops."""
+        yield from self._touched()
         yield from self._atoms()
         yield from self._tiles()
         yield "  loops and what they hold:"
         yield from _loops(self.region.body, self.walked, self.region.program, 2)
+
+    def _touched(self) -> Iterator[str]:
+        """The tensors that the region reads and writes in HBM."""
+        for what, is_sink in (("reads", False), ("writes", True)):
+            nodes = [n for n in self.views if (n.op in SINKS) is is_sink]
+            numbers = dict.fromkeys(n.attrs["view"].tensor for n in nodes)
+            for number in numbers:
+                tensor = self.tensors[number]
+                shape = "x".join(map(str, tensor.shape)) or "scalar"
+                yield f"  {what:<6} tensor {number}: {tensor.kind} {tensor.dtype.value}[{shape}]"
+
+    def _along(self, atom: int) -> str:
+        """The tensors that an atom walks along, and whether it is summed over."""
+        views = [n.attrs["view"] for n in self.views]
+        numbers = sorted({v.tensor for v in views if v.strides[atom]})
+        folded = any(atom in n.attrs.get("over", ()) for n in self.region.program.nodes)
+        tensors = f" along {', '.join(f'tensor {n}' for n in numbers)}" if numbers else ""
+        return f"{tensors}{', folded' if folded else ''}"
 
     def _atoms(self) -> Iterator[str]:
         yield "  atoms:"
@@ -99,7 +119,7 @@ class _Tiled:
                 if found == atom
             ]
             cut = "; ".join(dict.fromkeys(loops)) or "whole: no loop moves a DMA along it"
-            yield f"    atom {atom} of {size}: {cut}"
+            yield f"    atom {atom} of {size}{self._along(atom)}: {cut}"
 
     def _tiles(self) -> Iterator[str]:
         if not self.region.tiles:
@@ -235,7 +255,9 @@ def _searched(one: _Tiled, recipe: Recipe | None, options: CompileOptions) -> It
             mark = "->" if number == choice.position else "  "
             has_estimate = choice.kind not in ("row", "copy")  # nothing tells those apart
             estimate = f"estimated {candidate.cost / 1e3:.3f} us" if has_estimate else ""
-            said = "; ".join(s for s in (estimate, candidate.note, plan_text(candidate.plan)) if s)
+            variant = "variant" if candidate.variant else ""
+            told = (estimate, candidate.note, plan_text(candidate.plan), variant)
+            said = "; ".join(text for text in told if text)
             yield f"    {mark} {number}: {said or 'the only way'}"
 
 

@@ -29,6 +29,7 @@ PAGES = (
     "docs/extending.md",
     "docs/what-ifs.md",
     "docs/trace.md",
+    "docs/dumps.md",
     "docs/strategies/context.md",
 )
 """The pages that are sessions."""
