@@ -20,7 +20,7 @@ from compiler.ir.analysis import flops
 from compiler.ir.types import Graph
 from compiler.isa.program import Program
 from compiler.options import CompileOptions
-from compiler.steps import is_recorded, note
+from compiler.steps import is_recorded, note, within
 from compiler.target import Target, load_target, logical
 from orchestrator.collective_settings import job_settings
 from orchestrator.config import JobConfig
@@ -312,12 +312,15 @@ def decide(
         return use(_decided(job, layout, stages.trace(job, task, samples), stages))
     try:
         twins = stages.trace(job, task, TRACED_SAMPLES)
-        with_four = stages.trace(job, task, PROOF_SAMPLES)
+        with within("proof"):
+            with_four = stages.trace(job, task, PROOF_SAMPLES)
         proof = check_means(twins.step.graph, with_four.step.graph)
         return use(_decided(job, layout, twins, stages, proof))
     except ShardingError as refused:
         if refused.code != MIXED_SAMPLES:
             raise
+        told = refused
+        note("set_aside", lambda: f"{told.diagnostic.render()}\n")
         try:
             return use(_decided(job, layout, stages.trace(job, task, samples), stages))
         except ShardingError:

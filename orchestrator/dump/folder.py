@@ -20,7 +20,7 @@ from compiler.ir.text import annotated_text
 from compiler.ir.types import Graph, Value
 from compiler.steps import Place, Recorder, Remark, recording
 from orchestrator import outputs
-from orchestrator.dump.names import README, about
+from orchestrator.dump.names import FILES, README, about
 
 FLAG = "--dump-dir"
 INDEX = "README.txt"
@@ -86,9 +86,10 @@ class _Whole:
     names: Counter[str] = field(default_factory=Counter)
 
     def lines(self) -> Iterator[str]:
-        """The index: the whole step, then programs, then functions, each in order."""
+        """The index: the whole step, then its parts, each in order."""
+        order = tuple(FILES)
         folders = list(dict.fromkeys(folder for folder, _, _ in self.index))
-        folders.sort(key=lambda f: ("", "programs", "functions").index(f.partition("/")[0]))
+        folders.sort(key=lambda f: order.index(f.partition("/")[0]))
         width = max(
             (len(folder) + len(file) + 1 for folder, file, text in self.index if text), default=0
         )

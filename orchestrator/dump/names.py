@@ -36,10 +36,9 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "plan": "mesh, schedule, buffers of a core, streams of collectives, messages",
             "memory": "LIVENESS of the whole step: what a core holds, program by program",
             "time": "OVERLAP of the whole step: where time goes, and what hides behind what",
-            "function": "the graph as it comes to the compiler",
-            "input": "the module as it was read",
-            "refused": "why the road ends here",
+            "set_aside": "why what was made so far is not used; the step is captured again",
         },
+        "proof": {},
         "programs": {
             "cut": "the part of the step that is this program, before overlap",
             "staged": "the part of this pipeline stage",
@@ -88,6 +87,8 @@ Files
 def about(folder: str, name: str) -> str:
     """What the file of a step is; nothing for a name that is not known."""
     part = folder.partition("/")[0]
+    if part == "proof" and name in FILES[""]:
+        return f"{FILES[''][name]} (with more samples: what micro-batches are proven by)"
     if name in FILES[part]:
         return FILES[part][name]
     if name in REWRITES:

@@ -147,27 +147,43 @@ def test_a_plan_says_the_same_when_its_answer_was_stored(dumped: Dumped) -> None
     assert not is_recorded()
 
 
-def test_run_and_compile_take_it_and_write_the_same_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", str(write_job(tmp_path)), *PLAN]
+    assert main([*words, "--compile-only", "--out", "plain"]) == 0
+    assert main([*words, "--no-compare", "--out", "shown", "--dump-dir", "dump"]) == 0
+    plain, shown = (bundle_bytes(tmp_path / name / "bundle") for name in ("plain", "shown"))
+    assert plain == shown
+    steps = {name[3:].partition(".")[0] for name in files_of(tmp_path / "dump")}
+    assert {"captured", "plan", "memory", "time"} <= steps
+
+
+@pytest.mark.matrix
+def test_jobs_that_are_compiled_together_have_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     job = write_job(tmp_path)
-    words = ["run", str(job), *PLAN, "--compile-only"]
+    (tmp_path / "twin.toml").write_text(job.read_text())
+    words = ["run", str(job), "twin.toml", *PLAN, "--compile-only"]
     assert main([*words, "--out", "plain"]) == 0
-    assert main([*words, "--out", "shown", "--dump-dir", "of_run"]) == 0
-    plain, shown = (bundle_bytes(tmp_path / name / "bundle") for name in ("plain", "shown"))
-    assert plain == shown
-    assert {"captured", "plan", "memory"} <= {
-        n[3:].partition(".")[0] for n in files_of(tmp_path / "of_run")
-    }
+    assert main([*words, "--out", "shown", "--dump-dir", "dump"]) == 0
+    assert bundle_bytes(tmp_path / "plain" / "job") == bundle_bytes(tmp_path / "shown" / "job")
+    one, other = (bundle_bytes(tmp_path / "dump" / name) for name in ("job", "twin"))
+    assert one.keys() == other.keys() and "00-captured.mlir" in one
+    assert one["README.txt"] == other["README.txt"]
+
+
+def test_compile_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "m.hlo.pb", lambda x: x @ x.T, [np.ones((8, 16), np.float32)])
     line = "shardwright compile m.hlo.pb --target trn1 --output"
     assert compile_line(f"{line} a.neff") == 0
-    assert compile_line(f"{line} b.neff --dump-dir of_compile") == 0
+    assert compile_line(f"{line} b.neff --dump-dir dump") == 0
     assert (tmp_path / "a.neff").read_bytes() == (tmp_path / "b.neff").read_bytes()
-    names = files_of(tmp_path / "of_compile")
+    names = files_of(tmp_path / "dump")
     assert "00-captured.mlir" in names and any(n.endswith("-tiling.txt") for n in names)
-    assert sorted(listed(tmp_path / "of_compile")) == sorted(names)
+    assert sorted(listed(tmp_path / "dump")) == sorted(names)
 
 
 def square() -> Graph:
