@@ -165,7 +165,7 @@ def _printed(python: str, arguments: list[str], timeout_s: float) -> str:
         raise ExecutionError(
             "SW_PARTITIONER_CRASH",
             f"the partitioner ended with status {done.returncode}:\n{tail}",
-            hint="keep the dump of this job and report it",
+            hint="run it again with --dump-dir DIR, and report *-shardy_input.mlir from there",
         )
     return done.stdout.decode(errors="replace")
 
