@@ -29,6 +29,7 @@ from tests.mutants.campaign import (
 )
 from tests.mutants.coverage_map import entry_of, load_map, map_file, test_files
 from tests.mutants.damage import Damage, read_damages, resolve
+from tests.mutants.named import judge, named_damages
 from tests.mutants.trees import ROOT, Tree
 
 STORE = ROOT / "out" / "mutants"
@@ -39,6 +40,9 @@ Found = TypeVar("Found")
 def main(argv: Sequence[str] | None = None) -> None:
     """List the damages, or judge them and print what they add up to."""
     args = _arguments(argv)
+    if args.named:
+        _judge_named()
+        return
     damages = _damages(args)
     if args.list:
         for damage in damages:
@@ -66,7 +70,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", metavar="SYMBOL", help="damages of a symbol, or one by address")
     parser.add_argument("--again", action="store_true", help="run survivors of the journal again")
     parser.add_argument("--list", action="store_true", help="print the damages and run nothing")
+    parser.add_argument("--named", action="store_true", help="the damages of named.toml instead")
     return parser.parse_args(argv)
+
+
+def _judge_named() -> None:
+    """Make every damage that has a name, and say which test notices it."""
+    every, seen = named_damages(), 0
+    runs.warm()
+    with tempfile.TemporaryDirectory() as folder:
+        for damage, test in judge(every, Tree.copied(Path(folder) / "tree")):
+            seen += bool(test)
+            print(f"{'noticed' if test else 'SURVIVED':8} {damage.name}: {test}", flush=True)
+    print(f"{seen} of {len(every)} damages with a name are noticed")
 
 
 def _damages(args: argparse.Namespace) -> list[Damage]:

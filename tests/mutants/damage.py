@@ -92,6 +92,22 @@ def resolve(address: str, known: Iterable[Damage]) -> Damage:
     return moved[0]
 
 
+def symbols(tree: ast.Module, source: str) -> dict[str, tuple[int, int]]:
+    """Where every function, method, class and constant begins and ends, by its qualified name."""
+    text, found = _Text(source), dict[str, tuple[int, int]]()
+
+    def walk(node: ast.AST, around: str, parents: Sequence[ast.AST]) -> None:
+        for child in ast.iter_child_nodes(node):
+            symbol = _symbol(child, around, (*parents, node))
+            if symbol != around:
+                assert isinstance(child, ast.stmt)
+                found.setdefault(symbol, text.span(child, child))
+            walk(child, symbol, (*parents, node))
+
+    walk(tree, "", ())
+    return found
+
+
 def _of_module(path: str, source: str) -> Iterator[Damage]:
     text, numbers = _Text(source), Counter[tuple[str, str]]()
     for symbol, change in _walk(ast.parse(source), Place("", ()), None):

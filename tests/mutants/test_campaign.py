@@ -95,7 +95,7 @@ def test_the_summary_names_survivors() -> None:
 
 RUN = """
 from pathlib import Path
-from tests.mutants import campaign, coverage_map, damage
+from tests.mutants import campaign, coverage_map, damage, named
 from tests.mutants.trees import Tree
 
 here = Path.cwd()
@@ -106,6 +106,10 @@ source = (tree.path / "sim_cluster" / "it.py").read_text()
 for each in damage.damages_of("sim_cluster/it.py", source):
     verdict = campaign.judged(each, tree, known)
     print(verdict.address.partition(":")[2], verdict.result, verdict.by)
+for new in ("a * 2", "a * 3"):
+    row = named.Named("twice", "sim_cluster/it.py", "double", "a + a", new, ("tests/test_it.py",))
+    for _, test in named.judge([row], tree):
+        print(new, test)
 assert source == (tree.path / "sim_cluster" / "it.py").read_text()
 """
 
@@ -131,6 +135,8 @@ def test_damages_of_a_small_tree_are_judged(tmp_path: Path) -> None:
         check=True,
     )
     assert sorted(done.stdout.splitlines()) == [
+        "a * 2 ",
+        "a * 3 tests/test_it.py::test_it",
         "double#operator#0 noticed tests/test_it.py::test_it",
         "double#term#0 noticed tests/test_it.py::test_it",
         "double#term#1 noticed tests/test_it.py::test_it",

@@ -9,6 +9,7 @@ import pytest
 from tests.mutants.areas import area_of
 from tests.mutants.campaign import PAGE, drawn, explained
 from tests.mutants.damage import damages_of, read_damages, resolve
+from tests.mutants.named import Named, named_damages
 from tests.mutants.trees import ROOT
 
 
@@ -136,3 +137,19 @@ def test_survivors_that_are_explained_are_damages() -> None:
     known = read_damages(ROOT, area_of(ROOT))
     for address in explained((ROOT / PAGE).read_text()):
         resolve(address, known)
+
+
+@pytest.mark.parametrize("damage", named_damages(), ids=lambda damage: damage.name)
+def test_a_damage_with_a_name_is_one_of_its_source(damage: Named) -> None:
+    source = (ROOT / damage.path).read_text()
+    damaged = damage.of(source).applied(source)
+    assert ast.dump(ast.parse(damaged)) != ast.dump(ast.parse(source))
+    assert all((ROOT / file).is_file() for file in damage.tests)
+
+
+def test_a_damage_with_a_name_has_its_text_once_in_its_symbol() -> None:
+    source = "B = 2\n\n\nclass A:\n    def f(self):\n        return 2\n"
+    named = Named("less", "m.py", "A.f", "2", "1", ())
+    assert named.of(source).applied(source) == source.replace("return 2", "return 1")
+    with pytest.raises(ValueError, match=r"less: A\.f requires '2' once"):
+        named.of(source.replace("return 2", "return 2 + 2"))
