@@ -20,8 +20,10 @@ from typing import TypeVar
 from tests.mutants import runs
 from tests.mutants.areas import area_of
 from tests.mutants.campaign import (
+    constants,
     drawn,
     judged,
+    of_figures,
     read_journal,
     summary,
     unjudged,
@@ -65,13 +67,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shard", default="0/1", help="index/count")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--budget-minutes", type=float, default=20.0)
-    parser.add_argument("--journal", type=Path, default=STORE / "journal.jsonl")
+    parser.add_argument("--journal", type=Path, help="verdicts, in the folder of the coverage")
     parser.add_argument("--store", type=Path, default=STORE, help="folder of the coverage")
     parser.add_argument("--only", metavar="SYMBOL", help="damages of a symbol, or one by address")
     parser.add_argument("--again", action="store_true", help="run survivors of the journal again")
     parser.add_argument("--list", action="store_true", help="print the damages and run nothing")
+    parser.add_argument("--constants", action="store_true", help="every constant, by figures alone")
     parser.add_argument("--named", action="store_true", help="the damages of named.toml instead")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    # What figures alone do not notice other tests may.
+    args.journal = (
+        args.journal or args.store / f"{'constants' if args.constants else 'journal'}.jsonl"
+    )
+    return args
 
 
 def _judge_named() -> None:
@@ -86,6 +94,8 @@ def _judge_named() -> None:
 
 
 def _damages(args: argparse.Namespace) -> list[Damage]:
+    if args.constants:
+        return constants(ROOT)
     if not args.only:
         index, count = map(int, args.shard.split("/"))
         return drawn(ROOT, args.count, args.seed)[index::count]
@@ -113,6 +123,7 @@ def _judge(
 ) -> None:
     """Judge what has no verdict in the journal."""
     known = load_map(ROOT, test_files(ROOT), args.store)
+    known = of_figures(known) if args.constants else known
     again = args.again or bool(args.only)
     left = list(unjudged(damages, read_journal(args.journal), ROOT, again))
     for verdict in _each(lambda damage, tree: judged(damage, tree, known), left, trees, deadline):

@@ -91,6 +91,19 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
 }
 
+CONSTANTS = (
+    "compiler/isa/costs.py",
+    "sim_cluster/calibration.toml",
+    "sim_cluster/collective_costs.py",
+    "sim_cluster/contention.py",
+    "sim_cluster/macro.py",
+    "sim_cluster/profiles.py",
+    "collectives/costs.py",
+    "collectives/runtimes.py",
+    "collectives/timing.py",
+)
+"""Where the constants of the machine's model are, besides its data files."""
+
 
 def files_of(root: Path, area: str) -> list[str]:
     """The sources of an area, sorted. A pattern that finds nothing is an error: a file that moved

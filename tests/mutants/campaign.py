@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
-from tests.mutants.areas import AREAS, area_of, files_of
+from tests.mutants.areas import AREAS, CONSTANTS, area_of, files_of
 from tests.mutants.coverage_map import Map
 from tests.mutants.damage import Damage, read_damages
 from tests.mutants.runs import Recorder, Run, run_tests
@@ -43,6 +43,18 @@ def drawn(root: Path, count: int, seed: int) -> list[Damage]:
         shuffled.append(found)
     turns = chain.from_iterable(zip_longest(*shuffled))
     return list(islice((damage for damage in turns if damage), count))
+
+
+def constants(root: Path) -> list[Damage]:
+    """Every constant of the machine's model a tenth more, small whole numbers one more."""
+    numbers = [d for d in read_damages(root, CONSTANTS) if d.operator == "number"]
+    return list({(d.path, d.start): d for d in reversed(numbers)}.values())[::-1]
+
+
+def of_figures(known: Map) -> Map:
+    """The tests that compare with golden files or with figures worked out by hand."""
+    kept = {t: s for t, s in known.seconds.items() if "by_hand" in t or "tests/golden" in t}
+    return Map(kept, known.sources)
 
 
 def judged(damage: Damage, tree: Tree, known: Map) -> Verdict:

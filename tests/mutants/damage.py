@@ -176,10 +176,10 @@ def _symbol(node: ast.AST, around: str, parents: Sequence[ast.AST]) -> str:
 
 
 def _of_table(path: str, source: str) -> Iterator[Damage]:
-    """Numbers under the key `value`, each where it stands in the text."""
+    """Numbers under the keys `value` and `band`, each where it stands in the text."""
     numbers = numbers_of(source) if path.endswith(".json") else numbers_of_toml(source)
     for keys, value, start, end in numbers:
-        if "value" in keys:
+        if {"value", "band"} & set(keys):
             line = source.count("\n", 0, start) + 1
             for ordinal, other in enumerate(other_numbers(value)):
                 symbol = ".".join(keys)
@@ -187,12 +187,14 @@ def _of_table(path: str, source: str) -> Iterator[Damage]:
 
 
 def numbers_of_toml(source: str) -> Iterator[Number]:
-    """The same of a TOML text that has one number a line."""
+    """The same of a TOML text whose tables have a number, or a list of numbers, a line."""
     section = ""
-    for found in re.finditer(r"^\[(\w+)\]|^(\w+) *= *([-\d.e]+)$", source, re.MULTILINE):
-        section = found[1] or section
-        if found[2]:
-            yield (section, found[2]), json.loads(found[3]), found.start(3), found.end(3)
+    for row in re.finditer(r"^\[(\w+)\]|^(\w+) *= *(\[?)([-\d.e, ]+)\]?$", source, re.MULTILINE):
+        section = row[1] or section
+        for at, found in enumerate(re.finditer(r"[-\d.e]+", row[4] or "")):
+            begin, end = row.start(4) + found.start(), row.start(4) + found.end()
+            place = (str(at),) if row[3] else ()
+            yield (section, row[2], *place), json.loads(found[0]), begin, end
 
 
 def numbers_of(source: str) -> Iterator[Number]:

@@ -9,7 +9,16 @@ from collections import Counter
 from pathlib import Path
 
 from tests.mutants.areas import AREAS, area_of
-from tests.mutants.campaign import Verdict, drawn, read_journal, summary, unjudged, write_journal
+from tests.mutants.campaign import (
+    Verdict,
+    constants,
+    drawn,
+    of_figures,
+    read_journal,
+    summary,
+    unjudged,
+    write_journal,
+)
 from tests.mutants.coverage_map import Covered, Map
 from tests.mutants.damage import Damage, damages_of
 from tests.mutants.selection import LIMIT_S, batches, telling_lines
@@ -26,6 +35,16 @@ def test_every_area_has_its_part_and_a_longer_draw_begins_like_a_shorter_one() -
     areas, damages = area_of(ROOT), drawn(ROOT, 60, seed=3)
     assert Counter(areas[d.path] for d in damages) == dict.fromkeys(AREAS, 60 // len(AREAS))
     assert damages[:24] == drawn(ROOT, 24, seed=3)
+
+
+def test_every_constant_is_moved_once_and_figures_alone_judge_it() -> None:
+    found = constants(ROOT)
+    places = [(d.path, d.start) for d in found]
+    assert len(set(places)) == len(places) > 150
+    assert sum(d.path.endswith(".toml") for d in found) == 9  # three values, three bands
+    assert {d.operator for d in found} == {"number"} and found[0].ordinal == 0
+    known = Map({"tests/golden/test_a.py::a": 1.0, "tests/x/test_y_by_hand.py::b": 1.0, "t": 1.0})
+    assert len(of_figures(known).seconds) == 2
 
 
 def test_lines_that_tell() -> None:

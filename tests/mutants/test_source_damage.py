@@ -109,9 +109,11 @@ def test_numbers_of_tables_are_addressed_by_key() -> None:
     }
     toml = '[touch]\nvalue = 0.5\nband = [0.1, 1.0]\nunit = "1"\n'
     assert [d.address for d in damages_of("c.toml", toml)] == [
-        "c.toml:touch.value#number#0",
-        "c.toml:touch.value#number#1",
+        f"c.toml:touch.{key}#number#{ordinal}"
+        for key in ("value", "band.0", "band.1")
+        for ordinal in (0, 1)
     ]
+    assert damages_of("c.toml", toml)[4].applied(toml).splitlines()[2] == "band = [0.1, 1.1]"
 
 
 def test_columns_count_characters() -> None:
