@@ -86,20 +86,36 @@ def _rank(file: str, damage: Damage) -> tuple[bool, bool, int]:
 
 def telling_lines(damage: Damage, text: str) -> set[int]:
     """The lines whose execution may show a damage: of the statement it is in, or, for what is
-    executed once at import, of the functions that name it.
+    executed once at import, of the functions that name it or what is made of it; of all functions
+    where none does, since other modules may.
     """
     inside = [span for _, span in functions(text) if span[0] < damage.line <= span[1]]
     if inside:
         return _statement(text, damage.line)
-    names = [re.escape(name) for name in damage.symbol.split(".") if name != "<module>"]
-    word = re.compile(rf"\b({'|'.join(names)})\b") if names else None
-    lines = text.splitlines()
-    return {
-        line
-        for _, (first, last) in functions(text)
-        if word and word.search("\n".join(lines[first - 1 : last]))
-        for line in range(first + 1, last + 1)
+    names = _made_of({n for n in damage.symbol.split(".") if n != "<module>"}, text)
+    lines, spans = text.splitlines(), [span for _, span in functions(text)]
+    naming = [s for s in spans if _names_any(names, "\n".join(lines[s[0] - 1 : s[1]]))]
+    return {line for first, last in naming or spans for line in range(first + 1, last + 1)}
+
+
+def _made_of(names: set[str], text: str) -> set[str]:
+    """The names, and those of constants of the module that are made of them."""
+    made = {
+        target.id: ast.unparse(node)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
     }
+    while more := {n for n, value in made.items() if n not in names and _names_any(names, value)}:
+        names = names | more
+    return names
+
+
+def _names_any(names: set[str], text: str) -> bool:
+    return bool(names) and bool(
+        re.search(rf"\b({'|'.join(map(re.escape, sorted(names)))})\b", text)
+    )
 
 
 def _statement(text: str, line: int) -> set[int]:

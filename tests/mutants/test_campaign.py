@@ -50,6 +50,13 @@ def test_every_constant_is_moved_once_and_figures_alone_judge_it() -> None:
 def test_lines_that_tell() -> None:
     assert telling_lines(damage_at(5), SOURCE) == {5}
     assert telling_lines(damage_at(1), SOURCE) == {5, 6}  # of the function that names it
+    through = (
+        SOURCE.replace("WIDTH = 3\n", "DEPTH = 3\nWIDTH = {0: DEPTH}\n") + "def f(a):\n    a()\n"
+    )
+    (damage,) = {d for d in damages_of("m.py", through) if d.symbol == "DEPTH" and not d.ordinal}
+    assert telling_lines(damage, through) == {6, 7}  # of what is made of it
+    elsewhere = through.replace("DEPTH}", "4}")
+    assert telling_lines(damage, elsewhere) == {6, 7, 9}  # of every function: others may name it
 
 
 def test_by_hand_first_golden_last_and_no_more_than_the_limit() -> None:
