@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from orchestrator.stages import Traces
 from sim_cluster.step_time import time_step
 from tests.golden import files
 from tests.golden.cells import CELLS
-from tests.golden.files import FOLDER, differences, read, report_of, text_of
+from tests.golden.files import FOLDER, differences, golden, read, report_of, text_of
 from tests.golden.record import Cell, Record, record, run_cell
 
 NAME = "cells/manual"
@@ -86,6 +88,24 @@ def test_a_damaged_cost_moves_the_time_and_no_code(
     ]
     monkeypatch.setattr(costs, "RULES", tuple(slower))
     assert time_step(step).step_time_ps > before
+
+
+@pytest.mark.parametrize(
+    ("stage", "row", "key"), [("time", "nominal", "step_ps"), ("code", "backward", "sha256")]
+)
+def test_a_test_of_a_cell_fails_and_names_cell_and_stage(
+    recorded: Record, stage: str, row: str, key: str
+) -> None:
+    moved = copy.deepcopy(recorded)
+    old = moved[stage][row][key]
+    moved[stage][row][key] = old + 1 if isinstance(old, int) else f"{old[:-1]}-"
+    reading: Any = SimpleNamespace(config=SimpleNamespace(getoption=lambda name: False))
+    with pytest.raises(pytest.fail.Exception) as failed:
+        golden(NAME, moved, reading)
+    first, second, *_ = str(failed.value).splitlines()
+    assert first == f"golden {NAME}: 1 values differ, the first in stage {stage}"
+    assert second.startswith(f"  {NAME}: {stage}: {row} {key}: ")
+    golden(NAME, recorded, reading)  # and what is as it was passes
 
 
 def test_places_in_the_source_are_no_part_of_a_digest(cell: Cell, recorded: Record) -> None:
