@@ -85,17 +85,18 @@ def _rank(file: str, damage: Damage) -> tuple[bool, bool, int]:
 
 
 def telling_lines(damage: Damage, text: str) -> set[int]:
-    """The lines whose execution may show a damage: of the statement it is in, or, for what is
-    executed once at import, of the functions that name it or what is made of it; of all functions
-    where none does, since other modules may.
+    """The lines whose execution may show a damage: of the statement it is in, and, for what is
+    executed once at import, of the functions that name what is made of it; of all functions where
+    none does, since other modules may.
     """
     inside = [span for _, span in functions(text) if span[0] < damage.line <= span[1]]
-    if inside:
-        return _statement(text, damage.line)
-    names = _made_of({n for n in damage.symbol.split(".") if n != "<module>"}, text)
+    symbol = {name for name in damage.symbol.split(".") if name != "<module>"}
+    names = _made_of(symbol, text) - (symbol if inside else set())
     lines, spans = text.splitlines(), [span for _, span in functions(text)]
     naming = [s for s in spans if _names_any(names, "\n".join(lines[s[0] - 1 : s[1]]))]
-    return {line for first, last in naming or spans for line in range(first + 1, last + 1)}
+    found = naming if names and (inside or naming) else [] if inside else spans
+    told = {line for first, last in found for line in range(first + 1, last + 1)}
+    return told | _statement(text, damage.line) if inside else told
 
 
 def _made_of(names: set[str], text: str) -> set[str]:

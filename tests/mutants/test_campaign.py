@@ -55,6 +55,9 @@ def test_lines_that_tell() -> None:
     )
     (damage,) = {d for d in damages_of("m.py", through) if d.symbol == "DEPTH" and not d.ordinal}
     assert telling_lines(damage, through) == {6, 7}  # of what is made of it
+    at_import = through + "B = f(2)\ndef g():\n    return B\n"
+    (inner,) = [d for d in damages_of("m.py", at_import) if d.symbol == "f"]
+    assert telling_lines(inner, at_import) == {9, 12}  # and of what is made by it at import
     elsewhere = through.replace("DEPTH}", "4}")
     assert telling_lines(damage, elsewhere) == {6, 7, 9}  # of every function: others may name it
 
