@@ -43,18 +43,18 @@ def _dithered(
 ) -> np.ndarray:
     """`nearest`, or its neighbour on the other side of `array`, at random."""
     given = np.asarray(array, np.float32)
-    error = given - nearest.astype(np.float32)
-    beyond = _neighbour(nearest, error > 0, dtype)
     with np.errstate(all="ignore"):
+        error = given - nearest.astype(np.float32)
+        beyond = _neighbour(nearest, error > 0, dtype)
         chance = error / (beyond.astype(np.float32) - nearest.astype(np.float32))
-    take = np.isfinite(error) & (error != 0) & (generator.random(given.shape) < chance)
-    return np.where(take, beyond, nearest)
+        # What is exact has a chance of 0, what is not finite none that is a number.
+        return np.where(generator.random(given.shape) < chance, beyond, nearest)
 
 
 def _neighbour(nearest: np.ndarray, up: np.ndarray, dtype: DType) -> np.ndarray:
     """The next value of the type above (`up`) or below each element."""
     if dtype is DType.TF32:
-        away = up == (nearest >= 0)
+        away = up != np.signbit(nearest)
         step = np.where(away, _TF32_STEP, -_TF32_STEP).astype(np.int32)
         return (nearest.view(np.int32) + step).view(np.float32)
     infinity = np.asarray(np.inf, np.float32)
