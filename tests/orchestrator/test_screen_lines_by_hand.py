@@ -1,0 +1,326 @@
+"""Every section of the screens, line by line, from a report that is written here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.text import Text
+
+from orchestrator.report import sections
+from orchestrator.report.bars import EMPTY
+
+MIB, GIB = 2**20, 2**30
+
+
+def report() -> dict[str, Any]:
+    """A step of 2 ms; 4 GiB of 8 GiB."""
+    compiler = {"optlevel": 3, "model_type": "transformer", "attention": "fused"}
+    return {
+        "mesh": {"dp": 4, "tp": 8},
+        "graph": {"name": "llama", "params": 7.1e9, "flops_per_step": 2.5e15},
+        "job": {
+            "strategy": {"name": "fsdp"},
+            "cluster": {"instances": 2, "target": "trn1n.32xlarge"},
+            "compiler": compiler,
+        },
+        "batch": {"num_microbatches": 3, "tokens_per_sample": 4096, "global_batch": 1500},
+        "cores": 1024,
+        "context": "",
+        "logical_cores": {
+            "lnc": 2,
+            "regions_cut": 30,
+            "regions_alone": 10,
+            "alone_ps": 500_000_000,
+            "hypothetical": False,
+            "per_instance": 64,
+            "hbm_bytes": 24 * GIB,
+        },
+        "placement": {"name": "torus", "axes": {"tp": "a ring", "dp": "4 of them"}},
+        "streams": {
+            "compute_packet_bytes": 4096,
+            "streams": [
+                stream(0, ["all_gather dp", "all_reduce tp"], 65536, 400_000_000),
+                stream(1, ["reduce_scatter dp"], 32768, 100_000_000),
+            ],
+        },
+        "memory": {
+            "limit_bytes": 8 * GIB,
+            "peak_bytes": 4 * GIB,
+            "fits": True,
+            "categories": {"parameters": 3 * GIB, "activations": GIB - MIB, "other": MIB},
+            "per_stage": [
+                {"peak_bytes": 4 * GIB},
+                {"peak_bytes": 3 * GIB},
+                {"peak_bytes": 3 * GIB},
+            ],
+        },
+        "timing": {
+            "step_time_s": 2e-3,
+            "step_time_ps": 2_000_000_000,
+            "profile": "nominal",
+            "band_s": [1e-3, 3.5e-3],
+            "breakdown_ps": {"compute": 1_500_000_000, "memory": 499_500_000, "idle": 500_000},
+            "tokens_per_s": 12_345.6,
+            "mfu": 0.4,
+            "hfu": 0.5125,
+            "peak_flops_per_s": 6.08e15,
+            "confidence": "extrapolated",
+            "confidence_why": "no run like it",
+            "per_stage": [staged(100_000_000), staged(50_000_000), staged(50_000_000)],
+        },
+        "cost": {"usd_per_hour": 49.56, "usd_per_step": 0.0275, "usd_per_1e6_tokens": 1.25},
+        "bottleneck": {"text": "compute: engines are busy"},
+        "limits": {"assumed": ["a", "b", "c"]},
+        "goodput": {
+            "goodput": 0.9875,
+            "checkpoint_s": 2.5,
+            "interval_steps": 40,
+            "mtbf_s": 7_200_000,
+        },
+        "pipeline": {
+            "num_microbatches": 8,
+            "schedule": "1f1b",
+            "stages": [{"layers": [5, 3]}, {"layers": [4]}, {"layers": [4]}],
+        },
+        "findings": [],
+    }
+
+
+def stream(number: int, kinds: list[str], packet: int, ps: int) -> dict[str, Any]:
+    return {"stream": number, "collectives": kinds, "packet_bytes": packet, "time_ps": ps}
+
+
+def staged(bubble: int) -> dict[str, Any]:
+    return {"breakdown_ps": {"bubble": bubble}}
+
+
+def changed(**tables: Any) -> dict[str, Any]:
+    """The report with some entries of its tables changed, or tables that are no tables."""
+    one = report()
+    for name, value in tables.items():
+        one[name] = one[name] | value if isinstance(value, dict) else value
+    return one
+
+
+def lines(section: sections.Section, one: dict[str, Any], width: int = 200) -> list[str]:
+    found = section(one, width)
+    assert all(len(line) <= width for line in found)
+    return [line.plain for line in found]
+
+
+SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
+    (
+        sections.job,
+        {},
+        "job        7.1 G parameters on 1,024 cores (2 x trn1n.32xlarge), 2.5 PFLOP per step of"
+        " 1,500 samples of 4,096 tokens, 3 micro-batches",
+    ),
+    (
+        sections.job,
+        {"batch": {"num_microbatches": 1, "tokens_per_sample": 1, "global_batch": 1}},
+        "job        7.1 G parameters on 1,024 cores (2 x trn1n.32xlarge), 2.5 PFLOP per step of"
+        " 1 sample, 1 micro-batch",
+    ),
+    (
+        sections.job,
+        {"batch": {"num_microbatches": 2, "tokens_per_sample": 2, "global_batch": 2}},
+        "job        7.1 G parameters on 1,024 cores (2 x trn1n.32xlarge), 2.5 PFLOP per step of"
+        " 2 samples of 2 tokens, 2 micro-batches",
+    ),
+    # 500 of 2000 us are a quarter
+    (
+        sections.logical_cores,
+        {},
+        "cores      LNC 2: 64 cores of 24.00 GiB per instance; 10 of 40 regions on one physical"
+        " core alone, 25% of the step",
+    ),
+    (
+        sections.logical_cores,
+        {"logical_cores": {"hypothetical": True, "alone_ps": 1}, "timing": {"step_time_ps": 0}},
+        "cores      hypothetical, LNC 2: 64 cores of 24.00 GiB per instance; 10 of 40 regions on"
+        " one physical core alone, 100% of the step",
+    ),
+    (sections.compiler, {}, "compiler   -O3, model type transformer, attention fused"),
+    (
+        sections.compiler,
+        {"context": "ring"},
+        "compiler   -O3, model type transformer, attention fused; context ring",
+    ),
+    (sections.placement, {}, "placed     torus: tp on a ring; dp on 4 of them"),
+    (
+        sections.rates,
+        {},
+        "rates      12,346 tokens/s, MFU 40.00% (HFU 51.25%) of 6.08 PFLOP/s bf16 peak",
+    ),
+    (
+        sections.rates,
+        {"batch": {"tokens_per_sample": 1}},
+        "rates      12,346 samples/s, MFU 40.00% (HFU 51.25%) of 6.08 PFLOP/s bf16 peak",
+    ),
+    (
+        sections.cost,
+        {},
+        "cost       $0.0275 per step, $1.25 per million tokens, on demand ($49.56 per hour)",
+    ),
+    (
+        sections.cost,
+        {"cost": {"usd_per_hour": None}},
+        "cost       no price is published for this machine",
+    ),
+    (sections.limited_by, {}, "limited by compute: engines are busy"),
+    (
+        sections.confidence,
+        {},
+        "confidence extrapolated: no run like it; 3 figures assumed, docs/model.md",
+    ),
+    # 7,200,000 s are 2000 h
+    (
+        sections.goodput,
+        {},
+        "goodput    98.75%: 2.500 s to save every 40 steps, a failure every 2,000.0 h",
+    ),
+]
+
+
+@pytest.mark.parametrize(("section", "tables", "line"), SAID)
+def test_a_section_of_one_line(
+    section: sections.Section, tables: dict[str, Any], line: str
+) -> None:
+    assert lines(section, changed(**tables)) == [line]
+
+
+def test_sections_that_have_nothing_to_say() -> None:
+    assert lines(sections.logical_cores, changed(logical_cores={"lnc": 1})) == []
+    assert lines(sections.placement, changed(placement={"axes": {}})) == []
+    assert lines(sections.faults, report()) == []
+    assert lines(sections.findings, report()) == []
+    one = changed(timing={"per_stage": [staged(5)]})
+    assert lines(sections.stages, one) == []
+
+
+def test_faults_cost_the_time_over_a_healthy_step() -> None:
+    one = report() | {"faults": {"slowdown": 1.25, "healthy_step_time_ps": 1_600_000_000}}
+    (line,) = lines(sections.faults, one)
+    assert line == "faults     1.250 times the step of a healthy cluster, 1.600 ms"
+
+
+def test_the_rule_of_the_headline_fills_the_width() -> None:
+    (line,) = sections.headline(report(), 40)
+    assert line.plain == "llama  fsdp  dp=4,tp=8 " + "─" * 17
+    assert [(span.start, span.end, span.style) for span in line.spans] == [
+        (0, 5, "bold"),
+        (23, 40, "dim"),
+    ]
+    (cut,) = sections.headline(report(), 20)
+    assert cut.plain == "llama  fsdp  dp=4,…─"
+    assert "  one core " in sections.headline(changed() | {"mesh": {}}, 60)[0].plain
+
+
+def test_streams_where_there_are_several_or_packets_are_chosen() -> None:
+    """400 and 100 of 2000 us."""
+    first = "           0: all_gather dp, all_reduce tp, packets 64 KiB, busy 20%"
+    head = "streams    DMA packets of compute 4 KiB"
+    second = "1: reduce_scatter dp, packets 32 KiB, busy 5%"
+    assert lines(sections.streams, report()) == [head, f"{first}  {second}"]
+    assert lines(sections.streams, report(), 80) == [head, first, " " * 11 + second]
+    one = report()["streams"]
+    alone = one | {"streams": one["streams"][:1]}
+    assert lines(sections.streams, changed(streams=alone)) == []
+    assert lines(sections.streams, changed(streams=alone | {"compute_packet_bytes": 512})) == [
+        "streams    DMA packets of compute 0.5 KiB",
+        first,
+    ]
+    assert lines(sections.streams, changed(streams=one | {"streams": one["streams"][1:]})) == [
+        head,
+        " " * 11 + second,
+    ]
+
+
+def test_memory_against_its_limit() -> None:
+    """Of 80 cells 3 GiB of 8 are 30, 1023 MiB 10; 1 MiB of 4 GiB has no cell."""
+    assert lines(sections.memory, report(), 91) == [
+        "memory     fits: 4.00 GiB of 8.00 GiB per core, 50 %",
+        " " * 11 + "█" * 30 + "▓" * 10 + EMPTY * 40,
+        " " * 11 + "█ parameters 3.00 GiB  ▓ activations 1023.00 MiB",
+    ]
+    over = lines(sections.memory, changed(memory={"limit_bytes": 3 * GIB, "fits": False}), 90)
+    assert over[0] == (
+        "memory     does not fit, 1.00 GiB over: 4.00 GiB of 3.00 GiB per core, 133 %"
+    )
+
+
+def test_time_and_where_it_goes() -> None:
+    """1500 and 499.5 of 2000 us; 0.5 us are less than the 1 us that is shown."""
+    found = lines(sections.timing, report(), 91)
+    assert found == [
+        "time       2.000 ms per step (nominal), band 1.000 ms .. 3.500 ms",
+        " " * 11 + "█" * 60 + "▓" * 20,
+        " " * 11 + "█ compute 75.0 %  ▓ memory 25.0 %",
+    ]
+    parts = {"compute": 1_998_000_000, "idle": 1_000_000}
+    shown = lines(sections.timing, changed(timing={"breakdown_ps": parts}), 91)
+    assert shown[2].strip() == "█ compute 99.9 %  ▓ idle 0.1 %"
+
+
+def test_stages_of_a_pipeline() -> None:
+    """100 and 50 of 2000 us; stages 1 and 2 are alike."""
+    head = "pipeline   3 stages, 8 micro-batches, 1f1b"
+    first = "0: 5+3 layers, bubble 5.0%, 4.00 GiB"
+    assert lines(sections.stages, report()) == [
+        head,
+        " " * 11 + first + "  1-2: 4 layers, bubble 2.5%, 3.00 GiB",
+    ]
+    one = changed(pipeline={"num_microbatches": 1})
+    assert lines(sections.stages, one)[0] == "pipeline   3 stages, 1 micro-batch, 1f1b"
+
+
+def finding(number: int, severity: str, hint: str = "") -> dict[str, Any]:
+    return {"severity": severity, "code": f"SW_{number}", "message": f"m{number}", "hint": hint}
+
+
+def test_errors_are_first_and_what_is_left_out_is_counted() -> None:
+    found = [
+        finding(1, "note"),
+        finding(2, "warning", "do"),
+        finding(3, "error"),
+        finding(4, "note"),
+    ]
+    assert lines(sections.findings, report() | {"findings": found}) == [
+        "error      SW_3: m3",
+        "note       SW_1: m1",
+        "warning    SW_2: m2",
+        "           do",
+        "           1 more findings in report.json (--json)",
+    ]
+    three = lines(sections.findings, report() | {"findings": found[:3]})
+    assert len(three) == 4 and "more findings" not in three[-1]
+
+
+def test_titles_and_wrapped_text() -> None:
+    """31 columns leave 20 for the text, which has no fewer on narrower screens."""
+    text = "[one] two three four five six seven"
+    found = sections.plain("title", text, 31)
+    assert [line.plain for line in found] == [
+        "title      [one] two three four",
+        "           five six seven",
+    ]
+    narrow = sections.plain("t", text, 5)
+    assert narrow[0].plain == "t          [one] two three four"
+    assert found[0].spans[0].style == "bold" and found[0].no_wrap
+    (cut,) = sections.plain("title", text, 31, most=1)
+    assert cut.plain == "title      [one] two three f..."
+    assert len(sections.plain("title", text, 31, most=2)) == 2
+    assert sections.titled("t", "[bold]x[/]", 40)[0].plain == "t          x"
+
+
+def test_parts_share_lines_while_they_fit() -> None:
+    """20 columns hold 9 + 2 + 9, and no more; what is longer is broken."""
+    parts = [Text("a" * 9), Text("b" * 9), Text("c" * 10), Text("d" * 9), Text("e" * 12 + " f" * 8)]
+    assert [line.plain for line in sections.parts_of(parts, 31)] == [
+        " " * 11 + "a" * 9 + "  " + "b" * 9,
+        " " * 11 + "c" * 10,
+        " " * 11 + "d" * 9,
+        " " * 11 + "e" * 12 + " f f f f",
+        " " * 11 + "f f f f",
+    ]
