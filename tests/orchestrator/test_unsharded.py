@@ -1,0 +1,154 @@
+"""The process of the unsharded run: what is asked of it, what comes back, and that it ends with its
+block. Here the other side of the socket is a thread of the test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compiler.diagnostics import DiagnosticError, SimulationError, UsageError
+from orchestrator import unsharded as module
+from orchestrator.config import JobConfig
+from orchestrator.numerics import Reference
+from orchestrator.unsharded import unsharded
+
+REFERENCE = Reference(losses=(2.0,), after_one={}, bound=1e-5)
+
+
+@dataclass
+class Other:
+    """A worker whose process does as the test says."""
+
+    connection: Connection
+    ended: list[bool] = field(default_factory=list)
+
+    @property
+    def process(self) -> Any:
+        return self
+
+    def wait(self) -> int:
+        return 7
+
+    def end(self) -> None:
+        self.ended.append(True)
+
+
+@contextmanager
+def other_side(
+    patch: pytest.MonkeyPatch, act: Callable[[Connection], None]
+) -> Iterator[tuple[Other, list[str]]]:
+    """What `act` does with the socket of the process."""
+    ours, theirs = Pipe()
+    worker, started = Other(ours), list[str]()
+
+    def start(name: str) -> Other:
+        started.append(name)
+        return worker
+
+    patch.setattr(module, "start_worker", start)
+    thread = Thread(target=act, args=(theirs,))
+    thread.start()
+    try:
+        yield worker, started
+    finally:
+        thread.join()
+        ours.close()
+
+
+def answering(answer: object, asked: list[Any]) -> Callable[[Connection], None]:
+    def act(theirs: Connection) -> None:
+        asked.append(theirs.recv())
+        theirs.send(answer)
+
+    return act
+
+
+def test_the_job_goes_there_and_its_reference_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    with other_side(monkeypatch, answering(REFERENCE, asked)) as (worker, started):
+        with unsharded(JobConfig(), 12) as result:
+            assert result() == REFERENCE and not worker.ended
+        assert worker.ended == [True] and started == ["orchestrator.unsharded"]
+    assert asked == [(sys.path, JobConfig(), 12)]
+
+
+def test_an_error_there_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = UsageError("SW_CONFIG", "a batch is required")
+    with (
+        other_side(monkeypatch, answering(refusal, [])) as (worker, _),
+        pytest.raises(UsageError, match="a batch is required"),
+        unsharded(JobConfig(), 12) as result,
+    ):
+        result()
+    assert worker.ended == [True]
+
+
+def test_a_process_that_died_is_told_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        other_side(monkeypatch, Connection.close) as (_, _),
+        pytest.raises(SimulationError, match="exit code 7") as died,
+        unsharded(JobConfig(), 12) as result,
+    ):
+        result()
+    assert died.value.code == "SW_REFERENCE"
+
+
+def test_it_ends_with_its_block_whatever_happens_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        other_side(monkeypatch, lambda theirs: theirs.recv()) as (worker, _),
+        pytest.raises(KeyboardInterrupt),
+        unsharded(JobConfig(), 12),
+    ):
+        raise KeyboardInterrupt
+    assert worker.ended == [True]
+
+
+@pytest.mark.parametrize("error", [None, UsageError("SW_CONFIG", "no")])
+def test_the_process_answers_with_what_the_run_gave(
+    error: DiagnosticError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a path of modules that is the asker's; stdout becomes stderr."""
+    moved: list[tuple[int, int]] = []
+    asked: list[tuple[JobConfig, int, list[str]]] = []
+
+    def run(job: JobConfig, global_batch: int) -> Reference:
+        asked.append((job, global_batch, sys.path[:]))
+        if error:
+            raise error
+        return REFERENCE
+
+    monkeypatch.setattr(module, "run_unsharded", run)
+    monkeypatch.setattr(module.logs, "start", lambda: None)
+    system = SimpleNamespace(dup2=lambda *pair: moved.append(pair))
+    monkeypatch.setattr(module, "os", system)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    ours, theirs = Pipe()
+    ours.send((["/theirs", *sys.path], JobConfig(), 3))
+    module._serve(theirs)
+    answer = ours.recv()
+    assert str(answer) == str(error) if error else answer == REFERENCE
+    ((job, count, path),) = asked
+    assert (job, count, path[0]) == (JobConfig(), 3, "/theirs")
+    assert moved == [(sys.stderr.fileno(), sys.stdout.fileno())]
+    ours.close()
+    module._serve(theirs)  # nobody asks any more: it ends
+
+
+def test_the_module_is_a_program_that_ends_when_nobody_asks() -> None:
+    ours, theirs = Pipe()
+    command = [sys.executable, "-m", "orchestrator.unsharded", str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+    theirs.close()
+    ours.send((sys.path, None, 0))  # no job: whatever it raises, it has read the socket
+    _, told = process.communicate()
+    assert process.returncode == 1 and b"_serve" in told
+    ours.close()
