@@ -15,7 +15,7 @@ from collectives.ops import (
     group_index,
 )
 from collectives.select import alternatives, choose, full_name
-from collectives.topology import Topology, torus, unlinked
+from collectives.topology import Topology, line, ring, torus, unlinked
 
 GATHER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE
 MIB = 1_048_576
@@ -84,6 +84,19 @@ def test_what_else_could_be_used_inside_an_instance() -> None:
     assert names(REDUCE, pair) == {"mesh", "ring", "single step mesh"}
     assert names(GATHER, pair) == {"mesh", "ring"}
     assert names(REDUCE, unlinked(ranks_per_chip=3)) == {"mesh", "ring"}
+
+
+def test_doubling_needs_the_same_way_everywhere_in_a_step() -> None:
+    """Chips in the order 0, 1, 3, 2: from 0 to 3 is one link of a ring of four and three of a line,
+    from 1 to 2 one of either. Of a ring of eight, 0 and 7 are neighbours, 1 and 6 three apart."""
+    for there, doubled in (
+        (ring(4, ranks_per_chip=2, link_bytes_per_s=10**12), True),
+        (line(4, ranks_per_chip=2, link_bytes_per_s=10**12), False),
+        (line(2, ranks_per_chip=1, link_bytes_per_s=10**12), True),
+        (ring(8, ranks_per_chip=2, link_bytes_per_s=10**12), False),
+        (ring(6, ranks_per_chip=2, link_bytes_per_s=10**12), False),
+    ):
+        assert ("rdh" in names(GATHER, there)) == doubled, there
 
 
 def test_what_else_could_be_used_across_instances() -> None:
