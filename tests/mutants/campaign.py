@@ -69,7 +69,7 @@ def judged(damage: Damage, tree: Tree, known: Map) -> Verdict:
                 tree,
                 batch.files,
                 partial(Recorder, batch.tests),
-                budget_s=20 + 4 * batch.seconds,
+                budget_s=10 + 3 * batch.seconds,
                 module=module,
             )
             cpu_s, result = round(cpu_s + run.end.cpu_s, 1), "survived"
