@@ -25,8 +25,8 @@ def _lines(function: Function, target: Target) -> Iterator[str]:
     yield "others where a semaphore says so. A region begins behind a barrier, or, without one, on"
     yield "each engine as soon as that has finished the region before; then its rows begin left of"
     yield "the end of the region above. `#`: the engine is busy most of that time, `=`: less than"
-    yield "half of it. Times start anew behind every collective; the listing has every wait and"
-    yield "signal."
+    yield "half of it. `dma_in` loads from HBM, `dma_out` stores. Times start anew behind every"
+    yield "collective; the listing has every wait and signal."
     yield from _collectives(function)
     spans = list(engine_spans(function, target))
     for core, regions in enumerate(function.subgraphs):

@@ -16,7 +16,7 @@ def regions_text(lowered: Lowered) -> str:
     """The tensors of a lowered function as comments, and its regions in order, which
     `region_text.parse` reads back.
     """
-    head = "// `loc N` is op %N of the function's graph before its passes\n"
+    head = "// `loc N` is the N-th op, from 0, of the function's graph before its passes\n"
     tensors = "".join(_tensor(number, tensor) for number, tensor in enumerate(lowered.tensors))
     calls = "".join(
         f"// collective {number}: {call.kind} over {'+'.join(call.axes)}\n"

@@ -26,6 +26,27 @@ from compiler.target import Target
 
 Recipes = Sequence[Sequence[Recipe | None]]
 _CHART = 32
+_HEAD = """\
+How every region is cut into tiles.
+
+An atom is an independent index of the region. A tile holds a block of it on chip, a loop walks over
+its blocks; an atom that is folded is that of a sum, a maximum or a product. `partitions` are the
+{partitions} lanes of SBUF and PSUM, `elements` lie behind each other on one. A tile with several
+slots rotates: one slot is filled while another is read. `in use` shows when, from the first to the
+last element of the body of its loop: tiles that are never in use together may share an address.
+
+Tiles are named after the operation that makes them. For products (tensor engine): `stationary` and
+`moving` are the operands, `rows` is loaded to be transposed, `turned` is transposed, `product` is
+the sum in PSUM, `staged` waits to be stored.
+
+A nest is what one planner tiles: `strip` (elementwise and folds of rows), `contraction` (one
+product), `row` (several products, or folds beside them, as in attention), `windows` (convolutions),
+`copy`. The words of a tiling that was tried are the fields of its plan (ContractPlan, StripPlan,
+RowPlan in compiler/codegen); numbers in it are atoms of the region as it was normalised.
+
+`op N` is the N-th op, from 0, of the function's graph before its passes. Times are on the nominal
+machine.
+"""
 _INSIDE = ("cost", "variant", "number", "run", "values")  # of plans: what says nothing of tiles
 
 
@@ -34,15 +55,7 @@ def tiling_text(
 ) -> str:
     """The tiling of every region of a function; `recipes` are those of its physical cores."""
     limits, times = limits_for(target.name), _times(function, target)
-    lines = [
-        "How every region is cut into tiles. An atom is an independent index of the region; a",
-        "tile holds a block of it on chip, a loop walks over its blocks. `partitions` are the",
-        f"lanes of SBUF and PSUM ({limits.partitions}), `elements` lie behind each other on one. A",
-        "tile with several slots rotates: one slot is filled while another is read. Times are",
-        "those on the nominal machine. `op N` is op %N of the function's graph before its passes.",
-        "The words of a tiling that was tried are the fields of its plan (ContractPlan, StripPlan,",
-        "RowPlan in compiler/codegen), numbers in it are atoms.",
-    ]
+    lines = _HEAD.format(partitions=limits.partitions).splitlines()
     for core, regions in enumerate(function.subgraphs):
         for number, region in enumerate(regions):
             name = f" on physical core {core}" if len(function.subgraphs) > 1 else ""

@@ -85,6 +85,18 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"one step under profile {timing['profile']}: {us_text(step)}"
     yield from ("", "where it goes: every moment of the last core is charged once")
     yield from _shares(timing["breakdown_ps"], step)
+    yield from ("", "functions by the time of all their calls (functions/NAME has their code):")
+    functions = [
+        (f"  {row['program']}/{row['function']}", row["calls"], row["time_ps"])
+        for row in sorted(report["functions"], key=lambda row: -row["time_ps"])
+    ]
+    yield from table(
+        [
+            (name, f"{calls} calls", us_text(ps), f"{ps / max(step, 1):.1%}")
+            for name, calls, ps in functions
+        ],
+        right=(1, 2, 3),
+    )
     yield from ("", "hidden: work that takes time of its own behind what is charged above")
     yield from _shares(timing["hidden_ps"], step)
     yield from ("", "collectives: time of all of a kind, and how much of it nothing hides")
