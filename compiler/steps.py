@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from compiler.diagnostics import DiagnosticError, Loc
-from compiler.ir.types import Graph, Value
-from compiler.ir.verify import verify
 
-Remark = Callable[[Value], str]
+if TYPE_CHECKING:  # who answers from a cache loads no graphs
+    from compiler.ir.types import Graph, Value
+
+Remark = Callable[["Value"], str]
 """What is said of a value besides its type, for example where it lives."""
 Place = Callable[[Loc], Loc]
 """From the location of an op to the user's."""
@@ -45,6 +46,8 @@ def step(name: str, graph: Graph, remark: Remark | None = None) -> Graph:
     """
     recorder = _RECORDER.get()
     if recorder is not None:
+        from compiler.ir.verify import verify
+
         recorder.graph(name, graph, remark)
         try:
             verify(graph)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import Diagnostic
-from compiler.steps import note
 from compiler.target import load_target
 from orchestrator import outputs
 from orchestrator.cache import About, open_cache
 from orchestrator.config import TRIES, JobConfig
-from orchestrator.dump import dumping
 from orchestrator.model import installed, source_files
 from orchestrator.reads import file_digests
 from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
@@ -67,7 +66,7 @@ def plan(
         provenance["computed_in_s"] = round(sum(provenance["stages_s"].values()), 3)
         provenance["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
         return report
-    with dumping(dump_dir):
+    with _dumped(dump_dir):
         report, reads = _fresh(job, trace, progress, shared)
     if job.model.entry:
         parts = _learned(job, parts, reads)
@@ -167,7 +166,9 @@ def _fresh(
     job: JobConfig, trace: Path | None, progress: Progress | None, shared: Shared | None
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
     """The report, and the digests of what the user's function read."""
+    from compiler.steps import note
     from orchestrator.build import build
+    from orchestrator.dump.step import time_text
     from orchestrator.job import time_programs, unit_service
     from orchestrator.report.report import base_report
     from orchestrator.stages import Stages
@@ -180,11 +181,14 @@ def _fresh(
     if trace is not None:
         outputs.write(trace, timings.trace, "--trace")
     report = base_report(built, timings, service, stages, {})
-    note("time", lambda: _time_text(report))
+    note("time", lambda: time_text(report))
     return report, stages.traces.reads(job)
 
 
-def _time_text(report: Mapping[str, Any]) -> str:
-    from orchestrator.dump.step import time_text
+def _dumped(folder: Path | None) -> AbstractContextManager[None]:
+    """A stored answer loads nothing that a dump needs."""
+    if folder is None:
+        return nullcontext()
+    from orchestrator.dump import dumping
 
-    return time_text(report)
+    return dumping(folder)

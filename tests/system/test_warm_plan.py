@@ -24,7 +24,7 @@ ASK = """
 import sys
 from orchestrator import cli
 code = cli.main(["plan", sys.argv[1], "--executor", "inline", *sys.argv[2:]])
-heavy = ("jax", "jaxlib", "ray", "matplotlib", "torch", "optax")
+heavy = ("jax", "jaxlib", "ray", "matplotlib", "torch", "optax", "numpy", "compiler.ir")
 print(*(name for name in heavy if name in sys.modules), file=sys.stderr)
 sys.exit(code)
 """
