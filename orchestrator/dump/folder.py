@@ -60,12 +60,18 @@ def dumping(folder: Path | None, flag: str = FLAG) -> AbstractContextManager[Non
 
 
 def _clear(folder: Path, flag: str) -> None:
-    """Remove the files that the index of an earlier dump lists."""
+    """Remove the files that the index of an earlier dump lists. Raises UsageError (SW_OUTPUT) where
+    the index would take the place of something else.
+    """
     index = folder / INDEX
     with outputs.writing(folder, flag):
         text = index.read_text(errors="replace") if index.is_file() else ""
-        if not text.startswith(README.partition("\n")[0]):
-            return
+        if text and not text.startswith(README.partition("\n")[0]):
+            raise UsageError(
+                "SW_OUTPUT",
+                f"{flag} requires a folder whose {INDEX} is that of a dump, got {index}",
+                hint="name another folder",
+            )
         for name in _LISTED.findall(text):
             path = folder / name
             if ".." not in Path(name).parts and not Path(name).is_absolute():
