@@ -1,7 +1,7 @@
 """This process's connection with Ray, shared by everything in it that has actors.
 
-A local Ray is started, and ended by its last user, when there is none to join: inside a Ray job or
-with RAY_ADDRESS set, that cluster is joined, and our packages come along.
+A local Ray is started (`ray_head.py`), and ended by its last user, when there is none to join:
+inside a Ray job or with RAY_ADDRESS set, that cluster is joined, and our packages come along.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.host import PACKAGES_ROOT, inside_ray_job, num_cpus, package_folder
+from orchestrator.host import inside_ray_job, num_cpus, package_folder
 from orchestrator.service import logs
+from orchestrator.service.ray_head import RayHead
 from orchestrator.service.units import PACKAGES
 
 _FORWARDED = ("SHARDWRIGHT_PARTITIONER_PYTHON", logs.VARIABLE)
@@ -34,6 +35,7 @@ class RaySession:
     keepers = 0
     is_ours = False
     _least_cpus = 0
+    _head: RayHead | None = None
     _guard = threading.RLock()
 
     @classmethod
@@ -47,7 +49,7 @@ class RaySession:
             import ray
 
             if not ray.is_initialized():
-                _start(ray, max(workers or num_cpus(), cls._least_cpus))
+                cls._head = _start(ray, max(workers or num_cpus(), cls._least_cpus))
                 cls.is_ours, cls.users = True, 0
             cls.users += 1
             return ray
@@ -83,24 +85,25 @@ class RaySession:
 
             ray.shutdown()
             cls.is_ours = False
+            if cls._head is not None:
+                cls._head.end()
+                cls._head = None
 
 
-def _start(ray: Any, cpus: int) -> None:
-    """Join the cluster of RAY_ADDRESS, or start one of this host."""
+def _start(ray: Any, cpus: int) -> RayHead | None:
+    """Join the cluster of RAY_ADDRESS, or one of this host that is started, and returned."""
     log = {"logging_config": ray.LoggingConfig(encoding="JSON")} if logs.is_on() else {}
     with _own_handler():
         if os.environ.get("RAY_ADDRESS"):
             ray.init(logging_level="warning", runtime_env=_packages_along(), **log)
-            return
-        environment = {"PYTHONPATH": str(PACKAGES_ROOT), "JAX_PLATFORMS": "cpu"}
-        ray.init(
-            address="local",  # a cluster that happens to run here was not asked for
-            num_cpus=cpus,
-            include_dashboard=False,
-            logging_level="error",
-            runtime_env={"env_vars": environment | _forwarded()},
-            **log,
-        )
+            return None
+        head = RayHead(cpus)
+        try:
+            ray.init(address=head.address(), logging_level="error", **log)
+        except BaseException:
+            head.end()
+            raise
+        return head
 
 
 @contextmanager

@@ -133,8 +133,7 @@ class SharedExecutor:
         self.start().submit(unit)
 
     def start(self) -> Executor:
-        """The executor, started if it is not; workers load while the first job is captured. Ray
-        wants to be started before there are other threads: it forks."""
+        """The executor, started if it is not; workers load while the first job is captured."""
         if self._executor is None:
             self._executor = self._make()
             self._executor.emit = self._emit

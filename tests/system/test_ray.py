@@ -9,13 +9,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from compiler.diagnostics import ExecutionError
 from orchestrator.cli import main
-from orchestrator.service import ray_session
+from orchestrator.service import ray_head, ray_session
 from orchestrator.service.executor import WorkUnit
 from orchestrator.service.ray_backend import RayExecutor
 from orchestrator.service.ray_session import RaySession
@@ -73,9 +75,9 @@ def test_a_run_with_hosts_starts_one_ray(tmp_path: Path, monkeypatch: pytest.Mon
     started: list[int] = []
     start = ray_session._start
 
-    def counted(module: object, cpus: int) -> None:
+    def counted(module: object, cpus: int) -> object:
         started.append(cpus)
-        start(module, cpus)
+        return start(module, cpus)
 
     monkeypatch.setattr(ray_session, "_start", counted)
     job = write_job(
@@ -115,21 +117,48 @@ def test_a_handler_that_python_did_not_set_is_left_alone(monkeypatch: pytest.Mon
 
 
 LOADED_BEFORE = """
+import jax
 import ray
 from orchestrator.service.ray_backend import RayExecutor
+jax.numpy.zeros(1)
 executor = RayExecutor(1)
 executor.close()
 print("closed")
 """
 
 
-def test_a_program_that_has_loaded_ray_before_starts_one_with_a_token() -> None:
-    """It had no token then, and its client would be refused by the cluster it starts."""
+def test_a_program_that_has_loaded_jax_and_ray_before_starts_one_with_a_token() -> None:
+    """It had no token then, and its client would be refused by the cluster it starts. JAX warns of
+    a program that forks, as Ray does where it starts its processes."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, "-c", LOADED_BEFORE], env=bare, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
+def test_a_ray_that_does_not_start_is_an_error_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_head, "_MODULE", "orchestrator.no_such_module")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ExecutionError, match="exit code 1") as caught:
+        RayExecutor(1)
+    assert caught.value.code == "SW_RAY_START"
+    assert (RaySession.users, RaySession.is_ours) == (0, False)
+
+
+@pytest.mark.matrix
+def test_a_ray_ends_with_a_program_that_is_killed() -> None:
+    script = "import os; from orchestrator.service.ray_head import RayHead; head = RayHead(1)\n"
+    script += "print(head._worker.process.pid, head.address(), flush=True); os.abort()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    pid, address = done.stdout.split()
+    assert done.returncode == -signal.SIGABRT and ":" in address
+    until = time.monotonic() + 20
+    while Path("/proc", pid).exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not Path("/proc", pid).exists()
 
 
 def test_a_cluster_that_happens_to_run_on_this_host_is_not_joined(
@@ -145,8 +174,6 @@ def test_a_cluster_that_happens_to_run_on_this_host_is_not_joined(
         assert options["address"] == "local"
         raise AskedError
 
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(AskedError):
-        RayExecutor(WORKERS)
+        ray_head.start(WORKERS)
