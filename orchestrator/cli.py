@@ -275,8 +275,6 @@ def _compile(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from orchestrator import job
-    from orchestrator.report import screen
     from orchestrator.service.progress import Progress
 
     if args.compile_only:
@@ -286,6 +284,10 @@ def _run(args: argparse.Namespace) -> int:
     (args.job,) = args.jobs
     asked = job_config(args)
     with Progress("quiet" if args.json else asked.run.progress) as progress:
+        progress.say("loads the compiler")  # a second, and several on a busy host
+        from orchestrator import job
+        from orchestrator.report import screen
+
         report = job.run_job(asked, progress, args.dump_dir)
     explanations.add(args.explain, asked, report)
     explanations.show(args.explain, report, args.json, screen.run_screen)

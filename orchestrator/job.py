@@ -7,6 +7,7 @@ it back -> time -> values against the unsharded step -> report.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from orchestrator.service.service import UnitService
 from orchestrator.stages import Stages
 from orchestrator.strict_json import dumps
 from orchestrator.timing import Timings, timed
-from orchestrator.unsharded import unsharded
+from orchestrator.unsharded import Unsharded, unsharded
 from orchestrator.values.value_run import Values, run_values
 from sim_cluster.network import cluster_topology
 from sim_cluster.step_time import Step
@@ -53,7 +54,7 @@ def run_job(job: JobConfig, progress: Progress, dump_dir: Path | None = None) ->
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    stages, out = Stages(), outputs.prepare(output_folder(job))
+    stages, out = Stages(begun=progress.stage), outputs.prepare(output_folder(job))
     if not job.output.events:
         job = replace(job, output=replace(job.output, events=str(out / "events.jsonl")))
     # Units first, then hosts of ranks: one Ray for both.
@@ -62,18 +63,20 @@ def run_job(job: JobConfig, progress: Progress, dump_dir: Path | None = None) ->
 
 
 def _run(job: JobConfig, out: Path, stages: Stages, progress: Progress) -> dict[str, Any]:
-    with unit_service(job, progress) as service:
-        ready = planned(job, service, stages)
-        check_state(ready)
-        built = compile_planned(ready, service, stages)
-        check_budgets(built)
-        with stages.timed("bundle"):
-            bundle = write_and_load(built, out / "bundle")
-        with stages.timed("time"):
-            timings = time_programs(built, bundle.programs, service, traced=True)
-    events = EventLog(Path(job.output.events), service.job)
-    with stages.timed("values"):
-        values, expected = _values(built, bundle, progress, events)
+    with ExitStack() as beside:
+        with unit_service(job, progress) as service:
+            ready = planned(job, service, stages)
+            check_state(ready)
+            other = beside.enter_context(unsharded(ready.job, ready.layout.global_batch))
+            built = compile_planned(ready, service, stages)
+            check_budgets(built)
+            with stages.timed("bundle"):
+                bundle = write_and_load(built, out / "bundle")
+            with stages.timed("time"):
+                timings = time_programs(built, bundle.programs, service, traced=True)
+        events = EventLog(Path(job.output.events), service.job)
+        with stages.timed("values"):
+            values, expected = _values(built, bundle, progress, events, other)
     sizes = program_sizes(bundle)
     report = base_report(built, timings, service, stages, sizes)
     note("time", lambda: time_text(report))
@@ -84,15 +87,14 @@ def _run(job: JobConfig, out: Path, stages: Stages, progress: Progress) -> dict[
 
 
 def _values(
-    built: Built, bundle: Bundle, progress: Progress, events: EventLog
+    built: Built, bundle: Bundle, progress: Progress, events: EventLog, other: Unsharded | None
 ) -> tuple[Values, Reference | None]:
-    """The value run, with the unsharded one beside it where they are to be compared."""
-    if not built.job.run.compare:
+    """The value run, and what became of the unsharded one beside it."""
+    if other is None:
         return run_values(built, bundle, progress, events), None
-    with unsharded(built.job, built.layout.global_batch) as reference:
-        values = run_values(built, bundle, progress, events)
-        progress.say("waiting for the unsharded run")
-        return values, reference()
+    values = run_values(built, bundle, progress, events, other.first_state)
+    progress.say("waiting for the unsharded run")
+    return values, other.reference()
 
 
 def exit_code(report: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +51,16 @@ def least_bound(job: JobConfig) -> float:
     return BF16_BOUND if is_narrow else FP32_BOUND
 
 
-def run_unsharded(job: JobConfig, global_batch: int) -> Reference:
-    """The reference of a job: fp32, on one device, on the same batches.
+def run_unsharded(
+    job: JobConfig, global_batch: int, begun: Callable[[dict[str, np.ndarray]], None] | None = None
+) -> Reference:
+    """The reference of a job: fp32, on one device, on the same batches; `begun` is told the first
+    state of the job, in its own type.
 
     For a process of its own. With a narrower compute type the bound is the larger of 1e-2 and
     the error of the unsharded run in that type; a policy that rounds an fp32 model counts as bf16.
     """
-    from compiler.frontend.reference import run_reference
+    from compiler.frontend.reference import initial_state, run_reference
     from orchestrator.model import resolve_task
 
     task = resolve_task(job)
@@ -68,7 +71,10 @@ def run_unsharded(job: JobConfig, global_batch: int) -> Reference:
         "data": job.run.data,
         "keep": (1,),
     }
-    run = run_reference(task.full_precision or task, **arguments)
+    if begun is not None and task.full_precision is not None:
+        begun(initial_state(task, job.run.seed))
+        begun = None
+    run = run_reference(task.full_precision or task, **arguments, begun=begun)
     bound, narrow = FP32_BOUND, _narrow_task(job, task)
     if narrow is not None:
         short = run_reference(narrow, **{**arguments, "steps": 1})

@@ -94,14 +94,18 @@ class Traces:
 
 @dataclass(slots=True)
 class Stages:
-    """Wall-clock seconds per stage, in order, and the captures that the job may share."""
+    """Wall-clock seconds per stage, in order, and the captures that the job may share. `begun` is
+    told the name of a stage when it begins for the first time."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     traces: Traces = field(default_factory=Traces)
+    begun: Callable[[str], None] | None = None
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Add the block's time to a stage."""
+        if self.begun is not None and name not in self.seconds:
+            self.begun(name)
         start = time.perf_counter()
         try:
             yield

@@ -1,53 +1,83 @@
-"""The unsharded JAX run of a job, in a process of its own beside the value run.
+"""The unsharded JAX run of a job, in a process of its own beside compilation and the value run.
 
 The process is a fresh interpreter, as workers are: it loads nothing of the program that asked. It
 ends with the block that started it, whatever happens in that block, so that a failed or interrupted
-job leaves nothing behind.
+job leaves nothing behind. The first state, which both runs begin with, is drawn there once.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
 
 from compiler.diagnostics import DiagnosticError, SimulationError
 from orchestrator.config import JobConfig
 from orchestrator.numerics import Reference, run_unsharded
 from orchestrator.service import logs
-from orchestrator.service.process_backend import start_worker
+from orchestrator.service.process_backend import Worker, start_worker
 
 _MODULE = "orchestrator.unsharded"
 
 
-@contextmanager
-def unsharded(job: JobConfig, global_batch: int) -> Iterator[Callable[[], Reference]]:
-    """Start the run; what is yielded waits for its result.
+Leaves = dict[str, np.ndarray]
 
-    Raises the child's DiagnosticError, or SimulationError (SW_REFERENCE) when it died.
-    """
-    worker = start_worker(_MODULE)
 
-    def result() -> Reference:
+class Unsharded:
+    """A run that goes on in its process. Both methods raise the DiagnosticError it ended with, or
+    SimulationError (SW_REFERENCE) when it died."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._is_state_left = True
+
+    def first_state(self) -> Leaves | None:
+        """The state before the first step, by path name. It is kept nowhere: None when asked
+        again."""
+        if not self._is_state_left:
+            return None
+        self._is_state_left = False
+        # Leaf by leaf, so that none is in memory twice for long.
+        return dict(iter(self._received, None))
+
+    def reference(self) -> Reference:
+        """Wait for the result."""
+        self.first_state()
+        answer = self._received()
+        assert isinstance(answer, Reference)
+        return answer
+
+    def _received(self) -> Any:
         try:
-            answer = worker.connection.recv()
+            answer = self._worker.connection.recv()
         except (EOFError, OSError):
-            code = worker.process.wait()
+            code = self._worker.process.wait()
             raise SimulationError(
                 "SW_REFERENCE", f"the unsharded run ended with exit code {code}"
             ) from None
         if isinstance(answer, DiagnosticError):
             raise answer
-        assert isinstance(answer, Reference)
         return answer
 
+
+@contextmanager
+def unsharded(job: JobConfig, global_batch: int) -> Iterator[Unsharded | None]:
+    """Start the run; None for a job that is not compared with one."""
+    if not job.run.compare:
+        yield None
+        return
+    worker = start_worker(_MODULE)
     try:
         with suppress(OSError):  # it died: its result says so
             # The user's module is where this process would find it.
             worker.connection.send((sys.path, job, global_batch))
-        yield result
+        yield Unsharded(worker)
     finally:
         worker.end()
 
@@ -57,11 +87,23 @@ def _serve(connection: Connection) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout belongs to the job's report
     with suppress(EOFError, OSError):  # the job is gone
         sys.path[:], job, global_batch = connection.recv()
-        try:
-            answer: Reference | DiagnosticError = run_unsharded(job, global_batch)
-        except DiagnosticError as error:
-            answer = error
+        # The job reads the state when it has compiled; the steps do not wait for that.
+        with ThreadPoolExecutor(1) as sender:
+
+            def begun(state: Leaves) -> None:
+                sender.submit(_send_state, connection, state)
+
+            try:
+                answer: Reference | DiagnosticError = run_unsharded(job, global_batch, begun)
+            except DiagnosticError as error:
+                answer = error
         connection.send(answer)
+
+
+def _send_state(connection: Connection, state: Leaves) -> None:
+    for leaf in state.items():
+        connection.send(leaf)
+    connection.send(None)
 
 
 if __name__ == "__main__":

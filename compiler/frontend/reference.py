@@ -82,16 +82,20 @@ def run_reference(
     batches: Iterator[Any] | None = None,
     data: str | None = None,
     keep: Collection[int] = (),
+    begun: Callable[[Leaves], None] | None = None,
 ) -> ReferenceRun:
     """Run `steps` steps on `batches` (default: the task's own, from `seed` and `data`).
 
-    `keep` names the steps after which the state is stored; 0 is the state before the first.
+    `keep` names the steps after which the state is stored; 0 is the state before the first, which
+    `begun` is told.
     Raises: UsageError for a timing-only task, or one without batches when none are given.
     """
     if batches is None:
         batches = task_batches(task, seed, global_batch, data)
     state, step = _first_state(task, seed), _jitted(task)
     states = {0: _state_leaves(task, state)} if 0 in keep else {}
+    if begun is not None:
+        begun(_state_leaves(task, state))
     losses = []
     for number in range(1, steps + 1):
         state, metrics = split_results(task, step(*state, next(batches)))

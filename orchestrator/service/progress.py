@@ -20,6 +20,12 @@ from orchestrator.service.executor import WorkUnit
 from orchestrator.strict_json import dumps
 from orchestrator.terminal import say
 
+_STAGES = {
+    "capture": "captures the step from the model's source",
+    "partition": "partitions it for the mesh; workers start where there are none",
+    "values": "trains on all cores in values; step 1 also instruction by instruction",
+}
+"""What is said of stages that begin without a word of their own for a while."""
 _NAMED = 3  # units that another job computes, before the rest is counted
 
 
@@ -40,6 +46,12 @@ class Progress:
         """One line with the seconds since the start."""
         self._print(text)
         self._json("message", text=text)
+
+    def stage(self, name: str) -> None:
+        """A stage of the job begins."""
+        self._json("stage", name=name)
+        if name in _STAGES:
+            self._print(_STAGES[name])
 
     def unit(self, row: UnitRow, counts: Counts) -> None:
         """A unit has ended."""

@@ -8,7 +8,7 @@ day. `--resume` does the same in another process.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -61,8 +61,15 @@ class Values:
     findings: tuple[Diagnostic, ...] = ()
 
 
-def run_values(built: Built, bundle: Bundle, progress: Progress, events: EventLog) -> Values:
+def run_values(
+    built: Built,
+    bundle: Bundle,
+    progress: Progress,
+    events: EventLog,
+    drawn: Callable[[], Leaves | None] | None = None,
+) -> Values:
     """All steps on all simulated cores, from the loaded bundle; `events` is closed after it.
+    `drawn` is as in `Source`.
 
     Raises UsageError for a timing-only task, LoadError for a checkpoint of another run, and
     ExecutionError (SW_HOST_LOST) when hosts are lost again and again.
@@ -70,7 +77,7 @@ def run_values(built: Built, bundle: Bundle, progress: Progress, events: EventLo
     job = built.job
     if job.run.steps < 1:
         raise UsageError("SW_STEPS", f"run.steps requires at least 1, got {job.run.steps}")
-    source = _source(built)
+    source = replace(_source(built), drawn=drawn)
     hosts = hosts_of(job, bundle)
     run = ValueRun(bundle.programs, bundle.manifest, hosts=hosts)
     with closing(run), closing(events):
@@ -114,7 +121,8 @@ def hosts_of(job: JobConfig, bundle: Bundle) -> Hosts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where the first state and the batches of a run come from. With `compare`, the state is drawn
-    at once, as the unsharded run draws it; else in parts of at most `part_bytes`, or one leaf."""
+    at once, as the unsharded run draws it, or is what that has `drawn` already (None: it has it no
+    longer); else in parts of at most `part_bytes`, or one leaf."""
 
     task: TrainTask
     global_batch: int
@@ -122,13 +130,15 @@ class Source:
     data: str | None = None
     compare: bool = True
     part_bytes: int = 2**28
+    drawn: Callable[[], Leaves | None] | None = None
 
     def state(self, stacks: Mapping[str, Sequence[str]]) -> Iterator[Leaves]:
         """The first state in parts; the leaves of one of `stacks` come together."""
         from compiler.frontend.reference import initial_leaves, initial_state
 
         if self.compare:
-            yield initial_state(self.task, self.seed)
+            drawn = self.drawn() if self.drawn is not None else None
+            yield initial_state(self.task, self.seed) if drawn is None else drawn
             return
         for part in self._parts(stacks):
             yield initial_leaves(self.task, self.seed, part)

@@ -38,6 +38,7 @@ from orchestrator.service.unit_errors import (
     refusal_kind,
 )
 from orchestrator.service.units import PACKAGES, digest, source_digest
+from orchestrator.stages import Stages
 from tests.support.scripted_units import answer, killing, leaving_a_file, refusal, scripted, unit
 
 
@@ -279,6 +280,20 @@ def test_progress_in_every_form(form: str, capsys: pytest.CaptureFixture[str]) -
     else:
         assert ("SW_TEST" in err) == (form != "quiet")
         assert ("3 s left" in err) == (form == "plain")
+
+
+def test_stages_are_said_once_when_they_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    """What takes a while without a unit or a step of its own."""
+    with Progress("plain") as progress:
+        stages = Stages(begun=progress.stage)
+        with stages.timed("capture"), stages.timed("import"):
+            assert "captures the step" in capsys.readouterr().err
+        with stages.timed("capture"):
+            pass
+    assert capsys.readouterr().err == ""
+    Progress("json").stage("link")
+    told = json.loads(capsys.readouterr().err)
+    assert (told["progress"], told["name"]) == ("stage", "link")
 
 
 def test_time_left_is_that_of_items_that_took_some(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from multiprocessing.connection import Pipe
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from orchestrator.numerics import (
     worst_leaf,
     worst_loss_error,
 )
+from orchestrator.service.process_backend import Worker
+from orchestrator.unsharded import Unsharded, _send_state
 from sim_cluster.result import distance
 
 LEAF = {"params/w": np.ones((2, 3), np.float32)}
@@ -142,7 +145,7 @@ def unsharded(
     short.full_precision = full
     runs: list[Mapping[str, Any]] = []
 
-    def run(task: Any, **arguments: Any) -> Any:
+    def run(task: Any, begun: object = None, **arguments: Any) -> Any:
         runs.append({"task": task.name, **arguments})
         leaf = np.array([1.0 + (error if task is short else 0.0)])
         losses = (5.0, 4.0) if task is full else (9.0,)
@@ -169,6 +172,53 @@ def test_a_short_type_is_bound_by_its_own_error_and_a_hundredth(
         {"task": "full", "steps": 2, **asked},
         {"task": "short", "steps": 1, **asked},
     ]
+
+
+def drawn_state(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> tuple[list[str], list[Any]]:
+    """Of which task the first state of a run is drawn for the job, and who is told by the run."""
+    full, short = SimpleNamespace(full_precision=None), SimpleNamespace()
+    short.full_precision = full
+    drawn: list[str] = []
+    told: list[Any] = []
+
+    def initial_state(task: Any, seed: int) -> dict[str, np.ndarray]:
+        drawn.append(f"{'short' if task is short else 'full'} {seed}")
+        return {}
+
+    def run(task: Any, **arguments: Any) -> Any:
+        told.append(arguments.get("begun"))
+        return SimpleNamespace(losses=(1.0,), states={1: {"w": np.ones(1)}})
+
+    monkeypatch.setattr("compiler.frontend.reference.initial_state", initial_state)
+    monkeypatch.setattr("compiler.frontend.reference.run_reference", run)
+    monkeypatch.setattr("orchestrator.model.resolve_task", lambda _job: short if narrow else full)
+    run_unsharded(load(None, ["run.seed=3"]), 16, lambda _state: None)
+    return drawn, told
+
+
+def test_the_first_state_is_that_of_the_job_in_its_own_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn, told = drawn_state(monkeypatch, narrow=False)
+    assert (drawn, len(told), told[0] is not None) == ([], 1, True)
+    assert drawn_state(monkeypatch, narrow=True) == (["short 3"], [None, None])
+
+
+def test_the_first_state_comes_once_and_before_the_result() -> None:
+    ours, theirs = Pipe()
+    state = {"w": np.arange(3.0), "b": np.ones(2)}
+    reference = Reference(losses=(1.0,), after_one=state, bound=1e-5)
+    other = Unsharded(Worker(cast("Any", None), ours))
+    _send_state(theirs, state)
+    first = other.first_state()
+    assert first is not None and list(first) == ["w", "b"] and (first["w"] == state["w"]).all()
+    assert other.first_state() is None
+    theirs.send(reference)
+    assert other.reference().losses == (1.0,)
+    late = Unsharded(Worker(cast("Any", None), ours))  # of a run that goes on from a checkpoint
+    _send_state(theirs, state)
+    theirs.send(reference)
+    assert late.reference().losses == (1.0,)
 
 
 def test_full_precision_is_bound_by_a_hundred_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
