@@ -1,3 +1,5 @@
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,20 +10,33 @@ SHARD ?= 0/1
 # A file of tests stays in one process: its fixtures and caches are built once, Ray starts once.
 # Files start in the order of tests/conftest.py, the long ones first.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-STAMP := $(VENV)/.installed
+# What the command needs, and on top of it what the tests need: the first run waits for neither more.
+# Python compiles what is imported; pip would compile all of it, half of the time of an installation.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
+# Of what pip says: downloads that take a while, and that it unpacks. Errors are on stderr.
+SHORT := awk '/^ *Downloading .* MB\)/ { split($$2, name, "-"); print "  " name[1], $$3, $$4; fflush() } \
+	/^Installing/ { print "  unpacking"; fflush() }'
+COMMAND := $(VENV)/.command
+TESTS := $(VENV)/.tests
 
 .PHONY: help setup run test matrix mutants check bench docs sessions count format
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $(STAMP)
+$(COMMAND): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) for the command: JAX, Ray and what they need, about 1 GB on disk, a minute"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -e . | $(SHORT)
+	@touch $@
 
-setup: $(STAMP) ## create .venv and install the pinned set
+$(TESTS): $(COMMAND)
+	@echo "setting up $(VENV) for the tests"
+	@$(PIP) -e '.[dev]' | $(SHORT)
+	@touch $@
 
-run: setup ## run the main job: a byte-level Llama under FSDP on one simulated trn1n.32xlarge
+setup: $(TESTS) ## create .venv and install the pinned set, that of the tests too
+
+run: $(COMMAND) ## run the main job: a byte-level Llama under FSDP on one simulated trn1n.32xlarge
 	$(BIN)/shardwright run examples/llama_fsdp/job.toml --out $(CURDIR)/out/llama_fsdp
 
 test: setup ## run the tests, on WORKERS processes (2)
