@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from compiler.isa.attributes import OPTIONAL_ATTRIBUTES
 from compiler.isa.instructions import INSTRUCTIONS, InstrDef
 from compiler.isa.limits import Limits, check_instr, start_is_legal
 from compiler.isa.program import Engine, Instr, Space, Tile
 from sim_cluster.engines.registry import DECODERS, require
 
 DMA_ENGINES = (Engine.DMA_IN, Engine.DMA_OUT)
-# Attributes with a default: an engine that does not get them does the plain thing.
-_OPTIONAL = {
-    *("zero_when", "mode", "scale", "bias"),
-    *("op1", "scalar0", "scalar1", "reverse0", "reverse1"),
-}
 
 
 def check_instruction(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> None:
@@ -52,7 +48,7 @@ def check_instruction(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> No
 def _check_attrs(instr: Instr, definition: InstrDef) -> None:
     """Attributes the instruction does not have, or lacks."""
     given, known = set(instr.attrs), set(definition.attrs)
-    lacking = known - given - _OPTIONAL
+    lacking = known - given - OPTIONAL_ATTRIBUTES
     require(
         not given - known and not lacking,
         "SW_L0_OPERANDS",

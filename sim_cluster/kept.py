@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.isa.encode import decode_function
+from compiler.isa.decode import decode_function
 from compiler.isa.program import Function
 from compiler.target import Target
 from sim_cluster.macro import Segments, evaluated

@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from compiler.diagnostics import LoadError
-from compiler.isa.encode import (
-    decode_function,
-    decode_program,
-    encode_program,
-    pack_attrs,
-    unpack_attrs,
-)
+from compiler.isa.decode import decode_function, decode_program, unpack_attrs
+from compiler.isa.encode import encode_program, pack_attrs
 from compiler.isa.program import Function, Program
 from compiler.neff.files import write_atomic
 from compiler.neff.format import FEATURE_BORDERS, FEATURE_ROW_SUMS, FEATURE_SUBGRAPHS
 from compiler.neff.manifest import MAX_CORE_FILES, CoreBinding, Manifest
+from compiler.neff.meta import check_program_meta
 from compiler.neff.reader import Container
 from compiler.neff.writer import pack
 
@@ -55,10 +51,12 @@ def read_program(
     Raises LoadError when the content makes no sense.
     """
     try:
-        return decode_program(container.read, container.sections, function)
+        program = decode_program(container.read, container.sections, function)
+        check_program_meta(program, container.meta)
+        return program
     except LoadError:
         raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise LoadError("SW_NEFF_CONTENT", f"{container.name}: program: {error!r}") from error
 
 

@@ -20,6 +20,7 @@ import msgpack
 import numpy as np
 
 from compiler.diagnostics import LoadError
+from compiler.isa.schema import PLAIN, Rule
 from compiler.neff.files import inflated, read_regular
 from compiler.neff.format import (
     DTYPES,
@@ -34,6 +35,7 @@ from compiler.neff.format import (
     Section,
 )
 
+_META = Rule(f"a map with {PLAIN.what}", lambda v: isinstance(v, dict) and PLAIN.holds(v))
 _REBUILD = "the file is damaged; compile again or copy the bundle again"
 
 
@@ -52,8 +54,9 @@ class Container:
         try:
             self.meta: dict[str, Any] = toc["meta"]
             rows = [_section(row) for row in toc["sections"]]
-            if not isinstance(self.meta, dict):
-                raise TypeError("meta is no map")
+            _META.require(self.meta, "meta")
+            if len({row.name for row in rows}) < len(rows):
+                raise ValueError("two sections of one name")
         except (KeyError, TypeError, ValueError) as error:
             raise _content(name, f"table of contents: {error!r}") from error
         self.sections = {row.name: row for row in rows}

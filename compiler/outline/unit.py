@@ -19,11 +19,17 @@ import numpy as np
 from compiler.diagnostics import LoadError
 from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph
-from compiler.isa.encode import decode_function, encode_function
+from compiler.isa.decode import decode_function
+from compiler.isa.encode import encode_function
 from compiler.isa.program import Function
+from compiler.isa.schema import COUNTS, TEXT, Rule, one_of, row, several
 from compiler.lower.function import Signature
+from compiler.neff.format import DTYPES
 
 FORMAT = 1
+_ROWS = several(
+    row(TEXT, one_of("", *DTYPES), COUNTS, Rule("bytes", lambda v: isinstance(v, bytes)))
+)
 
 
 @dataclass(frozen=True)
@@ -67,15 +73,24 @@ def pack_function(function: Function) -> bytes:
 
 
 def unpack_function(data: bytes) -> Function:
-    """Inverse of `pack_function`. Raises LoadError for another format."""
-    version, rows = msgpack.unpackb(data)
-    if version != FORMAT:
-        raise LoadError(
-            "SW_UNIT_FORMAT", f"a packed function requires format {FORMAT}, got {version}"
+    """Inverse of `pack_function`. Raises LoadError for another format, and for what no compiler
+    makes."""
+    try:
+        version, rows = msgpack.unpackb(data)
+        if version != FORMAT:
+            raise LoadError(
+                "SW_UNIT_FORMAT", f"a packed function requires format {FORMAT}, got {version}"
+            )
+        _ROWS.require(rows, "sections")
+        return decode_function(
+            {name: _unpack_section(kind, shape, raw) for name, kind, shape, raw in rows}
         )
-    return decode_function(
-        {name: _unpack_section(kind, shape, raw) for name, kind, shape, raw in rows}
-    )
+    except (KeyError, TypeError, ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise LoadError(
+            "SW_UNIT_FORMAT",
+            f"a packed function makes no sense: {error!r}",
+            hint="remove what is stored: shardwright cache clean --kind compile",
+        ) from error
 
 
 def _pack_section(section: Any) -> tuple[str, Sequence[int], bytes]:

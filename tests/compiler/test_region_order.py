@@ -13,7 +13,8 @@ import pytest
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
 from compiler.evaluate import function_segments
-from compiler.isa.encode import decode_function, encode_function
+from compiler.isa.decode import decode_function
+from compiler.isa.encode import encode_function
 from compiler.isa.limits import limits_for, walk
 from compiler.isa.program import AccessPattern, Border, Engine, Function, Instr, Region, Space, Tile
 from compiler.isa.region import Affine, RegionProgram, Tensor

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.isa.encode import decode_function, encode_function
+from compiler.isa.decode import decode_function
+from compiler.isa.encode import encode_function
 from compiler.target import Target, load_target
 from sim_cluster import kept
 from sim_cluster.kept import KeptFunctions

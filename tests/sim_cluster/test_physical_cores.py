@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compiler.diagnostics import SimulationError
+from compiler.diagnostics import LoadError, SimulationError
 from compiler.isa.program import Function, Region
 from compiler.isa.region import RegionProgram
 from compiler.options import CompileOptions
@@ -169,7 +169,7 @@ def test_a_partner_that_waits_for_what_comes_later_is_refused_by_the_reader(
 ) -> None:
     function = copy.deepcopy(compiled["step"].program.functions[0])
     function.regions[0].after = 1
-    with pytest.raises(ValueError, match="region 0 waits for 1"):
+    with pytest.raises(LoadError, match="region 0 waits for 1"):
         unpack_function(pack_function(function))
 
 

@@ -13,7 +13,8 @@ from l0_cases import hbm, instr, matmul_region, node, tile
 
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
-from compiler.isa.encode import decode_program, encode_program
+from compiler.isa.decode import decode_program
+from compiler.isa.encode import encode_program
 from compiler.isa.limits import walk
 from compiler.isa.program import (
     Call,

@@ -14,7 +14,8 @@ import numpy as np
 from compiler.diagnostics import DiagnosticError
 from compiler.dtypes import DType
 from compiler.evaluate import function_segments
-from compiler.isa.encode import decode_function, encode_function
+from compiler.isa.decode import decode_function
+from compiler.isa.encode import encode_function
 from compiler.isa.limits import walk
 from compiler.isa.program import Function, Instr, Loop, Program
 from compiler.neff.bundle import Bundle

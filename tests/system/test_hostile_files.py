@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from compiler.diagnostics import LoadError
-from compiler.isa.encode import pack_attrs, unpack_attrs
+from compiler.isa.decode import unpack_attrs
+from compiler.isa.encode import pack_attrs
 from compiler.neff import bundle as bundle_module
 from compiler.neff.bundle import Bundle, load_bundle, read_program, write_bundle
 from compiler.neff.format import HEADER_BYTES, MAX_RAW_BYTES, Header

@@ -238,7 +238,7 @@ def test_every_row_of_a_table_is_checked(number: int, fields: dict[str, Any], me
     [
         (lambda table: table.pop("meta"), "table of contents: KeyError"),
         (lambda table: table.pop("sections"), "table of contents: KeyError"),
-        (lambda table: table.update(meta=[1]), "meta is no map"),
+        (lambda table: table.update(meta=[1]), "meta requires a map"),
         (lambda table: table["sections"][0].pop(), "table of contents: ValueError"),
     ],
 )

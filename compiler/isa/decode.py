@@ -1,0 +1,318 @@
+"""Functions and programs from the sections of a NEFF: the inverse of `encode.py`.
+
+Whatever stands in a section, only what is sound comes out: numbers are in range of what they name
+(`columns.py`), attributes are what they must be (`attributes.py`), and the parts fit each other
+(`soundness.py`). Everything else raises ValueError (KeyError for a section or field that is
+missing), which the reader of the file turns into a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgpack
+
+from compiler.dtypes import DType
+from compiler.isa.columns import INSTRUCTION, LOOP, numbers, read_rows
+from compiler.isa.encode import (
+    AFFINE_EXT,
+    BOUND_EXT,
+    DTYPE_EXT,
+    DTYPES,
+    ENGINES,
+    SPACES,
+    VIEW_EXT,
+)
+from compiler.isa.limits import walk
+from compiler.isa.program import (
+    AccessPattern,
+    Border,
+    CollectiveCall,
+    Function,
+    Instr,
+    Loop,
+    Program,
+    ProgramBuffer,
+    Region,
+    Tile,
+)
+from compiler.isa.program_soundness import HEAD as PROGRAM_HEAD
+from compiler.isa.program_soundness import LOCATIONS, check_program, read_step
+from compiler.isa.region import Affine, Bound, Node, RegionProgram, Tensor, View
+from compiler.isa.schema import AFFINE, BOUND, MOST_DEPTH, TEXT, VIEW, Rule, several
+from compiler.isa.soundness import HEAD, check_collective, check_function, check_indices
+
+_STRINGS = several(TEXT)
+_ATTRIBUTE_SETS = several(Rule("attributes", lambda v: isinstance(v, bytes)))
+_EXTENSIONS: Mapping[int, tuple[type, Rule]] = {
+    AFFINE_EXT: (Affine, AFFINE),
+    VIEW_EXT: (View, VIEW),
+    BOUND_EXT: (Bound, BOUND),
+}
+
+
+def _unext(code: int, data: bytes) -> Any:
+    if code == DTYPE_EXT:
+        return DType(data.decode())
+    if code not in _EXTENSIONS:
+        raise ValueError(f"no attribute has the code {code}")
+    kind, rule = _EXTENSIONS[code]
+    value = kind(*unpack_attrs(data))
+    rule.require(value, "an attribute")
+    return value
+
+
+def unpack_attrs(data: bytes) -> Any:
+    """Inverse of `pack_attrs`; sequences come back as tuples."""
+    return msgpack.unpackb(data, ext_hook=_unext, use_list=False)
+
+
+class _Decoder:
+    """Reads the sections of one function."""
+
+    def __init__(self, sections: Mapping[str, Any]) -> None:
+        self.sections = sections
+        self.strings: tuple[str, ...] = unpack_attrs(bytes(sections["strings"]))
+        _STRINGS.require(self.strings, "strings")
+        packed = unpack_attrs(bytes(sections["attrs"]))
+        _ATTRIBUTE_SETS.require(packed, "attrs")
+        self.attrs = [unpack_attrs(a) for a in packed]
+        self.pools = {
+            "strings": len(self.strings),
+            "attrs": len(self.attrs),
+            "dtypes": len(DTYPES),
+            "engines": len(ENGINES),
+            "spaces": len(SPACES),
+        }
+        self.affines = [
+            Affine(row[0], tuple(zip(row[1::2], row[2::2], strict=True)))
+            for row in self.rows("affines")
+        ]
+        self.patterns = [self.pattern(row) for row in self.rows("patterns")]
+        self.code = self.rows("code")
+        self.tiles = [self.tile(row) for row in self.rows("tiles")]
+        self.nodes = [self.node(row) for row in self.rows("nodes")]
+
+    def rows(self, name: str) -> list[tuple[int, ...]]:
+        """The checked rows of a column, which others may name from now on."""
+        found = read_rows(name, self.sections, self.pools)
+        self.pools[name] = len(found)
+        return found
+
+    def pattern(self, row: tuple[int, ...]) -> AccessPattern:
+        space, buffer, offset, start, *dims = row
+        if min(dims[1::2]) < 1:
+            raise ValueError(f"patterns: positive sizes are required, got {dims[1::2]}")
+        pairs = tuple(zip(dims[::2], dims[1::2], strict=True))
+        return AccessPattern(SPACES[space], buffer, self.affines[offset], pairs, start)
+
+    def tile(self, row: tuple[int, ...]) -> Tile:
+        name, space, partitions, elements, dtype, slots, loop, address = row
+        return Tile(
+            self.strings[name],
+            SPACES[space],
+            partitions,
+            elements,
+            DTYPES[dtype],
+            slots,
+            loop,
+            address,
+        )
+
+    def node(self, row: tuple[int, ...]) -> Node:
+        op, dtype, attrs, count, *rest = row
+        return Node(
+            self.strings[op],
+            tuple(rest[:count]),
+            tuple(rest[count:]),
+            DTYPES[dtype],
+            self.attrs[attrs],
+        )
+
+    def instr(self, row: tuple[int, ...]) -> Instr:
+        _, opcode, engine, attrs, dst, sources, waits, *rest = row
+        if sources + waits > len(rest):
+            raise ValueError(f"code: {sources} sources and {waits} waits in {len(rest)} numbers")
+        check_indices(rest[:sources], len(self.patterns), "patterns of sources")
+        return Instr(
+            self.strings[opcode],
+            ENGINES[engine],
+            None if dst < 0 else self.patterns[dst],
+            tuple(self.patterns[s] for s in rest[:sources]),
+            self.attrs[attrs],
+            tuple(rest[sources : sources + waits]),
+            tuple(rest[sources + waits :]),
+        )
+
+    def body(self, rows: Sequence[tuple[int, ...]], registers: int) -> list[Instr | Loop]:
+        stack: list[list[Instr | Loop]] = [[]]
+        for row in rows:
+            if row[0] == INSTRUCTION:
+                stack[-1].append(self.instr(row))
+            elif row[0] == LOOP:
+                check_indices((row[1],), registers, "code: registers of loops")
+                loop = Loop(row[1], row[2], [])
+                stack[-1].append(loop)
+                stack.append(loop.body)
+            else:
+                stack.pop()
+            if not 1 <= len(stack) <= MOST_DEPTH:
+                raise ValueError(f"code: loops that end, at most {MOST_DEPTH} deep, are required")
+        if len(stack) > 1:
+            raise ValueError("code: a loop does not end in its region")
+        return stack[0]
+
+    def regions(self, registers: int) -> list[Region]:
+        """All regions in order. Each has the tiles, nodes and code behind those of the one before
+        it."""
+        out: list[Region] = []
+        begun, whole = (0, 0, 0), (len(self.tiles), len(self.nodes), len(self.code))
+        for row in self.rows("regions"):
+            kind, name, attrs, loc, *rest = row
+            ends, num_atoms, rest = (rest[0], rest[1], rest[2]), rest[3], rest[4:]
+            if num_atoms > len(rest) or not all(
+                a <= b <= c for a, b, c in zip(begun, ends, whole, strict=True)
+            ):
+                raise ValueError(f"regions: ends between {begun} and {whole} required, got {ends}")
+            (tiles, nodes, code) = (slice(a, b) for a, b in zip(begun, ends, strict=True))
+            program = RegionProgram(
+                self.strings[kind],
+                self.strings[name],
+                tuple(rest[:num_atoms]),
+                tuple(self.nodes[nodes]),
+                self.attrs[attrs],
+                loc,
+            )
+            body = self.body(self.code[code], registers)
+            out.append(Region(program, self.tiles[tiles], body, tuple(rest[num_atoms:])))
+            begun = ends
+        if begun != whole:
+            raise ValueError(f"regions require all of {whole} tiles, nodes and code, got {begun}")
+        self._add_borders(out)
+        self._add_row_sums(out)
+        return out
+
+    def _add_row_sums(self, regions: Sequence[Region]) -> None:
+        """A file without the column has no instruction with two destinations."""
+        if "row_sums" not in self.sections:
+            return
+        for region, row in zip(regions, self.rows("row_sums"), strict=True):
+            code = list(walk(region.body))
+            check_indices(row[::2], len(code), "row_sums: instructions")
+            check_indices(row[1::2], len(self.patterns), "row_sums: patterns")
+            for number, pattern in zip(row[::2], row[1::2], strict=True):
+                code[number].row_sum = self.patterns[pattern]
+
+    def _add_borders(self, regions: Sequence[Region]) -> None:
+        """A file without the columns has barriers between all regions."""
+        if "borders" not in self.sections:
+            return
+        rows = (self.rows(name) for name in ("borders", "behind"))
+        for region, borders, (begins_at_once, *behind) in zip(regions, *rows, strict=True):
+            if not begins_at_once:
+                continue
+            check_indices(borders[::2], len(ENGINES), "borders: queues")
+            pairs = zip(borders[::2], borders[1::2], strict=True)
+            region.borders = tuple(Border(ENGINES[queue], back) for queue, back in pairs)
+            code = list(walk(region.body))
+            check_indices(behind[::2], len(code), "behind: instructions")
+            for number, border in zip(behind[::2], behind[1::2], strict=True):
+                code[number].borders += (border,)
+
+    def subgraphs(self, registers: int) -> tuple[list[Region], list[Region] | None]:
+        """The regions of each physical core; a file for single cores has no column `after`."""
+        regions = self.regions(registers)
+        if "after" not in self.sections:
+            return regions, None
+        after = numbers("after", self.sections).tolist()
+        half = len(regions) // 2
+        for number, (region, count) in enumerate(zip(regions, after, strict=True)):
+            if not 0 <= count <= number % half:
+                raise ValueError(f"region {number % half} waits for {count} of the other core")
+            region.after = count
+        return regions[:half], regions[half:]
+
+    def tensors(self) -> list[Tensor]:
+        constants = bytes(self.sections["constants"])
+        ends = numbers("tensors.end", self.sections)
+        self.pools["tensors"] = len(ends)
+        out = []
+        for row in self.rows("tensors"):
+            name, kind, dtype, alias, offset, start, size, *shape = row
+            if start + size > len(constants):
+                raise ValueError(f"tensors: {len(constants)} bytes of constants, {start}+{size}")
+            data = constants[start : start + size]
+            out.append(
+                Tensor(
+                    self.strings[name],
+                    tuple(shape),
+                    DTYPES[dtype],
+                    self.strings[kind],
+                    alias,
+                    offset,
+                    data,
+                )
+            )
+        return out
+
+
+def decode_function(sections: Mapping[str, Any]) -> Function:
+    """Inverse of `encode_function`. Raises ValueError for what no compiler makes."""
+    dec = _Decoder(sections)
+    head = unpack_attrs(bytes(sections["function"]))
+    HEAD.require(head, "function")
+    calls = [CollectiveCall(*row) for row in head["collectives"]]
+    for number, call in enumerate(calls):
+        check_collective(call, f"collective {number}")
+    regions, partner = dec.subgraphs(head["num_registers"])
+    function = Function(
+        name=head["name"],
+        tensors=dec.tensors(),
+        inputs=head["inputs"],
+        outputs=head["outputs"],
+        parameters=head["parameters"],
+        num_registers=head["num_registers"],
+        regions=regions,
+        collectives=calls,
+        scratch_bytes=head["scratch_bytes"],
+        target=head["target"],
+        partner=partner,
+    )
+    check_function(function)
+    return function
+
+
+def decode_program(
+    get: Callable[[str], Any],
+    names: Iterable[str],
+    function: Callable[[Mapping[str, Any]], Function] = decode_function,
+) -> Program:
+    """Inverse of `encode_program`; `get` returns the checked content of a section by name, and
+    `function` decodes one."""
+    head = unpack_attrs(bytes(get("program")))
+    PROGRAM_HEAD.require(head, "program")
+    by_function: dict[int, dict[str, Any]] = {}
+    for name in names:
+        prefix, _, rest = name.partition("/")
+        if rest and prefix.startswith("f"):
+            by_function.setdefault(int(prefix[1:]), {})[rest] = get(name)
+    if len(by_function) != head["num_functions"]:  # what is declared takes no memory
+        raise ValueError(f"{head['num_functions']} functions required, got {len(by_function)}")
+    locations = unpack_attrs(bytes(get("locations")))
+    LOCATIONS.require(locations, "locations")
+    program = Program(
+        name=head["name"],
+        target=head["target"],
+        functions=[function(by_function[k]) for k in range(len(by_function))],
+        buffers=[ProgramBuffer(*row) for row in head["buffers"]],
+        inputs=head["inputs"],
+        outputs=head["outputs"],
+        steps=tuple(read_step(s) for s in head["steps"]),
+        arena_bytes=head["arena_bytes"],
+        scratch_bytes=head["scratch_bytes"],
+        locations=locations,
+        metadata=head["metadata"],
+    )
+    check_program(program)
+    return program

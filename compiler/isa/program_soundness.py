@@ -1,0 +1,128 @@
+"""What makes a program that was read from a file sound: calls fit functions, and buffers fit calls
+and memory. Everything raises ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from compiler.isa.program import Call, Function, Program, ProgramBuffer, Repeat
+from compiler.isa.schema import (
+    AFFINE,
+    COUNT,
+    COUNTS,
+    DTYPE,
+    MOST_DEPTH,
+    PLAIN,
+    TEXT,
+    WHOLE,
+    Rule,
+    Table,
+    one_of,
+    row,
+    several,
+)
+from compiler.isa.soundness import check_indices, size_bytes
+
+_STEP = Rule("a step", lambda v: isinstance(v, tuple))
+_BUFFER = row(TEXT, COUNTS, DTYPE, one_of("named", "arena"), WHOLE)
+HEAD = Table(
+    {
+        "name": TEXT,
+        "target": TEXT,
+        "buffers": several(_BUFFER),
+        "inputs": several(TEXT),
+        "outputs": several(TEXT),
+        "steps": several(_STEP),
+        "arena_bytes": COUNT,
+        "scratch_bytes": COUNT,
+        "metadata": PLAIN,
+        "num_functions": COUNT,
+    }
+)
+"""What the section `program` holds."""
+LOCATIONS = several(row(TEXT, COUNT, TEXT))
+_CALL = row(one_of("call"), COUNT, COUNTS, COUNTS, several(AFFINE))
+_REPEAT = row(
+    one_of("repeat"),
+    COUNT,
+    COUNT,
+    several(_STEP),
+)
+
+
+def read_step(given: Sequence[Any], depth: int = 0) -> Call | Repeat:
+    """A step from plain data."""
+    if depth > MOST_DEPTH:
+        raise ValueError(f"repeats at most {MOST_DEPTH} deep are required")
+    if given and given[0] == "call":
+        _CALL.require(given, "a step")
+        return Call(*given[1:])
+    _REPEAT.require(given, "a step")
+    _, register, trip, steps = given
+    return Repeat(register, trip, tuple(read_step(s, depth + 1) for s in steps))
+
+
+def check_program(program: Program) -> None:
+    """All rules. Raises ValueError for the first that is broken."""
+    for number, buffer in enumerate(program.buffers):
+        _check_buffer(number, buffer, program)
+    named = {b.name for b in program.buffers if b.kind == "named"}
+    for name in (*program.inputs, *program.outputs):
+        if name not in named:
+            raise ValueError(f"no buffer is named {name!r}")
+    for function in program.functions:
+        if function.scratch_bytes > program.scratch_bytes:
+            raise ValueError(
+                f"function {function.name} requires {function.scratch_bytes} bytes of scratch, the"
+                f" program has {program.scratch_bytes}"
+            )
+    for step in program.steps:
+        _check_step(step, program, ())
+
+
+def _check_buffer(number: int, buffer: ProgramBuffer, program: Program) -> None:
+    size = size_bytes(buffer.shape, buffer.dtype.bytes, f"buffer {number}")
+    end = buffer.offset_bytes + size
+    if buffer.kind == "arena" and not 0 <= buffer.offset_bytes <= end <= program.arena_bytes:
+        raise ValueError(
+            f"buffer {number}: bytes inside of 0..{program.arena_bytes} are required, got"
+            f" {buffer.offset_bytes}..{end}"
+        )
+
+
+def _check_step(step: Call | Repeat, program: Program, registers: Collection[int]) -> None:
+    if isinstance(step, Repeat):
+        for inner in step.steps:
+            _check_step(inner, program, (*registers, step.register))
+        return
+    check_indices((step.function,), len(program.functions), "called functions")
+    function = program.functions[step.function]
+    where = f"a call of {function.name}"
+    _check_bound(step.inputs, function.inputs, function, program, f"{where}: inputs")
+    _check_bound(step.outputs, function.outputs, function, program, f"{where}: outputs")
+    if len(step.parameters) != len(function.parameters):
+        raise ValueError(f"{where} requires {len(function.parameters)} parameters")
+    for register in (r for p in step.parameters for r, _ in p.terms):
+        if register not in registers:
+            raise ValueError(f"{where} reads register {register}, which nothing sets around it")
+
+
+def _check_bound(
+    buffers: Sequence[int],
+    tensors: Sequence[int],
+    function: Function,
+    program: Program,
+    where: str,
+) -> None:
+    """A buffer of the right size for each tensor."""
+    if len(buffers) != len(tensors):
+        raise ValueError(f"{where} require {len(tensors)} buffers, got {len(buffers)}")
+    check_indices(buffers, len(program.buffers), where)
+    for number, tensor in zip(buffers, tensors, strict=True):
+        buffer, wanted = program.buffers[number], function.tensors[tensor]
+        given = size_bytes(buffer.shape, buffer.dtype.bytes, where)
+        needed = size_bytes(wanted.shape, wanted.dtype.bytes, where)
+        if given != needed:
+            raise ValueError(f"{where} require {needed} bytes for {wanted.name}, got {given}")
