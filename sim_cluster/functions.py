@@ -19,6 +19,7 @@ from compiler.diagnostics import DiagnosticError, SimulationError
 from compiler.isa.limits import limits_for
 from compiler.isa.program import CollectiveCall, Function, Region
 from compiler.isa.region import RegionProgram, Tensor, View
+from sim_cluster.host_memory import require_memory
 from sim_cluster.index_watch import Outside
 from sim_cluster.l0 import RegionCode
 from sim_cluster.operands import HbmTensors
@@ -129,6 +130,10 @@ class FunctionCode:
             raise SimulationError("SW_SIM_LEVEL", f"a level is L0 or L1, got {level!r}")
         self.function, self.level, self.outside = function, level, outside
         self.dtypes = tuple(t.dtype for t in function.tensors)
+        require_memory(
+            sum(_bytes(t) for t in function.tensors if t.kind == "constant"),
+            f"constants of function {function.name}",
+        )
         self.constants = {
             n: _constant(t) for n, t in enumerate(function.tensors) if t.kind == "constant"
         }
@@ -310,7 +315,7 @@ class FunctionCode:
         low, high = program.attrs.get("low"), program.attrs.get("high")
 
         def load(bound: Bound) -> None:
-            at = offset(bound.registers)
+            at = _start_of(offset, 1, bound, tensor, program)
             mask = bound.tensors.masks[tensor]
             if mask is not None and not mask[at]:
                 raise SimulationError(
@@ -324,14 +329,15 @@ class FunctionCode:
 
     def _start(self, program: RegionProgram) -> Action:
         number = program.attrs["collective"]
-        elements = math.prod(self.function.collectives[number].source_shape)
+        call = self.function.collectives[number]
+        elements = sum(math.prod(part) for part in call.parts or (call.source_shape,))
         source, source_at = _place(program.attrs["source"])
         target, target_at = _place(program.attrs["target"])
         self.started.add(number)
         still = self.level == L1 and not self._is_written_in_flight(number, source)
 
         def start(bound: Bound) -> None:
-            at = source_at(bound.registers)
+            at = _start_of(source_at, elements, bound, source, program)
             mask = bound.tensors.masks[source]
             if mask is not None and not mask[at : at + elements].all():
                 raise SimulationError(
@@ -339,7 +345,8 @@ class FunctionCode:
                 )
             window = bound.tensors.arrays[source][at : at + elements]
             data = window if still else window.copy()
-            bound.flight[number] = _Flight(data, source, target, target_at(bound.registers))
+            behind = _start_of(target_at, 0, bound, target, program)
+            bound.flight[number] = _Flight(data, source, target, behind)
 
         return start
 
@@ -357,6 +364,13 @@ class FunctionCode:
 
             def deliver(result: np.ndarray) -> None:
                 arrays, low = bound.tensors.arrays, flight.target_at
+                given = arrays[flight.target].size - low
+                if result.size > given:
+                    raise SimulationError(
+                        "SW_SIM_COLLECTIVE",
+                        f"region {program.name} receives {result.size} elements, its target has"
+                        f" {given}",
+                    )
                 if flight.target in self.shared_targets:
                     arrays[flight.target] = result.reshape(-1)
                     return
@@ -415,6 +429,30 @@ def _constant(tensor: Tensor) -> np.ndarray:
     data = np.frombuffer(tensor.data, tensor.dtype.numpy)
     count = math.prod(tensor.shape)
     return data if data.size == count else np.ascontiguousarray(np.broadcast_to(data, count))
+
+
+def _start_of(
+    offset: Callable[[Mapping[int, int]], int],
+    count: int,
+    bound: Bound,
+    tensor: int,
+    program: RegionProgram,
+) -> int:
+    """Where `count` elements of a tensor begin. Raises SimulationError when they are not there."""
+    size = bound.tensors.arrays[tensor].size
+    try:
+        at = offset(bound.registers)
+    except KeyError as error:
+        raise SimulationError(
+            "SW_SIM_BINDING", f"region {program.name} reads register {error} that nobody has set"
+        ) from error
+    if not 0 <= at <= at + count <= size:
+        raise SimulationError(
+            "SW_SIM_BINDING",
+            f"region {program.name} touches elements {at}..{at + count} of tensor {tensor}, which"
+            f" has {size}",
+        )
+    return at
 
 
 def _place(operand: int | View) -> tuple[int, Callable[[Mapping[int, int]], int]]:

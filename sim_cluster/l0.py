@@ -29,6 +29,7 @@ from sim_cluster.races import ENGINES, NUMBER, Clock, History, strides_overlap
 from sim_cluster.tiles import OnChip, Slot, make_slots
 
 Step = Callable[[], None]
+_FAILURES = (SimulationError, ValueError, TypeError, IndexError, KeyError, OverflowError)
 ACCUMULATING = ("matmul", "tensor_reduce")
 DEFAULT_TARGET = "trn1n.32xlarge"
 _PRUNE_AT = 512  # records of one HBM history before the ones everybody has passed are dropped
@@ -182,7 +183,7 @@ class RegionCode:
                 take(clock)
                 clock[engine] += 1
                 work(clock, clock[engine])
-            except (SimulationError, ValueError, TypeError, IndexError, KeyError) as error:
+            except _FAILURES as error:
                 context.fail(error)
             give(clock)
 
@@ -364,7 +365,7 @@ class _Context:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (SimulationError, ValueError, TypeError, IndexError, KeyError)):
+        if isinstance(error, _FAILURES):
             self.fail(error)
 
     def fail(self, error: BaseException) -> NoReturn:

@@ -18,6 +18,7 @@ from compiler.dtypes import DType
 from compiler.isa.region import Affine, Bound, Node, RegionProgram, View
 from sim_cluster import elementwise as ew
 from sim_cluster.contract import plan_contract
+from sim_cluster.host_memory import region_bytes, require_memory
 from sim_cluster.index_watch import Outside
 from sim_cluster.indexed import PUT_ROWS, legal_rows, split_atoms, window
 from sim_cluster.rounding import narrow
@@ -50,6 +51,7 @@ def prepare(
         raise SimulationError(
             "SW_L1_KIND", f"region {program.name} of kind {program.kind} has no array form"
         )
+    require_memory(region_bytes(program), f"region {program.name}")
     planner = _Planner(program, dtypes, outside)
     steps = planner.plan()
     count = len(program.nodes)
@@ -62,10 +64,11 @@ def prepare(
                 values[number] = step(values, arrays, registers)
                 for d in dead:
                     values[d] = None
-        except (ValueError, TypeError, IndexError, KeyError) as error:
+        except (ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError) as error:
             node = program.nodes[number]
+            code = "SW_SIM_MEMORY" if isinstance(error, MemoryError) else "SW_L1_REGION"
             raise SimulationError(
-                "SW_L1_REGION", f"region {program.name}, node {number} ({node.op}): {error}"
+                code, f"region {program.name}, node {number} ({node.op}): {error}"
             ) from error
 
     return run

@@ -18,6 +18,7 @@ from compiler.diagnostics import SimulationError
 from compiler.isa.program import Program, ProgramBuffer
 from sim_cluster.exchange import exchange
 from sim_cluster.functions import L1, CollectiveRequest
+from sim_cluster.host_memory import require_memory
 from sim_cluster.index_watch import IndexWatch
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import ProgramCode
@@ -59,6 +60,8 @@ def run_single(
     given = {
         n: _given(named[n], inputs, ranks) for n in program.inputs if n not in ranks.coordinates
     }
+    on_one = sum(map(_bytes, named.values())) + program.arena_bytes + program.scratch_bytes
+    require_memory(ranks.count * on_one, f"program {program.name} on {ranks.count} cores")
     memories = []
     for rank in range(ranks.count):
         memory = CoreMemory((name, _bytes(b)) for name, b in named.items())

@@ -1,0 +1,63 @@
+"""Memory of the host that simulates: a run that would take more than there is, is refused before it
+takes any."""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections.abc import Sequence
+
+from compiler.diagnostics import SimulationError
+from compiler.isa.region import Node, RegionProgram
+
+_SMALL = 2**28
+"""Less than this is taken without asking what there is."""
+_VIEWS = ("constant", "register", "iota", "load", "store", "store_indexed")
+"""Nodes whose array takes no memory of its own, or only that of a tensor."""
+_ITEM = 4
+_GIB = 2**30
+
+
+def available_bytes() -> int:
+    """What this process may still take: of the host's memory, and below its own limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    free = _figure("/proc/meminfo", "MemAvailable")
+    if limit == resource.RLIM_INFINITY:
+        return free
+    return min(free, max(0, limit - _figure("/proc/self/status", "VmSize")))
+
+
+def _figure(path: str, name: str) -> int:
+    """Bytes of a row of one of the kernel's tables; no limit where there is none."""
+    try:
+        with open(path) as file:
+            row = next(line for line in file if line.startswith(f"{name}:"))
+    except (OSError, StopIteration):
+        return 2**63
+    return int(row.split()[1]) * 1024
+
+
+def require_memory(num_bytes: int, what: str) -> None:
+    """Raises SimulationError SW_SIM_MEMORY when there is less than `num_bytes`."""
+    if num_bytes > _SMALL and num_bytes > (there := available_bytes()):
+        raise SimulationError(
+            "SW_SIM_MEMORY",
+            f"{what} requires {num_bytes / _GIB:.2f} GiB of the host's memory, {there / _GIB:.2f}"
+            " GiB are available",
+            hint="run it on a host with more memory, or a smaller batch",
+        )
+
+
+def region_bytes(program: RegionProgram) -> int:
+    """The largest array that a region makes as whole-array arithmetic."""
+    return max((_array_bytes(node, program) for node in program.nodes), default=0)
+
+
+def _array_bytes(node: Node, program: RegionProgram) -> int:
+    if node.op in _VIEWS and "bounds" not in node.attrs:
+        return 0
+    inputs = [program.nodes[i].atoms for i in node.inputs]
+    together = {a for atoms in inputs for a in atoms}
+    arrays: list[Sequence[int]] = [node.atoms]
+    arrays += inputs if node.op == "contract" else [sorted(together)]
+    return _ITEM * max(math.prod(program.atoms[a] for a in atoms) for atoms in arrays)
