@@ -10,7 +10,6 @@ values or as {"value": ..., "source": ...}. All findings are raised at once. Wha
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.diagnostics import Loc, UsageError
+from compiler.documents import parse_json, read_text
 
 _MOST = 2**40  # of any figure in its unit: no machine is beyond, no arithmetic on it is either
 TOPOLOGIES = ("torus", "ring", "line", "switch", "none")
@@ -180,9 +180,9 @@ def refuse(path: Path, findings: list[str]) -> None:
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        data = parse_json(read_text(path))
     except OSError as error:
-        text = f"the file of a machine cannot be read: {error.strerror}"
+        text = f"the file of a machine cannot be read: {error.strerror or error}"
         raise UsageError("SW_TARGET", text, Loc(file=str(path))) from error
     except ValueError as error:
         text = f"the file of a machine requires JSON, got {error}"

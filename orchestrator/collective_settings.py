@@ -59,7 +59,7 @@ def parse_bytes(text: str, flag: str) -> int:
 
     Raises UsageError for anything else.
     """
-    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.strip().lower())
     if not match or match[2] not in UNITS or int(match[1]) < 1:
         raise UsageError(
             "SW_USAGE", f"{flag} requires a size such as 8, 64kb, 1mb or 1gb, got {text!r}"

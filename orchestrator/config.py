@@ -9,8 +9,8 @@ data: it is printed, stored with the report, and hashed into the plan key.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -19,11 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from compiler.diagnostics import UsageError
+from compiler.documents import parse_toml, read_text
 from compiler.options import DEFAULTS, CompileOptions, choice
 from orchestrator.host import inside_ray_job
 from sharding import settings as strategy_settings
 from sharding.settings import AUTO, MOST, StrategySettings, limited
 
+MOST_INSTANCES = 2**16
+"""Our choice: thirty times the largest cluster that was ever planned; laying out more takes longer
+than planning on them."""
 TRIES, MOST_TRIES = 2, 64  # of a screen, our choice; of `--tries`, our choice
 
 
@@ -87,7 +91,7 @@ class ClusterConfig:
     """The simulated machines."""
 
     target: str = "trn1n.32xlarge"
-    instances: int = limited(1, 1, MOST)
+    instances: int = limited(1, 1, MOST_INSTANCES)
     lnc: int = choice(0, 0, 1, 2)
     """Physical cores per logical NeuronCore; 0 is the machine's default: 2 on trn2 and trn3."""
 
@@ -283,11 +287,11 @@ def load(
         table, dot, name = key.strip().replace("-", "_").partition(".")
         if not separator or not dot:
             raise UsageError("SW_USAGE", f"--set requires table.key=value, got {text!r}")
-        data.setdefault(table, {})[name] = value.strip()
+        _put(data, table, name, value.strip())
     for key, value in (flags or {}).items():
         if value is not None:
             table, _, name = key.partition(".")
-            data.setdefault(table, {})[name] = value
+            _put(data, table, name, value)
     for table, values in (below or {}).items():
         if isinstance(given := data.setdefault(table, {}), dict):
             data[table] = {**values, **given}
@@ -304,11 +308,18 @@ def load(
     return JobConfig(**tables, base=str(path.resolve().parent if path else Path.cwd()))
 
 
+def _put(data: dict[str, Any], table: str, name: str, value: Any) -> None:
+    """Set a key; where the file has something else than a table, that is refused later."""
+    if isinstance(given := data.setdefault(table, {}), dict):
+        given[name] = value
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return parse_toml(read_text(path, named_by_user=True))
     except OSError as error:
-        raise UsageError("SW_USAGE", f"cannot read {path}: {error.strerror}") from error
+        text = error.strerror or error
+        raise UsageError("SW_USAGE", f"cannot read {path}: {text}") from error
     except ValueError as error:  # of TOML, or no text at all
         raise UsageError("SW_USAGE", f"{path}: not valid TOML: {error}") from error
 
@@ -339,7 +350,8 @@ def _value(
     spec: dataclasses.Field[Any],
     source: str,
 ) -> Any:
-    converted = spec.metadata.get("words", {}).get(value, _convert(value, hint))
+    word = value if isinstance(value, str) else None
+    converted = spec.metadata.get("words", {}).get(word, _convert(value, hint))
     if converted is None:
         name = getattr(hint, "__name__", str(hint))
         raise UsageError("SW_USAGE", f"{source}: {key} requires {name}, got {value!r}")
@@ -365,9 +377,11 @@ def _convert(value: Any, hint: Any) -> Any:
     if hint is str:
         return value if isinstance(value, str) else None
     try:
-        return hint(value)
-    except (TypeError, ValueError):
+        number = hint(value)
+    except (TypeError, ValueError, OverflowError):
         return None
+    is_changed = hint is int and isinstance(value, float) and number != value
+    return None if is_changed or not math.isfinite(number) else number
 
 
 _LOST_IN_A_JOB = {

@@ -3,7 +3,6 @@ function, or a lowered step."""
 
 from __future__ import annotations
 
-import json
 import os
 import site
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import Loc, UsageError
+from compiler.documents import parse_json, read_text
 from orchestrator.config import JobConfig
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises UsageError when it cannot be read.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        data = parse_json(read_text(path))
     except OSError as error:
         raise UsageError(
-            "SW_MODEL", f"model.config: cannot read {path}: {error.strerror}"
+            "SW_MODEL", f"model.config: cannot read {path}: {error.strerror or error}"
         ) from error
     except ValueError as error:  # of JSON, or no text at all
         raise UsageError("SW_MODEL", f"model.config: {path} is not JSON: {error}") from error

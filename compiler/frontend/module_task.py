@@ -15,9 +15,12 @@ from typing import Any
 
 from compiler.diagnostics import UsageError
 from compiler.frontend.capture import ArgInfo, Captured
-from compiler.frontend.detect import import_file
+from compiler.frontend.isolated import Reader
 from compiler.frontend.task import TrainTask
 from compiler.ir.types import Graph, Value
+from compiler.neff.files import read_regular
+from compiler.neff.format import MAX_FILE_BYTES
+from compiler.surface.releases import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,13 @@ def module_task(path: Path, tokens_per_sample: int = 0) -> TrainTask:
     device.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
-        raise UsageError("SW_MODEL", f"model.hlo: cannot read {path}: {error.strerror}") from error
-    graph, module = import_file(data, str(path.parent))
+        raise UsageError(
+            "SW_MODEL", f"model.hlo: cannot read {path}: {error.strerror or error}"
+        ) from error
+    with Reader() as reader:  # XLA may end the process that reads a damaged file
+        graph, module = reader.read(data, str(path.parent), Profile())
     if module.facts.mesh or module.facts.shardings:
         raise _refused(path, "the step of one device", "one that is or asks to be partitioned")
     signature = _signature(path, graph, module.facts.aliases)

@@ -8,12 +8,12 @@ changed: of two for one point the later counts.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from compiler.documents import parse_json
 from orchestrator.outputs import writing
 from orchestrator.service.units import digest
 from orchestrator.strict_json import dumps
@@ -62,7 +62,7 @@ def _digest(row: Mapping[str, Any]) -> str:
 
 def _row_of(line: bytes) -> Row | None:
     try:
-        data = json.loads(line)
+        data = parse_json(line)
         if data.pop("digest") != _digest(data):
             return None
         return Row.of(data)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.diagnostics import UsageError
+from compiler.documents import parse_json, read_text
 from orchestrator.config import JobConfig
 from orchestrator.job_flags import changed_keys
 from orchestrator.plan_cache import NOT_IN_KEY
@@ -103,8 +104,8 @@ def read_list(path: Path) -> list[dict[str, str]]:
     Raises UsageError.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, named_by_user=True)
+    except (OSError, ValueError) as error:
         raise UsageError("SW_USAGE", f"--points cannot read {path}: {error}") from error
     rows = list(
         _json_rows(path, text) if path.suffix in (".jsonl", ".json") else _csv_rows(path, text)
@@ -132,8 +133,8 @@ def _json_rows(path: Path, text: str) -> Iterator[dict[str, str]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise UsageError("SW_USAGE", f"{path}:{number}: not valid JSON: {error}") from error
         if not isinstance(row, dict):
             raise UsageError(

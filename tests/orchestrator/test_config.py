@@ -152,3 +152,28 @@ def test_a_file_that_is_no_text_is_a_usage_error(
     job = write(tmp_path, JOB) if words else Path("bytes")
     assert main(["plan", str(job), *words]) == 2
     assert "bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[model]\nseq_len = 1e309", "model.seq_len requires int, got inf"),
+        ("[model]\nseq_len = 1.5", "model.seq_len requires int, got 1.5"),
+        ("[model]\nlearning_rate = nan", "model.learning_rate requires float, got nan"),
+        ("[mesh]\ntp = [8]", r"mesh.tp requires int, got \[8\]"),
+        ("[mesh]\ntp = {auto = 1}", "mesh.tp requires int, got {'auto': 1}"),
+        ("[cluster]\ninstances = 1000000", "cluster.instances requires 1 to 65536"),
+        ("model = 3", r"\[model\] must be a table, got 3"),
+        ("a = " + "[" * 50_000, "not valid TOML: lists or tables lie too deep"),
+    ],
+)
+def test_values_of_no_kind_are_usage_errors(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        config.load(path, ("model.dtype=auto",))
+
+
+def test_whole_numbers_may_be_written_with_a_point(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[model]\nseq_len = 1e3")
+    assert config.load(tmp_path / "job.toml").model.seq_len == 1000

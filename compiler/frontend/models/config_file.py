@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,8 @@ from compiler.diagnostics import UsageError
 
 Config = Mapping[str, Any]
 
+MOST_SIZE = 2**31 - 1
+"""What indices of the machine reach."""
 OWN_MODEL = 'describe the model in JAX and use [model] entry = "module:function"'
 
 
@@ -31,19 +33,26 @@ def sizes(config: Config, required: Iterable[str], optional: Iterable[str] = ())
     if wrong:
         raise UsageError(
             "SW_MODEL_CONFIG",
-            f"config requires {_positive(wrong)}, got {_given(config, wrong)}",
+            f"config requires {_positive(wrong)}{_bound(config, wrong)}, got"
+            f" {_given(config, wrong)}",
             hint=_near(config, wrong) or "take them from the model's own config.json",
         )
     return {key: config[key] for key in wanted}
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return type(value) is int and 0 < value <= MOST_SIZE
 
 
 def _positive(keys: list[str]) -> str:
     kind = "a positive integer" if len(keys) == 1 else "positive integers"
     return f"{kind} {', '.join(keys)}"
+
+
+def _bound(config: Config, keys: list[str]) -> str:
+    """What is required besides, where a number is too large."""
+    is_large = any(type(config.get(key)) is int and config[key] > MOST_SIZE for key in keys)
+    return f" of at most {MOST_SIZE}" if is_large else ""
 
 
 def _given(config: Config, keys: list[str]) -> str:
@@ -71,7 +80,7 @@ def numbers(config: Config, keys: Iterable[str]) -> dict[str, float]:
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 < value < math.inf
+    return 0 < value <= sys.float_info.max
 
 
 def refuse_features(config: Config, plain: Mapping[str, tuple[Any, ...]]) -> None:
