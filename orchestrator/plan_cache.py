@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import Diagnostic
+from compiler.documents import parse_json
+from compiler.isa.schema import Rule, several
 from compiler.target import load_target
 from orchestrator import outputs
-from orchestrator.cache import About, open_cache
+from orchestrator.cache import About, Cache, open_cache
 from orchestrator.config import TRIES, JobConfig
 from orchestrator.model import installed, source_files
 from orchestrator.reads import file_digests
+from orchestrator.report.shape import check_report, check_whatif
 from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
 from sharding.settings import AUTO
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 KIND, READS, WHATIF = "plan", "reads", "whatif"  # of entries
 _READ = "read "
+_PATHS = several(Rule("a path", lambda v: type(v) is str and "\0" not in v))
 NOT_IN_KEY = ("output", "cache", "run", "base")
 
 
@@ -56,11 +60,12 @@ def plan(
     cache = open_cache(job.cache)
     parts = plan_parts(job)
     key = parts_digest(KIND, parts)
-    stored = cache.get(KIND, key) if trace is None and dump_dir is None else None
+    is_asked = trace is None and dump_dir is None
+    stored = _stored(cache, KIND, key, check_report) if is_asked else None
     cache.tally.count(KIND, hit=stored is not None)
     cache.tally.save()
     if stored is not None:
-        report: dict[str, Any] = json.loads(stored)
+        report: dict[str, Any] = stored
         provenance = report["provenance"]
         provenance["plan_key"] = key
         provenance["computed_in_s"] = round(sum(provenance["stages_s"].values()), 3)
@@ -94,9 +99,10 @@ def advised(
     cache = open_cache(job.cache)
     plan_key, wanted = report["provenance"]["plan_key"], job.run.tries
     for tries in (TRIES, AUTO) if wanted == AUTO else (wanted,):
-        stored = cache.get(WHATIF, parts_digest(WHATIF, _whatif_parts(plan_key, tries)))
+        key = parts_digest(WHATIF, _whatif_parts(plan_key, tries))
+        stored = _stored(cache, WHATIF, key, check_whatif)
         if stored is not None:
-            return report | {"whatif": json.loads(stored)}
+            return report | {"whatif": stored}
     from orchestrator.whatif.tries import FAILED, advice, affordable
 
     count = affordable(wanted, report, start)
@@ -132,8 +138,27 @@ def plan_parts(job: JobConfig) -> dict[str, str]:
     parts |= {f"sources {name}": source_digest((name,)) for name in PACKAGES}
     if not job.model.entry:
         return parts
-    stored = open_cache(job.cache).get(READS, parts_digest(READS, parts))
-    return parts | _read_parts(file_digests(json.loads(stored) if stored else ()))
+    stored = _stored(open_cache(job.cache), READS, parts_digest(READS, parts), _check_paths)
+    return parts | _read_parts(file_digests(stored or ()))
+
+
+def _stored(cache: Cache, kind: str, key: str, check: Callable[[Any], None]) -> Any | None:
+    """The document of an entry. One that holds something else than we store is set aside, and
+    counts as absent: others can write to a cache."""
+    data = cache.get(kind, key)
+    if data is None:
+        return None
+    try:
+        found = parse_json(data)
+        check(found)
+    except ValueError:
+        cache.set_aside(kind, key)
+        return None
+    return found
+
+
+def _check_paths(found: Any) -> None:
+    _PATHS.require(found, "files that were read")
 
 
 def _read_parts(digests: Mapping[str, str]) -> dict[str, str]:

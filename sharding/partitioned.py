@@ -10,15 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgpack
 
-from compiler.diagnostics import Diagnostic, Loc
+from compiler.diagnostics import Diagnostic, LoadError, Loc
 from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph, Value
+from compiler.isa.fields import check_fields
+from compiler.isa.schema import COUNTS, PLAIN, TEXT, Rule, Table, row, several
 from sharding.mesh import Mesh
 from sharding.spec import ShardingSpec
+
+_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
+_BODY = Table(
+    {
+        "graph": Rule("bytes", lambda v: isinstance(v, bytes)),
+        "specs": several(row(several(several(TEXT)), several(TEXT))),
+        "spec_of_value": COUNTS,
+        "mesh": row(several(row(TEXT, Rule("a size", lambda v: type(v) is int and v > 0))), PLAIN),
+        "inputs": several(PLAIN),
+        "outputs": several(PLAIN),
+        "findings": several(PLAIN),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +122,24 @@ def encode_partitioned(part: PartitionedGraph) -> bytes:
 def decode_partitioned(
     data: bytes, place: Callable[[Loc], Loc] = lambda loc: loc
 ) -> PartitionedGraph:
-    """Inverse of `encode_partitioned`; `place` makes locations of those in `data`."""
-    body = msgpack.unpackb(data, use_list=False)
+    """Inverse of `encode_partitioned`; `place` makes locations of those in `data`. Raises LoadError
+    for what no partition unit answers."""
+    try:
+        return _decoded(msgpack.unpackb(data, use_list=False), place)
+    except (*_DAMAGE, msgpack.UnpackException) as error:
+        raise LoadError(
+            "SW_UNIT_FORMAT",
+            f"a partitioned graph makes no sense: {error!r}",
+            hint="remove what is stored: shardwright cache clean --kind partition",
+        ) from error
+
+
+def _decoded(body: Any, place: Callable[[Loc], Loc]) -> PartitionedGraph:
+    _BODY.require(body, "partitioned graph")
     graph = load(body["graph"], place)
     table = [ShardingSpec(dims, unreduced) for dims, unreduced in body["specs"]]
-    values = all_values(graph)
-    return PartitionedGraph(
+    values = list(all_values(graph))
+    found = PartitionedGraph(
         graph=graph,
         specs={v: table[i] for v, i in zip(values, body["spec_of_value"], strict=True)},
         mesh=Mesh(*body["mesh"]),
@@ -120,6 +147,22 @@ def decode_partitioned(
         outputs=tuple(Slot(*s) for s in body["outputs"]),
         findings=tuple(_diagnostic(d, place) for d in body["findings"]),
     )
+    for one in (found.mesh, *table, *found.inputs, *found.outputs):
+        check_fields(one)
+    _check_specs(found)
+    return found
+
+
+def _check_specs(found: PartitionedGraph) -> None:
+    """A spec has a dim per dim of its value, of axes of the mesh; a slot per input and output."""
+    axes = set(found.mesh.names)
+    for value, spec in found.specs.items():
+        named = {*spec.axes, *spec.unreduced}
+        if len(spec.dims) != len(value.type.shape) or not named <= axes:
+            raise ValueError(f"{spec} does not lay out {value.type} over {sorted(axes)}")
+    sides = ((found.inputs, found.graph.inputs), (found.outputs, found.graph.outputs))
+    if any(len(slots) not in (0, len(values)) for slots, values in sides):
+        raise ValueError("inputs and outputs require one slot each")
 
 
 def _diagnostic(fields: dict[str, object], place: Callable[[Loc], Loc]) -> Diagnostic:

@@ -19,6 +19,7 @@ import zstandard
 from compiler.diagnostics import LoadError
 from compiler.dtypes import DType
 from compiler.evaluate import RegionTime
+from compiler.isa.fields import check_fields
 from compiler.isa.program import CollectiveCall, Program
 from compiler.neff.bundle import program_bytes, read_program
 from compiler.neff.files import inflated
@@ -107,13 +108,22 @@ def answer(question: bytes) -> bytes:
 
 def decode_answer(data: bytes) -> Answer:
     """The answer in the bytes of `answer`. Raises LoadError for a trace that is damaged, or of
-    absurd size."""
-    row = _unpacked(data)
-    timing = row["timing"]
-    uses = tuple(_use(**use) for use in timing["collectives"])
-    trace = _trace(row["trace"]) if row["trace"] else b""
-    step = StepTiming(**{**timing, "collectives": uses})
-    return Answer(timing=step, parts=_parts(row["parts"]), trace=trace)
+    absurd size, and for what no unit answers."""
+    try:
+        row = _unpacked(data)
+        timing = row["timing"]
+        uses = tuple(_use(**use) for use in timing["collectives"])
+        trace = _trace(row["trace"]) if row["trace"] else b""
+        step = StepTiming(**{**timing, "collectives": uses})
+        found = Answer(timing=step, parts=_parts(row["parts"]), trace=trace)
+        check_fields(found)
+        return found
+    except (KeyError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
+        raise LoadError(
+            "SW_UNIT_FORMAT",
+            f"the time of a step makes no sense: {error!r}",
+            hint="remove what is stored: shardwright cache clean --kind time",
+        ) from error
 
 
 def _trace(frame: bytes) -> bytes:

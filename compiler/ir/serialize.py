@@ -18,6 +18,7 @@ from compiler.diagnostics import UNKNOWN_LOC, LoadError, Loc
 from compiler.dtypes import DType
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from compiler.isa.fields import check_fields
 
 Entry = TypeVar("Entry", bound=Hashable)
 
@@ -160,6 +161,8 @@ class _Reader:
             classes[name](**dict(zip(known[name], values, strict=True)))
             for name, *values in document["attrs"]
         ]
+        for attrs in self.attrs:
+            check_fields(attrs)
 
     def graph(self, row: tuple[Any, ...]) -> Graph:
         """A graph level from its row."""

@@ -7,7 +7,6 @@ plain data, so that the screen, `--json` and the page show the same.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.diagnostics import UsageError
+from compiler.documents import parse_json, read_text
 from orchestrator import config, terminal
 from orchestrator.report.page.words import dollars, plain, ps_text
 from orchestrator.report.report import SCHEMA
+from orchestrator.report.shape import check_report
 from orchestrator.report.text import counted, share_text, size_text
 
 Report = Mapping[str, Any]
@@ -31,9 +32,9 @@ def read_report(path: Path) -> dict[str, Any]:
     anything else."""
     file = path / "report.json" if path.is_dir() else path
     try:
-        report = json.loads(file.read_text())
+        report = parse_json(read_text(file, named_by_user=True))
     except OSError as error:
-        raise _refused(f"cannot read {file}: {error.strerror}") from error
+        raise _refused(f"cannot read {file}: {error.strerror or error}") from error
     except ValueError as error:
         raise _refused(f"{file} is no JSON: {error}") from error
     if not isinstance(report, dict) or report.get("schema") != SCHEMA:
@@ -41,6 +42,10 @@ def read_report(path: Path) -> dict[str, Any]:
         raise _refused(f"a report requires schema {SCHEMA}, got {got} in {file}")
     if missing := [key for key in _SECTIONS if key not in report]:
         raise _refused(f"a report requires {', '.join(_SECTIONS)}, {file} lacks {missing[0]}")
+    try:
+        check_report(report)
+    except ValueError as error:
+        raise _refused(f"{file}: {error}") from error
     return report
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from compiler.documents import parse_json
+from compiler.isa.fields import check_fields
 from compiler.options import CompileOptions
 from compiler.target import PS_PER_S, load_target
 from orchestrator import config
@@ -58,10 +60,10 @@ class Predictor:
     def time(self, workload: Workload, profile: Profile) -> Timed:
         """The step of `workload`. Raises the DiagnosticError of the stage that refuses it."""
         key = _key(workload, profile)
-        stored = self._cache.get(KIND, key)
+        stored = self._stored(key)
         self._cache.tally.count(KIND, hit=stored is not None)
         if stored is not None:
-            return Timed(**json.loads(stored))
+            return stored
         step = _step(self._programs(workload), workload.runtime)
         asked = Question(
             name=f"step {profile.name}", step=step, profile=profile.name, credit=profile
@@ -70,6 +72,19 @@ class Predictor:
         timed = shares_of(answer.timing, workload.host_us)
         self._cache.put(KIND, key, json.dumps(dataclasses.asdict(timed)).encode())
         return timed
+
+    def _stored(self, key: str) -> Timed | None:
+        """What an entry holds; one that makes no sense is set aside, and counts as absent."""
+        data = self._cache.get(KIND, key)
+        if data is None:
+            return None
+        try:
+            found = Timed(**parse_json(data))
+            check_fields(found)
+            return found
+        except (TypeError, ValueError):
+            self._cache.set_aside(KIND, key)
+            return None
 
     def _programs(self, workload: Workload) -> Built:
         if self._built is None or self._built[0] != workload:

@@ -1,0 +1,299 @@
+"""What a report holds, as a table that anything read from a file is held to: `docs/report.md` in
+rules.
+
+A report may come from another version, another program, or a cache that others write to. Keys may
+be added within a version, so what is not named here is any plain data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler.isa.schema import FLAG, TEXT, Entries, Items, Rule, Shape, Table, one_of, several
+
+_LARGEST = 1e36
+"""Our choice: beyond every count, rate and time of a step, and squares of it are still numbers."""
+
+
+def _is_figure(value: Any) -> bool:
+    return type(value) in (int, float) and -_LARGEST <= value <= _LARGEST
+
+
+FIGURE = Rule("a finite number", _is_figure)
+AMOUNT = Rule("a number from 0", lambda v: _is_figure(v) and v >= 0)
+POSITIVE = Rule("a number above 0", lambda v: _is_figure(v) and v > 0)
+NUMBER = Rule("a whole number from 0", lambda v: type(v) is int and 0 <= v <= _LARGEST)
+SIZE = Rule("a whole number from 1", lambda v: type(v) is int and 1 <= v <= _LARGEST)
+MAYBE = Rule("a number or null", lambda v: v is None or _is_figure(v))
+_AMOUNTS = Entries(AMOUNT)
+_TEXTS = Items(TEXT)
+
+
+def _open(**required: Shape) -> Table:
+    return Table(required, is_open=True)
+
+
+_LOC = Rule("a place or null", lambda v: v is None or _is_place(v))
+
+
+def _is_place(value: Any) -> bool:
+    kinds = {"file": str, "line": int, "scope": str}
+    return type(value) is dict and {k: type(v) for k, v in value.items()} == kinds
+
+
+FINDING = _open(
+    code=TEXT,
+    severity=one_of("error", "warning", "note"),
+    message=TEXT,
+    loc=_LOC,
+    hint=TEXT,
+)
+
+
+class _Parts:
+    """Times by category, `bubble` among them."""
+
+    def require(self, value: Any, where: str) -> None:
+        """Raises ValueError when `value` is something else."""
+        _AMOUNTS.require(value, where)
+        if "bubble" not in value:
+            raise ValueError(f"{where} requires bubble")
+
+
+PARTS = _Parts()
+_JOB = _open(
+    cluster=_open(target=TEXT, instances=SIZE),
+    strategy=_open(name=TEXT),
+    compiler=_open(optlevel=Rule("a level", lambda v: type(v) in (int, str))),
+)
+_MEMORY = _open(
+    limit_bytes=SIZE,
+    reserve_bytes=NUMBER,
+    peak_bytes=NUMBER,
+    peak_program=TEXT,
+    fits=FLAG,
+    categories=_AMOUNTS,
+    argument_bytes=_AMOUNTS,
+    arena_bytes=_AMOUNTS,
+    estimate=_open(peak_bytes=NUMBER, arena_bytes=_AMOUNTS),
+    per_stage=Items(_open(stage=NUMBER, peak_bytes=NUMBER, categories=_AMOUNTS)),
+    timeline=Items(
+        _open(
+            program=TEXT,
+            position=NUMBER,
+            what=TEXT,
+            repeats=NUMBER,
+            live_bytes=NUMBER,
+            categories=_AMOUNTS,
+        )
+    ),
+    largest=Items(_open(name=TEXT, category=TEXT, bytes=NUMBER, loc=TEXT)),
+)
+_TIMING = _open(
+    profile=TEXT,
+    confidence=TEXT,
+    confidence_why=TEXT,
+    step_time_ps=SIZE,
+    step_time_s=POSITIVE,
+    band_s=several(POSITIVE, 2, 2),
+    breakdown_ps=PARTS,
+    hidden_ps=_AMOUNTS,
+    peak_flops_per_s=POSITIVE,
+    mfu=AMOUNT,
+    hfu=AMOUNT,
+    tokens_per_s=POSITIVE,
+    engines=Entries(_open(busy_ps=AMOUNT, share=AMOUNT)),
+    per_stage=Items(_open(stage=NUMBER, step_time_ps=NUMBER, breakdown_ps=PARTS)),
+)
+_REGION = _open(
+    name=TEXT, loc=TEXT, time_ps=AMOUNT, busy_ps=_AMOUNTS, flops=AMOUNT, hbm_bytes=AMOUNT
+)
+_FUNCTION = _open(
+    program=TEXT,
+    function=TEXT,
+    calls=NUMBER,
+    time_ps=AMOUNT,
+    breakdown_ps=_AMOUNTS,
+    flops=AMOUNT,
+    hbm_bytes=AMOUNT,
+    loc=TEXT,
+    regions=Items(_REGION),
+)
+
+
+def _cells(*kinds: type) -> Rule:
+    """A short list of texts and numbers, in this order."""
+
+    def holds(value: Any) -> bool:
+        is_row = type(value) is list and tuple(map(type, value)) == kinds
+        return is_row and all(type(v) is str or 0 <= v <= _LARGEST for v in value)
+
+    return Rule(f"[{', '.join(kind.__name__ for kind in kinds)}]", holds)
+
+
+_TIMELINE = _open(
+    program=TEXT,
+    function=TEXT,
+    duration_ps=NUMBER,
+    left_out=NUMBER,
+    tracks=Items(_open(name=TEXT, slices=Items(_cells(str, int, int)))),
+)
+_COLLECTIVE = _open(
+    kind=TEXT,
+    axis=TEXT,
+    group_size=NUMBER,
+    count=NUMBER,
+    parts=NUMBER,
+    stream=NUMBER,
+    bytes=NUMBER,
+    algorithm=TEXT,
+    time_ps=NUMBER,
+    exposed_ps=NUMBER,
+    why=TEXT,
+)
+_STREAM = _open(
+    stream=NUMBER,
+    packet_bytes=NUMBER,
+    collectives=_TEXTS,
+    count=NUMBER,
+    time_ps=NUMBER,
+    exposed_ps=NUMBER,
+)
+_PIPELINE = _open(
+    schedule=TEXT,
+    balance=TEXT,
+    num_microbatches=NUMBER,
+    bubble_of_equal_stages=AMOUNT,
+    stages=Items(_open(stage=NUMBER, layers=Items(NUMBER), cost_share=AMOUNT)),
+)
+_UNIT = _open(
+    kind=TEXT,
+    key=TEXT,
+    name=TEXT,
+    started_s=FIGURE,
+    seconds=AMOUNT,
+    worker=TEXT,
+    cache=TEXT,
+    attempts=NUMBER,
+    error=TEXT,
+)
+
+
+def _is_worst(value: Any) -> bool:
+    if type(value) is not dict:
+        return value is None
+    return type(value.get("leaf")) is str and _is_figure(value.get("error"))
+
+
+_NUMERICS = _open(
+    steps=NUMBER,
+    losses=several(MAYBE, 1),
+    reference_losses=Items(MAYBE),
+    worst_loss_error=MAYBE,
+    worst_param_error=Rule("a leaf and its error, or null", _is_worst),
+    bound=FIGURE,
+    passed=FLAG,
+    l0=Entries(MAYBE),
+)
+WHATIF = _open(tried=Items(_open(change=TEXT, status=TEXT, helps=FLAG)), left=_TEXTS)
+_REFUSED = _open(code=TEXT, message=TEXT)
+_TRIED = _open(
+    peak_bytes=NUMBER,
+    global_batch=SIZE,
+    same_batch=FLAG,
+    step_time_s=POSITIVE,
+    time_change=Rule("a change above -1", lambda v: _is_figure(v) and v > -1),
+    usd_per_1e6_tokens=MAYBE,
+    cost_change=MAYBE,
+)
+_SECTIONS: dict[str, Shape] = {
+    "schema": one_of(1),
+    "job": _JOB,
+    "provenance": _open(stages_s=_AMOUNTS),
+    "graph": _open(name=TEXT, repeats=_TEXTS, params=NUMBER, flops_per_step=AMOUNT),
+    "mesh": Entries(SIZE),
+    "cores": SIZE,
+    "neffs": NUMBER,
+    "batch": _open(
+        global_batch=SIZE, micro_batch=SIZE, num_microbatches=SIZE, tokens_per_sample=SIZE
+    ),
+    "logical_cores": _open(
+        lnc=SIZE,
+        per_instance=SIZE,
+        hbm_bytes=SIZE,
+        hypothetical=FLAG,
+        regions_cut=NUMBER,
+        regions_alone=NUMBER,
+        alone_ps=NUMBER,
+    ),
+    "placement": _open(name=TEXT, order=_TEXTS, why=TEXT, axes=Entries(TEXT)),
+    "context": TEXT,
+    "pipeline": _open(),
+    "findings": Items(FINDING),
+    "units": Items(_UNIT),
+    "programs": Items(
+        _open(
+            name=TEXT,
+            stage=NUMBER,
+            functions=_TEXTS,
+            instructions_static=NUMBER,
+            instructions_dynamic=NUMBER,
+            neff_bytes=NUMBER,
+        )
+    ),
+    "memory": _MEMORY,
+    "timing": _TIMING,
+    "functions": Items(_FUNCTION),
+    "step_chart": Items(_open(stage=NUMBER, runs=Items(_cells(str, int, int, int, int)))),
+    "timelines": Items(_TIMELINE),
+    "collectives": Items(_COLLECTIVE),
+    "streams": _open(compute_packet_bytes=NUMBER, streams=Items(_STREAM)),
+    "cost": _open(usd_per_hour=MAYBE, usd_per_step=MAYBE, usd_per_1e6_tokens=MAYBE),
+    "goodput": _open(
+        mtbf_s=POSITIVE,
+        checkpoint_s=AMOUNT,
+        interval_s=AMOUNT,
+        interval_steps=NUMBER,
+        goodput=FIGURE,
+        tokens_per_s=AMOUNT,
+    ),
+    "limits": _open(
+        cannot_tell=Items(_open(short=TEXT, text=TEXT)),
+        assumed=Items(_open(name=TEXT, value=FIGURE, status=TEXT, source=TEXT)),
+    ),
+    "bottleneck": _open(kind=TEXT, category=TEXT, share=FIGURE, text=TEXT),
+}
+_FAULTS = _open(healthy_step_time_ps=AMOUNT, slowdown=AMOUNT, rank_classes=NUMBER)
+REPORT = Table(
+    _SECTIONS, {"faults": _FAULTS, "numerics": _NUMERICS, "whatif": WHATIF}, is_open=True
+)
+"""A report of `plan` or `run`."""
+
+
+def check_whatif(section: Any) -> None:
+    """Raises ValueError where what was tried is something else than that."""
+    WHATIF.require(section, "whatif")
+    for row in section["tried"]:
+        (_REFUSED if row["status"] in ("refused", "failed") else _TRIED).require(row, "whatif")
+        if row.get("cost_change") is not None and row["usd_per_1e6_tokens"] is None:
+            raise ValueError("whatif: a change of the cost requires a cost")
+
+
+def check_report(report: Any) -> None:
+    """Raises ValueError where a report holds something else than reports do, and for parts that do
+    not belong together."""
+    REPORT.require(report, "report")
+    if "whatif" in report:
+        check_whatif(report["whatif"])
+    sides = [report["timing"]["per_stage"], report["memory"]["per_stage"]]
+    if report["pipeline"]:
+        _PIPELINE.require(report["pipeline"], "report.pipeline")
+        sides.append(report["pipeline"]["stages"])
+    orders = [[row["stage"] for row in rows] for rows in sides]
+    if any(order != list(range(len(orders[0]))) for order in orders):
+        raise ValueError("report: timing, memory and pipeline require the same stages in order")
+    if len(orders[0]) > 1 and not report["pipeline"]:
+        raise ValueError("report: several stages require a pipeline")
+    prices = {value is None for value in report["cost"].values()}
+    if len(prices) > 1:
+        raise ValueError("report: all prices are known, or none")
