@@ -7,6 +7,9 @@ WORKERS ?= 2
 COUNT ?= 400
 SEED ?= 1
 SHARD ?= 0/1
+PROGRAMS ?= 20000
+CASES ?= 5000
+JOURNAL ?= $(CURDIR)/out/forge.tsv
 # A file of tests stays in one process: its fixtures and caches are built once, Ray starts once.
 # Files start in the order of tests/conftest.py, the long ones first.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -19,7 +22,7 @@ SHORT := awk '/^ *Downloading .* MB\)/ { split($$2, name, "-"); print "  " name[
 COMMAND := $(VENV)/.command
 TESTS := $(VENV)/.tests
 
-.PHONY: help setup run test matrix mutants check bench docs sessions count format
+.PHONY: help setup run test matrix mutants forge check bench docs sessions count format
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -47,6 +50,12 @@ matrix: setup ## run the long matrices that plain `make test` leaves out
 
 mutants: setup ## damage sources and run the tests of each: COUNT=400, SEED=1, SHARD=0/1; 20 minutes a call
 	$(BIN)/python -m tests.mutants --workers $(WORKERS) --count $(COUNT) --seed $(SEED) --shard $(SHARD)
+	$(MAKE) forge
+
+forge: setup ## make files that harm their reader and read them; goes on behind JOURNAL=out/forge.tsv
+	@mkdir -p $(dir $(JOURNAL))
+	$(BIN)/python -m tests.support.forge programs --cases $(PROGRAMS) --seed $(SEED) --workers $(WORKERS) --journal $(JOURNAL)
+	$(BIN)/python -m tests.support.forge --cases $(CASES) --seed $(SEED) --workers $(WORKERS) --journal $(JOURNAL) --but programs
 
 check: setup ## format, lint, types, layer rules
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,69 @@ def _program_judge(given: tuple[str, list[programs.Sound]]) -> Judge:
     return judge
 
 
+def _no_material(folder: Path) -> None:
+    """Its judge makes what it starts from."""
+
+
+def _model_material(kind: str, folder: Path) -> list[bytes]:
+    from tests.support.forge.models import sources
+
+    return sources()[kind]
+
+
+def _model_judge(kind: str, given: tuple[str, list[bytes]]) -> Judge:
+    from tests.support.forge.models import judge_of
+
+    return judge_of(kind, given[1])
+
+
+def _job_judge(name: str, given: tuple[str, None]) -> Judge:
+    from tests.support.forge import jobs
+
+    judge: Judge = getattr(jobs, name)(given[0])
+    return judge
+
+
+@cache
+def _stored_material(folder: Path) -> Any:
+    from tests.support.forge.stored import material
+
+    return material(folder)
+
+
+def _stored_judge(name: str, given: tuple[str, Any]) -> Judge:
+    from tests.support.forge import stored
+
+    judge: Judge = getattr(stored, name)(given)
+    return judge
+
+
 KINDS: dict[str, Kind] = {
     "programs": Kind(_program_material, _program_judge),
+    **{
+        kind: Kind(partial(_model_material, kind), partial(_model_judge, kind))
+        for kind in ("stablehlo", "bytecode", "hlo text", "hlo proto")
+    },
+    **{
+        name: Kind(_no_material, partial(_job_judge, f"{name}_judge"))
+        for name in ("jobs", "configs", "targets", "points")
+    },
+    **{
+        name: Kind(_stored_material, partial(_stored_judge, f"{name}_judge"))
+        for name in ("plans", "reports", "journals", "entries")
+    },
 }
+
+
+def mixed_judge(given: tuple[str, list[tuple[str, Any, int]]]) -> Judge:
+    """Judges of several kinds in one process: rows of kind, material and number of cases, which
+    are numbered one behind the other."""
+    folder, rows = given
+    judges = {kind: KINDS[kind].prepare((folder, material)) for kind, material, _ in rows}
+    cases = [(kind, number) for kind, _, count in rows for number in range(count)]
+
+    def judge(number: int) -> str:
+        kind, own = cases[number]
+        return f"{kind}: {judges[kind](own)}"
+
+    return judge

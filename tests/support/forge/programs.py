@@ -17,7 +17,8 @@ import msgpack
 import numpy as np
 
 from compiler.diagnostics import DiagnosticError
-from compiler.isa.encode import pack_attrs, unpack_attrs
+from compiler.isa.decode import unpack_attrs
+from compiler.isa.encode import pack_attrs
 from compiler.neff.bundle import read_program
 from compiler.neff.format import DTYPES, HEADER_BYTES, Header
 from compiler.neff.reader import Container
@@ -144,12 +145,20 @@ def _changed_attrs(content: bytes, dice: random.Random) -> bytes:
     rows = unpack_attrs(bytes(content))
     if dice.random() < 0.1:
         return pack_or(content, harmed(rows, dice))
-    full = [n for n, row in enumerate(rows) if len(unpack_attrs(row))]
+    full = [n for n, row in enumerate(rows) if _holds_attributes(row)]
     if not full:
         return content
     number = dice.choice(full)
     row = pack_or(rows[number], harmed(unpack_attrs(rows[number]), dice))
     return pack_attrs([*rows[:number], row, *rows[number + 1 :]])
+
+
+def _holds_attributes(row: Any) -> bool:
+    """Whether there is something to change; an earlier change may have left anything."""
+    try:
+        return bool(unpack_attrs(row))
+    except (TypeError, ValueError, msgpack.UnpackException):
+        return False
 
 
 def _changed_column(name: str, sections: dict[str, Any], dice: random.Random) -> Any:
@@ -164,7 +173,7 @@ def _changed_column(name: str, sections: dict[str, Any], dice: random.Random) ->
     old = int(column.flat[at])
     other = int(column.flat[dice.randrange(column.size)])
     new = other if dice.random() < 0.3 else near_integer(old, dice)
-    limit = np.iinfo(column.dtype)
+    limit = np.finfo(column.dtype) if column.dtype.kind == "f" else np.iinfo(column.dtype)
     column.flat[at] = min(max(new, limit.min), limit.max)
     return column
 
@@ -180,16 +189,16 @@ def _swapped_rows(column: Any, ends: Any, dice: random.Random) -> Any:
 
 def judged(source: Sound, data: bytes, folder: Path) -> dict[str, str]:
     """How every command ended on the file: the code of the refusal, empty where it did its work.
-    Whatever else is raised is a finding."""
+    What the reader refuses, all refuse: it is given to one more of them. Whatever else is raised is
+    a finding."""
     path, sound = folder / "forged.neff", folder / f"{source.name}.neff"
     path.write_bytes(data)
     if not sound.exists():
         sound.write_bytes(source.data)
-    inputs = folder / "in.npz"
-    inputs.write_bytes(_inputs(source, data))
-    out = folder / "out.npz"
+    inputs, out = folder / "in.npz", folder / "out.npz"
+    refusal = _ended("verify", lambda: neff_tools.verify(path))
+    inputs.write_bytes(source.inputs if refusal else _inputs(source, data))
     commands: dict[str, Callable[[], object]] = {
-        "verify": lambda: neff_tools.verify(path),
         "info": lambda: neff_tools.info(path, False),
         "info --json": lambda: neff_tools.info(path, True),
         "dump": lambda: neff_text.dump(path, "", "", ()),
@@ -199,6 +208,9 @@ def judged(source: Sound, data: bytes, folder: Path) -> dict[str, str]:
         ),
         "run L0": lambda: neff_tools.run(path, inputs, out, neff_tools.RunOptions(level="L0")),
     }
+    if refusal:
+        more = random.Random(data).choice(list(commands))
+        return {"verify": refusal, more: _ended(more, commands[more])}
     return {name: _ended(name, command) for name, command in commands.items()}
 
 

@@ -110,6 +110,7 @@ def of_ranks(folder: Path) -> Sound:
     model, out = folder / "ranks.mlir", folder / "ranks.neff"
     model.write_text(RANKS)
     words = ["compile", str(model), "--framework", "XLA", "--target", "trn1", "--output", str(out)]
+    words += ["--logfile", str(folder / "log.txt")]
     assert main(words) == 0
     container = Container.open(out)
     program: Program = read_program(container)
