@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from collectives.costs import CollectiveCosts
@@ -15,7 +18,7 @@ from collectives.ops import (
     group_index,
 )
 from collectives.select import alternatives, choose, full_name
-from collectives.topology import Topology, line, ring, torus, unlinked
+from collectives.topology import Topology, line, ring, switched, torus, unlinked
 
 GATHER, REDUCE = CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE
 MIB = 1_048_576
@@ -167,3 +170,48 @@ def test_settings_that_are_not_given() -> None:
         replace(bare, rank_copy_bytes_per_s=0)
     with pytest.raises(CollectiveError, match="launch_ps >= 0, got -1"):
         replace(bare, launch_ps=-1)
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: switched(4, [], ranks_per_chip=1), r"up to all 4 chips, got \[\]"),
+        (lambda: switched(4, [(2, GB)], ranks_per_chip=1), r"all 4 chips, got \[2\]"),
+        (lambda: switched(12, [(4, GB), (6, GB), (12, GB)], ranks_per_chip=1), "divide each other"),
+        (lambda: torus(2, 0, ranks_per_chip=1, link_bytes_per_s=GB), "'chips': 0"),
+        (lambda: torus(2, 2, ranks_per_chip=0, link_bytes_per_s=GB), "'ranks_per_chip': 0"),
+        (lambda: torus(2, 2, ranks_per_chip=1, link_bytes_per_s=0), "'link_bytes_per_s': 0"),
+        (lambda: torus(2, 2, ranks_per_chip=1, link_bytes_per_s=(GB, 0)), "'link_bytes_per_s': 0"),
+        (lambda: torus(2, 2, ranks_per_chip=1, link_bytes_per_s=(GB,)), "torus of 2 sides"),
+        (lambda: unlinked(ranks_per_chip=1, instances=0), "'instances': 0"),
+        (lambda: unlinked(ranks_per_chip=1, efa_devices=1), "got 1 devices and 0 B/s"),
+        (lambda: unlinked(ranks_per_chip=1, efa_bytes_per_s=1), "got 0 devices and 1 B/s"),
+        (lambda: unlinked(ranks_per_chip=1, efa_devices=-1), "got -1 devices and 0 B/s"),
+        (lambda: unlinked(ranks_per_chip=1, efa_devices=-1, efa_bytes_per_s=-1), "got -1"),
+    ],
+)
+def test_no_such_network(make: Callable[[], Topology], text: str) -> None:
+    with pytest.raises(CollectiveError, match=text):
+        make()
+
+
+def test_networks_in_a_line() -> None:
+    """A ring of 2 has one link each way; a chip alone needs no rate; of 10^12 B/s one device."""
+    one: dict[str, Any] = {"ranks_per_chip": 1, "link_bytes_per_s": GB}
+    assert ring(2, **one).describe() == "ring: 1 x 2 chips x 1 ranks, 2 directed links"
+    assert (
+        unlinked(ranks_per_chip=1).describe() == "unlinked: 1 x 1 chips x 1 ranks, 0 directed links"
+    )
+    assert grid(3).describe() == (
+        "torus: 3 x 4 chips x 4 ranks, 8 directed links, EFA 1000 GB/s each"
+    )
+    levels = [(2, GB), (4, GB)]
+    there = switched(4, levels, ranks_per_chip=2)
+    assert there.describe() == "switch: 1 x 4 chips x 2 ranks, 16 directed links"
+    assert there.neighbours() == {n: tuple(c for c in range(4) if c != n) for n in range(4)}
+    assert line(3, **one).neighbours() == {0: (1,), 1: (0, 2), 2: (1,)}
+    with pytest.raises(CollectiveError, match="got torus without EFA devices"):
+        torus(2, 2, instances=2, **one).route(np.array([0]), np.array([5]))
