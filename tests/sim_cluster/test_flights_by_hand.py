@@ -1,0 +1,220 @@
+"""What regions may touch while a collective is on its way, on one physical core and on two; what a
+function is bound to."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from l0_cases import hbm, instr
+
+from compiler.diagnostics import SimulationError
+from compiler.dtypes import DType
+from compiler.isa.program import CollectiveCall, Engine, Function, Region
+from compiler.isa.region import Affine, RegionProgram, Tensor, View
+from sim_cluster.functions import Bound, FunctionCode
+
+F32, I32 = DType.F32, DType.I32
+HERE = Affine()
+
+
+def start(source: Any, target: Any) -> Region:
+    attrs = {"collective": 0, "source": source, "target": target}
+    return Region(RegionProgram("collective_start", "start", attrs=attrs))
+
+
+WAIT = Region(RegionProgram("collective_wait", "wait", attrs={"collective": 0}))
+IDLE = Region(RegionProgram("idle", "idle"))
+
+
+def copy(source: int, target: int) -> Region:
+    """Tensor to tensor, through the DMA engines alone."""
+    whole = (1, 8)
+    move = instr("dma", Engine.DMA_IN, hbm(target, HERE, whole), hbm(source, HERE, whole))
+    return Region(RegionProgram("compute", f"copy to {target}"), [], [move])
+
+
+def register(tensor: int, **bounds: int) -> Region:
+    attrs = {"register": 4, "view": View(tensor, HERE, ())} | bounds
+    return Region(RegionProgram("register_load", "load", attrs=attrs))
+
+
+KINDS = ("input", "input", "input", "input", "scratch")
+
+
+def function(*regions: Region, partner: list[Region] | None = None) -> Function:
+    """Tensors 0 to 3 are inputs of 8 fp32, 4 is scratch."""
+    tensors = [Tensor(f"t{n}", (8,), F32, kind, offset_bytes=0) for n, kind in enumerate(KINDS)]
+    call = CollectiveCall("all_reduce", ("dp",), F32, (1, 8, 1), "add", name="sum")
+    known = (0, 1, 2, 3)
+    return Function(
+        "f", tensors, known, (), (), 5, list(regions), [call], 32, "trn2.48xlarge", partner
+    )
+
+
+def bound(given: Function, level: str = "L0") -> tuple[Bound, list[np.ndarray]]:
+    arrays = [np.full(8, n, np.float32) for n in range(4)]
+    code = FunctionCode(given, level)
+    return code.bind([a.view(np.uint8) for a in arrays], [], np.zeros(32, np.uint8)), arrays
+
+
+def run(given: Function) -> list[np.ndarray]:
+    """The inputs after a run in which every collective doubles what was sent."""
+    made, arrays = bound(given)
+    for request in made.run({}):
+        request.deliver(2 * request.source)
+    return arrays
+
+
+def refused(code: str) -> AbstractContextManager[Any]:
+    return pytest.raises(SimulationError, match=code) if code else nullcontext()
+
+
+RACE = "SW_L0_COLLECTIVE_RACE"
+# The collective sends tensor 0 into tensor 1.
+BETWEEN = [
+    (copy(2, 3), ""),
+    (copy(0, 3), ""),  # what is sent may be read
+    (copy(2, 0), RACE),
+    (copy(2, 1), RACE),
+    (copy(1, 3), RACE),
+    (copy(2, 4), ""),
+]
+
+
+@pytest.mark.parametrize(("between", "code"), BETWEEN)
+def test_between_start_and_wait(between: Region, code: str) -> None:
+    with refused(code):
+        arrays = run(function(start(0, 1), between, WAIT))
+        assert arrays[1].tolist() == [0.0] * 8
+
+
+@pytest.mark.parametrize(("between", "code"), BETWEEN)
+def test_between_start_and_wait_on_the_other_core(between: Region, code: str) -> None:
+    """It knows that the collective has started, and its own end is waited for."""
+    partner = [IDLE, replace(between, after=1), IDLE]
+    with refused(code):
+        run(function(start(0, 1), IDLE, replace(WAIT, after=2), partner=partner))
+
+
+@pytest.mark.parametrize(("behind", "is_waiting"), [(copy(1, 3), False), (copy(1, 3), True)])
+def test_the_other_core_waits_for_the_end_of_a_collective(behind: Region, is_waiting: bool) -> None:
+    """Three regions of core 0: start, wait, nothing."""
+    late = replace(behind, after=2 if is_waiting else 0)
+    with refused("" if is_waiting else "SW_L0_RACE|SW_L0_COLLECTIVE_RACE"):
+        arrays = run(function(start(2, 1), WAIT, IDLE, partner=[IDLE, IDLE, late]))
+        assert arrays[3].tolist() == [4.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("first", "code"), [(copy(2, 3), "SW_L0_RACE"), (copy(3, 2), ""), (copy(2, 1), "")]
+)
+def test_a_register_of_one_core_from_what_the_other_writes(first: Region, code: str) -> None:
+    with refused(code):
+        run(function(first, IDLE, partner=[register(3), IDLE]))
+
+
+def test_values_on_one_core_and_what_comes_back() -> None:
+    """Sent as it was at the start; delivered where the view says."""
+    tensors = [Tensor("x", (16,), F32, "input"), Tensor("y", (16,), F32, "input")]
+    given = replace(function(), tensors=tensors, inputs=(0, 1))
+    at = View(0, Affine(8), (1,)), View(1, Affine(4), (1,))
+    for level in ("L0", "L1"):
+        own = replace(given, regions=[start(*at), WAIT])
+        x, y = np.arange(16, dtype=np.float32), np.zeros(16, np.float32)
+        code = FunctionCode(own, level)
+        made = code.bind([x.view(np.uint8), y.view(np.uint8)], [], np.zeros(32, np.uint8))
+        (request,) = _requests(made, lambda sent: sent + 100)
+        assert request == list(range(8, 16))
+        assert y.tolist() == [0.0] * 4 + [float(n) for n in range(108, 116)] + [0.0] * 4
+
+
+def _requests(made: Bound, change: Any) -> list[list[float]]:
+    sent = []
+    for request in made.run({}):
+        sent.append(request.source.tolist())
+        request.deliver(change(request.source))
+    return sent
+
+
+def test_what_nobody_wrote_is_not_sent_and_no_register() -> None:
+    with refused("SW_L0_UNINITIALISED.*sends elements nobody wrote"):
+        run(function(start(4, 1), WAIT))
+    with refused("SW_L0_UNINITIALISED.*loads a register nobody wrote"):
+        run(function(register(4)))
+    arrays = run(function(copy(2, 4), start(4, 1), WAIT))
+    assert arrays[1].tolist() == [4.0] * 8
+    arrays = run(function(start(0, 4), WAIT, copy(4, 1)))  # what arrived is there
+    assert arrays[1].tolist() == [0.0] * 8
+
+
+def test_collectives_in_an_order_that_cannot_be() -> None:
+    with refused("SW_SIM_COLLECTIVE.*waits for collective 0 before it starts"):
+        FunctionCode(function(WAIT, start(0, 1)))
+    with refused(r"SW_SIM_COLLECTIVE.*returns before it waits for collectives \[0\]"):
+        run(function(start(0, 1)))
+    with refused("SW_SIM_REGION.*has the unknown kind jump"):
+        FunctionCode(function(Region(RegionProgram("jump", "r"))))
+    with refused("SW_SIM_LEVEL.*got 'L2'"):
+        FunctionCode(function(), "L2")
+    with refused("SW_NEFF_CONTENT.*region load of function f: KeyError"):
+        FunctionCode(function(Region(RegionProgram("register_load", "load"))))
+
+
+def test_tensors_are_bound_to_as_many_bytes_as_they_have() -> None:
+    code = FunctionCode(function(), "L1")
+    whole = [np.zeros(32, np.uint8) for _ in range(4)]
+    code.bind(whole, [], np.zeros(32, np.uint8))
+    for size in (28, 36):
+        with refused(f"SW_SIM_BINDING.*t0 .input. of f: requires 32 bytes, got {size}"):
+            code.bind([np.zeros(size, np.uint8), *whole[1:]], [], np.zeros(32, np.uint8))
+    with refused("t4 .scratch. of f: requires 32 bytes, got 31"):
+        code.bind(whole, [], np.zeros(31, np.uint8))
+    with pytest.raises(ValueError, match="shorter"):
+        code.bind(whole[:3], [], np.zeros(32, np.uint8))
+    unknown = replace(function(), inputs=(0, 1, 2))
+    with refused("t3 .input. of f: is not bound"):
+        FunctionCode(unknown, "L1").bind(whole[:3], [], np.zeros(32, np.uint8))
+    twice = replace(function(), inputs=(0, 1, 2, 2))
+    with refused("t2 .input. of f: one tensor requires one buffer"):
+        FunctionCode(twice, "L1").bind(whole, [], np.zeros(32, np.uint8))
+    FunctionCode(replace(function(), inputs=(0, 1, 2, 3, 3)), "L1").bind(
+        [*whole, whole[3]], [], np.zeros(32, np.uint8)
+    )
+    donated = function()
+    donated.tensors[3] = replace(donated.tensors[3], kind="output", alias=1)
+    donated = replace(donated, inputs=(0, 1, 2), outputs=(3,))
+    FunctionCode(donated, "L1").bind(whole[:3], [whole[1]], np.zeros(32, np.uint8))
+    with refused("t3 .output. of f: requires the memory of the input it replaces"):
+        FunctionCode(donated, "L1").bind(whole[:3], [whole[3]], np.zeros(32, np.uint8))
+
+
+def test_an_output_is_written_as_a_whole() -> None:
+    given = function(copy(0, 3))
+    given.tensors[3] = replace(given.tensors[3], kind="output")
+    given = replace(given, inputs=(0, 1, 2), outputs=(3,))
+
+    def run_with(regions: list[Region]) -> None:
+        whole = [np.zeros(32, np.uint8) for _ in range(4)]
+        code = FunctionCode(replace(given, regions=regions), "L0")
+        list(code.bind(whole[:3], whole[3:], np.zeros(32, np.uint8)).run({}))
+
+    run_with([copy(0, 3)])
+    with refused("SW_L0_OUTPUT_UNWRITTEN.*8 unwritten elements of output t3"):
+        run_with([copy(0, 2)])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value"),
+    [({}, 7), ({"low": 8}, 8), ({"high": 6}, 6), ({"low": 0, "high": 9}, 7), ({"low": 7}, 7)],
+)
+def test_registers_are_clamped(bounds: dict[str, int], value: int) -> None:
+    given = function(register(0, **bounds))
+    given.tensors[0] = Tensor("i", (1,), I32, "input")
+    arrays = [np.array([7], np.int32), *(np.zeros(8, np.float32) for _ in range(3))]
+    code = FunctionCode(given, "L1")
+    made = code.bind([a.view(np.uint8) for a in arrays], [], np.zeros(32, np.uint8))
+    assert list(made.run({})) == [] and made.registers == {4: value}
