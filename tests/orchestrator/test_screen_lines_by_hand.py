@@ -316,6 +316,11 @@ def test_titles_and_wrapped_text() -> None:
 
 def test_parts_share_lines_while_they_fit() -> None:
     """20 columns hold 9 + 2 + 9, and no more; what is longer is broken."""
+    two = [Text(letter * 9) for letter in "abcd"]
+    assert [line.plain.strip() for line in sections.parts_of(two, 31)] == [
+        "a" * 9 + "  " + "b" * 9,
+        "c" * 9 + "  " + "d" * 9,
+    ]
     parts = [Text("a" * 9), Text("b" * 9), Text("c" * 10), Text("d" * 9), Text("e" * 12 + " f" * 8)]
     assert [line.plain for line in sections.parts_of(parts, 31)] == [
         " " * 11 + "a" * 9 + "  " + "b" * 9,
