@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.mutants.areas import AREAS, CONSTANTS, area_of, files_of
 from tests.mutants.coverage_map import Map
-from tests.mutants.damage import Damage, read_damages
+from tests.mutants.damage import Damage, damages_of, read_damages
 from tests.mutants.runs import Recorder, Run, run_tests
 from tests.mutants.selection import batches
 from tests.mutants.trees import Tree
@@ -46,9 +46,16 @@ def drawn(root: Path, count: int, seed: int) -> list[Damage]:
 
 
 def constants(root: Path) -> list[Damage]:
-    """Every constant of the machine's model a tenth more, small whole numbers one more."""
-    numbers = [d for d in read_damages(root, CONSTANTS) if d.operator == "number"]
-    return list({(d.path, d.start): d for d in reversed(numbers)}.values())[::-1]
+    """Every constant of the machine's model a tenth more, small whole numbers one more; a tenth of
+    nothing is nothing."""
+    found: dict[tuple[str, int], Damage] = {}
+    for path in CONSTANTS:
+        source = (root / path).read_text()
+        for damage in damages_of(path, source):
+            written = source[damage.start : damage.end]
+            if damage.operator == "number" and re.fullmatch(r"[\d._e-]*[1-9][\d._e-]*", written):
+                found.setdefault((path, damage.start), damage)
+    return list(found.values())
 
 
 def of_figures(known: Map) -> Map:
