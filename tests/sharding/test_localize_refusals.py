@@ -177,6 +177,14 @@ RULES |= {
             ({"second": (R, N)}, AXES, "operands and results"),
         ],
     ),
+    "sort of one": (
+        one("sort", (4, 4), attrs=SortAttrs(0, ((0, "GT", "total"),))),
+        {"x0": (N, S), "y": (N, S)},
+        [
+            ({"y": (N, R)}, AXES, "operands and results"),
+            ({"x0": (S, N), "y": (S, N)}, DIM, "it is sorted"),
+        ],
+    ),
     "product": (
         product,
         {"x": (S, N, R), "w": (S, R, N), "y": (S, N, N)},

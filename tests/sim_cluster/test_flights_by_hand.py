@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,20 @@ from l0_cases import hbm, instr
 
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
-from compiler.isa.program import CollectiveCall, Engine, Function, Region
+from compiler.isa.program import (
+    Call,
+    CollectiveCall,
+    Engine,
+    Function,
+    Program,
+    ProgramBuffer,
+    Region,
+    Repeat,
+)
 from compiler.isa.region import Affine, RegionProgram, Tensor, View
 from sim_cluster.functions import Bound, FunctionCode
+from sim_cluster.memory import CoreMemory
+from sim_cluster.programs import ProgramCode
 
 F32, I32 = DType.F32, DType.I32
 HERE = Affine()
@@ -218,3 +230,35 @@ def test_registers_are_clamped(bounds: dict[str, int], value: int) -> None:
     code = FunctionCode(given, "L1")
     made = code.bind([a.view(np.uint8) for a in arrays], [], np.zeros(32, np.uint8))
     assert list(made.run({})) == [] and made.registers == {4: value}
+
+
+def test_the_code_of_a_program_has_its_chip_and_its_watch() -> None:
+    """At L0 all functions share the chip of the program's target; the watch is asked once."""
+    program = Program("p", "trn2.48xlarge", [function(), function()], [], (), (), (), 0, 0)
+    outside: Any = object()
+    watch: Any = SimpleNamespace(of=lambda asked: outside if asked is program else None)
+    first, second = ProgramCode(program, "L0", watch).functions
+    assert first.chip is second.chip is not None and first.outside is outside
+    alone = ProgramCode(program).functions[0]
+    assert (alone.level, alone.chip, alone.outside) == ("L1", None, None)
+
+
+def test_a_repeated_call_is_bound_once() -> None:
+    """Three runs of one call, which is bound once."""
+    program = Program(
+        "p",
+        "trn1n.32xlarge",
+        [replace(function(copy(0, 3)), target="trn1n.32xlarge")],
+        [ProgramBuffer(name, (8,), F32, "named") for name in "abcd"],
+        tuple("abcd"),
+        ("d",),
+        (Repeat(1, 3, (Call(0, (0, 1, 2, 3), ()),)),),
+        16,
+        32,
+    )
+    memory = CoreMemory([(name, 32) for name in "abcd"])
+    memory.array("a", F32)[:] = 5
+    code = ProgramCode(program, "L0")
+    assert list(code.run(memory)) == [] and memory.array("d", F32).tolist() == [5.0] * 8
+    assert (memory.arena.size, memory.scratch.size, len(memory.bindings)) == (16, 32, 1)
+    assert code.instructions == 3
