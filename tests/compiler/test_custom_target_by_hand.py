@@ -9,6 +9,7 @@ import pytest
 
 from compiler.custom_target import RATE, RULES, check_together, read_custom
 from compiler.diagnostics import UsageError
+from compiler.target import load_target
 
 MOST = 2**40
 COUNTS = {  # fact -> its least and largest whole number
@@ -100,6 +101,21 @@ def test_a_fact_with_its_source_and_one_that_is_misspelt(tmp_path: Path) -> None
     assert read_custom(file, ["b"]) == ("b", {})
     assert refused(tmp_path, "zzz", 5) == "unknown fact 'zzz'"
     assert "unknown fact 'efa_gbs', did you mean 'efa_gbps'" in refused(tmp_path, "efa_gbs", 5)
+
+
+def test_the_digest_is_of_the_facts_in_any_order_and_of_the_base(tmp_path: Path) -> None:
+    texts = {
+        "one": '{"base": "trn1n.32xlarge", "facts": {"efa_hop_us": 12, "dma_fixed_ns": 9}}',
+        "two": '{"base": "trn1n.32xlarge", "facts": {"dma_fixed_ns": 9, "efa_hop_us": 12}}',
+        "value": '{"base": "trn1n.32xlarge", "facts": {"efa_hop_us": 12, "dma_fixed_ns": 8}}',
+        "base": '{"base": "trn1.32xlarge", "facts": {"efa_hop_us": 12, "dma_fixed_ns": 9}}',
+    }
+    digests = {}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.json").write_text(text)
+        digests[name] = load_target(str(tmp_path / f"{name}.json")).digest
+    assert digests["one"] == digests["two"]
+    assert len(set(digests.values())) == 3
 
 
 TORUS: dict[str, Any] = {

@@ -10,9 +10,16 @@ import pytest
 
 from compiler.diagnostics import LoadError
 from compiler.dtypes import DType
-from compiler.isa.program import Program
+from compiler.isa.program import Function, Program
 from compiler.neff import bundle
-from compiler.neff.bundle import core_binding, load_bundle, program_bytes, write_bundle
+from compiler.neff.bundle import (
+    core_binding,
+    load_bundle,
+    program_bytes,
+    read_program,
+    write_bundle,
+)
+from compiler.neff.format import FEATURE_SUBGRAPHS
 from compiler.neff.manifest import CoreBinding, Manifest, NamedBuffer
 from compiler.neff.reader import Container
 from compiler.neff.schedule import LeafPart, Transfer
@@ -234,3 +241,42 @@ def test_a_program_says_what_made_it() -> None:
     container = Container(program_bytes(PROGRAMS["a"], {"graph": "g"}), "p", "program")
     assert container.meta == {"name": "a", "target": "trn1n.32xlarge", "lnc": 1, "graph": "g"}
     assert container.header.features == 0
+
+
+@pytest.mark.parametrize("error", [KeyError, TypeError, ValueError, IndexError, AttributeError])
+def test_content_that_makes_no_sense_is_a_refusal(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever reading it raises; a refusal of its own stays what it is."""
+    container = Container(program_bytes(PROGRAMS["a"], {}), "p", "program")
+
+    def raising(raised: Exception) -> Any:
+        def decode(*_: Any) -> None:
+            raise raised
+
+        return decode
+
+    monkeypatch.setattr(bundle, "decode_program", raising(error("odd")))
+    with pytest.raises(LoadError, match=f"p: program: {error.__name__}.*odd") as refused:
+        read_program(container)
+    assert refused.value.code == "SW_NEFF_CONTENT"
+    monkeypatch.setattr(bundle, "decode_program", raising(LoadError("SW_NEFF_SIZE", "own")))
+    with pytest.raises(LoadError, match="own") as own:
+        read_program(container)
+    assert own.value.code == "SW_NEFF_SIZE"
+    for read in (Manifest.from_meta, CoreBinding.from_meta) if error is not IndexError else ():
+        broken: Any = type("Broken", (dict,), {"__getitem__": raising(error("odd"))})()
+        with pytest.raises(LoadError, match=f"m: .*{error.__name__}"):
+            read(broken, "m")
+
+
+def test_programs_of_two_physical_cores_need_a_manifest_of_two(tmp_path: Path) -> None:
+    both = Function("f", [], (), (), (), 0, [], [], partner=[])
+    programs = {"a": replace(empty("a"), functions=[both]), "b": empty("b")}
+    write_bundle(tmp_path / "two", MANIFEST, programs, {})
+    assert load_bundle(tmp_path / "two").programs["a"].lnc == 2
+    write_bundle(tmp_path / "one", replace(MANIFEST, lnc=1), programs, {})
+    with pytest.raises(LoadError, match="program a requires logical NeuronCores of 2"):
+        load_bundle(tmp_path / "one")
+    container = Container(program_bytes(programs["a"], {}), "p", "program")
+    assert container.header.features == FEATURE_SUBGRAPHS and container.meta["lnc"] == 2
