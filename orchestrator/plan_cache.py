@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import Diagnostic
 from compiler.documents import parse_json
-from compiler.isa.schema import Rule, several
+from compiler.schema import Rule, several
 from compiler.target import load_target
 from orchestrator import outputs
 from orchestrator.cache import About, Cache, open_cache

@@ -18,7 +18,7 @@ from compiler.diagnostics import Diagnostic, LoadError, Loc
 from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph, Value
 from compiler.isa.fields import check_fields
-from compiler.isa.schema import COUNTS, PLAIN, TEXT, Rule, Table, row, several
+from compiler.schema import COUNTS, PLAIN, TEXT, Rule, Table, row, several
 from sharding.mesh import Mesh
 from sharding.spec import ShardingSpec
 

@@ -8,16 +8,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from compiler.isa.instructions import INSTRUCTIONS
-from compiler.isa.schema import (
-    AFFINE,
-    BOUND,
+from compiler.isa.schema import AFFINE, BOUND, VIEW
+from compiler.schema import (
     COUNT,
     COUNTS,
     FLAG,
     NOTHING,
     NUMBER,
     TEXT,
-    VIEW,
     WHOLE,
     WHOLES,
     Rule,

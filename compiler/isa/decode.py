@@ -40,8 +40,9 @@ from compiler.isa.program import (
 from compiler.isa.program_soundness import HEAD as PROGRAM_HEAD
 from compiler.isa.program_soundness import LOCATIONS, check_program, read_step
 from compiler.isa.region import Affine, Bound, Node, RegionProgram, Tensor, View
-from compiler.isa.schema import AFFINE, BOUND, MOST_DEPTH, TEXT, VIEW, Rule, several
+from compiler.isa.schema import AFFINE, BOUND, VIEW
 from compiler.isa.soundness import HEAD, check_collective, check_function, check_indices
+from compiler.schema import MOST_DEPTH, TEXT, Rule, several
 
 _STRINGS = several(TEXT)
 _ATTRIBUTE_SETS = several(Rule("attributes", lambda v: isinstance(v, bytes)))

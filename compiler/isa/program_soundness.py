@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from compiler.isa.program import Call, Function, Program, ProgramBuffer, Repeat
-from compiler.isa.schema import (
-    AFFINE,
+from compiler.isa.schema import AFFINE, DTYPE
+from compiler.isa.soundness import check_indices, size_bytes
+from compiler.schema import (
     COUNT,
     COUNTS,
-    DTYPE,
     MOST_DEPTH,
     PLAIN,
     TEXT,
@@ -23,7 +23,6 @@ from compiler.isa.schema import (
     row,
     several,
 )
-from compiler.isa.soundness import check_indices, size_bytes
 
 _STEP = Rule("a step", lambda v: isinstance(v, tuple))
 _BUFFER = row(TEXT, COUNTS, DTYPE, one_of("named", "arena"), WHOLE)

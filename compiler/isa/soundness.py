@@ -30,8 +30,9 @@ from compiler.isa.program import (
     Space,
 )
 from compiler.isa.region import Affine, Node, RegionProgram, Tensor, View
-from compiler.isa.schema import COUNT, COUNTS, DTYPE, MOST, TEXT, Rule, Table, one_of, row, several
+from compiler.isa.schema import DTYPE
 from compiler.isa.tokens import check_tokens
+from compiler.schema import COUNT, COUNTS, MOST, TEXT, Rule, Table, one_of, row, several
 
 MOST_DIMS = 64
 """Of an array of NumPy, which has an axis per atom."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from compiler.isa.program import Program
-from compiler.isa.schema import FLAG, TEXT, Rule, Table, one_of, row, several
 from compiler.neff.manifest import MAX_CORE_FILES
+from compiler.schema import FLAG, TEXT, Rule, Table, one_of, row, several
 
 _SIZE = Rule("a number of cores", lambda v: type(v) is int and 0 < v <= MAX_CORE_FILES)
 _MAP = Rule("a map", lambda v: isinstance(v, dict))

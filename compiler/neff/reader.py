@@ -20,7 +20,6 @@ import msgpack
 import numpy as np
 
 from compiler.diagnostics import LoadError
-from compiler.isa.schema import PLAIN, Rule
 from compiler.neff.files import inflated, read_regular
 from compiler.neff.format import (
     DTYPES,
@@ -34,6 +33,7 @@ from compiler.neff.format import (
     Header,
     Section,
 )
+from compiler.schema import PLAIN, Rule
 
 _META = Rule(f"a map with {PLAIN.what}", lambda v: isinstance(v, dict) and PLAIN.holds(v))
 _REBUILD = "the file is damaged; compile again or copy the bundle again"

@@ -22,9 +22,9 @@ from compiler.ir.types import Graph
 from compiler.isa.decode import decode_function
 from compiler.isa.encode import encode_function
 from compiler.isa.program import Function
-from compiler.isa.schema import COUNTS, TEXT, Rule, one_of, row, several
 from compiler.lower.function import Signature
 from compiler.neff.format import DTYPES
+from compiler.schema import COUNTS, TEXT, Rule, one_of, row, several
 
 FORMAT = 1
 _ROWS = several(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.isa.schema import FLAG, TEXT, Entries, Items, Rule, Shape, Table, one_of, several
+from compiler.schema import FLAG, TEXT, Entries, Items, Rule, Shape, Table, one_of, several
 
 _LARGEST = 1e36
 """Our choice: beyond every count, rate and time of a step, and squares of it are still numbers."""

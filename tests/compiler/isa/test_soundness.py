@@ -15,10 +15,10 @@ from compiler.isa.decode import decode_program
 from compiler.isa.encode import encode_program
 from compiler.isa.program import Call, Engine, Function, Instr, Loop, Program, Repeat
 from compiler.isa.region import Affine, View
-from compiler.isa.schema import MOST
 from compiler.isa.soundness import check_function
 from compiler.isa.tokens import check_tokens
 from compiler.options import CompileOptions
+from compiler.schema import MOST
 from tests.support.model_run import compile_function
 
 
