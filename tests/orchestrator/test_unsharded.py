@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe
 from threading import Thread
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ from orchestrator.numerics import Reference
 from orchestrator.unsharded import unsharded
 
 REFERENCE = Reference(losses=(2.0,), after_one={}, bound=1e-5)
+FIRST = {"w": 1.0, "b": 2.0}  # the first state: leaves by name
 
 
 @dataclass
@@ -67,6 +68,10 @@ def other_side(
 def answering(answer: object, asked: list[Any]) -> Callable[[Connection], None]:
     def act(theirs: Connection) -> None:
         asked.append(theirs.recv())
+        if answer is REFERENCE:
+            for leaf in FIRST.items():
+                theirs.send(leaf)
+            theirs.send(None)
         theirs.send(answer)
 
     return act
@@ -76,9 +81,29 @@ def test_the_job_goes_there_and_its_reference_comes_back(monkeypatch: pytest.Mon
     asked: list[Any] = []
     with other_side(monkeypatch, answering(REFERENCE, asked)) as (worker, started):
         with unsharded(JobConfig(), 12) as result:
-            assert result() == REFERENCE and not worker.ended
+            assert result is not None and result.first_state() == FIRST
+            assert result.first_state() is None  # it is kept nowhere
+            assert result.reference() == REFERENCE and not worker.ended
         assert worker.ended == [True] and started == ["orchestrator.unsharded"]
     assert asked == [(sys.path, JobConfig(), 12)]
+
+
+def test_a_run_that_needs_no_first_state_has_its_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that goes on from a checkpoint."""
+    with (
+        other_side(monkeypatch, answering(REFERENCE, [])) as (_, _),
+        unsharded(JobConfig(), 12) as result,
+    ):
+        assert result is not None and result.reference() == REFERENCE
+
+
+def test_a_job_that_is_not_compared_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "start_worker", None)
+    job = JobConfig()
+    with unsharded(replace(job, run=replace(job.run, compare=False)), 12) as result:
+        assert result is None
 
 
 def test_an_error_there_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +113,8 @@ def test_an_error_there_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(UsageError, match="a batch is required"),
         unsharded(JobConfig(), 12) as result,
     ):
-        result()
+        assert result is not None
+        result.reference()
     assert worker.ended == [True]
 
 
@@ -98,7 +124,8 @@ def test_a_process_that_died_is_told_with_its_code(monkeypatch: pytest.MonkeyPat
         pytest.raises(SimulationError, match="exit code 7") as died,
         unsharded(JobConfig(), 12) as result,
     ):
-        result()
+        assert result is not None
+        result.reference()
     assert died.value.code == "SW_REFERENCE"
 
 
@@ -120,10 +147,11 @@ def test_the_process_answers_with_what_the_run_gave(
     moved: list[tuple[int, int]] = []
     asked: list[tuple[JobConfig, int, list[str]]] = []
 
-    def run(job: JobConfig, global_batch: int) -> Reference:
+    def run(job: JobConfig, global_batch: int, begun: Callable[[Any], None]) -> Reference:
         asked.append((job, global_batch, sys.path[:]))
         if error:
             raise error
+        begun(FIRST)
         return REFERENCE
 
     monkeypatch.setattr(module, "run_unsharded", run)
@@ -134,6 +162,8 @@ def test_the_process_answers_with_what_the_run_gave(
     ours, theirs = Pipe()
     ours.send((["/theirs", *sys.path], JobConfig(), 3))
     module._serve(theirs)
+    state = [] if error else list(iter(ours.recv, None))
+    assert state == ([] if error else list(FIRST.items()))
     answer = ours.recv()
     assert str(answer) == str(error) if error else answer == REFERENCE
     ((job, count, path),) = asked

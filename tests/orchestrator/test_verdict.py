@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from multiprocessing.connection import Pipe
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +20,6 @@ from orchestrator.numerics import (
     worst_leaf,
     worst_loss_error,
 )
-from orchestrator.service.process_backend import Worker
-from orchestrator.unsharded import Unsharded, _send_state
 from sim_cluster.result import distance
 
 LEAF = {"params/w": np.ones((2, 3), np.float32)}
@@ -202,23 +199,6 @@ def test_the_first_state_is_that_of_the_job_in_its_own_type(
     drawn, told = drawn_state(monkeypatch, narrow=False)
     assert (drawn, len(told), told[0] is not None) == ([], 1, True)
     assert drawn_state(monkeypatch, narrow=True) == (["short 3"], [None, None])
-
-
-def test_the_first_state_comes_once_and_before_the_result() -> None:
-    ours, theirs = Pipe()
-    state = {"w": np.arange(3.0), "b": np.ones(2)}
-    reference = Reference(losses=(1.0,), after_one=state, bound=1e-5)
-    other = Unsharded(Worker(cast("Any", None), ours))
-    _send_state(theirs, state)
-    first = other.first_state()
-    assert first is not None and list(first) == ["w", "b"] and (first["w"] == state["w"]).all()
-    assert other.first_state() is None
-    theirs.send(reference)
-    assert other.reference().losses == (1.0,)
-    late = Unsharded(Worker(cast("Any", None), ours))  # of a run that goes on from a checkpoint
-    _send_state(theirs, state)
-    theirs.send(reference)
-    assert late.reference().losses == (1.0,)
 
 
 def test_full_precision_is_bound_by_a_hundred_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
