@@ -8,8 +8,9 @@ are one run of HBM, whatever indices count the rows. The transposes put them in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from compiler.codegen.rates import Rates
 from compiler.codegen.space import Walk
@@ -115,7 +116,7 @@ def row_block(
         total *= count
     found = [
         (rates.transfer_ns(total, block.run * item, block.partitions), block)
-        for block in _blocks(row, atoms, [points[a] for a in atoms])
+        for block in _blocks(row, tuple(atoms), tuple(points[a] for a in atoms))
     ]
     least = min((ns for ns, _ in found), default=math.inf)
     near = [(block.each, ns, block) for ns, block in found if ns <= _SLACK * least]
@@ -123,12 +124,15 @@ def row_block(
     return block if ns + extra_ns < _WORTH * plain_ns else None
 
 
-def _blocks(row: int, atoms: Sequence[int], sizes: Sequence[int]) -> Iterator[RowBlock]:
+@lru_cache(maxsize=4096)  # a search asks for the same few rows at every candidate
+def _blocks(row: int, atoms: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[RowBlock, ...]:
+    found = []
     for each in range(2, _MOST + 1):
         for partitions in _PARTITIONS:
             extents = spread(each * partitions, sizes)
             if extents is None:
                 continue
-            block = RowBlock(row, tuple(atoms), extents, each, partitions)
+            block = RowBlock(row, atoms, extents, each, partitions)
             if None not in (spread(each * block.unit, extents), spread(each, extents)):
-                yield block
+                found.append(block)
+    return tuple(found)
