@@ -7,10 +7,9 @@ The planner works on lifetimes it noted while it laid the program out; nothing h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -46,9 +45,8 @@ TASKS = {
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    folder: Path = tmp_path_factory.mktemp("residency")
-    yield cache(lambda name: build_on(TASKS[name](), {"dp_shard": 4}, folder).built)
+def built() -> Callable[[str], Built]:
+    return cache(lambda name: build_on(TASKS[name](), {"dp_shard": 4}).built)
 
 
 def function(name: str, inputs: int, outputs: int) -> Function:
@@ -103,11 +101,11 @@ def test_arenas_of_whole_steps_are_at_the_bound(name: str, built) -> None:
         assert bound <= made.arena_bytes <= SLACK * bound
 
 
-def test_a_dropped_free_shows(built) -> None:
+@pytest.mark.parametrize("name", long_in_matrix(TASKS, ("bert", "prime", "flax")))
+def test_a_dropped_free_shows(name: str, built) -> None:
     """A buffer of before the peak that is never given back lifts the plan above the bound."""
-    every = (plan for name in TASKS for plan in plans(built(name)))
-    found = [dropped for plan in every if (dropped := with_one_free_less(*plan))]
-    assert len(found) >= 5
+    found = [dropped for plan in plans(built(name)) if (dropped := with_one_free_less(*plan))]
+    assert found
     for lifetimes, bound in found:
         assert hbm.plan(lifetimes)[1] > SLACK * bound
 

@@ -51,6 +51,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     LAST: {"reduce_gradients": "last"},
 }
 ALONE = (
+    "both",
     "gathers one layer early",
     "reductions one layer late",
     "buckets of another layer",

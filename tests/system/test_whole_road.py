@@ -171,6 +171,7 @@ def reference(name: str, task: TrainTask, batch: int) -> tuple[list[float], Leav
 
 
 ONLY_IN_MATRIX = (
+    "llama fsdp cp tp",
     "llama hsdp",
     "llama bf16 fsdp",
     "llama tp beyond kv heads",
