@@ -56,6 +56,7 @@ LONGEST_FIRST = (
     "system/test_ray.py",
     "sharding/test_uneven.py",
     "system/test_models.py",
+    "system/test_forge.py",
     "sharding/test_reference_ranks.py",
     "compiler/index_ops/test_ordering.py",
     "compiler/frontend/test_frontend_steps.py",
