@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.schema import FLAG, TEXT, Entries, Items, Rule, Shape, Table, one_of, several
+from compiler.schema import (
+    FLAG,
+    TEXT,
+    Entries,
+    Items,
+    Rule,
+    Shape,
+    Table,
+    either,
+    one_of,
+    several,
+)
 
 _LARGEST = 1e36
 """Our choice: beyond every count, rate and time of a step, and squares of it are still numbers."""
@@ -26,6 +37,7 @@ NUMBER = Rule("a whole number from 0", lambda v: type(v) is int and 0 <= v <= _L
 SIZE = Rule("a whole number from 1", lambda v: type(v) is int and 1 <= v <= _LARGEST)
 MAYBE = Rule("a number or null", lambda v: v is None or _is_figure(v))
 _AMOUNTS = Entries(AMOUNT)
+_FIGURES = either(FIGURE, FLAG, TEXT, several(FIGURE))
 _TEXTS = Items(TEXT)
 
 
@@ -43,7 +55,7 @@ def _is_place(value: Any) -> bool:
 
 FINDING = _open(
     code=TEXT,
-    severity=one_of("error", "warning", "note"),
+    severity=TEXT,
     message=TEXT,
     loc=_LOC,
     hint=TEXT,
@@ -97,7 +109,7 @@ _TIMING = _open(
     step_time_s=POSITIVE,
     band_s=several(POSITIVE, 2, 2),
     breakdown_ps=PARTS,
-    hidden_ps=_AMOUNTS,
+    hidden_ps=Entries(FIGURE),
     peak_flops_per_s=POSITIVE,
     mfu=AMOUNT,
     hfu=AMOUNT,
@@ -259,7 +271,7 @@ _SECTIONS: dict[str, Shape] = {
     ),
     "limits": _open(
         cannot_tell=Items(_open(short=TEXT, text=TEXT)),
-        assumed=Items(_open(name=TEXT, value=FIGURE, status=TEXT, source=TEXT)),
+        assumed=Items(_open(name=TEXT, value=_FIGURES, status=TEXT, source=TEXT)),
     ),
     "bottleneck": _open(kind=TEXT, category=TEXT, share=FIGURE, text=TEXT),
 }

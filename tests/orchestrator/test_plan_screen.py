@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from orchestrator.report import bars
 from orchestrator.report.plan_screen import LINES, effect_text, plan_screen, screen_lines
+from orchestrator.report.shape import check_report
 from orchestrator.report.text import count_text, share_text
 from tests.support.cells import long_in_matrix
 from tests.support.plans import report_of
@@ -46,6 +47,10 @@ def texts(report: dict[str, Any], width: int = 80) -> list[str]:
 
 def cells(line: str) -> int:
     return len(re.sub(f"[^{''.join(bars.FILLS)}]", "", line))
+
+
+def test_a_report_is_what_reports_are_held_to(report: dict[str, Any]) -> None:
+    check_report(json.loads(json.dumps(report)))
 
 
 def test_one_screen_that_answers(report: dict[str, Any]) -> None:

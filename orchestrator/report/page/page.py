@@ -97,6 +97,13 @@ def _template(name: str) -> Template:
     return _environment().get_template(name)
 
 
+def _number(value: Any) -> str:
+    """A figure of a machine, or several of them."""
+    if isinstance(value, list):
+        return ", ".join(map(_number, value))
+    return str(value) if isinstance(value, str | bool) else f"{value:,.6g}"
+
+
 @cache
 def _environment() -> Environment:
     loader = PackageLoader(__package__)
@@ -116,7 +123,7 @@ def _environment() -> Environment:
         "flops": words.flops_text,
         "dollars": words.dollars,
         "plain": words.plain,
-        "number": lambda value: f"{value:,.6g}",
+        "number": _number,
     }
     made.globals |= {
         "percent": partial(text.share_text, digits=1),
