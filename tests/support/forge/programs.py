@@ -8,7 +8,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,9 @@ def _change(parts: Parts, dice: random.Random) -> None:
     elif kind < 0.1:
         _rearranged(parts.sections, name, dice)
     else:
-        parts.sections[name] = _changed_section(name, parts.sections, dice)
+        # An earlier change may have left what cannot be read to be changed again.
+        with suppress(TypeError, ValueError, KeyError, msgpack.UnpackException):
+            parts.sections[name] = _changed_section(name, parts.sections, dice)
 
 
 def _rearranged(sections: dict[str, Any], name: str, dice: random.Random) -> None:
