@@ -86,17 +86,28 @@ def _rank(file: str, damage: Damage) -> tuple[bool, bool, int]:
 
 def telling_lines(damage: Damage, text: str) -> set[int]:
     """The lines whose execution may show a damage: of the statement it is in, and, for what is
-    executed once at import, of the functions that name what is made of it; of all functions where
-    none does, since other modules may.
+    executed once at import, of the functions that name it or what is made of it or by them; of all
+    functions where none does, since other modules may.
     """
-    inside = [span for _, span in functions(text) if span[0] < damage.line <= span[1]]
-    symbol = {name for name in damage.symbol.split(".") if name != "<module>"}
-    names = _made_of(symbol, text) - (symbol if inside else set())
-    lines, spans = text.splitlines(), [span for _, span in functions(text)]
-    naming = [s for s in spans if _names_any(names, "\n".join(lines[s[0] - 1 : s[1]]))]
-    found = naming if names and (inside or naming) else [] if inside else spans
+    spans = {name: span for name, span in functions(text)}
+    inside = any(first < damage.line <= last for first, last in spans.values())
+    names = {name for name in damage.symbol.split(".") if name != "<module>"}
+    naming = set[str]() if inside else _naming(names, text)
+    made = _made_of(names | {name.rpartition(".")[2] for name in naming}, text) - names
+    naming |= _naming(made, text)
+    found = [spans[name] for name in naming] or ([] if inside else spans.values())
     told = {line for first, last in found for line in range(first + 1, last + 1)}
     return told | _statement(text, damage.line) if inside else told
+
+
+def _naming(names: set[str], text: str) -> set[str]:
+    """The functions that name any of these."""
+    lines = text.splitlines()
+    return {
+        function
+        for function, (first, last) in functions(text)
+        if _names_any(names, "\n".join(lines[first - 1 : last]))
+    }
 
 
 def _made_of(names: set[str], text: str) -> set[str]:

@@ -60,6 +60,9 @@ def test_lines_that_tell() -> None:
     at_import = through + "B = f(2)\ndef g():\n    return B\n"
     (inner,) = [d for d in damages_of("m.py", at_import) if d.symbol == "f"]
     assert telling_lines(inner, at_import) == {9, 12}  # and of what is made by it at import
+    made = "DEEP = 3\ndef h():\n    return DEEP\nB = h()\ndef g():\n    return B\n"
+    deep = next(d for d in damages_of("m.py", made) if d.symbol == "DEEP")
+    assert telling_lines(deep, made) == {3, 6}  # and of what a function made of it
     elsewhere = through.replace("DEPTH}", "4}")
     assert telling_lines(damage, elsewhere) == {6, 7, 9}  # of every function: others may name it
 

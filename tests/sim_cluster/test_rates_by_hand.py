@@ -265,7 +265,9 @@ def test_code_with_fewer_engines(dma: float, wanted: float) -> None:
 
 
 def test_code_bound_by_transfers_alone_takes_as_many_times_as_long() -> None:
-    """1000 and 2000 at half: speed is the share; one that takes more than twice as long, too."""
+    """1000 and 2000 at half: speed is the share; one that takes more than twice as long, too. One
+    picosecond, and none, is the same at any share where half makes no difference."""
+    assert (stretch(1, 1).duration_ps(0.5), stretch(0, 0).duration_ps(0.5)) == (1, 0)
     for half in (2000, 2400):
         assert stretch(1000, half).duration_ps(0.25) == pytest.approx(4000)
     assert stretch(1000, 900).duration_ps(0.25) == pytest.approx(1000)
