@@ -91,7 +91,7 @@ PROGRAM = Program(
 
 
 def listed(function: Function = FUNCTION, engines: Collection[Engine] = ()) -> list[str]:
-    return list(function_lines(PROGRAM, function, engines))
+    return list(function_lines(function, PROGRAM.locations, engines))
 
 
 def test_a_program() -> None:
