@@ -129,6 +129,24 @@ def test_a_process_that_died_is_told_with_its_code(monkeypatch: pytest.MonkeyPat
     assert died.value.code == "SW_REFERENCE"
 
 
+def test_a_socket_that_breaks_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(theirs: Connection) -> None:
+        theirs.recv()
+
+    with (
+        other_side(monkeypatch, broken) as (worker, _),
+        pytest.raises(SimulationError, match="exit code 7"),
+        unsharded(JobConfig(), 12) as run,
+    ):
+        assert run is not None
+        monkeypatch.setattr(worker, "connection", SimpleNamespace(recv=_reset))
+        run.reference()
+
+
+def _reset() -> None:
+    raise ConnectionResetError
+
+
 def test_it_ends_with_its_block_whatever_happens_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         other_side(monkeypatch, lambda theirs: theirs.recv()) as (worker, _),
