@@ -13,12 +13,18 @@ from typing import Any
 
 import pytest
 
-from collectives.cost import bus_bytes_per_s, closed_time, schedule_time, wires_ps
+from collectives.cost import (
+    bus_bytes_per_s,
+    closed_time,
+    schedule_time,
+    schedule_wires_ps,
+    wires_ps,
+)
 from collectives.costs import CollectiveCosts
 from collectives.layout import place
 from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups, size_bytes
 from collectives.recipe import Choice
-from collectives.runtimes import RUNTIMES, runtime_named, runtime_of_date
+from collectives.runtimes import CURRENT, RUNTIMES, runtime_named, runtime_of_date
 from collectives.select import choose
 from collectives.timing import CollectiveTime, in_step
 from collectives.topology import Topology, line, ring, torus, unlinked
@@ -224,14 +230,19 @@ def test_wires_keep_count_of_both_halves() -> None:
     """Each of 8 directed links of four chips carries 1536 B in each half of a reduction: 10 ps per
     byte. A device has its efficiency: 2048 B of 0.2 B/ps at half, sent and received."""
     layout = place(chips(4, SLOW), all_of(chips(4, SLOW)))
-    found = wires_ps(Choice(REDUCE, layout, "ring", ""), 4096, 4, COSTS)
-    assert found == tuple((n, 30_720) for n in range(8))
+    for wires in (wires_ps, schedule_wires_ps):
+        found = wires(Choice(REDUCE, layout, "ring", ""), 4096, 4, COSTS)
+        assert found == tuple((n, 30_720) for n in range(8))
     there = two_instances()
     choice = Choice(GATHER, place(there, all_of(there)), "hierarchical", "", "ring", "ring")
     # Links 0 and 1 carry 2048 B at 0.1 ps
     assert wires_ps(choice, 4096, 4, COSTS) == ((0, 205), (1, 205), (2, 20_480), (3, 20_480))
-    alone = ReplicaGroups(((0,), (1,)))
-    assert wires_ps(Choice(GATHER, place(there, alone), "ring", ""), 4096, 4, COSTS) == ()
+    alone = Choice(GATHER, place(there, ReplicaGroups(((0,), (1,)))), "ring", "")
+    assert wires_ps(alone, 4096, 4, COSTS) == schedule_wires_ps(alone, 4096, 4, COSTS) == ()
+    pair = unlinked(ranks_per_chip=2, instances=2, efa_bytes_per_s=2 * 10**11, efa_devices=1)
+    across = Choice(GATHER, place(pair, ReplicaGroups(((0, 2),))), "ring", "")
+    found = schedule_wires_ps(across, 4096, 4, COSTS)
+    assert found == ((0, 20_480), (1, 20_480)) == wires_ps(across, 4096, 4, COSTS)
 
 
 def test_instances_that_are_not_alike_keep_step() -> None:
@@ -355,6 +366,7 @@ def test_dates_of_runtimes() -> None:
     names = [runtime_of_date(date).name for date in dates]
     assert names == ["2023", "2024", "2023", "2024", "current", "2024", "2023", "2023"]
     assert [runtime.until for runtime in RUNTIMES] == ["2023-11", "2024-12", ""]
+    assert runtime_of_date("no date").name == CURRENT.name == "current"
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,27 @@ def test_files_that_are_opened_for_reading_in_the_block(tmp_path: Path) -> None:
     assert not {str(path) for path in theirs} & found.keys()
 
 
+def test_what_an_event_of_python_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names as text or bytes, opened for reading alone; numbers of files are not names."""
+    opened: set[str] = set()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reads._THREAD, "opened", opened, raising=False)
+    for event, path, flags in (
+        ("open", "text", os.O_RDONLY),
+        ("open", b"bytes", os.O_RDONLY | os.O_CLOEXEC),
+        ("open", "written", os.O_WRONLY),
+        ("open", "both", os.O_RDWR | os.O_CREAT),
+        ("open", 7, os.O_RDONLY),
+        ("os.listdir", "folder", 0),
+    ):
+        reads._opened(event, (path, None, flags))
+    mine = {name for name in opened if name.startswith(str(tmp_path))}
+    assert mine == {str(tmp_path / "text"), str(tmp_path / "bytes")}
+    monkeypatch.setattr(reads._THREAD, "opened", None)
+    reads._opened("open", ("later", None, os.O_RDONLY))
+    assert str(tmp_path / "later") not in opened
+
+
 def test_another_thread_reads_for_itself(tmp_path: Path) -> None:
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     for path in (mine, theirs):

@@ -28,7 +28,7 @@ from sim_cluster.contention import (
     core_rates,
     shares,
 )
-from sim_cluster.macro import Stretch, Wait
+from sim_cluster.macro import Stretch
 from sim_cluster.profiles import PROFILES, Profile, credited, under_profile
 
 TRN1N, TRN2 = load_target("trn1n.32xlarge"), logical(load_target("trn2.48xlarge"), 2)
@@ -285,10 +285,9 @@ def test_code_with_more_or_less_memory(hbm: float, wanted: float) -> None:
 
 
 def test_code_of_a_core_with_a_bank_of_its_own() -> None:
-    """It has all of the bank as soon as it has more than an even part; it is nowhere yet."""
+    """It has all of the bank as soon as it has more than an even part."""
     alone = Stretch(1000, 0, 0, Segment("compute", 1000), "f", bank_ps=800)
     assert alone.duration_ps(1.0, 1.5) == 800
-    assert alone.place == Wait(0).place == ("", -1)
 
 
 def test_what_is_scarcer_decides() -> None:

@@ -37,6 +37,7 @@ from sim_cluster.macro import (
     Receive,
     Send,
     Stretch,
+    Wait,
     function_macros,
     message_call,
     program_macros,
@@ -279,6 +280,13 @@ def test_programs_receive_before_and_send_after_they_run() -> None:
         *("in", "f 1", "", "", "out", "last"),
         *("b", ""),
     ]
+
+
+def test_code_outside_of_programs_is_nowhere() -> None:
+    """Of no program, and number -1, as a launch has it."""
+    (stretch,) = function_macros(program([addition()]).functions[0], TRN1N)
+    assert isinstance(stretch, Stretch)
+    assert stretch.place == Wait(0).place == ("", -1)
 
 
 def test_a_launch_is_charged_as_such() -> None:
