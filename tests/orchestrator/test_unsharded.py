@@ -118,9 +118,18 @@ def test_an_error_there_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker.ended == [True]
 
 
-def test_a_process_that_died_is_told_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def _ends(theirs: Connection) -> None:
+    theirs.recv()
+    theirs.close()
+
+
+@pytest.mark.parametrize("act", [Connection.close, _ends])
+def test_a_process_that_died_is_told_with_its_code(
+    act: Callable[[Connection], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has read what it is asked, and after that."""
     with (
-        other_side(monkeypatch, Connection.close) as (_, _),
+        other_side(monkeypatch, act) as (_, _),
         pytest.raises(SimulationError, match="exit code 7") as died,
         unsharded(JobConfig(), 12) as result,
     ):

@@ -104,6 +104,7 @@ def test_zeros_behind_a_leaf_and_off_again() -> None:
 def test_an_array_has_the_shape_and_gets_the_type() -> None:
     found = layout.check_global(BOTH, np.ones((8, 6)), (8, 6))
     assert found.dtype == np.float32
+    assert layout.check_global(BOTH, found, (8, 6)) is found  # nothing is copied for nothing
     with pytest.raises(SimulationError, match=r"w \(param\) requires shape \[8, 6\], got \[8, 5\]"):
         layout.check_global(BOTH, np.ones((8, 5)), (8, 6))
 
