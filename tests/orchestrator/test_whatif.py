@@ -166,10 +166,9 @@ def test_one_try_for_want_of_time_is_no_answer_to_two(
     changes = [changed(job, {"strategy.micro_batch": n}) for n in (2, 4)]
     monkeypatch.setattr(plan_cache, "plan", lambda *_, **__: over)
     monkeypatch.setattr(tries, "_fitting", lambda *_: iter(changes))
+    refused = {"status": "refused", "helps": False, "code": "SW_X", "message": "refused"}
     monkeypatch.setattr(
-        tries,
-        "_tried",
-        lambda chosen, *_: [{"change": c.text, "status": "refused"} for c in chosen],
+        tries, "_tried", lambda chosen, *_: [{"change": c.text, **refused} for c in chosen]
     )
     monkeypatch.setattr(tries, "affordable", lambda wanted, *_: 1 if wanted == AUTO else wanted)
 
