@@ -25,7 +25,7 @@ settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
 # The collector looks for cycles among everything alive, which jax and the tests themselves make
 # much: a tenth of all processor time with Python's own threshold of 700, a twentieth with 10,000.
-gc.set_threshold(200_000, 50, 100)
+gc.set_threshold(200_000, 20, 10)
 
 
 @pytest.fixture(scope="session", autouse=True)

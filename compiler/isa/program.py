@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 from compiler.dtypes import DType
 from compiler.isa.region import Affine, RegionProgram, Tensor
 
+NO_PLACE = -1
+"""The offset of an arena buffer that no call reads or writes: it has no bytes."""
+
 
 class Engine(enum.Enum):
     """An in-order instruction queue of one NeuronCore."""
@@ -231,7 +234,7 @@ class ProgramBuffer:
     shape: tuple[int, ...]
     dtype: DType
     kind: str  # named, arena
-    offset_bytes: int = -1  # arena only; named buffers are placed by the manifest
+    offset_bytes: int = NO_PLACE  # arena only; named buffers are placed by the manifest
 
 
 @dataclass(frozen=True, slots=True)

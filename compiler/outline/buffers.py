@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from compiler import hbm
 from compiler.ir.analysis import structure
 from compiler.ir.types import Graph, TensorType, Value
-from compiler.isa.program import Call, ProgramBuffer, Repeat
+from compiler.isa.program import NO_PLACE, Call, ProgramBuffer, Repeat
 from compiler.isa.region import Affine
 from compiler.lower.function import Signature
 from compiler.outline.cut import Level, LoopStep, Piece, Step, cut_program
@@ -80,7 +80,7 @@ def outline_program(program: StepProgram, units: dict[str, Unit]) -> OutlinedPro
     problems = hbm.check(lifetimes, offsets, size)
     assert not problems, problems
     at = {id(b): offset for b, offset in zip(arena, offsets, strict=True)}
-    buffers = [_finished(b, at.get(id(b), -1)) for b in layout.buffers]
+    buffers = [_finished(b, at.get(id(b), NO_PLACE)) for b in layout.buffers]
     return OutlinedProgram(
         name=program.name,
         functions=layout.functions,

@@ -169,6 +169,9 @@ class Lab:
         original = self.programs[mutation.program].functions[mutation.place[0]]
         try:
             mutant = decode_function(encode_function(_mutated(original, mutation)))
+        except ValueError:
+            return Verdict("refused", "SW_NEFF_CONTENT")  # which is what the reader makes of it
+        try:
             changed = self._replayed(mutation, mutant)
         except DiagnosticError as error:
             return Verdict("refused", error.code)

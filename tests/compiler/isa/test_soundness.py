@@ -11,9 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from compiler.dtypes import DType
 from compiler.isa.decode import decode_program
 from compiler.isa.encode import encode_program
-from compiler.isa.program import Call, Engine, Function, Instr, Loop, Program, Repeat
+from compiler.isa.program import (
+    NO_PLACE,
+    Call,
+    Engine,
+    Function,
+    Instr,
+    Loop,
+    Program,
+    ProgramBuffer,
+    Repeat,
+)
 from compiler.isa.region import Affine, View
 from compiler.isa.soundness import check_function
 from compiler.isa.tokens import check_tokens
@@ -120,6 +131,14 @@ def test_one_thing_wrong_in_the_calls(name: str, program: Program) -> None:
     changed = replace(program, steps=(damage(program.steps[0]), *program.steps[1:]))
     with pytest.raises(ValueError, match=words):
         read(changed)
+
+
+def test_an_arena_buffer_without_a_place_is_one_that_no_call_names(program: Program) -> None:
+    nowhere = ProgramBuffer("", (4,), DType.F32, "arena", NO_PLACE)
+    assert read(replace(program, buffers=[*program.buffers, nowhere])).buffers[-1] == nowhere
+    unplaced = [replace(b, kind="arena", offset_bytes=NO_PLACE) for b in program.buffers]
+    with pytest.raises(ValueError, match="has no place in the arena"):
+        read(replace(program, buffers=unplaced, inputs=(), outputs=()))
 
 
 @pytest.mark.parametrize(
