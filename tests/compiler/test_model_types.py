@@ -75,6 +75,7 @@ def test_higher_levels_are_faster() -> None:
     assert third < 0.97 * second < 0.97 * first
 
 
+@pytest.mark.matrix
 def test_transformers_search_products_as_level_3_does() -> None:
     generic, special = (
         simulated(mlp, DECODER, model_type=name) for name in ("generic", "transformer")

@@ -49,6 +49,7 @@ def test_a_plan_is_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]
     assert plan.losses == ()
 
 
+@pytest.mark.matrix
 def test_a_run_is_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"cluster__target": "trn1.2xlarge", "run__steps": 2, "run__compare": False}
     run = api.run("job.toml", output__dir="out", **settings)

@@ -147,6 +147,7 @@ def test_a_plan_says_the_same_when_its_answer_was_stored(dumped: Dumped) -> None
     assert not is_recorded()
 
 
+@pytest.mark.matrix
 def test_run_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["run", str(write_job(tmp_path)), *PLAN]

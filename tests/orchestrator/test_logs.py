@@ -28,7 +28,7 @@ def lines(text: str) -> list[dict[str, object]]:
 
 def test_workers_and_the_command_write_one_log(tmp_path: Path) -> None:
     job = write_job(tmp_path, cache={"dir": str(tmp_path / "cache")})
-    words = ["plan", str(job), "--executor", "process", "--workers", "2", "--progress", "quiet"]
+    words = ["plan", str(job), "--executor", "process", "--workers", "1", "--progress", "quiet"]
     done = command([*words, "--tries", "0"], SHARDWRIGHT_LOG="json")
     assert done.returncode == 0, done.stderr
     found = lines(done.stderr)

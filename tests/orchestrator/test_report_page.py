@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page")
     (path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
     sets = (
-        *("model.seq_len=8", "run.executor=inline"),
+        *("model.seq_len=8", "run.executor=inline", "run.tries=0"),
         *("mesh.pp=2", "mesh.dp_shard=16", "strategy.global_batch=64"),
     )
     flags = ["--model", str(path / "config.json"), "--out", str(path)]

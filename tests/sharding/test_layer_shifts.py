@@ -158,6 +158,7 @@ def test_models_and_strategies_with_both_shifts(model: str, distribution: str) -
     assert loops[1] > loops[0]
 
 
+@pytest.mark.matrix
 def test_stages_of_a_pipeline_overlap_too() -> None:
     """Every stage prefetches its own layers."""
     found = distribution("fsdp", pp=2, dp_shard=2)

@@ -206,7 +206,7 @@ def test_a_step_without_gradients_has_no_stages() -> None:
         pytest.param(PIPELINE_MODELS["flax"], {"pp": 4}, marks=pytest.mark.matrix),
         pytest.param(PIPELINE_MODELS["bert"], {"pp": 2, "tp": 2}, marks=pytest.mark.matrix),
         pytest.param(tied_gpt, {"tp": 2}, marks=pytest.mark.matrix),
-        (dropless, {"pp": 2}),
+        pytest.param(dropless, {"pp": 2}, marks=pytest.mark.matrix),
         pytest.param(moe, {"pp": 2, "tp": 2}, marks=pytest.mark.matrix),
     ],
 )
@@ -219,6 +219,7 @@ def test_one_sample_in_all(make: Make, axes: dict[str, int]) -> None:
     assert error <= BOUND, f"{leaf}: {error:.1e}"
 
 
+@pytest.mark.matrix
 def test_one_sample_in_all_and_one_micro_batch() -> None:
     errors = step_errors(PIPELINE_MODELS["flax"], distribution("llm-training", pp=2), 1, 1)
     assert worst(errors)[1] <= BOUND

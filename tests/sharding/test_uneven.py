@@ -70,6 +70,7 @@ def test_padded_steps_equal_the_unsharded_ones(name: str, mesh: dict[str, int]) 
     assert not [f for f in made.findings if f.severity != "note"]
 
 
+@pytest.mark.matrix
 def test_a_vocabulary_like_gpts_on_eight_cores() -> None:
     """257 tokens on tp = 8, as 50257: only the vocabulary grows."""
     sizes = {"heads": 8, "kv_heads": 8, "vocab": 257, "inner": 96}

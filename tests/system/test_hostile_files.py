@@ -245,6 +245,7 @@ def decoded(data: bytes) -> None:
     read_program(Container(data))
 
 
+@pytest.mark.matrix
 def test_a_program_with_one_thing_wrong(small_bundle: Bundle) -> None:
     container = Container.open(file_of(small_bundle.path, "program"))
     sections = {name: container.read(name) for name in container.sections}
@@ -260,6 +261,7 @@ def test_a_program_with_one_thing_wrong(small_bundle: Bundle) -> None:
     assert "SW_NEFF_CONTENT" in codes
 
 
+@pytest.mark.matrix
 def test_columns_with_one_thing_wrong(small_bundle: Bundle) -> None:
     container = Container.open(file_of(small_bundle.path, "program"))
     sections = {name: container.read(name) for name in container.sections}

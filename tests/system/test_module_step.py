@@ -12,6 +12,7 @@ import pytest
 from compiler.frontend.capture import abstract_state
 from orchestrator import config, plan_cache
 from orchestrator.cli import main
+from tests.support.cells import long_in_matrix
 from tests.support.small_job import small_llama
 
 FORMS = ("stablehlo", "hlo", "donated")
@@ -53,7 +54,7 @@ def known(folder: Path) -> dict[str, Any]:
     return plan_cache.plan(config.load(job, ["run.executor=inline"]))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", long_in_matrix(FORMS, ("hlo",)))
 def test_a_lowered_step_is_planned_as_the_step_is(folder, known, form, capsys) -> None:
     (file,) = folder.glob(f"{form}.*")
     code, report = plan(folder, str(file), capsys)

@@ -235,6 +235,7 @@ def test_gather_gives_the_state_of_the_run(
         }
 
 
+@pytest.mark.matrix
 def test_without_the_comparison_no_more_than_a_part_is_drawn_at_a_time(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
 ) -> None:
