@@ -130,6 +130,20 @@ def test_micro_batches_equal_the_whole_batch(count: int) -> None:
     same_as_whole_batch(plain_step, count, plan)
 
 
+@pytest.mark.parametrize("place", ["gradient", "loss"])
+def test_parts_of_sums_become_sums_on_every_way(place: str) -> None:
+    """On that to a gradient and on that to a metric; what no micro-batch computes may be one."""
+    b = Step()
+    loss, dy = b.forward()
+    scaled = b.scaled(dy, 2.0)
+    w, m = b.momentum(b.gradient(scaled))
+    per_sample = {"gradient": dy, "loss": b.ops[0].result}[place]
+    local = localize(partitioned(b.finish(w, m, loss), ONE, None, IN, OUT))
+    with pytest.raises(ShardingError, match="SW_ONE_SAMPLE"):
+        split_step(local, num_microbatches=2, partial=frozenset((local.values[per_sample],)))
+    split_step(local, num_microbatches=2, partial=frozenset((local.values[m],)))
+
+
 def test_one_micro_batch_has_no_accumulators() -> None:
     plan = cut(plain_step())
     assert plan.schedules == (((("forward", "backward", "update"), 1),),)
