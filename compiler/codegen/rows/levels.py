@@ -193,10 +193,13 @@ class Levels:
         )
 
     def is_late(self, n: int, i: int) -> bool:
-        """Whether `n` reads `i` element by element outside the sweep that makes it."""
+        """Whether `n` reads `i` element by element outside the sweep that makes it: sweeps of one
+        level and atom may lie in two passes.
+        """
         if n in self.roles.panels or i not in self.run or self.inner(i) is None:
             return False
-        return self.run[i] != self.run[n] or self.inner(i) != self.home(n)
+        apart = self.run[i] != self.run[n] or self.passes[i] != self.passes[n]
+        return apart or self.inner(i) != self.home(n)
 
     def strips(self) -> frozenset[int]:
         """Values with an inner atom that are read outside the sweep that makes them."""

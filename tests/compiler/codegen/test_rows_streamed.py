@@ -142,3 +142,20 @@ def test_rows_of_any_length_fit() -> None:
     region = m.region()
     inputs = sum(np.prod(t.shape) * t.dtype.bytes for t in m.tensors if t.kind == "input")
     assert sum(t.slots * t.slot_bytes for t in region.tiles if t.name == "moving") < inputs / 128
+
+
+def residual_norm(sizes: tuple[int, ...]) -> Maker:
+    """A product over the long atom, then what follows the MLP of a layer: the residual stream is
+    added, and rows are scaled by their sum.
+    """
+    t, s, d = range(3)
+    m = Maker(sizes, "residual_norm")
+    product = m.contract(m.load((t, s)), m.load((s, d)), (s,), F32)
+    y = m.node("add", m.load((t, d)), m.node("add", product, m.load((d,))))
+    m.store(m.node("multiply", y, m.reduce(y, (d,))), (t, d))
+    return m
+
+
+def test_what_meets_a_finished_sum_is_loaded_in_an_earlier_pass() -> None:
+    """A load of the level and the atom of the sweep that reads it, one pass before: it is kept."""
+    check_streamed(residual_norm((640, 4096, 96)), F32)
