@@ -101,7 +101,7 @@ def visited_layers(loop: Op, start: Value) -> np.ndarray | None:
         op = made.get(value := todo.pop())
         if op is None and value is not counter:
             return None
-        if op is not None:
+        if op is not None and op not in needed:
             needed[op] = None
             todo.extend(op.operands)
     cone = Graph((counter,), tuple(op for op in body.ops if op in needed), (start,), "counter")
@@ -266,12 +266,10 @@ def _borders(
     made = {v: op for op in before for v in op.results}
     read = {v for op in after for v in op.operands if v in made}
 
-    def follows(value: Value) -> bool:
-        """True when `value` is computed from other borders alone."""
-        op = made[value]
+    follows: set[Value] = set()  # values that are computed from other borders alone
+    for op in before:
         sources = [v for v in op.operands if v in batch]
-        if op in uses or not sources or any(v not in made for v in sources):
-            return False
-        return all(v in read or follows(v) for v in sources)
-
-    return tuple(v for op in before for v in op.results if v in read and not follows(v))
+        known = all(v in made and (v in read or v in follows) for v in sources)
+        if op not in uses and sources and known:
+            follows.update(op.results)
+    return tuple(v for op in before for v in op.results if v in read and v not in follows)

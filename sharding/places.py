@@ -110,13 +110,17 @@ def _reader(level: _Level, value: Value) -> Loc:
     """The place of the first op that computes with `value` or with what it is moved to."""
     moved, todo = {value}, list(level.reads.get(value, ()))
     heapify(todo)
+    last = -1
     while todo:
-        op = level.graph.ops[heappop(todo)]
+        position = heappop(todo)
+        if position == last:
+            continue
+        op, last = level.graph.ops[position], position
         if op.name in _MOVING:
             for result in op.results:
                 moved.add(result)
-                for position in level.reads.get(result, ()):
-                    heappush(todo, position)
+                for reader in level.reads.get(result, ()):
+                    heappush(todo, reader)
         elif op.name == "loop":
             carries = zip(op.operands, op.regions[0].inputs, strict=True)
             inner = (_reader(level.inside(op), v) for given, v in carries if given in moved)

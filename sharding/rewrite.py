@@ -16,6 +16,7 @@ from compiler.ir.opdef import make_op
 from compiler.ir.ops import AllReduceAttrs, ConvertAttrs, ReduceScatterAttrs
 from compiler.ir.types import Graph, Op, Value
 from compiler.passes.rewrite import with_ops, with_regions
+from compiler.walks import answered
 from sharding.partitioned import PartitionedGraph, all_values
 from sharding.spec import ShardingSpec, replicated
 
@@ -177,16 +178,20 @@ def _spare_count(level: _Level, op: Op) -> list[Op] | None:
 
 def _counted(level: _Level, value: Value) -> list[Op]:
     """The ops behind a value that depends on no input, in order; empty when it does or is long."""
-    found: dict[Op, None] = {}
-
-    def visit(value: Value) -> bool:
-        op = level.producer(value, *COUNTING)
-        if op is None or len(found) > MAX_COUNTED or not all(visit(v) for v in op.operands):
-            return False
-        found[op] = None
-        return True
-
-    return list(found) if visit(value) else []
+    behind: dict[Value, Op] = {}
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if one in behind:
+            continue
+        op = level.producer(one, *COUNTING)
+        if op is None or len(behind) > MAX_COUNTED:
+            return []
+        behind[one] = op
+        todo += op.operands
+    made: dict[Value, Op] = {}
+    answered(value, made, lambda v: behind[v].operands, behind.__getitem__)
+    return list(dict.fromkeys(made.values()))
 
 
 def _slice(level: _Level, op: Op) -> list[Op] | None:
@@ -348,8 +353,12 @@ def _mark(
     value: Value, axes: tuple[str, ...], made: dict[Value, Op], specs: dict[Value, ShardingSpec]
 ) -> None:
     """Mark `value` and, through sums and shape changes, what it is made of."""
-    specs[value] = ShardingSpec(specs[value].dims, axes)
-    op = made.get(value)
-    if op is not None and op.name in ("add", *SHAPE_CHANGES):
-        for operand in op.operands:
-            _mark(operand, axes, made, specs)
+    seen, todo = {value}, [value]
+    while todo:
+        one = todo.pop()
+        specs[one] = ShardingSpec(specs[one].dims, axes)
+        op = made.get(one)
+        if op is not None and op.name in ("add", *SHAPE_CHANGES):
+            fresh = set(op.operands) - seen
+            seen |= fresh
+            todo += fresh

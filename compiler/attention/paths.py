@@ -13,6 +13,7 @@ from collections.abc import Callable
 from compiler.attention.labelling import Labelling, Space
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Op, Value
+from compiler.walks import answered
 
 _VIEWS = frozenset(
     (
@@ -38,25 +39,24 @@ class Paths:
         self.users = labelling.graph.uses()
         self._exponential: dict[Value, bool] = {}
         self._probability: dict[tuple[Value, Space], bool] = {}
+        self._row: dict[tuple[Value, Space], bool] = {}
 
     def is_exponential(self, value: Value) -> bool:
         """True when an exponential of the component is among what `value` was made of."""
-        if value not in self._exponential:
-            self._exponential[value] = False
-            self._exponential[value] = self._made_of_exponential(value)
-        return self._exponential[value]
+        return answered(value, self._exponential, self._inside, self._made_of_exponential)
 
     def _made_of_exponential(self, value: Value) -> bool:
-        op = self.labelling.producers.get(value)
-        if op is None:
-            return False
-        inside = self._inside(op, value)
+        inside = self._inside(value)
         return bool(inside) and (
-            op.name == "exponential" or any(self.is_exponential(v) for v in inside)
+            self.labelling.producers[value].name == "exponential"
+            or any(self._exponential[v] for v in inside)
         )
 
-    def _inside(self, op: Op, value: Value) -> list[Value]:
+    def _inside(self, value: Value) -> list[Value]:
         """Operands of the component of `value`."""
+        op = self.labelling.producers.get(value)
+        if op is None:
+            return []
         if op.name in ("optimization_barrier", "sharding_constraint"):
             return [
                 v
@@ -67,26 +67,26 @@ class Paths:
 
     def is_probability(self, value: Value, keys: Space) -> bool:
         """True for an exponential over the keys that was only scaled by rows and rearranged."""
-        key = (value, keys)
-        if key not in self._probability:
-            self._probability[key] = False
-            self._probability[key] = self._made_as_probability(value, keys)
-        return self._probability[key]
+        return answered((value, keys), self._probability, self._core, self._made_as_probability)
 
-    def _made_as_probability(self, value: Value, keys: Space) -> bool:
-        op = self.labelling.producers.get(value)
+    def _core(self, asked: tuple[Value, Space]) -> list[tuple[Value, Space]]:
+        """Operands over the keys that are no rows."""
+        value, keys = asked
+        inside = [v for v in self._inside(value) if self._spans(v, keys)]
+        return [(v, keys) for v in inside if not self._is_row(v, keys)]
+
+    def _made_as_probability(self, asked: tuple[Value, Space]) -> bool:
+        op = self.labelling.producers.get(asked[0])
         if op is None:
             return False
         if op.name == "exponential":
             return True
-        inside = self._inside(op, value)
-        core = [v for v in inside if self._spans(v, keys) and not self._is_row(v, keys)]
-        good = [self.is_probability(v, keys) for v in core]
+        good = [self._probability[one] for one in self._core(asked)]
         if op.name in _SCALINGS:
-            return len(core) == 1 and good[0]
+            return len(good) == 1 and good[0]
         if op.name in _TERMS:
             splats = sum(map(self._is_splat, op.operands))
-            return len(core) + splats == len(op.operands) and bool(core) and all(good)
+            return len(good) + splats == len(op.operands) and bool(good) and all(good)
         return (op.name in _KEEPING or op.name == "dot_general") and any(good)
 
     def _spans(self, value: Value, keys: Space) -> bool:
@@ -98,15 +98,27 @@ class Paths:
 
     def _is_row(self, value: Value, keys: Space) -> bool:
         """True for a row value that was broadcast along the keys."""
+        return answered((value, keys), self._row, self._row_operands, self._made_as_row)
+
+    def _row_operands(self, asked: tuple[Value, Space]) -> list[tuple[Value, Space]]:
+        """What must be rows for a value to be one."""
+        value, keys = asked
+        op = self.labelling.producers.get(value)
+        if op is None or value not in self.labelling.labels or self._spreads_row(op, keys):
+            return []
+        keeps = op.name in _VIEWS or OPS[op.name].elementwise
+        return [(v, keys) for v in self._inside(value)] if keeps else []
+
+    def _made_as_row(self, asked: tuple[Value, Space]) -> bool:
+        value, keys = asked
         op = self.labelling.producers.get(value)
         if op is None or value not in self.labelling.labels:
             return False
-        if op.name == "broadcast_in_dim" and not self._spans(op.operands[0], keys):
-            return True
-        if op.name not in _VIEWS and not OPS[op.name].elementwise:
-            return False
-        inside = self._inside(op, value)
-        return bool(inside) and all(self._is_row(v, keys) for v in inside)
+        read = self._row_operands(asked)
+        return self._spreads_row(op, keys) or (bool(read) and all(self._row[v] for v in read))
+
+    def _spreads_row(self, op: Op, keys: Space) -> bool:
+        return op.name == "broadcast_in_dim" and not self._spans(op.operands[0], keys)
 
     def product_behind(self, value: Value) -> Op | None:
         """The multiplication or division that `value` is, behind views and selections."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from compiler.dtypes import DType
 from compiler.isa.region import Affine
+from compiler.walks import answered
 
 if TYPE_CHECKING:
     from compiler.codegen.space import Space, Value
@@ -54,7 +55,8 @@ def fold_counters(space: Space) -> None:
     one count, and a number where some are loaded.
     """
     counters = {v.inputs[0] for v in space.values if v.op == "random_bits"}
-    found = {n: _count(space, n) for n in counters if space.values[n].op != "iota"}
+    known: dict[int, _Count | None] = {}
+    found = {n: _count(space, n, known) for n in counters if space.values[n].op != "iota"}
     values: list[Value] = []
     number: list[int] = []
     for n, value in enumerate(space.values):
@@ -86,8 +88,18 @@ def _written(count: _Count, counter: Value, number: list[int], first: int) -> li
     return made
 
 
-def _count(space: Space, number: int) -> _Count | None:
-    """What a value is as a count; None when it is something else."""
+def _count(space: Space, number: int, known: dict[int, _Count | None]) -> _Count | None:
+    """What a value is as a count; None when it is something else. `known` are answers so far."""
+
+    def terms(n: int) -> tuple[int, ...]:
+        value = space.values[n]
+        adds_up = value.dtype is DType.U32 and value.op in ("add", "multiply")
+        return value.inputs if adds_up else ()
+
+    return answered(number, known, terms, lambda n: _count_from(space, n, known))
+
+
+def _count_from(space: Space, number: int, known: Mapping[int, _Count | None]) -> _Count | None:
     value = space.values[number]
     if value.dtype is not DType.U32:
         return None
@@ -99,7 +111,7 @@ def _count(space: Space, number: int) -> _Count | None:
     if value.op == "register":
         return _Count(value.attrs["value"])
     if value.op in ("add", "multiply"):
-        a, b = (_count(space, i) for i in value.inputs)
+        a, b = (known[i] for i in value.inputs)
         if a is not None and b is not None:
             return a.plus(b) if value.op == "add" else _product(a, b)
     return None if value.atoms else _Count(loaded={number: 1})

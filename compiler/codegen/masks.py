@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from compiler.dtypes import DType
 from compiler.intervals import Interval, corners, within
 from compiler.isa.region import Affine
+from compiler.walks import answered
 
 if TYPE_CHECKING:
     from compiler.codegen.space import Space, Value, Walk
@@ -78,6 +79,19 @@ def _difference(space: Space, value: Value) -> Walk | None:
 
 def _position(space: Space, number: int) -> _Position | None:
     """What a value is as a position; None when it is none, or may wrap."""
+    known: dict[int, _Position | None] = {}
+
+    def terms(n: int) -> tuple[int, ...]:
+        value = space.values[n]
+        adds_up = value.dtype is DType.I32 and value.op in ("add", "subtract")
+        return value.inputs if adds_up else ()
+
+    return answered(number, known, terms, lambda n: _position_from(space, n, known))
+
+
+def _position_from(
+    space: Space, number: int, known: Mapping[int, _Position | None]
+) -> _Position | None:
     value = space.values[number]
     if value.dtype is not DType.I32:
         return None
@@ -92,7 +106,7 @@ def _position(space: Space, number: int) -> _Position | None:
         case "register":
             return _in_word(value.attrs["value"], _told(value))
         case "add" | "subtract":
-            given = [_position(space, i) for i in value.inputs]
+            given = [known[i] for i in value.inputs]
             return _sum(given, 1 if value.op == "add" else -1)
     return None
 

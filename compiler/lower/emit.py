@@ -14,7 +14,7 @@ from compiler.dtypes import DType
 from compiler.ir.types import Op, Value
 from compiler.isa.region import Bound, Node, RegionProgram, View
 from compiler.lower import registry
-from compiler.lower.free import remake
+from compiler.lower.free import Occurrence, remake
 from compiler.lower.labels import Atom, Labels, all_leaves, leaves
 from compiler.lower.space import Space
 from compiler.lower.storage import Place, Storage
@@ -48,7 +48,7 @@ class Emitter:
         self.nodes: list[Node] = []
         self._spans: list[frozenset[Atom]] = []
         self._memo: dict[object, int] = {}
-        self.remade: dict[object, int] = {}
+        self.remade: dict[Occurrence, int] = {}
         self._results: dict[Value, int] = {}
         self._loads: list[tuple[int, View]] = []
         self._indexed: list[tuple[int, int]] = []

@@ -16,29 +16,50 @@ from compiler.ir.types import Op, Value
 from compiler.isa.region import Affine
 from compiler.lower.labels import Label, Labels, leaves, regroup
 from compiler.lower.task import NeedsCopyError
+from compiler.walks import answered
 
 if TYPE_CHECKING:
     from compiler.lower.emit import Emitter
 
 ZERO = Affine()
 Origin = tuple[tuple[Affine, int], ...]  # per dim: first position and step
+Occurrence = tuple[Value, Labels, Origin]
 
 
 def remake(emitter: Emitter, value: Value, labels: Labels) -> int:
     """The node of free `value`. Raises NeedsCopyError when sizes do not divide."""
     emitter.remade.clear()
-    return _remake(emitter, value, labels, ((ZERO, 1),) * len(labels))
+    return _remake(emitter, (value, labels, ((ZERO, 1),) * len(labels)))
 
 
-def _remake(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
-    """The node of `value`, once per place: a cipher of constants reads its words many times."""
-    key = value, labels, origin
-    if key not in emitter.remade:
-        emitter.remade[key] = _make(emitter, value, labels, origin)
-    return emitter.remade[key]
+def _remake(emitter: Emitter, place: Occurrence) -> int:
+    """The node of a place, made once: a cipher of constants reads its words many times."""
+    behind: dict[Occurrence, list[Occurrence]] = {}
+
+    def read(one: Occurrence) -> list[Occurrence]:
+        behind[one] = _read(emitter, one)
+        return behind[one]
+
+    return answered(place, emitter.remade, read, lambda one: _make(emitter, one, behind[one]))
 
 
-def _make(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
+def _read(emitter: Emitter, place: Occurrence) -> list[Occurrence]:
+    """The places that one is made from."""
+    value, labels, origin = place
+    op = emitter.body.made.get(value)
+    if emitter.body.known.get(value) is not None or op is None or op.name in ("constant", "iota"):
+        return []
+    if op.name in _THROUGH:
+        return [_THROUGH[op.name](emitter, op, labels, origin)]
+    rank = len(labels)
+    return [
+        (v, labels if v.type.rank == rank else (), origin if v.type.rank else ())
+        for v in op.operands
+    ]
+
+
+def _make(emitter: Emitter, place: Occurrence, read: Sequence[Occurrence]) -> int:
+    value, labels, origin = place
     body = emitter.body
     known = body.known.get(value)
     if known is not None and not known.is_constant:
@@ -51,15 +72,8 @@ def _make(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int
         return _constant(emitter, value.type.dtype, op.attrs.array().reshape(-1)[0])
     if op.name == "iota":
         return _count(emitter, value, labels, origin)
-    if op.name in _THROUGH:
-        return _THROUGH[op.name](emitter, op, labels, origin)
-    inputs = [
-        _remake(
-            emitter, v, labels if v.type.rank == len(labels) else (), origin if v.type.rank else ()
-        )
-        for v in op.operands
-    ]
-    return emitter.elementwise(op, inputs)
+    inputs = [emitter.remade[one] for one in read]
+    return inputs[0] if op.name in _THROUGH else emitter.elementwise(op, inputs)
 
 
 def _constant(emitter: Emitter, dtype: DType, number: Any) -> int:
@@ -107,20 +121,20 @@ def count(
     return total
 
 
-def _identity(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
-    return _remake(emitter, op.operands[0], labels, origin)
+def _identity(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
+    return op.operands[0], labels, origin
 
 
-def _transpose(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+def _transpose(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
     order = [op.attrs.permutation.index(d) for d in range(len(labels))]
-    return _remake(emitter, op.operands[0], _pick(labels, order), tuple(origin[d] for d in order))
+    return op.operands[0], _pick(labels, order), tuple(origin[d] for d in order)
 
 
 def _pick(labels: Labels, dims: Sequence[int]) -> Labels:
     return tuple(labels[d] for d in dims)
 
 
-def _broadcast(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+def _broadcast(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
     """Dims that are new or stretched do not move the value."""
     shape = op.operands[0].type.shape
     kept = tuple(
@@ -128,10 +142,10 @@ def _broadcast(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
         for i, d in enumerate(op.attrs.dims)
     )
     inner = tuple(label for label, _ in kept)
-    return _remake(emitter, op.operands[0], inner, tuple(o for _, o in kept))
+    return op.operands[0], inner, tuple(o for _, o in kept)
 
 
-def _reshape(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+def _reshape(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
     """Labels are split or merged; where they cannot be, the result gets memory, and where that copy
     is what cannot be labelled (a transpose inside), the operand does.
     """
@@ -140,32 +154,32 @@ def _reshape(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
     if inner is None or any(o != (ZERO, 1) for o in origin):
         copied = emitter.body.now(op.result) is not op.result
         raise NeedsCopyError(source if copied else op.result)
-    return _remake(emitter, source, inner, ((ZERO, 1),) * source.type.rank)
+    return source, inner, ((ZERO, 1),) * source.type.rank
 
 
-def _slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+def _slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
     cuts = zip(op.attrs.start, op.attrs.stride, origin, strict=True)
     shifted = tuple((begin * step + start, step * stride) for start, step, (begin, stride) in cuts)
-    return _remake(emitter, op.operands[0], labels, shifted)
+    return op.operands[0], labels, shifted
 
 
-def _reverse(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+def _reverse(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
     """From the last position backwards."""
     shape = op.result.type.shape
     turned = [
         (begin * -1 + (shape[d] - 1), -step) if d in op.attrs.dims else (begin, step)
         for d, (begin, step) in enumerate(origin)
     ]
-    return _remake(emitter, op.operands[0], labels, tuple(turned))
+    return op.operands[0], labels, tuple(turned)
 
 
-def _dynamic_slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> int:
+def _dynamic_slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
     source, *starts = op.operands
     at = emitter.body.starts(op, source, op.attrs.sizes, starts)
     shifted = tuple(
         (begin + start, stride) for start, (begin, stride) in zip(at, origin, strict=True)
     )
-    return _remake(emitter, source, labels, shifted)
+    return source, labels, shifted
 
 
 _THROUGH = {

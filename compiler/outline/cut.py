@@ -25,6 +25,7 @@ from compiler.outline import pieces
 from compiler.outline.overwritten import is_overwritten
 from compiler.outline.sink import sink_invariants
 from compiler.steps import step
+from compiler.walks import answered
 
 BITCASTS = IDENTITY | {"reshape"}
 
@@ -191,21 +192,26 @@ class _Cutter:
         """Values computed at this level (or inputs of it) that `value` is made of through cheap
         ops.
         """
-        if value not in self._bases:
-            self._bases[value] = self._find_bases(value)
-        return self._bases[value]
+        return answered(value, self._bases, self._behind, self._find_bases)
+
+    def _behind(self, value: Value) -> tuple[Value, ...]:
+        """What a value is made of through one cheap op."""
+        if value in self.known:
+            return ()
+        if value in self._through:
+            return (self._through[value],)
+        op = self.producers.get(value)
+        if op is None or op not in self.cheap:
+            return ()
+        return (op.operands[op.results.index(value)],) if op.name in IDENTITY else op.operands
 
     def _find_bases(self, value: Value) -> tuple[Value, ...]:
         if value in self.known:
             return ()
-        if value in self._through:
-            return self.bases(self._through[value])
         op = self.producers.get(value)
-        if op is None or op not in self.cheap:
+        if value not in self._through and (op is None or op not in self.cheap):
             return (value,)
-        if op.name in IDENTITY:
-            return self.bases(op.operands[op.results.index(value)])
-        return tuple(dict.fromkeys(b for v in op.operands for b in self.bases(v)))
+        return tuple(dict.fromkeys(b for v in self._behind(value) for b in self._bases[v]))
 
     def level(self) -> Level:
         """The cut level."""
@@ -359,9 +365,19 @@ class _PieceBuilder:
 
     def value(self, value: Value) -> Value:
         """What `value` is in the function."""
-        if value not in self.now:
-            self.now[value] = self._make(value)
-        return self.now[value]
+        return answered(value, self.now, self._read, self._make)
+
+    def _read(self, value: Value) -> tuple[Value, ...]:
+        """What is cloned before `value`."""
+        cutter = self.cutter
+        if value in cutter.known:
+            return ()
+        if value in cutter._through:
+            return (cutter._through[value],)
+        op = cutter.producers.get(value)
+        if op is None or (op not in cutter.cheap and value not in cutter.free):
+            return ()
+        return (op.operands[op.results.index(value)],) if op.name in IDENTITY else op.operands
 
     def _make(self, value: Value) -> Value:
         cutter = self.cutter

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from compiler.ir.types import Graph, Op, Value
 from compiler.lower.body import is_constant_like
+from compiler.walks import answered
 
 HEAVY = frozenset(
     (
@@ -81,16 +82,18 @@ class _Cloner:
 
     def value(self, value: Value) -> Value:
         """What `value` is inside the body."""
-        if value not in self._now:
-            self._now[value] = self._clone(value)
-        return self._now[value]
+        return answered(value, self._now, self._read, self._clone)
+
+    def _read(self, value: Value) -> tuple[Value, ...]:
+        op = self.made[value]
+        return () if op.name in HEAVY else op.operands
 
     def _clone(self, value: Value) -> Value:
         op = self.made[value]
         if op.name in HEAVY:
             self.carried[value] = Value(value.type)
             return self.carried[value]
-        operands = tuple(self.value(v) for v in op.operands)
+        operands = tuple(self._now[v] for v in op.operands)
         results = tuple(Value(r.type) for r in op.results)
         self.ops.append(Op(op.name, operands, results, op.attrs, (), op.loc))
         self._now.update(zip(op.results, results, strict=True))

@@ -24,18 +24,16 @@ def check_indices(graph: Graph) -> None:
 
     A scatter with constant indices drops what lies outside, as its definition says.
     """
-    made = graph.producers()
+    made, counted = graph.producers(), _counted(graph)
     for op in graph.ops:
         for region in op.regions:
             check_indices(region)
         if op.name in _CODES:
-            _check(op, made)
+            _check(op, made, op.operands[1] in counted)
 
 
-def _check(op: Op, made: dict[Value, Op]) -> None:
-    index = op.operands[1]
-    values = known_elements(made, index)
-    counted = _counts(made, index)
+def _check(op: Op, made: dict[Value, Op], counted: bool) -> None:
+    values = known_elements(made, op.operands[1])
     if values is None or not values.size or (op.name == "scatter" and not counted):
         return
     for dim, entries, room in _entries(op, values):
@@ -72,11 +70,11 @@ def _window_sizes(op: Op) -> list[int]:
     return [1 if d in gone else update[next(walked)] for d in range(op.operands[0].type.rank)]
 
 
-def _counts(made: dict[Value, Op], value: Value) -> bool:
-    """Whether a count of more than one position goes into a value."""
-    op = made.get(value)
-    if op is None:
-        return False
-    if op.name == "iota":
-        return bool(value.type.shape[op.attrs.dim] > 1)
-    return any(_counts(made, v) for v in dict.fromkeys(op.operands))
+def _counted(graph: Graph) -> set[Value]:
+    """Values of a level that a count of more than one position goes into."""
+    found: set[Value] = set()
+    for op in graph.ops:
+        counts = op.name == "iota" and op.result.type.shape[op.attrs.dim] > 1
+        if counts or not found.isdisjoint(op.operands):
+            found.update(op.results)
+    return found

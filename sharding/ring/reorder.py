@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from compiler.ir.build import Builder
 from compiler.ir.ops import DotGeneralAttrs
 from compiler.ir.types import Graph, Op, Value
 from sharding.ring.index import Index
+
+_MOST_FACTORS = 64
+"""Of a product that is looked at (our choice: a softmax's gradient has three)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,9 @@ def _products(index: Index, op: Op) -> Iterator[_Product]:
     (value, *_) = op.operands
     if op.name != "reduce" or op.attrs.kind != "add" or op.attrs.dims != (index.dims[value],):
         return
-    leaves = list(_leaves(index, value))
+    leaves = list(islice(_leaves(index, value), _MOST_FACTORS + 1))
+    if len(leaves) > _MOST_FACTORS:
+        return
     for number, leaf in enumerate(leaves):
         dot, order = _contraction(index, leaf)
         others = (*leaves[:number], *leaves[number + 1 :])
@@ -60,13 +66,15 @@ def _products(index: Index, op: Op) -> Iterator[_Product]:
 
 
 def _leaves(index: Index, value: Value) -> Iterator[Value]:
-    """The factors of a product."""
-    op = index.level.made.get(value)
-    if op is None or op.name != "multiply":
-        yield value
-        return
-    for operand in op.operands:
-        yield from _leaves(index, operand)
+    """The factors of a product, one that is there twice twice."""
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        op = index.level.made.get(one)
+        if op is None or op.name != "multiply":
+            yield one
+        else:
+            todo += op.operands[::-1]
 
 
 def _contraction(index: Index, value: Value) -> tuple[Op | None, tuple[int, ...]]:

@@ -213,9 +213,13 @@ class _Terms:
         """The ops from a maximum of `step` to `source`; None when anything else is in between."""
         ops: dict[Op, None] = {}
         roots: set[Value] = set()
+        seen: set[Value] = set()
         todo = [source]
         while todo:
             value = todo.pop()
+            if value in seen:
+                continue
+            seen.add(value)
             if value in self.waiting:
                 roots.add(value)
                 continue

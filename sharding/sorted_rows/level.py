@@ -15,9 +15,11 @@ from compiler.intervals import Interval
 from compiler.ir.analysis import invariant_carries, known_elements
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
+from compiler.walks import answered
 from sharding.dims import factors
 
 SHAPING = ("broadcast_in_dim", "convert", "reshape")
+_ENDS = ("constant", "iota", "broadcast_in_dim")
 MOST = 1 << 24  # elements of a table of places; larger lists of rows are not proven
 
 
@@ -42,12 +44,23 @@ class Level:
 
     def repeats(self, value: Value, dim: int) -> bool:
         """True when a value is proven to be the same along `dim`."""
-        key = (value, dim)
-        if key not in self._repeats:
-            self._repeats[key] = self._is_repeated(value, dim)
-        return self._repeats[key]
+        return answered((value, dim), self._repeats, self._read, self._is_repeated)
 
-    def _is_repeated(self, value: Value, dim: int) -> bool:
+    def _read(self, asked: tuple[Value, int]) -> list[tuple[Value, int]]:
+        """The dims that have to be repetitions for a dim to be one."""
+        value, dim = asked
+        op = self.made.get(value)
+        if op is None or value.type.shape[dim] == 1:
+            return []
+        if op.name == "broadcast_in_dim" and dim in op.attrs.dims:
+            return [(op.operands[0], op.attrs.dims.index(dim))]
+        if op.name in _ENDS or not OPS[op.name].elementwise:
+            return []
+        along = [f for f in factors(op) if asked in f]
+        return [(v, d) for f in along for v, d in f if v is not value]
+
+    def _is_repeated(self, asked: tuple[Value, int]) -> bool:
+        value, dim = asked
         op = self.made.get(value)
         if value.type.shape[dim] == 1 or op is None:
             return value.type.shape[dim] == 1
@@ -59,15 +72,8 @@ class Level:
                 return bool(op.attrs.dim != dim)
             case "broadcast_in_dim" if dim not in op.attrs.dims:
                 return True
-            case "broadcast_in_dim":
-                inner = op.attrs.dims.index(dim)
-                return self.repeats(op.operands[0], inner)
-        return self._follows(op, value, dim) if OPS[op.name].elementwise else False
-
-    def _follows(self, op: Op, value: Value, dim: int) -> bool:
-        """True when an elementwise op reads nothing that changes along `dim` of its result."""
-        along = [f for f in factors(op) if (value, dim) in f]
-        return all(self.repeats(v, d) for f in along for v, d in f if v is not value)
+        follows = op.name == "broadcast_in_dim" or OPS[op.name].elementwise
+        return follows and all(self._repeats[one] for one in self._read(asked))
 
     def peeled(self, value: Value) -> tuple[Value, tuple[int, ...]]:
         """What a value repeats, and where the dims of that are in it."""

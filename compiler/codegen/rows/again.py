@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.codegen.rows.levels import Levels
 from compiler.codegen.space import Space, Value
+from compiler.walks import answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,24 @@ class _Copier:
 
     def _copy(self, i: int, place: int) -> int:
         """`i` at `place`: itself when it is there anyway, else made from what its maker reads."""
-        if i not in self.place or not self.moves(i) or self.place[i] == place:
+        if self._stays(i, place):
             return self.number[i]
-        if (i, place) not in self.made:
-            value, product = self.levels.space.values[i], i in self.levels.roles.panels
-            inputs = (self.number[j] if product else self._copy(j, place) for j in value.inputs)
-            self.made[i, place] = self._add(replace(value, inputs=tuple(inputs)))
-        return self.made[i, place]
+        return answered((i, place), self.made, self._read_again, self._make)
+
+    def _stays(self, i: int, place: int) -> bool:
+        return i not in self.place or not self.moves(i) or self.place[i] == place
+
+    def _read_again(self, wanted: tuple[int, int]) -> list[tuple[int, int]]:
+        """What a copy reads that is made again too."""
+        i, place = wanted
+        product = i in self.levels.roles.panels
+        read = () if product else self.levels.space.values[i].inputs
+        return [(j, place) for j in read if not self._stays(j, place)]
+
+    def _make(self, wanted: tuple[int, int]) -> int:
+        i, place = wanted
+        value, again = self.levels.space.values[i], set(self._read_again(wanted))
+        inputs = (
+            self.made[j, place] if (j, place) in again else self.number[j] for j in value.inputs
+        )
+        return self._add(replace(value, inputs=tuple(inputs)))

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from compiler.codegen.fusion import SCALED
 from compiler.codegen.rows.spans import LOW_LIMIT
-from compiler.codegen.space import Space
+from compiler.codegen.space import Space, Value
 from compiler.dtypes import LARGEST, DType
+from compiler.walks import answered
 
 # Products of the same scales in another order differ by their rounding.
 _CLOSE = 1e-6
@@ -31,40 +32,72 @@ class Reference:
     sign: float
 
 
+References = dict[int, Reference | None]
+
+
 def reference(space: Space, column: int, extremes: Collection[int]) -> Reference | None:
     """The reference a column is; None where nothing is known of it."""
-    value = space.values[column]
-    if column in extremes:
-        return Reference(column, 1.0)
+    known: References = {}
+
+    def needs(n: int) -> list[int]:
+        return [] if n in extremes else _read(space, n)
+
+    def find(n: int) -> Reference | None:
+        return Reference(n, 1.0) if n in extremes else _followed(space, n, extremes, known)
+
+    return answered(column, known, needs, find)
+
+
+def _read(space: Space, number: int) -> list[int]:
+    """What a column may be the reference of."""
+    value = space.values[number]
+    if value.op == "select":
+        asked = _asked(space, value.inputs)[0]
+        return [*value.inputs[1:], *(asked.inputs if asked.op == "is_finite" else ())]
+    keeps = value.op in ("convert", "negate", "maximum", "minimum")
+    return list(value.inputs) if keeps else []
+
+
+def _followed(
+    space: Space, number: int, extremes: Collection[int], known: References
+) -> Reference | None:
+    """What a column is, where that is `known` of what it reads."""
+    value = space.values[number]
     if value.op in ("convert", "negate"):
-        found = reference(space, value.inputs[0], extremes)
+        found = known[value.inputs[0]]
         turned = value.op == "negate"
         return Reference(found.extreme, -found.sign) if found and turned else found
     if value.op in ("maximum", "minimum"):
         neutral = -math.inf if value.op == "maximum" else math.inf
         rest = [i for i in value.inputs if _constant(space, i) != neutral]
-        return _either(space, rest, extremes)
-    return _chosen(space, value.inputs, extremes) if value.op == "select" else None
+        return _either(space, rest, known)
+    return _chosen(space, value.inputs, extremes, known) if value.op == "select" else None
 
 
-def _either(space: Space, inputs: Collection[int], extremes: Collection[int]) -> Reference | None:
+def _either(space: Space, inputs: Collection[int], known: References) -> Reference | None:
     """Of references that agree, and of finite numbers."""
-    found = {reference(space, i, extremes) for i in inputs if not _is_finite(space, i)}
+    found = {known[i] for i in inputs if not _is_finite(space, i)}
     return found.pop() if len(found) == 1 else None
 
 
-def _chosen(space: Space, inputs: tuple[int, ...], extremes: Collection[int]) -> Reference | None:
+def _chosen(
+    space: Space, inputs: tuple[int, ...], extremes: Collection[int], known: References
+) -> Reference | None:
     """select(pred, a, b): a predicate that moves with the extreme could leave it behind, unless it
     only asks whether that is a number: a running extreme begins with one.
     """
+    asked, a, b = _asked(space, inputs)
+    both = _either(space, (a, b), known)
+    if asked.op == "is_finite" and known[asked.inputs[0]]:
+        return both if known[a] else None
+    return both if not set(space.slice([inputs[0]])) & set(extremes) else None
+
+
+def _asked(space: Space, inputs: tuple[int, ...]) -> tuple[Value, int, int]:
+    """The predicate of a select without a `not`, what is chosen where it holds, and where not."""
     pred, a, b = inputs
     asked = space.values[pred]
-    if asked.op == "not":
-        asked, a, b = space.values[asked.inputs[0]], b, a
-    both = _either(space, (a, b), extremes)
-    if asked.op == "is_finite" and reference(space, asked.inputs[0], extremes):
-        return both if reference(space, a, extremes) else None
-    return both if not set(space.slice([pred])) & set(extremes) else None
+    return (space.values[asked.inputs[0]], b, a) if asked.op == "not" else (asked, a, b)
 
 
 def _constant(space: Space, number: int) -> float | None:
@@ -120,9 +153,18 @@ def _is_lowest(space: Space, number: int, others: int) -> bool:
 
 def _least(space: Space, number: int) -> float:
     """As low as a value may be, where sums of products are taken to be above LOW_LIMIT."""
-    value = space.values[number]
-    if value.op == "constant":
-        return min(0.0, float(value.attrs["value"]))
-    if value.op == "contract" or not value.dtype.is_float:
-        return LOW_LIMIT
-    return min((_least(space, i) for i in value.inputs), default=-math.inf)
+    known: dict[int, float] = {}
+
+    def read(n: int) -> tuple[int, ...]:
+        value = space.values[n]
+        return () if value.op == "contract" or not value.dtype.is_float else value.inputs
+
+    def least(n: int) -> float:
+        value = space.values[n]
+        if value.op == "constant":
+            return min(0.0, float(value.attrs["value"]))
+        if value.op == "contract" or not value.dtype.is_float:
+            return LOW_LIMIT
+        return min((known[i] for i in value.inputs), default=-math.inf)
+
+    return answered(number, known, read, least)

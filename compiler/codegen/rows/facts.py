@@ -21,6 +21,7 @@ from compiler.codegen.rows import spans
 from compiler.codegen.rows.spans import DATA, Span
 from compiler.codegen.space import Space, Value
 from compiler.intervals import Interval, corners, within
+from compiler.walks import answered
 
 
 class Fact(enum.Enum):
@@ -254,7 +255,18 @@ def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> A
     """A predicate or integer over all points of two atoms as an array [first axis, second], in its
     type, where sums wrap; None when it depends on data or on other atoms.
     """
-    value = space.values[number]
+    known: dict[int, Any | None] = {}
+
+    def read(n: int) -> tuple[int, ...]:
+        value = space.values[n]
+        return () if value.op in (MASK, "constant", "iota") else value.inputs
+
+    return answered(number, known, read, lambda n: _exact(space.values[n], ranges, axes, known))
+
+
+def _exact(
+    value: Value, ranges: Ranges, axes: tuple[int, int], known: Mapping[int, Any | None]
+) -> Any | None:
     if value.op == MASK:
         walked = _exact_walk(value, ranges, axes)
         return None if walked is None else _COMPARE[value.attrs["direction"]](walked, 0)
@@ -263,15 +275,14 @@ def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> A
     elif value.op == "iota":
         found = _exact_walk(value, ranges, axes)
     else:
-        found = _exact_sum(space, value, ranges, axes)
+        found = _exact_sum(value, [known[i] for i in value.inputs])
     if found is None or value.dtype.is_float:
         return None
     return found.astype(value.dtype.numpy)
 
 
-def _exact_sum(space: Space, value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
+def _exact_sum(value: Value, given: list[Any]) -> Any | None:
     """What follows from other values; numbers may be of a wider type."""
-    given: list[Any] = [exact(space, i, ranges, axes) for i in value.inputs]
     if not given or any(g is None for g in given):
         return None
     if value.op == "compare":

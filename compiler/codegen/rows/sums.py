@@ -9,6 +9,7 @@ an atom of the sum on the partitions.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -75,13 +76,15 @@ class Sums:
     def _is_innermost(self, number: int, atom: int | None) -> bool:
         """Whether the first store that follows walks `atom` one element at a time."""
         users = self.space.users(range(len(self.space.values)))
-        work = [number]
+        work, seen = deque([number]), {number}
         while work:
-            n = work.pop(0)
+            n = work.popleft()
             walk = self.space.values[n].walk
             if self.space.values[n].op == "store" and walk:
                 return abs(walk.stride(atom)) == 1
-            work += users.get(n, ())
+            following = [u for u in users.get(n, ()) if u not in seen]
+            seen.update(following)
+            work += following
         return False
 
     def height(self, number: int) -> int:

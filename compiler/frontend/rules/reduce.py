@@ -89,13 +89,17 @@ def _positions(site: Site, kind: str, dims: tuple[int, ...]) -> Sequence[Value]:
     return best, site.emit("reduce", (chosen,), ReduceAttrs("min", dims)).result
 
 
+_DEEPEST = 5
+"""Operators on a way through what `_extreme` looks for, and one more."""
+
+
 def _extreme(site: Site) -> str | None:
     """max or min when the body is JAX's argmax or argmin: the better of two elements (a NaN wins,
     then the smaller index) with its index.
     """
     block = site.op.regions[0].blocks[0]
     a, i, b, j = block.arguments
-    given = [_expression(site, block, v) for v in list(block.operations)[-1].operands]
+    given = [_expression(site, block, v, _DEEPEST) for v in list(block.operations)[-1].operands]
     earlier = ("LT", i, j)
     for kind, better in (("max", ("GT", a, b)), ("min", ("LT", a, b))):
         wins = ("or", frozenset((better, ("NE", a, a))))
@@ -106,12 +110,14 @@ def _extreme(site: Site) -> str | None:
     return None
 
 
-def _expression(site: Site, block: Any, value: Any) -> Any:
-    """A value of a reducer as a term: compares by direction, `and` and `or` without order."""
+def _expression(site: Site, block: Any, value: Any, depth: int) -> Any:
+    """A value of a reducer as a term: compares by direction, `and` and `or` without order, as far
+    down as `depth` operators.
+    """
     op = site.block_producer(block, value)
-    if op is None:
+    if op is None or not depth:
         return value
-    parts = [_expression(site, block, v) for v in op.operands]
+    parts = [_expression(site, block, v, depth - 1) for v in op.operands]
     name = op.name.removeprefix("stablehlo.")
     if name == "compare":
         direction = str(op.attributes["comparison_direction"]).removesuffix(">").split()[-1]

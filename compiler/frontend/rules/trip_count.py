@@ -18,6 +18,7 @@ import numpy as np
 from compiler.frontend.rules.registry import RefusedError, refuse
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Op, Value
+from compiler.walks import answered
 
 _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 _HINT = (
@@ -123,16 +124,36 @@ def known_scalar(
 
     `scalars` are the producers of scalars; `outer` names what a region's input is outside of it.
     """
-    if value in outer:
-        return known_scalar(scalars, outer[value], outer)
-    op = scalars.get(value)
-    if op is None or value.type.dtype.is_float:
+    known: dict[Value, int | None] = {}
+
+    def read(v: Value) -> tuple[Value, ...]:
+        if v in outer:
+            return (outer[v],)
+        op = scalars.get(v)
+        return op.operands if op is not None and _follows(op, v) else ()
+
+    def find(v: Value) -> int | None:
+        if v in outer:
+            return known[outer[v]]
+        op = scalars.get(v)
+        return None if op is None else _scalar(op, v, [known.get(o) for o in op.operands])
+
+    return answered(value, known, read, find)
+
+
+def _follows(op: Op, value: Value) -> bool:
+    """Whether a scalar is known where the operands of its op are."""
+    return not value.type.dtype.is_float and (op.name == "reshape" or OPS[op.name].elementwise)
+
+
+def _scalar(op: Op, value: Value, known: Sequence[int | None]) -> int | None:
+    """The number `value` is; `known` are those of the operands of its op."""
+    if value.type.dtype.is_float:
         return None
     if op.name == "constant":
         return int(op.attrs.array().reshape(-1)[0])
-    if op.name != "reshape" and not OPS[op.name].elementwise:
+    if not _follows(op, value):
         return None
-    known = [known_scalar(scalars, v, outer) for v in op.operands]
     if any(k is None for k in known) or any(v.type.num_elements != 1 for v in op.operands):
         return None
     arguments = [

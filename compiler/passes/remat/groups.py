@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from compiler.ir.types import Graph, Op, Value
 from compiler.passes.remat.recipes import RATIO, contracts, is_cheap
@@ -43,6 +44,7 @@ class Readers:
         self._place: dict[Op, int] = {}
         self._spread(graph, edges)
         self._delay(graph)
+        self._ops = graph.ops
 
     def _spread(self, graph: Graph, edges: Sequence[Edge]) -> None:
         """Carry bits from operands to results; at a contraction those of much larger values become
@@ -92,6 +94,22 @@ class Readers:
         the value.
         """
         return bool(self._far[op] & self._bit[edge])
+
+    def read_far(self, value: Value, edge: Edge) -> bool:
+        """True when something far from `edge` reads `value`, directly or through cheap ops."""
+        return bool(self._behind.get(value, 0) & self._bit[edge])
+
+    @cached_property
+    def _behind(self) -> dict[Value, int]:
+        """Per value, what is far from its readers, and from those of what cheap ones make of it."""
+        found: dict[Value, int] = {}
+        for op in reversed(self._ops):
+            far = self._far[op]
+            for result in op.results if is_cheap(op) else ():
+                far |= found.get(result, 0)
+            for value in op.operands:
+                found[value] = found.get(value, 0) | far
+        return found
 
     def groups(self, value: Value) -> list[list[Op]]:
         """Readers of `value` in the order of their places, split where they are far from one

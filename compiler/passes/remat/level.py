@@ -78,7 +78,7 @@ class _Remaker:
         if not group or any(self._keeps(op, value) for op in group):
             return
         first = Edge(value, self.readers.users[value][0])
-        recipe = self.recipes.find(value, lambda _: True, lambda x: self._read_far(x, first))
+        recipe = self.recipes.find(value, lambda _: True, lambda x: self.readers.read_far(x, first))
         if recipe is None:
             return
         place = self._place(recipe, value, group)
@@ -91,15 +91,6 @@ class _Remaker:
     def _keeps(self, op: Op, value: Value) -> bool:
         """True when what `op` makes of `value` is stored at about its size."""
         return is_cheap(op) and any(r in self.lasting and not shrinks(value, r) for r in op.results)
-
-    def _read_far(self, value: Value, edge: Edge) -> bool:
-        """True when something far from `edge` reads `value`, directly or through cheap ops."""
-        for op in self.readers.users.get(value, ()):
-            if self.readers.is_far(edge, op):
-                return True
-            if is_cheap(op) and any(self._read_far(r, edge) for r in op.results):
-                return True
-        return False
 
     def _place(self, recipe: Recipe, value: Value, group: Sequence[Op]) -> _Place:
         """The place near `group` that has most leaves of `recipe`, or a new one."""

@@ -184,9 +184,13 @@ class Recipes:
             return (x in self.inputs and resident(x)) or available(x)
 
         ops, leaves = set(recipe.ops), dict[Value, None]()
+        seen: set[Value] = set()
         todo = list(reversed(recipe.leaves))
         while todo:
             leaf = todo.pop()
+            if leaf in seen:
+                continue
+            seen.add(leaf)
             longer = self._cheap(leaf, resident, there)
             if longer is None:
                 leaves[leaf] = None
