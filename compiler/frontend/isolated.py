@@ -8,7 +8,9 @@ never loads jaxlib.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import re
 import selectors
 import signal
 import struct
@@ -46,6 +48,9 @@ TIMEOUT_S = 1800.0
 _LENGTH = struct.Struct("<Q")
 _STDERR_TAIL = 2000
 _CHUNK = 1 << 20
+_SAYS_WITHIN_S = 2.0
+_FRAME = re.compile(r'File "[^"]*?(compiler/[^"]+)", line (\d+) in (\S+)\n')
+"""A line of `faulthandler` about code of this package."""
 
 
 class Reader:
@@ -82,10 +87,11 @@ class Reader:
         try:
             answer = self._exchange(child, [data, base_dir, profile.version], deadline)
         except TimeoutError:
+            doing = self._doing(child)
             self._stop()
             raise ImportRuleError(
                 "SW_READER_TIMEOUT",
-                f"reading the module requires at most {self._timeout_s:g} s, got no answer",
+                f"reading the module requires at most {self._timeout_s:g} s, got no answer{doing}",
                 hint="simplify the module, or report it with the file",
             ) from None
         except (BrokenPipeError, EOFError):
@@ -116,6 +122,21 @@ class Reader:
             _receive(child.stdout, size, deadline), use_list=False
         )
         return answer
+
+    def _doing(self, child: subprocess.Popen[bytes]) -> str:
+        """What a child works on, innermost first; empty when it cannot say."""
+        assert self._noise is not None
+        start = self._noise.seek(0, os.SEEK_END)
+        child.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _SAYS_WITHIN_S
+        frames: list[tuple[str, str, str]] = []
+        while not frames and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+            said = os.pread(self._noise.fileno(), _CHUNK, start)  # the child writes at the end
+            frames = _FRAME.findall(said.decode(errors="replace"))
+        if not frames:
+            return ""
+        return ": it was in " + ", in ".join(f"{f[2]} ({f[0]}:{f[1]})" for f in frames[:3])
 
     def _crashed(self, child: subprocess.Popen[bytes]) -> ImportRuleError:
         """What to tell about a child that ended."""
@@ -228,6 +249,7 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # native code prints; answers stay clean
     requests = sys.stdin.buffer
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # `Reader._doing` asks
     while head := requests.read(_LENGTH.size):
         request = msgpack.unpackb(requests.read(_LENGTH.unpack(head)[0]))
         _send(answers, _answer(*request))

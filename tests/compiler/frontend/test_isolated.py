@@ -59,3 +59,17 @@ def test_a_hang_is_refused(reader: Reader) -> None:
         hasty._start().send_signal(signal.SIGSTOP)
         with pytest.raises(ImportRuleError, match="SW_READER_TIMEOUT"):
             hasty.read(TEXT, ".", OWN)
+
+
+def test_a_file_that_takes_too_long_is_refused_with_what_took_long() -> None:
+    """The functions at work, innermost first, with their lines."""
+    ops = "\n".join(f"%{i + 1} = stablehlo.abs %{i} : tensor<f32>" for i in range(100_000))
+    head = (
+        "func.func @main(%x: tensor<f32>) -> tensor<f32> {\n%0 = stablehlo.abs %x : tensor<f32>\n"
+    )
+    module = f"{head}{ops}\nreturn %100000 : tensor<f32>\n}}"
+    with Reader() as reader:
+        reader.read(TEXT, ".", OWN)  # the child has started
+        reader._timeout_s = 0.1
+        with pytest.raises(ImportRuleError, match=r"got no answer: it was in \w+ \(compiler/"):
+            reader.read(module.encode(), ".", OWN)
