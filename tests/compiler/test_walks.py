@@ -15,11 +15,10 @@ from compiler.frontend.stablehlo import import_module
 from compiler.ir.build import Builder
 from compiler.ir.types import Graph, Value
 from compiler.isa.region import Affine
-from compiler.outline.cut import cut_program
 from compiler.passes.remat import rematerialise
 from compiler.walks import answered
 from tests.compiler.codegen.region_harness import I32, PRED, U32, Maker
-from tests.support.ladders import check_grows, folded, unary
+from tests.support.ladders import check_grows, unary
 
 START = Affine()
 
@@ -78,17 +77,6 @@ def rows_in_a_component(rungs: int) -> Graph:
 
 def test_rows_and_probabilities_of_attention_are_told_in_one_walk() -> None:
     check_grows(lambda n: partial(find_attention, rows_in_a_component(n)))
-
-
-def test_what_functions_are_made_of_is_found_in_one_walk() -> None:
-    def made(rungs: int) -> Callable[[], object]:
-        b = Builder()
-        x = b.input((8, 8))
-        for _ in range(rungs):
-            x = folded(b, x)
-        return partial(cut_program, b.finish(x), "main")
-
-    check_grows(made)
 
 
 def test_a_number_is_known_in_one_walk() -> None:
