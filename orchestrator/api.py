@@ -97,12 +97,16 @@ def run(asked: Job, **settings: object) -> Report:
 
 
 def plan(asked: Job, **settings: object) -> Report:
-    """Whether a job fits and how fast it is, without values. Raises as `run`."""
+    """Whether a job fits and how fast it is, without values. Raises as `run`.
+
+    The step is traced to know which question it is, because what this process has imported need not
+    be what its files say: a stored answer spares the rest.
+    """
     from orchestrator import plan_cache
 
     resolved = _job(asked, settings)
     with _progress(resolved) as progress:
-        data = plan_cache.plan(resolved, progress=progress)
+        data = plan_cache.plan(resolved, progress=progress, inside=True)
     return Report(data, plan_cache.exit_code(data))
 
 

@@ -163,9 +163,9 @@ def _is_foreign(folder: Path) -> bool:
 
 
 def installed() -> list[str]:
-    """Every installed distribution with its version: what a captured graph depends on besides
-    files of the user and of ours. Not those that a package brings along and puts on `sys.path` when
-    it is loaded (Ray does): the answer would depend on what this process has loaded."""
+    """Every installed distribution with its version. Not those that a package brings along and puts
+    on `sys.path` when it is loaded (Ray does): the answer would depend on what this process has
+    loaded."""
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     folders = (*site.getsitepackages(), site.getusersitepackages(), *own)
     places = (Path(place) for place in dict.fromkeys(folders) if place)

@@ -1,7 +1,9 @@
 """`plan`: the road without values, and the cache that answers a repeated question without jax.
 
-The plan key covers the resolved job, the user's model files, what they read and our sources, so an
-edited model is never answered from a stale plan. A hit reads one JSON document.
+The plan key of a command covers the resolved job, the user's model files, what they read and our
+sources, so an edited model is never answered from a stale plan. A hit reads one JSON document. A
+question inside a process that goes on, and an answer of one that cannot be sure to have imported
+the files as they are, has a key of what was traced (docs/design/0054-keys-of-questions.md).
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from compiler.target import load_target
 from orchestrator import outputs
 from orchestrator.cache import About, Cache, open_cache
 from orchestrator.config import TRIES, JobConfig
-from orchestrator.model import installed, source_files
-from orchestrator.reads import file_digests
+from orchestrator.environment import always
+from orchestrator.model import source_files
+from orchestrator.reads import observed
 from orchestrator.report.shape import check_report, check_whatif
 from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
 from sharding.settings import AUTO
@@ -30,11 +33,11 @@ from sharding.settings import AUTO
 if TYPE_CHECKING:
     from orchestrator.service.executor import Executor
     from orchestrator.service.progress import Progress
-    from orchestrator.stages import Traces
+    from orchestrator.stages import Stages, Traces
 
 KIND, READS, WHATIF = "plan", "reads", "whatif"  # of entries
-_READ = "read "
-_PATHS = several(Rule("a path", lambda v: type(v) is str and "\0" not in v))
+_OWN, _READ = "file ", "model's "
+_NAMES = several(Rule("a name", lambda v: type(v) is str and "\0" not in v))
 NOT_IN_KEY = ("output", "cache", "run", "base")
 
 
@@ -52,13 +55,15 @@ def plan(
     progress: Progress | None = None,
     shared: Shared | None = None,
     dump_dir: Path | None = None,
+    inside: bool = False,
 ) -> dict[str, Any]:
     """The report of a job without values, from the plan cache when nothing it depends on has
     changed; never when a `trace` is wanted, or every stage in `dump_dir`, which the cache does not
-    hold."""
+    hold. `inside` a process that has code of the user's the step is traced to know."""
     start = time.perf_counter()
     cache = open_cache(job.cache)
-    parts = plan_parts(job)
+    stages = _stages(shared) if inside else None
+    parts = _traced(job, stages) if stages else plan_parts(job)
     key = parts_digest(KIND, parts)
     is_asked = trace is None and dump_dir is None
     stored = _stored(cache, KIND, key, check_report) if is_asked else None
@@ -71,10 +76,11 @@ def plan(
         provenance["computed_in_s"] = round(sum(provenance["stages_s"].values()), 3)
         provenance["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
         return report
+    stages = stages or _stages(shared)
     with _dumped(dump_dir):
-        report, reads = _fresh(job, trace, progress, shared)
-    if job.model.entry:
-        parts = _learned(job, parts, reads)
+        report, reads = _fresh(job, trace, progress, shared, stages)
+    if not inside:
+        parts = _answered(job, parts, reads, stages)
         key = parts_digest(KIND, parts)
     cache.put(KIND, key, json.dumps(report).encode(), About(plan_name(job), parts))
     report["provenance"]["plan_key"] = key
@@ -126,20 +132,30 @@ def exit_code(report: Mapping[str, Any]) -> int:
 
 
 def plan_parts(job: JobConfig) -> dict[str, str]:
-    """What a plan depends on, by name: every key of the job, the machine's table, the user's
-    files, what an earlier capture of them read, installed packages and our sources."""
+    """What the plan of a new command depends on, by name: every key of the job, the machine's
+    table, the user's files, what an earlier capture of them read, what every capture depends on and
+    our sources."""
+    own = _own_parts(job)
+    if not job.model.entry:
+        return own
+    stored = _stored(open_cache(job.cache), READS, parts_digest(READS, own), _check_names)
+    return own | _read_parts(observed(stored or ()))
+
+
+def _own_parts(job: JobConfig) -> dict[str, str]:
+    files = {f"{_OWN}{path.as_posix()}": digest([path.read_bytes()]) for path in source_files(job)}
+    return _common_parts(job) | files
+
+
+def _common_parts(job: JobConfig) -> dict[str, str]:
+    """What is known without the model."""
     tables = {name: keys for name, keys in job.as_dict().items() if name not in NOT_IN_KEY}
     parts = {
         f"{t}.{k}": json.dumps(value) for t, keys in tables.items() for k, value in keys.items()
     }
     parts["target"] = f"{job.cluster.target} {load_target(job.cluster.target).digest}"
-    parts |= {f"file {p.as_posix()}": digest([p.read_bytes()]) for p in source_files(job)}
-    parts["packages"] = digest(name.encode() for name in installed())
     parts |= {f"sources {name}": source_digest((name,)) for name in PACKAGES}
-    if not job.model.entry:
-        return parts
-    stored = _stored(open_cache(job.cache), READS, parts_digest(READS, parts), _check_paths)
-    return parts | _read_parts(file_digests(stored or ()))
+    return parts | always()
 
 
 def _stored(cache: Cache, kind: str, key: str, check: Callable[[Any], None]) -> Any | None:
@@ -157,19 +173,47 @@ def _stored(cache: Cache, kind: str, key: str, check: Callable[[Any], None]) -> 
     return found
 
 
-def _check_paths(found: Any) -> None:
-    _PATHS.require(found, "files that were read")
+def _check_names(found: Any) -> None:
+    _NAMES.require(found, "names of what was read")
 
 
 def _read_parts(digests: Mapping[str, str]) -> dict[str, str]:
     return {f"{_READ}{path}": value for path, value in digests.items()}
 
 
+def _stages(shared: Shared | None) -> Stages:
+    from orchestrator.stages import Stages
+
+    return Stages(traces=shared.traces) if shared else Stages()
+
+
+def _traced(job: JobConfig, stages: Stages) -> dict[str, str]:
+    """What a plan of the step as it is traced here depends on."""
+    from orchestrator.traced_key import traced_parts
+
+    return _common_parts(job) | traced_parts(job, stages)
+
+
+def _answered(
+    job: JobConfig, parts: Mapping[str, str], reads: Mapping[str, str], stages: Stages
+) -> dict[str, str]:
+    """The parts of a plan that was made for a command: of the files, unless this process has
+    imported others, or they have changed meanwhile."""
+    from orchestrator.freshness import Folder
+
+    folder = Folder.of(job)
+    own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
+    held = folder.is_as_first() and not stages.traces.is_doubtful(job)
+    if not held or own != _own_parts(job):
+        return _traced(job, stages)
+    return _learned(job, parts, {**reads, **folder.first}) if job.model.entry else own
+
+
 def _learned(job: JobConfig, parts: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
-    """The parts of a plan with the files that its capture read, whose list is kept for the next
+    """The parts of a plan with what its capture read, whose names are kept for the next
     question."""
     own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
-    about = About(f"files read by {plan_name(job)}", own)
+    about = About(f"read by {plan_name(job)}", own)
     listed = json.dumps(list(reads)).encode()
     open_cache(job.cache).put(READS, parts_digest(READS, own), listed, about)
     return own | _read_parts(reads)
@@ -188,17 +232,20 @@ def plan_name(job: JobConfig) -> str:
 
 
 def _fresh(
-    job: JobConfig, trace: Path | None, progress: Progress | None, shared: Shared | None
+    job: JobConfig,
+    trace: Path | None,
+    progress: Progress | None,
+    shared: Shared | None,
+    stages: Stages | None = None,
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """The report, and the digests of what the user's function read."""
+    """The report, and what the user's function read."""
     from compiler.steps import note
     from orchestrator.build import build
     from orchestrator.dump.step import time_text
     from orchestrator.job import time_programs, unit_service
     from orchestrator.report.report import base_report
-    from orchestrator.stages import Stages
 
-    stages = Stages(traces=shared.traces) if shared else Stages()
+    stages = stages or _stages(shared)
     with unit_service(job, progress, shared.executor if shared else None) as service:
         built = build(job, service, stages)
         with stages.timed("time"):

@@ -1,5 +1,5 @@
-"""What a user's own function reads while it is captured: data files beside it or anywhere else, and
-modules from elsewhere on the import path.
+"""What a user's own function reads while it is captured: data files beside it or anywhere else,
+modules from elsewhere on the import path, variables of the environment, packages.
 
 They are known only after a capture. The plan cache keeps their list, so that an answer is never
 taken for one of other data.
@@ -12,18 +12,22 @@ import site
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from orchestrator import environment
 from orchestrator.host import package_folder
 from orchestrator.service.units import PACKAGES, digest
 
 LARGEST = 64 * 2**20
 """Bytes of the largest file that is read to tell whether it changed (our choice); larger ones by
 their size and time."""
+
+FILE, VARIABLE, PACKAGE = "read ", "environment ", "package "
+"""What the name of something that was read begins with."""
 
 _SYSTEM = ("/proc", "/sys", "/dev")
 _THREAD = threading.local()
@@ -40,9 +44,45 @@ def recorded(found: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         _THREAD.opened = None
-    modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    paths = {*opened, *(os.path.abspath(name) for name in modules if isinstance(name, str))}
+    paths = opened | loaded_files()
     found |= file_digests(sorted(path for path in paths if _is_users(path)))
+
+
+@contextmanager
+def all_recorded(found: dict[str, str]) -> Iterator[None]:
+    """As `recorded`, by names that `observed` understands, with variables that this thread reads
+    and packages that are loaded at the end."""
+    files: dict[str, str] = {}
+    names: set[str] = set()
+    try:
+        with recorded(files), environment.heard(names):
+            yield
+    finally:
+        found |= {f"{FILE}{path}": value for path, value in files.items()}
+        variables = sorted(f"{VARIABLE}{name}" for name in names)
+        packages = sorted(f"{PACKAGE}{name}" for name in environment.imported_packages())
+        found |= observed([*variables, *packages])
+
+
+def observed(names: Iterable[str]) -> dict[str, str]:
+    """What there is now of what was read, by its names."""
+    kinds: Mapping[str, Any] = {
+        FILE: file_digests,
+        VARIABLE: environment.variable_digests,
+        PACKAGE: environment.package_versions,
+    }
+    found: dict[str, str] = {}
+    names = tuple(names)
+    for start, values in kinds.items():
+        chosen = [name.removeprefix(start) for name in names if name.startswith(start)]
+        found |= {f"{start}{name}": value for name, value in values(chosen).items()}
+    return found
+
+
+def loaded_files() -> set[str]:
+    """Files of all modules that are loaded."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return {os.path.abspath(name) for name in files if isinstance(name, str)}
 
 
 def file_digests(paths: Iterable[str]) -> dict[str, str]:
@@ -76,8 +116,9 @@ def _opened(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _is_users(path: str) -> bool:
-    """Whether a file is there, and no part of Python, of an installed package or of ours."""
-    if path.endswith(".pyc") or not os.path.isfile(path):
+    """Whether a file is there, and no part of Python, of an installed package or of ours. What is
+    said about a package, its version says."""
+    if path.endswith(".pyc") or ".dist-info" + os.sep in path or not os.path.isfile(path):
         return False
     return not any(Path(path).is_relative_to(folder) for folder in _foreign())
 

@@ -10,14 +10,18 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from compiler.ir.text import to_text
 from compiler.steps import note, step
 from orchestrator.config import JobConfig
+from orchestrator.environment import jax_variables
+from orchestrator.freshness import Folder, jax_settings
 from orchestrator.model import model_key, resolve_task
-from orchestrator.reads import recorded
+from orchestrator.reads import all_recorded, observed
+from orchestrator.service.units import digest
 from sharding.partitioned import slots
 from sharding.reroll import Rerolled, reroll
 from sharding.shown import slots_text
@@ -43,6 +47,15 @@ class Traced:
     user: ModuleShardings
     name: str
 
+    @property
+    def digest(self) -> str:
+        """Of everything that a plan takes from a step. It is the imported module, because its own
+        locations have the lines of whoever asked."""
+        graph, inputs, outputs = self.step.parts
+        slots = "\n".join(map(repr, (*inputs, *outputs)))
+        texts = (slots, repr(self.user), self.name, str(self.samples), *self.step.notes)
+        return digest(text.encode() for text in (to_text(graph, with_locs=True), *texts))
+
 
 class Traces:
     """Tasks and captured steps by what they depend on. Threads may share one: what one of them
@@ -53,41 +66,77 @@ class Traces:
         self._tasks: dict[Hashable, TrainTask] = {}
         self._traced: dict[Hashable, tuple[TrainTask, Traced]] = {}
         self._reads: dict[Hashable, dict[str, str]] = {}
+        self._doubtful: set[Hashable] = set()
+        self._loaded_as = ""
 
     def task(self, job: JobConfig) -> TrainTask:
         """The task of `[model]`. Raises what `resolve_task` raises."""
-        key = model_key(job)
-        return self._once(self._tasks, key, lambda: self._recorded(job, lambda: resolve_task(job)))
+        with self._lock:
+            read = self._reads.get(model_key(job), {})
+            if observed(read) != read:  # data that a function read are others now
+                self._forget(job)
+            return self._once(
+                self._tasks,
+                lambda: (model_key(job), self._settings()),
+                lambda: self._recorded(job, lambda: resolve_task(job)),
+            )
 
     def traced(self, job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Traced:
         """The step of a task for so many samples."""
         is_own = job.strategy.name == MANUAL
         # The task is kept beside its step, so that its id stays its own.
-        key = (id(task), samples, is_own, job.compiler, job.base)
         kept = self._once(
             self._traced,
-            key,
+            lambda: (id(task), samples, is_own, job.compiler, job.base, self._settings()),
             lambda: (task, self._recorded(job, lambda: _traced(job, task, samples, stages))),
         )
         return kept[1]
 
     def reads(self, job: JobConfig) -> Mapping[str, str]:
-        """Digests of the files that the user's own function read so far."""
+        """What the user's own function read so far: digests of files and variables, versions of
+        packages, by name (`reads.py`)."""
         with self._lock:
             return dict(self._reads.get(model_key(job), {}))
 
-    def _recorded(self, job: JobConfig, make: Callable[[], T]) -> T:
-        if not job.model.entry:
-            return make()
-        with recorded(self._reads.setdefault(model_key(job), {})):
-            return make()
-
-    def _once(self, kept: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+    def is_doubtful(self, job: JobConfig) -> bool:
+        """Whether jax had settings at a capture of the model that a new process may not have."""
         with self._lock:
-            if key not in kept:
-                kept[key] = make()
-            found = kept[key]
-            if len(kept) > MOST_KEPT:
+            return model_key(job) in self._doubtful
+
+    def _recorded(self, job: JobConfig, make: Callable[[], T]) -> T:
+        folder, model = Folder.of(job), model_key(job)
+        if jax_settings() not in folder.settings:
+            self._doubtful.add(model)
+        reads = self._reads.setdefault(model, {})
+        with all_recorded(reads) if job.model.entry else nullcontext():
+            found = make()
+        folder.learn(reads)
+        if model not in self._doubtful:
+            folder.settings.add(jax_settings())
+        return found
+
+    def _settings(self) -> Hashable:
+        """What a capture of the same files depends on besides; that jax is loaded is no change."""
+        now = jax_settings()
+        self._loaded_as = self._loaded_as or now
+        return "" if now == self._loaded_as else now, frozenset(jax_variables().items())
+
+    def _forget(self, job: JobConfig) -> None:
+        """Drop what was made of a model; its task is asked for again, which makes another."""
+        model = model_key(job)
+        self._reads.pop(model, None)
+        for key in [key for key in self._tasks if isinstance(key, tuple) and key[0] == model]:
+            del self._tasks[key]
+
+    def _once(
+        self, kept: dict[Hashable, T], key: Callable[[], Hashable], make: Callable[[], T]
+    ) -> T:
+        with self._lock:
+            if (before := key()) in kept:
+                return kept[before]
+            found = kept[before] = make()
+            kept[key()] = found  # which settings of its own may have changed
+            while len(kept) > MOST_KEPT:
                 del kept[next(iter(kept))]
             return found
 

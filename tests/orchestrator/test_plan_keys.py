@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compiler.target import load_target
-from orchestrator import plan_cache
+from orchestrator import environment, plan_cache
 from orchestrator.config import TABLES, CacheConfig, JobConfig, OutputConfig, RunConfig
 from orchestrator.plan_cache import plan_key
 from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
@@ -78,11 +78,29 @@ def test_all_sources_are_in_the_key_of_a_plan(
     assert plan_key(JobConfig()) != before
 
 
-def test_installed_packages_are_in_the_key_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = plan_key(JobConfig())
-    names = plan_cache.installed()
-    monkeypatch.setattr(plan_cache, "installed", lambda: [*names[:-1], "jax-0.0.1.dist-info"])
-    assert plan_key(JobConfig()) != before
+def test_packages_that_capture_are_in_the_key_of_a_plan_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, names = plan_key(JobConfig()), environment.installed()
+    for name in (*environment.LIBRARIES, "ML_dtypes"):
+        with monkeypatch.context() as patched:
+            there = [*names, f"{name}-0.0.1.dist-info"]
+            patched.setattr(environment, "installed", lambda found=there: found)
+            assert plan_key(JobConfig()) != before, name
+    monkeypatch.setattr(environment, "installed", lambda: [*names, "jax_moseq-1.0.dist-info"])
+    assert plan_key(JobConfig()) == before
+
+
+def test_variables_that_jax_reads_are_in_the_key_of_a_plan_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = [plan_key(JobConfig())]
+    for name, value in (("JAX_DEFAULT_PRNG_IMPL", "rbg"), ("XLA_FLAGS", "--x"), ("JAX_NEW", "1")):
+        monkeypatch.setenv(name, value)
+        keys.append(plan_key(JobConfig()))
+    assert len(set(keys)) == 4
+    monkeypatch.setenv("PAGER", "other")
+    assert plan_key(JobConfig()) == keys[-1]
 
 
 @pytest.mark.parametrize(("key", "file"), [("config", "config.json"), ("hlo", "step.hlo")])
@@ -108,7 +126,7 @@ def test_python_files_and_what_they_read_are_in_the_key_of_a_plan(
     (folder / "beside.py").write_text("WIDTH = 2")
     keys.append(plan_key(job))
     parts = plan_cache.plan_parts(job)
-    learned = plan_cache._learned(job, parts, {str(data): digest([b"before"])})
+    learned = plan_cache._learned(job, parts, {f"read {data}": digest([b"before"])})
     assert parts_digest("plan", learned) == plan_key(job)
     keys.append(plan_key(job))
     data.write_text("after")

@@ -23,7 +23,7 @@ from orchestrator import plan_cache
 from orchestrator.cache import About, Cache, open_cache
 from orchestrator.cache.entry import EntryName, pack_entry, read_about, unpack_entry
 from orchestrator.config import CacheConfig
-from orchestrator.reads import file_digests
+from orchestrator.reads import observed
 from orchestrator.report.compare import compare, read_report, tables
 from orchestrator.report.page.page import compare_page, report_page
 from orchestrator.report.plan_screen import screen_lines
@@ -75,7 +75,7 @@ def plans_judge(given: tuple[str, Stored]) -> Judge:
         if found is None:
             return "set aside"
         if kind == plan_cache.READS:
-            return _ended(lambda: file_digests(found))
+            return _ended(lambda: observed(found))
         shown = found if kind == plan_cache.KIND else {**reports[0], "whatif": found}
         return _ended(lambda: _shown(shown))
 
@@ -85,12 +85,13 @@ def plans_judge(given: tuple[str, Stored]) -> Judge:
 def _plan_source(reports: list[Any], dice: random.Random) -> tuple[str, Any, Callable[[Any], None]]:
     kind = dice.random()
     if kind < 0.1:
-        return plan_cache.READS, ["/a/b.py", "/c"], plan_cache._check_paths
+        return plan_cache.READS, _READ, plan_cache._check_names
     if kind < 0.25:
         return plan_cache.WHATIF, _WHATIF, check_whatif
     return plan_cache.KIND, dice.choice(reports), check_report
 
 
+_READ = ["read /a/b.py", "read /c", "environment HOME", "package jax"]
 _WHATIF = {
     "tried": [
         {
