@@ -3,7 +3,8 @@ SHELL := bash
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+# One more than two cores: a test that waits for a process leaves its core to others.
+WORKERS ?= 3
 COUNT ?= 400
 SEED ?= 1
 SHARD ?= 0/1
@@ -42,7 +43,7 @@ setup: $(TESTS) ## create .venv and install the pinned set, that of the tests to
 run: $(COMMAND) ## run the main job: a byte-level Llama under FSDP on one simulated trn1n.32xlarge
 	$(BIN)/shardwright run examples/llama_fsdp/job.toml --out $(CURDIR)/out/llama_fsdp
 
-test: setup ## run the tests, on WORKERS processes (2)
+test: setup ## run the tests, on WORKERS processes (3)
 	$(PYTEST)
 
 matrix: setup ## run the long matrices that plain `make test` leaves out
