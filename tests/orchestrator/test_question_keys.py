@@ -109,7 +109,9 @@ def test_another_function_of_main_is_another_question(
     assert [is_stored(report) for report in found] == [False, False, True]
 
 
-def test_an_edited_module_counts_once_it_is_imported_again(tmp_path: Path) -> None:
+def test_an_edited_module_counts_once_it_is_imported_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Until then the question is the old one, and its answer is none about the edited file."""
     job = write(tmp_path, "edited_later")
     first = ask(job)
@@ -120,6 +122,7 @@ def test_an_edited_module_counts_once_it_is_imported_again(tmp_path: Path) -> No
     as_command = plan(config.load(job))
     assert as_command["provenance"]["plan_key"] != plan_key(config.load(job))
     assert not has_answer(config.load(job))
+    monkeypatch.syspath_prepend(str(tmp_path))
     importlib.reload(importlib.import_module("edited_later"))
     assert width(ask(job)) == 128
 
