@@ -24,6 +24,7 @@ from orchestrator.service.service import UnitService
 from tests.support.scripted_units import answer, scripted, unit
 
 NODES, UNITS = 3, 30
+COMPUTED = "ray_shardwright_units_computed_total"
 # A lost node is noticed within about two seconds instead of half a minute.
 _HEALTH = {
     "health_check_initial_delay_ms": 500,
@@ -74,7 +75,7 @@ def main(folder: Path) -> dict[str, Any]:
         with UnitService(lambda: RayExecutor(NODES), cache, progress=watch) as service:
             refusal = _refusal()
             results = service.run(with_where)
-            counted = _metrics()
+            counted = _metrics(len(with_where))
         return {
             "refusal": refusal,
             "lost": len(lost),
@@ -99,15 +100,16 @@ def _refusal() -> str:
     return ""
 
 
-def _metrics() -> dict[str, float]:
-    """Our counters on the metrics page of the head, which is up to ten seconds late."""
+def _metrics(units: int) -> dict[str, float]:
+    """Our counters on the metrics page of the head, which comes late and in parts: when it has
+    counted all `units`, or after 40 s as it is then."""
     import ray
 
     alive = [n for n in ray.nodes() if n["Alive"]]
     ports = {n["MetricsExportPort"] for n in alive}
     until = time.monotonic() + 40
     found: dict[str, float] = {}
-    while time.monotonic() < until and len(found) < 2:
+    while time.monotonic() < until and (len(found) < 2 or found.get(COMPUTED, 0) < units):
         for port in ports:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
                 lines = page.read().decode().splitlines()
