@@ -32,7 +32,7 @@ from tests.support.scripted_units import (
 )
 
 WORKERS = 2
-LIMITS = Limits(timeout_s=3.0, memory_bytes=64 << 20)
+LIMITS = Limits(timeout_s=8.0, memory_bytes=64 << 20)
 MAKERS: dict[str, Callable[[], Executor]] = {
     "inline": lambda: InlineExecutor(Limits(memory_bytes=LIMITS.memory_bytes)),
     "process": lambda: ProcessExecutor(WORKERS, LIMITS),
