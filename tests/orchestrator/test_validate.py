@@ -353,7 +353,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     again = BERT | {"id": "B2", "primary": "", "step_time_s": "0.25"}
     odd = BERT | {"id": "X1", "model": "ResNet-50"}
     unread = BERT | {"id": "X2", "heads": "four"}
-    path = write_csv(folder / "runs.csv", BERT, LLAMA, again, unread, odd)
+    path = write_csv(folder / "runs.csv", BERT, GPT, LLAMA, again, unread, odd)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NEURON_COMPILE_CACHE_URL", str(folder / "cache"))
         first = printed(patch, "--training", str(path))
@@ -383,8 +383,8 @@ def printed(patch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
 
 def test_tiny_runs_end_to_end(report: dict[str, Any]) -> None:
     rows = {row["id"]: row for row in report["rows"]}
-    assert list(rows) == ["B1", "L1", "B2", "X2", "X1"]
-    for name in ("B1", "L1", "B2"):
+    assert list(rows) == ["B1", "G1", "L1", "B2", "X2", "X1"]
+    for name in ("B1", "G1", "L1", "B2"):
         row = rows[name]
         low, high = row["band_s"]
         assert 0 < low <= row["predicted_step_time_s"] <= high
@@ -393,21 +393,21 @@ def test_tiny_runs_end_to_end(report: dict[str, Any]) -> None:
         assert sum(row["shares"].values()) == pytest.approx(1)
         assert 0 < row["busy"]["tensor"] < 1
     assert "collective_dp_replicate" in rows["B1"]["shares"]
-    assert "collective_tp" in rows["L1"]["shares"]
+    assert "collective_tp" in rows["G1"]["shares"]
     assert "bubble" in rows["L1"]["shares"]
     assert rows["B2"]["predicted_step_time_s"] == rows["B1"]["predicted_step_time_s"]
-    assert rows["X2"]["reason"] == "line 5: heads requires a number, got 'four'"
+    assert rows["X2"]["reason"] == "line 6: heads requires a number, got 'four'"
     assert rows["X2"]["layout"] is rows["X2"]["published_step_time_s"] is None
     assert rows["X1"]["error"] is None and "bert, vit" in rows["X1"]["reason"]
 
 
 def test_medians_are_over_what_was_predicted(report: dict[str, Any]) -> None:
     errors = sorted(abs(r["error"]) for r in report["rows"] if r["error"] is not None)
-    assert report["median_error"] == pytest.approx(errors[1])
+    assert report["median_error"] == pytest.approx((errors[1] + errors[2]) / 2)
     assert report["max_error"] == errors[-1] and report["refused"] == 2
     assert set(report["constants"]) >= {"streaming", "stall_recovery"}
     primary = report["primary"]
-    assert primary["rows"] == ["B1", "L1"]
+    assert primary["rows"] == ["B1", "G1", "L1"]
     assert primary["leave_one_group_out_max_error"] > 0
 
 
@@ -417,7 +417,7 @@ def test_screen_shows_rows_and_refusals(
     show({"training": report})
     text = capsys.readouterr().out
     assert "X1  not predicted: model requires" in text
-    assert "X2  not predicted: line 5: heads requires" in text
+    assert "X2  not predicted: line 6: heads requires" in text
     assert "fitted on the same rows" in text and "one group left out" in text
 
 
