@@ -38,10 +38,10 @@ from orchestrator.stages import Stages
 from sharding.localize import localize
 from sharding.mesh import make_mesh
 from sharding.partitioned import slots
+from sharding.partitioner import ask
 from sharding.plan import complete, partitioned, prepare
 from sharding.reroll import reroll
 from sharding.rewrite import rewrite
-from sharding.shardy import run_child
 from tests.models import flax_decoder
 
 CORES = 32
@@ -100,7 +100,7 @@ def planning_row(name: str, task: TrainTask) -> str:
     with stages.timed("recipe"):
         ready = prepare(graph, rolled.inputs, rolled.outputs, layout.mesh)
     with stages.timed("partition"):
-        answer = partitioned(ready, run_child)
+        answer = partitioned(ready, ask)
     with stages.timed("rewrite"):
         better = rewrite(answer)
     with stages.timed("localize"):

@@ -41,9 +41,9 @@ from sharding.one_sample import (
     is_alone,
 )
 from sharding.partitioned import slots
+from sharding.partitioner import PartitionUnit
 from sharding.plan import Plan, Prepared, complete, partitioned, prepare
 from sharding.settings import AUTO
-from sharding.shardy import PartitionUnit
 from sharding.strategies.manual import data_ways, user_mesh
 from sharding.strategies.registry import MANUAL, default_axes
 from sim_cluster.network import cluster_topology

@@ -151,7 +151,7 @@ def _tried(name: str, code: str, environment: dict[str, str]) -> Check:
 
 def _partitioner() -> Check:
     """The interpreter that partitions, which may be another one."""
-    from sharding.shardy import PYTHON_VARIABLE, partitioner_version
+    from sharding.partitioner import PYTHON_VARIABLE, partitioner_version
 
     own = os.environ.get(PYTHON_VARIABLE, "")
     try:

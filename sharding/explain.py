@@ -18,10 +18,11 @@ from sharding.localize import localize
 from sharding.mesh import Mesh
 from sharding.one_sample import without_twin
 from sharding.partitioned import PartitionedGraph
+from sharding.partitioner import PartitionUnit
 from sharding.plan import Prepared
 from sharding.rewrite import rewrite
 from sharding.ring import with_context
-from sharding.shardy import PartitionUnit, partition
+from sharding.shardy import partition
 from sharding.spec import ShardingSpec
 from sharding.strategies import INPUT, Recipe, ValueId, value_ids
 

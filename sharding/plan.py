@@ -27,6 +27,7 @@ from sharding.mesh import SHARD_AXIS, Mesh
 from sharding.one_sample import TWIN_AXIS, Twins, with_twin, without_twin
 from sharding.overlap import Shifts, hoisted, overlap
 from sharding.partitioned import PartitionedGraph, Slot
+from sharding.partitioner import PartitionUnit, ask
 from sharding.pipeline.balance import PartShare
 from sharding.pipeline.divide import divide
 from sharding.pipeline.unstack import Staged, stage_layers
@@ -34,7 +35,7 @@ from sharding.precision import rounded_graph, with_reduce_dtype
 from sharding.rewrite import rewrite
 from sharding.ring import with_context
 from sharding.settings import DEFAULTS, StrategySettings
-from sharding.shardy import PartitionUnit, annotated_text, partition, run_child
+from sharding.shardy import annotated_text, partition
 from sharding.stages import split_step
 from sharding.strategies import Recipe
 from sharding.strategies.registry import MANUAL, padded_step, recipe_of
@@ -104,7 +105,7 @@ def build_plan(
     *,
     settings: StrategySettings = DEFAULTS,
     num_microbatches: int = 1,
-    unit: PartitionUnit = run_child,
+    unit: PartitionUnit = ask,
     user: ModuleShardings | None = None,
     twins: Twins | None = None,
 ) -> Plan:

@@ -1,43 +1,30 @@
 """The Shardy adapter: our graph and specs in, a partitioned graph out, with the partitioner in a
-child process.
+process of its own (`partitioner`).
 
-The child prints the graph to StableHLO, attaches shardings by op ordinal, runs propagation,
-explicit reshards and collectives (passes measured on jaxlib 0.10.2), and imports the result. It is
-a process of its own because native code may abort; `SHARDWRIGHT_PARTITIONER_PYTHON` names another
-interpreter for it.
+There the graph is printed to StableHLO, gets its shardings by op ordinal, goes through propagation,
+explicit reshards and collectives (passes measured on jaxlib 0.10.2), and is imported again.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from compiler.diagnostics import DiagnosticError, ExecutionError, Loc, ShardingError
+from compiler.diagnostics import Loc, ShardingError
 from compiler.ir.printer import to_stablehlo
 from compiler.ir.serialize import dump, load
 from compiler.ir.types import Graph
 from sharding.mesh import Mesh
 from sharding.partitioned import PartitionedGraph, Slot, decode_partitioned, encode_partitioned
+from sharding.partitioner import PartitionUnit, ask
 from sharding.shardy_import import ShardyReader
 from sharding.spec import ShardingSpec
 from sharding.strategies import INPUT, OUTPUT, ValueId, value_ids
 
 Ties = Sequence[tuple[int, int]]
-PartitionUnit = Callable[[bytes], bytes]
-
-PYTHON_VARIABLE = "SHARDWRIGHT_PARTITIONER_PYTHON"
-TIMEOUT_S = 600.0
-VERSION_TIMEOUT_S = 30.0
-STDERR_TAIL = 2000
+_ERROR_TAIL = 2000
 _ORDINAL = "op"  # file name of the locations of an answer: the line is the op's ordinal
 PROPAGATE = (
     "builtin.module(sdy-propagation-pipeline)",
@@ -83,7 +70,7 @@ def partition(
     request = encode_request(graph, mesh, specs, inputs, outputs, tied)
     place = _places(origins)
     try:
-        return decode_partitioned((unit or run_child)(request), place)
+        return decode_partitioned((unit or ask)(request), place)
     except ShardingError as refused:
         told = refused.diagnostic
         loc = told.loc and place(told.loc)
@@ -111,78 +98,8 @@ def encode_request(
     return data
 
 
-def partitioner_version() -> str:
-    """The release of jaxlib that partitions. Raises ExecutionError when the interpreter that
-    `SHARDWRIGHT_PARTITIONER_PYTHON` names does not start, or has none."""
-    python = os.environ.get(PYTHON_VARIABLE)
-    return _jaxlib_of(python) if python else metadata.version("jaxlib")
-
-
-@cache
-def _jaxlib_of(python: str) -> str:
-    code = "from importlib.metadata import version; print(version('jaxlib'))"
-    return _printed(python, ["-c", code], VERSION_TIMEOUT_S).strip()
-
-
-def run_child(request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Run the child on `request`: an encoded partitioned graph. Raises as `partition`."""
-    with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
-        source, target = Path(folder, "request"), Path(folder, "answer")
-        source.write_bytes(request)
-        python = os.environ.get(PYTHON_VARIABLE) or sys.executable
-        _printed(python, ["-m", "sharding.shardy", str(source), str(target)], timeout_s)
-        answer = msgpack.unpackb(target.read_bytes(), use_list=False)
-    if "error" in answer:
-        code, message, loc, hint = answer["error"]
-        raise ShardingError(code, message, Loc(*loc) if loc else None, hint)
-    data: bytes = answer["graph"]
-    return data
-
-
-def _printed(python: str, arguments: list[str], timeout_s: float) -> str:
-    """What an interpreter of the partitioner prints. Raises ExecutionError with the end of its
-    stderr."""
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    try:
-        done = subprocess.run(
-            [python, *arguments], env=env, capture_output=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ExecutionError(
-            "SW_PARTITIONER_TIMEOUT",
-            f"the partitioner requires at most {timeout_s:g} s, got no answer",
-            hint="scan over layers instead of unrolling them, or raise the limit",
-        ) from None
-    except OSError as error:
-        raise ExecutionError(
-            "SW_PARTITIONER_START",
-            f"{PYTHON_VARIABLE} requires an interpreter, got {python}: {error}",
-        ) from error
-    if done.returncode:
-        tail = done.stderr.decode(errors="replace")[-STDERR_TAIL:]
-        raise ExecutionError(
-            "SW_PARTITIONER_CRASH",
-            f"the partitioner ended with status {done.returncode}:\n{tail}",
-            hint="run it again with --dump-dir DIR, and report *-shardy_input.mlir from there",
-        )
-    return done.stdout.decode(errors="replace")
-
-
-def child_main(source: str, target: str) -> None:
-    """Entry of the child: read a request, write an answer; refusals are answers too."""
-    try:
-        answer: dict[str, Any] = {"graph": answer_request(Path(source).read_bytes())}
-    except DiagnosticError as error:
-        d = error.diagnostic
-        loc = (d.loc.file, d.loc.line, d.loc.scope) if d.loc else None
-        answer = {"error": (d.code, d.message, loc, d.hint)}
-    Path(target).write_bytes(msgpack.packb(answer))
-
-
 def answer_request(request: bytes) -> bytes:
-    """What the child does, in this process: an encoded partitioned graph."""
+    """What the partitioner's process does, in this one: an encoded partitioned graph."""
     body = msgpack.unpackb(request, use_list=False)
     graph = load(body["graph"])
     mesh = Mesh(*body["mesh"])
@@ -266,7 +183,7 @@ def _run_passes(module: Any, passes: Sequence[str]) -> None:
             passmanager.PassManager.parse(text).run(module.operation)
         except ir.MLIRError as error:
             raise ShardingError(
-                "SW_PARTITIONER_PASS", f"pass {text} failed: {str(error)[:STDERR_TAIL]}"
+                "SW_PARTITIONER_PASS", f"pass {text} failed: {str(error)[:_ERROR_TAIL]}"
             ) from error
 
 
@@ -363,7 +280,3 @@ def _sharding(spec: ShardingSpec | None, rank: int) -> Any:
         for axes in dims
     ]
     return sdy.TensorShardingAttr.get("mesh", entries)
-
-
-if __name__ == "__main__":
-    child_main(*sys.argv[1:])

@@ -35,9 +35,9 @@ def run_unit(kind: str, payload: bytes) -> bytes:
 
 
 def _partition(payload: bytes) -> bytes:
-    from sharding.shardy import run_child
+    from sharding.partitioner import ask
 
-    return run_child(payload)
+    return ask(payload)
 
 
 def _compile(payload: bytes) -> bytes:
@@ -94,7 +94,7 @@ def _compile_parts(payload: bytes) -> dict[str, str]:
 
 
 def _partition_parts(payload: bytes) -> dict[str, str]:
-    from sharding.shardy import partitioner_version
+    from sharding.partitioner import partitioner_version
 
     return _whole(payload) | {"jaxlib": partitioner_version()}
 

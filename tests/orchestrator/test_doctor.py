@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator import doctor
 from orchestrator.cli import main
-from sharding.shardy import PYTHON_VARIABLE
+from sharding.partitioner import PYTHON_VARIABLE
 
 Run = Callable[[], tuple[int, dict[str, str], str]]
 

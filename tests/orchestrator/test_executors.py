@@ -110,7 +110,9 @@ def test_what_nobody_meant_to_raise_is_an_outcome_with_its_traceback(executor: E
 
 
 def test_a_crashed_child_is_no_refusal(executor: Executor) -> None:
-    (outcome,) = run(executor, [unit("crash", "echo LLVM ERROR: boom >&2; kill -ABRT $$")])
+    (outcome,) = run(
+        executor, [unit("crash", "echo LLVM ERROR: boom >&2; kill -ABRT $partitioner")]
+    )
     assert outcome.error is not None
     assert (type(outcome.error).__name__, outcome.error.code) == (
         "ExecutionError",

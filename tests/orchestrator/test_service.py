@@ -157,7 +157,7 @@ def test_a_crash_is_not_stored_and_can_be_run_alone(
 ) -> None:
     """The child crashes once; the same unit is done the next time, alone or in the job."""
     flag = tmp_path / "flag"
-    crash = unit("crash once", answer(b"x", f"[ -e {flag} ] || kill -9 $$"))
+    crash = unit("crash once", answer(b"x", f"[ -e {flag} ] || kill -9 $partitioner"))
     with service(tmp_path) as one, pytest.raises(UnitFailedError) as caught:
         one.run([crash])
     assert caught.value.error.code == "SW_PARTITIONER_CRASH"

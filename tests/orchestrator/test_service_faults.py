@@ -46,7 +46,7 @@ def scripts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
 
 def noting_units(folder: Path) -> list[WorkUnit]:
     """Units that say on which worker they run while they run."""
-    notes = [f'echo $PPID > {folder}/{n}; sleep 0.3; rm "{folder}/{n}"' for n in range(UNITS)]
+    notes = [f'echo $worker > {folder}/{n}; sleep 0.3; rm "{folder}/{n}"' for n in range(UNITS)]
     return [unit(f"u{n}", answer(b"%d" % n, note)) for n, note in enumerate(notes)]
 
 

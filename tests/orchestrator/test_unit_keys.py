@@ -35,7 +35,7 @@ from orchestrator.service.units import (
     parts_digest,
     source_digest,
 )
-from sharding import shardy
+from sharding import partitioner
 from sim_cluster.contention import Packets
 from sim_cluster.faults import Faults
 from sim_cluster.profiles import Profile
@@ -234,7 +234,7 @@ def test_a_partition_is_keyed_by_request_and_partitioner(monkeypatch: pytest.Mon
 
     first = key(b"request")
     assert key(b"another") != first
-    monkeypatch.setattr(shardy, "partitioner_version", lambda: "0.0.1")
+    monkeypatch.setattr(partitioner, "partitioner_version", lambda: "0.0.1")
     assert key(b"request") != first
 
 

@@ -27,9 +27,10 @@ from compiler.frontend.task import TrainTask
 from compiler.ir.build import Builder
 from compiler.ir.ops import ScatterAttrs
 from compiler.ir.reference import evaluate
+from compiler.ir.text import to_text
 from compiler.ir.types import Graph
 from compiler.ir.verify import verify
-from sharding import shardy
+from sharding import partitioner, shardy
 from sharding.findings import TRAFFIC, collectives, unexpected, with_findings
 from sharding.mesh import Mesh, make_mesh
 from sharding.partitioned import (
@@ -566,17 +567,70 @@ def fake_python(folder: Path, body: str) -> str:
 def test_a_crash_and_a_hang_become_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, code: str, said: str
 ) -> None:
-    monkeypatch.setenv(shardy.PYTHON_VARIABLE, fake_python(tmp_path, body))
+    monkeypatch.setenv(partitioner.PYTHON_VARIABLE, fake_python(tmp_path, body))
     graph, specs = small_graph()
-    hasty = functools.partial(shardy.run_child, timeout_s=0.2)
+    hasty = functools.partial(partitioner.ask, timeout_s=0.2)
     with pytest.raises(ExecutionError) as caught:
         shardy.partition(graph, FSDP8, specs, unit=hasty)
     assert caught.value.code == code
     assert said in str(caught.value)
 
 
+def the_waiting() -> subprocess.Popen[bytes]:
+    (child,) = partitioner._waiting.values()
+    return child.process
+
+
+def test_a_process_waits_for_the_next_request() -> None:
+    """Until it has ended, or holds much memory: then there is a new one, and no error."""
+    graph, specs = small_graph()
+    first = shardy.partition(graph, FSDP8, specs)
+    process = the_waiting()
+    assert to_text(shardy.partition(graph, FSDP8, specs).graph) == to_text(first.graph)
+    assert the_waiting() is process
+    process.kill()
+    process.wait()
+    shardy.partition(graph, FSDP8, specs)
+    assert the_waiting() is not process
+
+
+def test_a_process_that_holds_much_memory_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioner, "_KEPT_BYTES", 1)
+    graph, specs = small_graph()
+    shardy.partition(graph, FSDP8, specs)
+    assert not partitioner._waiting
+
+
+FORKED = """
+import os
+from compiler.ir.build import Builder
+from sharding import partitioner, shardy
+from sharding.mesh import make_mesh
+
+def asked():
+    b = Builder()
+    x = b.input((4,))
+    shardy.partition(b.finish(b.add(x, x)), make_mesh({"dp_shard": 2}), {})
+    (child,) = partitioner._waiting.values()
+    return child
+
+first = asked()
+if not (forked := os.fork()):
+    assert not partitioner._waiting
+    assert asked() is not first
+    partitioner._end_waiting()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
+assert asked() is first
+"""
+
+
+def test_a_fork_asks_a_process_of_its_own() -> None:
+    subprocess.run([sys.executable, "-c", FORKED], check=True)
+
+
 def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(shardy.PYTHON_VARIABLE, "/no/such/python")
+    monkeypatch.setenv(partitioner.PYTHON_VARIABLE, "/no/such/python")
     graph, specs = small_graph()
     with pytest.raises(ExecutionError, match="/no/such/python") as caught:
         shardy.partition(graph, FSDP8, specs)

@@ -32,7 +32,7 @@ _HEALTH = {
     "health_check_failure_threshold": 3,
     "health_check_timeout_ms": 1000,
 }
-_WHERE = 'tr "\\0" "\\n" < /proc/$PPID/environ | grep ^PYTHONPATH= > "$answer.where"'
+_WHERE = 'tr "\\0" "\\n" < /proc/$worker/environ | grep ^PYTHONPATH= > "$answer.where"'
 
 
 @contextmanager

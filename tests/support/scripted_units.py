@@ -1,15 +1,16 @@
 """Units that do what a test wants, in any worker of any executor: partition units whose payload is
 a shell script.
 
-A partition unit starts the interpreter of SHARDWRIGHT_PARTITIONER_PYTHON on a request file. Here
-that is a script that runs the request itself, so units can sleep, refuse, crash, or kill the worker
-that runs them, and the code of the workers is the product's own.
+A partition unit asks the interpreter of SHARDWRIGHT_PARTITIONER_PYTHON. Here that is a program that
+runs each request as a script and answers what it wrote, so units can sleep, refuse, crash, or kill
+the worker that runs them, and the code of the workers is the product's own.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,24 @@ import pytest
 from orchestrator.service.executor import Executor, Outcome, WorkUnit
 from orchestrator.service.flight import fly
 from orchestrator.service.units import digest
-from sharding.shardy import PYTHON_VARIABLE
+from sharding.partitioner import PYTHON_VARIABLE
 
-# The arguments are -m sharding.shardy REQUEST ANSWER.
-_INTERPRETER = '#!/bin/sh\nanswer="$4" exec sh "$3"\n'
+# One request after the other: a script finds where to write in $answer, whose process it may kill
+# in $worker and $partitioner. It needs no site packages, so it starts quickly.
+_INTERPRETER = f"""#!{sys.executable} -IS
+import os, shutil, struct, subprocess, tempfile
+while head := os.read(0, 8):
+    size = struct.unpack("<Q", head)[0]
+    with tempfile.NamedTemporaryFile() as script, tempfile.NamedTemporaryFile() as answer:
+        while script.tell() < size:
+            script.write(os.read(0, size - script.tell()))
+        script.flush()
+        known = dict(answer=answer.name, worker=str(os.getppid()), partitioner=str(os.getpid()))
+        subprocess.run(["sh", script.name], env=os.environ | known, stdin=subprocess.DEVNULL)
+        with open(answer.name, "rb") as written, open(1, "wb", closefd=False) as out:
+            out.write(struct.pack("<Q", os.stat(answer.name).st_size))
+            shutil.copyfileobj(written, out)
+"""
 
 
 @contextmanager
@@ -57,7 +72,7 @@ def killing(times: int, folder: Path, data: bytes) -> str:
     """A script that kills its worker the first `times` times, and leaves a file in `folder` each
     time it starts; later it answers."""
     count = f'ls "{folder}" | wc -l'
-    kill = f'n=$({count}); : > "{folder}/$n"; [ "$n" -ge {times} ] || kill -9 $PPID'
+    kill = f'n=$({count}); : > "{folder}/$n"; [ "$n" -ge {times} ] || kill -9 $worker'
     return answer(data, kill)
 
 

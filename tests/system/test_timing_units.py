@@ -20,7 +20,7 @@ from orchestrator.service.process_backend import ProcessExecutor
 from orchestrator.service.service import UnitService
 from orchestrator.service.units import run_unit
 from orchestrator.timing import Question, Timings, answers, timed
-from sharding.shardy import PYTHON_VARIABLE
+from sharding.partitioner import PYTHON_VARIABLE
 from sim_cluster import timing_unit
 from sim_cluster.contention import Packets
 from sim_cluster.faults import Faults

@@ -46,7 +46,7 @@ def test_refusals_keep_code_and_class(reader: Reader) -> None:
 
 
 def test_a_crash_is_refused_and_the_next_file_is_read(reader: Reader) -> None:
-    child = reader._start()
+    child = reader._start().process
     child.send_signal(signal.SIGSEGV)
     child.wait()
     with pytest.raises(ImportRuleError, match=r"SW_READER_CRASH.*SIGSEGV"):
@@ -56,7 +56,7 @@ def test_a_crash_is_refused_and_the_next_file_is_read(reader: Reader) -> None:
 
 def test_a_hang_is_refused(reader: Reader) -> None:
     with Reader(timeout_s=0.2) as hasty:
-        hasty._start().send_signal(signal.SIGSTOP)
+        hasty._start().process.send_signal(signal.SIGSTOP)
         with pytest.raises(ImportRuleError, match="SW_READER_TIMEOUT"):
             hasty.read(TEXT, ".", OWN)
 
