@@ -23,7 +23,7 @@ SHORT := awk '/^ *Downloading .* MB\)/ { split($$2, name, "-"); print "  " name[
 COMMAND := $(VENV)/.command
 TESTS := $(VENV)/.tests
 
-.PHONY: help setup run test matrix mutants forge check bench docs sessions count format
+.PHONY: help setup run test matrix everything mutants forge check bench docs sessions count format
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -48,6 +48,9 @@ test: setup ## run the tests, on WORKERS processes (3)
 
 matrix: setup ## run the long matrices that plain `make test` leaves out
 	$(PYTEST) -m matrix
+
+everything: setup ## run tests and matrices in one go: what files of both share is made once
+	$(PYTEST) -m "matrix or not matrix"
 
 mutants: setup ## damage sources and run the tests of each: COUNT=400, SEED=1, SHARD=0/1; 20 minutes a call
 	$(BIN)/python -m tests.mutants --workers $(WORKERS) --count $(COUNT) --seed $(SEED) --shard $(SHARD)

@@ -27,8 +27,7 @@ from orchestrator.dump import dumping
 from orchestrator.dump.step import time_text
 from orchestrator.faults import faults_of
 from orchestrator.host import executor_kind, num_cpus
-from orchestrator.model import compute_type
-from orchestrator.numerics import Reference, least_bound, worst_leaf, worst_loss_error
+from orchestrator.numerics import Reference, Rounding, differences, numerics_section
 from orchestrator.packets import packets_of
 from orchestrator.report.page.page import report_page, write_page
 from orchestrator.report.report import base_report
@@ -76,25 +75,31 @@ def _run(job: JobConfig, out: Path, stages: Stages, progress: Progress) -> dict[
                 timings = time_programs(built, bundle.programs, service, traced=True)
         events = EventLog(Path(job.output.events), service.job)
         with stages.timed("values"):
-            values, expected = _values(built, bundle, progress, events, other)
+            values = run_values(
+                built, bundle, progress, events, None if other is None else other.first_state
+            )
+            expected = None if other is None else _expected(values, other, progress)
     sizes = program_sizes(bundle)
     report = base_report(built, timings, service, stages, sizes)
     note("time", lambda: time_text(report))
-    report["numerics"] = numerics_section(job, values, expected)
+    report["numerics"] = numerics_section(job, values, *(expected or (None,)))
     report["findings"] += [f.as_dict() for f in values.findings]
     _write(report, out, timings.trace)
     return report
 
 
-def _values(
-    built: Built, bundle: Bundle, progress: Progress, events: EventLog, other: Unsharded | None
-) -> tuple[Values, Reference | None]:
-    """The value run, and what became of the unsharded one beside it."""
-    if other is None:
-        return run_values(built, bundle, progress, events), None
-    values = run_values(built, bundle, progress, events, other.first_state)
+def _expected(
+    values: Values, other: Unsharded, progress: Progress
+) -> tuple[Reference, Rounding | None]:
+    """The result of the unsharded run, and, where values are outside of its bound, what rounding
+    alone does to them."""
     progress.say("waiting for the unsharded run")
-    return values, other.reference()
+    reference = other.reference()
+    worst = differences(values.after_one, values.losses, reference)
+    if all(difference.share <= 1 for difference in worst):
+        return reference, None
+    progress.say(f"{worst[0].name}: measuring what rounding alone does")
+    return reference, other.rounding()
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
@@ -165,32 +170,6 @@ def program_sizes(bundle: Bundle) -> dict[str, int]:
         name: (folder / f"{sha}.neff").stat().st_size
         for name, sha in bundle.manifest.programs.items()
     }
-
-
-def numerics_section(job: JobConfig, values: Values, reference: Reference | None) -> dict[str, Any]:
-    """The comparison with the unsharded run (docs/numerics.md); without one, that of instructions
-    with regions is left."""
-    found: dict[str, Any] = {
-        "steps": job.run.steps,
-        "losses": list(values.losses),
-        "reference_losses": [],
-        "worst_loss_error": None,
-        "worst_param_error": None,
-        "bound": reference.bound if reference else least_bound(job),
-        "l0": dict(values.l0),
-        "cast": compute_type(job),
-    }
-    errors = list(values.l0.values())
-    if reference is not None:
-        leaf, error = worst_leaf(values.after_one, reference.after_one)
-        loss_error = worst_loss_error(values.losses, reference.losses)
-        errors += [error, loss_error]
-        found |= {
-            "reference_losses": list(reference.losses),
-            "worst_loss_error": loss_error,
-            "worst_param_error": {"leaf": leaf, "error": error},
-        }
-    return found | {"passed": all(e <= found["bound"] for e in errors)}
 
 
 def step_of(built: Built, programs: Mapping[str, Program]) -> Step:

@@ -1,22 +1,48 @@
-"""Comparison with the unsharded step, as `docs/numerics.md` defines it."""
+"""Comparison with the unsharded step, as `docs/numerics.md` defines it.
+
+A leaf passes within its bound. One that does not is judged by what rounding alone does to it in the
+user's own step (`compiler/rounding.py`): a gradient that cancels to nothing has no digits that
+two correct runs agree on, and an optimizer may make much of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compiler.dtypes import DType
+from compiler.ir.sampled import sample
+from compiler.passes.auto_cast import casts_of
+from compiler.rounding import TIMES, allowed, unit_roundoff
 from orchestrator.config import JobConfig
 from orchestrator.model import compute_type
-from sim_cluster.result import distance
+from sharding.partitioned import slots
+from sharding.precision import rounded_graph
+from sim_cluster.result import L0Check, distance
 
 if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
+    from orchestrator.values.value_run import Values
+
+Leaves = Mapping[str, np.ndarray]
 
 FP32_BOUND = 1e-5
 BF16_BOUND = 1e-2
+SAMPLES = 3
+"""Draws of the roundings of one step; their largest effect counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What rounding alone does: to every leaf after one step, and to the loss of every step, both
+    relative to the unsharded run."""
+
+    leaves: Mapping[str, float]
+    losses: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,24 +51,120 @@ class Reference:
     follows."""
 
     losses: tuple[float, ...]
-    after_one: Mapping[str, np.ndarray]
+    after_one: Leaves
     bound: float
 
 
-def worst_leaf(
-    values: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]
-) -> tuple[str, float]:
-    """Name and error of the worst leaf of `reference`."""
-    errors = {name: distance(values[name], array) for name, array in reference.items()}
-    name = max(errors, key=lambda n: errors[n])
-    return name, errors[name]
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far a leaf or loss is from the unsharded run, and how far it may be, both relative to
+    it; `note` says where one of the two is no number, which makes the error infinite."""
+
+    name: str
+    error: float
+    allowed: float
+    note: str = ""
+
+    @property
+    def share(self) -> float:
+        """The error as a part of what is allowed."""
+        return self.error / self.allowed
+
+    def figures(self) -> dict[str, Any]:
+        """All but the name, for the report."""
+        return {"error": self.error, "allowed": self.allowed, "note": self.note}
 
 
-def worst_loss_error(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """The largest relative error of any step's loss."""
-    return max(
-        distance(np.asarray(a), np.asarray(b)) for a, b in zip(losses, reference, strict=True)
-    )
+def differences(
+    values: Leaves, losses: Sequence[float], reference: Reference, rounding: Rounding | None = None
+) -> tuple[Difference, Difference]:
+    """The worst leaf after one step, and the worst loss of a step, by their shares of what they are
+    allowed. Without `rounding` that is the bound."""
+    effects = rounding or Rounding({}, (0.0,) * len(losses))
+
+    def compared(name: str, given: np.ndarray, wanted: np.ndarray, effect: float) -> Difference:
+        error = distance(given, wanted)
+        note = _unordered(given, wanted) if error == float("inf") else ""
+        return Difference(name, error, allowed(reference.bound, effect), note)
+
+    leaves = [
+        compared(name, values[name], array, effects.leaves.get(name, 0.0))
+        for name, array in reference.after_one.items()
+    ]
+    pairs = zip(losses, reference.losses, effects.losses, strict=True)
+    steps = [
+        compared(_step(n), np.asarray(given), np.asarray(wanted), effect)
+        for n, (given, wanted, effect) in enumerate(pairs, start=1)
+    ]
+    return max(leaves, key=_share), max(steps, key=_share)
+
+
+def _step(number: int) -> str:
+    return f"step {number}"
+
+
+def _share(difference: Difference) -> float:
+    return difference.share
+
+
+def _unordered(given: np.ndarray, wanted: np.ndarray) -> str:
+    """Where two arrays differ by more than numbers can, in words."""
+    a, b = given.astype(np.float64), wanted.astype(np.float64)
+    apart = ~(np.isfinite(a) & np.isfinite(b)) & ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    places = np.argwhere(apart)
+    first = tuple(int(i) for i in places[0])
+    at = f" at {list(first)}" if first else ""
+    more = f" ({len(places)} such places)" if len(places) > 1 else ""
+    return f"{a[first]:g}{at} where the unsharded step has {b[first]:g}{more}"
+
+
+def numerics_section(
+    job: JobConfig,
+    values: Values,
+    reference: Reference | None,
+    rounding: Rounding | None = None,
+) -> dict[str, Any]:
+    """The comparison with the unsharded run, for the report; without one, that of instructions with
+    regions is left."""
+    checks = values.l0.values()
+    found: dict[str, Any] = {
+        "steps": job.run.steps,
+        "losses": list(values.losses),
+        "reference_losses": [],
+        "worst_loss_error": None,
+        "worst_loss": None,
+        "worst_param_error": None,
+        "bound": reference.bound if reference else least_bound(job),
+        "l0": {name: check.distance for name, check in values.l0.items()},
+        "worst_l0": _worst_check(checks),
+        "cast": compute_type(job),
+        "rounding": None,
+    }
+    passed = all(check.passed for check in checks)
+    if reference is not None:
+        leaf, loss = differences(values.after_one, values.losses, reference, rounding)
+        passed = passed and leaf.share <= 1 and loss.share <= 1
+        found |= {
+            "reference_losses": list(reference.losses),
+            "worst_loss_error": loss.error,
+            "worst_loss": {"step": loss.name} | loss.figures(),
+            "worst_param_error": {"leaf": leaf.name} | leaf.figures(),
+            "rounding": rounding and {"samples": SAMPLES, "times": TIMES},
+        }
+    return found | {"passed": passed}
+
+
+def _worst_check(checks: Iterable[L0Check]) -> dict[str, Any] | None:
+    worst = max(checks, key=lambda check: check.distance / check.allowed, default=None)
+    if worst is None:
+        return None
+    return {
+        "program": worst.program,
+        "value": worst.worst,
+        "error": worst.distance,
+        "allowed": worst.allowed,
+        "note": "no number on one side" if worst.distance == float("inf") else "",
+    }
 
 
 def least_bound(job: JobConfig) -> float:
@@ -51,47 +173,95 @@ def least_bound(job: JobConfig) -> float:
     return BF16_BOUND if is_narrow else FP32_BOUND
 
 
+def level_bound(job: JobConfig, dtypes: Iterable[DType]) -> float:
+    """How far instructions may be from regions in a step that holds values of `dtypes`.
+
+    Both round at the same places, but what they round differs by the order of fp32 sums, which
+    turns some roundings round: the bound grows with the shortest type's.
+    """
+    casts = casts_of(job.compiler)
+    rounded = [DType.BF16] if job.strategy.rounds else []
+    rounded += [casts.dtype] if casts is not None else []
+    largest = max((unit_roundoff(d) for d in (*dtypes, *rounded) if d.is_narrow), default=0.0)
+    return max(FP32_BOUND, BF16_BOUND * largest / unit_roundoff(DType.BF16))
+
+
 def run_unsharded(
     job: JobConfig, global_batch: int, begun: Callable[[dict[str, np.ndarray]], None] | None = None
 ) -> Reference:
-    """The reference of a job: fp32, on one device, on the same batches; `begun` is told the first
-    state of the job, in its own type.
-
-    For a process of its own. With a narrower compute type the bound is the larger of 1e-2 and
-    the error of the unsharded run in that type; a policy that rounds an fp32 model counts as bf16.
+    """The reference of a job: fp32 where the model has that, on one device, on the same batches;
+    `begun` is told the first state of the job, in its own type. For a process of its own.
     """
     from compiler.frontend.reference import initial_state, run_reference
     from orchestrator.model import resolve_task
 
     task = resolve_task(job)
-    arguments: dict[str, Any] = {
-        "steps": job.run.steps,
-        "global_batch": global_batch,
-        "seed": job.run.seed,
-        "data": job.run.data,
-        "keep": (1,),
-    }
-    if begun is not None and task.full_precision is not None:
+    exact = task.full_precision or task
+    if begun is not None and exact is not task:
         begun(initial_state(task, job.run.seed))
         begun = None
-    run = run_reference(task.full_precision or task, **arguments, begun=begun)
-    bound, narrow = FP32_BOUND, _narrow_task(job, task)
-    if narrow is not None:
-        short = run_reference(narrow, **{**arguments, "steps": 1})
-        bound = max(BF16_BOUND, worst_leaf(short.states[1], run.states[1])[1])
-    elif job.strategy.rounds:
-        bound = BF16_BOUND
-    return Reference(losses=run.losses, after_one=run.states[1], bound=bound)
+    run = run_reference(
+        exact,
+        steps=job.run.steps,
+        global_batch=global_batch,
+        seed=job.run.seed,
+        data=job.run.data,
+        keep=(1,),
+        begun=begun,
+    )
+    return Reference(losses=run.losses, after_one=run.states[1], bound=least_bound(job))
 
 
-def _narrow_task(job: JobConfig, task: TrainTask) -> TrainTask | None:
-    """The task in the short type that the run computes in; None when there is none to be had: full
-    precision, or the user's own fp32 step under a policy that rounds it.
+def measure_rounding(job: JobConfig, global_batch: int, reference: Reference) -> Rounding:
+    """What rounding does to the leaves and losses of a job, as its model, its precision policy and
+    `auto_cast` round.
+
+    The step is drawn `SAMPLES` times; from each state that comes out, the unsharded run goes on to
+    its end. A draw that is NaN or infinite elsewhere than the reference says nothing and counts
+    for nothing. For a process of its own.
     """
+    from compiler.frontend.capture import capture
+    from compiler.frontend.reference import batch_leaves, initial_state, task_batches
+    from compiler.frontend.stablehlo import import_module
     from orchestrator.model import resolve_task
 
-    if task.full_precision is not None:
-        return task
-    if not job.strategy.rounds or job.model.entry or job.model.hlo:
-        return None
-    return resolve_task(replace(job, model=replace(job.model, dtype="bfloat16")))
+    task, run = resolve_task(job), job.run
+    captured = capture(task, global_batch, job.base)
+    graph = import_module(captured.artifact, base_dir=job.base)
+    graph = rounded_graph(graph, slots(captured.inputs), job.strategy)
+    batch = next(task_batches(task, run.seed, global_batch, run.data))
+    given = initial_state(task, run.seed) | batch_leaves(batch)
+    inputs = [given[argument.name] for argument in captured.inputs]
+    names = [result.name for result in captured.outputs]
+    casts = casts_of(job.compiler)
+    wanted = dict(reference.after_one)
+    wanted |= {_step(n): np.asarray(loss) for n, loss in enumerate(reference.losses, start=1)}
+    effects = dict.fromkeys(wanted, 0.0)
+    for seed in range(SAMPLES):
+        drawn = dict(zip(names, sample(graph, inputs, seed, casts), strict=True))
+        state = {name: drawn[name] for name in reference.after_one}
+        losses = drawn["metrics/loss"], *_later_losses(job, task, global_batch, state)
+        found = state | {_step(n): np.asarray(loss) for n, loss in enumerate(losses, start=1)}
+        for name, array in wanted.items():
+            effect = distance(found[name], array)
+            if effect < float("inf"):
+                effects[name] = max(effects[name], effect)
+    leaves = {name: effects[name] for name in reference.after_one}
+    # Of one number a draw may happen to meet none: what rounding did before, it may do again.
+    steps = accumulate((effects[_step(n)] for n in range(1, run.steps + 1)), max)
+    return Rounding(leaves, tuple(steps))
+
+
+def _later_losses(
+    job: JobConfig, task: TrainTask, global_batch: int, state: Leaves
+) -> tuple[float, ...]:
+    """The losses of all steps but the first, from a state after it."""
+    from compiler.frontend.reference import run_reference, task_batches
+
+    if job.run.steps == 1:
+        return ()
+    batches = islice(task_batches(task, job.run.seed, global_batch, job.run.data), 1, None)
+    rest = run_reference(
+        task, steps=job.run.steps - 1, global_batch=global_batch, batches=batches, start=dict(state)
+    )
+    return rest.losses

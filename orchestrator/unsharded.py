@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from compiler.diagnostics import DiagnosticError, SimulationError
 from orchestrator.config import JobConfig
-from orchestrator.numerics import Reference, run_unsharded
+from orchestrator.numerics import Reference, Rounding, measure_rounding, run_unsharded
 from orchestrator.service import logs
 from orchestrator.service.process_backend import Worker, start_worker
 
@@ -27,10 +27,11 @@ _MODULE = "orchestrator.unsharded"
 
 
 Leaves = dict[str, np.ndarray]
+T = TypeVar("T")
 
 
 class Unsharded:
-    """A run that goes on in its process. Both methods raise the DiagnosticError it ended with, or
+    """A run that goes on in its process. Its methods raise the DiagnosticError it ended with, or
     SimulationError (SW_REFERENCE) when it died."""
 
     def __init__(self, worker: Worker) -> None:
@@ -51,6 +52,14 @@ class Unsharded:
         self.first_state()
         answer = self._received()
         assert isinstance(answer, Reference)
+        return answer
+
+    def rounding(self) -> Rounding:
+        """What rounding alone does to the result, which has been waited for."""
+        with suppress(OSError):  # it died: its result says so
+            self._worker.connection.send(None)
+        answer = self._received()
+        assert isinstance(answer, Rounding)
         return answer
 
     def _received(self) -> Any:
@@ -93,11 +102,19 @@ def _serve(connection: Connection) -> None:
             def begun(state: Leaves) -> None:
                 sender.submit(_send_state, connection, state)
 
-            try:
-                answer: Reference | DiagnosticError = run_unsharded(job, global_batch, begun)
-            except DiagnosticError as error:
-                answer = error
+            answer = _outcome(lambda: run_unsharded(job, global_batch, begun))
         connection.send(answer)
+        if isinstance(answer, Reference):
+            connection.recv()  # the job asks, or is gone
+            connection.send(_outcome(lambda: measure_rounding(job, global_batch, answer)))
+
+
+def _outcome(work: Callable[[], T]) -> T | DiagnosticError:
+    """What `work` gives, or the refusal it ends with."""
+    try:
+        return work()
+    except DiagnosticError as error:
+        return error
 
 
 def _send_state(connection: Connection, state: Leaves) -> None:

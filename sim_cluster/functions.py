@@ -19,6 +19,7 @@ from compiler.diagnostics import DiagnosticError, SimulationError
 from compiler.isa.limits import limits_for
 from compiler.isa.program import CollectiveCall, Function, Region
 from compiler.isa.region import RegionProgram, Tensor, View
+from compiler.rounding import Draws
 from sim_cluster.host_memory import require_memory
 from sim_cluster.index_watch import Outside
 from sim_cluster.l0 import RegionCode
@@ -125,10 +126,11 @@ class FunctionCode:
         level: str = L1,
         chip: OnChip | None = None,
         outside: Outside | None = None,
+        draws: Draws | None = None,
     ) -> None:
         if level not in (L0, L1):
             raise SimulationError("SW_SIM_LEVEL", f"a level is L0 or L1, got {level!r}")
-        self.function, self.level, self.outside = function, level, outside
+        self.function, self.level, self.outside, self.draws = function, level, outside, draws
         self.dtypes = tuple(t.dtype for t in function.tensors)
         require_memory(
             sum(_bytes(t) for t in function.tensors if t.kind == "constant"),
@@ -292,7 +294,7 @@ class FunctionCode:
         )
 
     def _compute_l1(self, program: RegionProgram) -> Action:
-        run = prepare(program, self.dtypes, self.outside)
+        run = prepare(program, self.dtypes, self.outside, self.draws)
         return lambda bound: run(bound.tensors.arrays, bound.registers)
 
     def _compute_l0(self, region: Region, core: int) -> Action:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from compiler.isa.limits import limits_for
 from compiler.isa.program import Call, Program, Repeat
+from compiler.rounding import Draws
 from sim_cluster.functions import L0, L1, Bound, CollectiveRequest, FunctionCode
 from sim_cluster.index_watch import IndexWatch
 from sim_cluster.memory import CoreMemory
@@ -18,13 +19,20 @@ from sim_cluster.tiles import OnChip
 
 
 class ProgramCode:
-    """A program ready to run at level L0 or L1; at L1 `watch` is told of indices out of bounds."""
+    """A program ready to run at level L0 or L1; at L1 `watch` is told of indices out of bounds, and
+    `draws` move results within their rounding."""
 
-    def __init__(self, program: Program, level: str = L1, watch: IndexWatch | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        level: str = L1,
+        watch: IndexWatch | None = None,
+        draws: Draws | None = None,
+    ) -> None:
         self.program, self.level = program, level
         outside = watch.of(program) if watch else None
         chip = OnChip(limits_for(program.target)) if level == L0 else None
-        self.functions = [FunctionCode(f, level, chip, outside) for f in program.functions]
+        self.functions = [FunctionCode(f, level, chip, outside, draws) for f in program.functions]
 
     def run(self, memory: CoreMemory) -> Iterator[CollectiveRequest]:
         """Run the whole program on one core's memory, yielding at every collective wait."""

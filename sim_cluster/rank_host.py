@@ -24,6 +24,7 @@ from compiler.neff.bundle import program_bytes, read_program
 from compiler.neff.manifest import Manifest, NamedBuffer
 from compiler.neff.reader import Container
 from compiler.neff.schedule import STAGE_AXIS, run_counts
+from compiler.rounding import Draws, allowed
 from sim_cluster import layout
 from sim_cluster.exchange import Exchange, Payload, Schedules, ring_schedules
 from sim_cluster.functions import L0, L1, CollectiveRequest
@@ -109,9 +110,14 @@ class RankHost:
             self.cores[rank].named[name][:] = data
 
     def begin(
-        self, stage: int, program: str, number: int, batch: Mapping[str, Shards], check_l0: bool
+        self,
+        stage: int,
+        program: str,
+        number: int,
+        batch: Mapping[str, Shards],
+        l0_bound: float | None,
     ) -> None:
-        """Start a program for micro-batch `number`; with `check_l0` the first rank of the stage
+        """Start a program for micro-batch `number`; with `l0_bound` the first rank of the stage
         runs it at L0 as well, if it is here."""
         ranks = self._of_stage(stage)
         for name, shards in batch.items():
@@ -120,8 +126,8 @@ class RankHost:
             self.cores[rank].select(number)
         first = self.manifest.ranks(stage)[0]
         shadow = None
-        if check_l0 and first in self.cores:
-            shadow = _Shadow(self.programs[program], self.cores[first], first)
+        if l0_bound is not None and first in self.cores:
+            shadow = _Shadow(self.programs[program], self.cores[first], first, l0_bound)
         running = [self._codes[program].run(self.cores[rank]) for rank in ranks]
         self._stages[stage] = _Stage(program, ranks, running, shadow)
 
@@ -292,50 +298,51 @@ def _next_quietly(running: Running) -> CollectiveRequest | None:
 
 class _Shadow:
     """The first core of a program at L0, beside the L1 run: same inputs, and the L1 run's
-    collective results.
+    collective results. And once more at L1 with its roundings drawn, which says what they explain.
     """
 
-    def __init__(self, program: Program, core: CoreMemory, rank: int) -> None:
-        self.program, self.core, self.rank = program, core, rank
+    def __init__(self, program: Program, core: CoreMemory, rank: int, bound: float) -> None:
+        self.program, self.core, self.rank, self.bound = program, core, rank, bound
         self.code = ProgramCode(program, L0)
-        self.memory = core.copy_named()
+        self.memory, self.drawn = core.copy_named(), core.copy_named()
         self.running = self.code.run(self.memory)
-        self.distance, self.worst = 0.0, ""
+        self.drawing = ProgramCode(program, L1, draws=Draws(rank)).run(self.drawn)
+        self.found: list[tuple[str, float, float]] = []  # name, distance, allowed
 
     def advance(self, partner: CollectiveRequest | None) -> None:
         """Run to the next collective; compare what is sent and take the partner's result."""
-        request = _next_quietly(self.running)
-        if (request is None) != (partner is None):
+        requests = _next_quietly(self.running), _next_quietly(self.drawing)
+        if any((request is None) != (partner is None) for request in requests):
             raise SimulationError(
                 "SW_SIM_LOCK_STEP", f"L0 and L1 of {self.program.name} disagree on collectives"
             )
-        if request is None or partner is None:
+        request, drawn = requests
+        if request is None or drawn is None or partner is None:
             return
-        self._note(
-            f"source of {request.call.name or request.call.kind}", request.source, partner.source
-        )
-        partner.deliver = _both(partner.deliver, request.deliver)
+        name = f"source of {request.call.name or request.call.kind}"
+        self._note(name, request.source, partner.source, drawn.source)
+        partner.deliver = _all_of(partner.deliver, request.deliver, drawn.deliver)
 
     def compare(self, buffers: Mapping[str, NamedBuffer]) -> L0Check:
-        """The check, after both runs have ended."""
+        """The check, after all runs have ended."""
         for name in self.program.outputs:
             dtype = buffers[name].dtype
-            self._note(name, self.memory.array(name, dtype), self.core.array(name, dtype))
-        return L0Check(
-            self.program.name, self.rank, self.code.instructions, self.distance, self.worst
-        )
+            memories = (self.memory, self.core, self.drawn)
+            self._note(name, *(memory.array(name, dtype) for memory in memories))
+        nothing = ("", 0.0, self.bound)
+        worst, far, limit = max(self.found, key=lambda row: row[1] / row[2], default=nothing)
+        return L0Check(self.program.name, self.rank, self.code.instructions, far, worst, limit)
 
-    def _note(self, what: str, given: np.ndarray, wanted: np.ndarray) -> None:
-        found = distance(given, wanted)
-        if found > self.distance or not self.worst:
-            self.distance, self.worst = found, what
+    def _note(self, what: str, given: np.ndarray, wanted: np.ndarray, drawn: np.ndarray) -> None:
+        far = distance(given, wanted)
+        effect = distance(drawn, wanted) if far > self.bound else 0.0
+        limit = allowed(self.bound, effect if np.isfinite(effect) else 0.0)
+        self.found.append((what, far, limit))
 
 
-def _both(
-    first: Callable[[np.ndarray], None], second: Callable[[np.ndarray], None]
-) -> Callable[[np.ndarray], None]:
+def _all_of(*deliveries: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
     def deliver(result: np.ndarray) -> None:
-        first(result)
-        second(result)
+        for one in deliveries:
+            one(result)
 
     return deliver

@@ -16,6 +16,7 @@ import numpy as np
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
 from compiler.isa.region import Affine, Bound, Node, RegionProgram, View
+from compiler.rounding import EXACT, Draws
 from sim_cluster import elementwise as ew
 from sim_cluster.contract import plan_contract
 from sim_cluster.host_memory import region_bytes, require_memory
@@ -42,17 +43,21 @@ def run_region(program: RegionProgram, tensors: Arrays, registers: Registers) ->
 
 
 def prepare(
-    program: RegionProgram, dtypes: Sequence[DType], outside: Outside | None = None
+    program: RegionProgram,
+    dtypes: Sequence[DType],
+    outside: Outside | None = None,
+    draws: Draws | None = None,
 ) -> Prepared:
     """The region as a callable (flat typed arrays, registers) -> None; `dtypes` are those of the
-    tensors. `outside` is told of indices that are out of bounds.
+    tensors. `outside` is told of indices that are out of bounds; with `draws` every float result is
+    moved within its rounding.
     """
     if program.kind != "compute":
         raise SimulationError(
             "SW_L1_KIND", f"region {program.name} of kind {program.kind} has no array form"
         )
     require_memory(region_bytes(program), f"region {program.name}")
-    planner = _Planner(program, dtypes, outside)
+    planner = _Planner(program, dtypes, outside, draws)
     steps = planner.plan()
     count = len(program.nodes)
 
@@ -129,10 +134,15 @@ class _Planner:
     """Turns the nodes of one region into steps."""
 
     def __init__(
-        self, program: RegionProgram, dtypes: Sequence[DType], outside: Outside | None
+        self,
+        program: RegionProgram,
+        dtypes: Sequence[DType],
+        outside: Outside | None,
+        draws: Draws | None,
     ) -> None:
         self.program = program
         self.outside = outside
+        self.draws = draws
         self.dtypes = dtypes
         self.sizes = program.atoms or (
             1,
@@ -162,8 +172,40 @@ class _Planner:
     def _node(self, number: int, node: Node) -> Step:
         build = _BUILDERS.get(node.op, _Planner._elementwise)
         step, owned = build(self, number, node)
+        if self.draws is not None and node.op not in EXACT:
+            step = self._drawn(node, step, self.draws)
         self.values.append(_Value(self.shape(node.atoms), node.dtype, owned))
         return step
+
+    def _drawn(self, node: Node, step: Step, draws: Draws) -> Step:
+        """`step` with its result moved within its rounding."""
+        op, dtype, terms = node.op, node.dtype, self._terms(node)
+        given = self.program.nodes[node.inputs[0]].dtype if node.inputs else dtype
+        widens = op == "convert" and given.is_float and given.bytes <= dtype.bytes
+        if widens or (op == "reduce" and node.attrs["kind"] not in ("add", "multiply")):
+            return step
+
+        def run(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
+            sizes = terms(values, arrays, registers) if terms else None
+            return draws.moved(op, step(values, arrays, registers), dtype, sizes)
+
+        return run
+
+    def _terms(self, node: Node) -> Step | None:
+        """Of a node that adds up, the sums of the magnitudes of its terms."""
+        if node.op == "reduce" and node.attrs["kind"] == "add":
+            (source,), axes = node.inputs, tuple(sorted(node.attrs["over"]))
+            return lambda values, arrays, registers: ew.reduce_array(
+                np.abs(values[source]), "add", axes
+            )
+        if node.op != "contract":
+            return None
+        lhs, rhs = node.inputs
+        nodes, held = self.program.nodes, ew.storage(node.dtype)
+        contract = plan_contract(self.sizes, nodes[lhs].atoms, nodes[rhs].atoms, node.attrs["over"])
+        return lambda values, arrays, registers: contract(
+            np.abs(values[lhs]).astype(held), np.abs(values[rhs]).astype(held)
+        )
 
     def shape(self, atoms: Sequence[int]) -> tuple[int, ...]:
         """Shape of a value that spans `atoms`."""

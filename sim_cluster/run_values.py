@@ -22,7 +22,7 @@ from sim_cluster import layout
 from sim_cluster.exchange import not_in_step
 from sim_cluster.index_watch import IndexWatch
 from sim_cluster.rank_host import RankHost, Shards, invoke
-from sim_cluster.result import ValueResult
+from sim_cluster.result import L0_BOUND, ValueResult
 from sim_cluster.stage_order import StageOrder
 
 Handle = Any
@@ -111,7 +111,8 @@ class ValueRun:
     """The cores of one step in values.
 
     `programs` maps the names of the manifest's schedule to linked programs. With `check_l0`, the
-    first run of every program is also made at L0 on the first core of its stage. The ranks live on
+    first run of every program is also made at L0 on the first core of its stage, and compared with
+    L1 within `l0_bound` or what rounding explains. The ranks live on
     `hosts`, by default on one in this process made with `settings` (those of `RankHost`): at
     `level` L0 every core executes every instruction; `threads` host threads share the ranks; with
     `strict_indices` an index out of bounds ends the run. Results do not depend on hosts or threads.
@@ -123,6 +124,7 @@ class ValueRun:
         manifest: Manifest,
         *,
         check_l0: bool = True,
+        l0_bound: float = L0_BOUND,
         hosts: Hosts | None = None,
         **settings: Any,
     ) -> None:
@@ -132,7 +134,7 @@ class ValueRun:
                 "SW_SIM_PROGRAM", f"the schedule names programs {sorted(missing)}, not given"
             )
         self.programs, self.manifest = programs, manifest
-        self.check_l0 = check_l0
+        self.check_l0, self.l0_bound = check_l0, l0_bound
         self.hosts = hosts or LocalHosts([RankHost(programs, manifest, **settings)])
         self.result = ValueResult()
         self._batch: Mapping[str, np.ndarray] = {}
@@ -252,7 +254,7 @@ class ValueRun:
     def _begin(self, stage: int, program: str, number: int, hosts: Sequence[int]) -> None:
         """Start a program with what it reads of the batch."""
         whole = dict(self._micro_batch(program, number))
-        check = self.check_l0 and program not in self.result.l0
+        check = self.l0_bound if self.check_l0 and program not in self.result.l0 else None
         replies = []
         for host in hosts:
             batch = {b.name: self._shards(b, array, host) for b, array in whole.values()}

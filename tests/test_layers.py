@@ -19,7 +19,7 @@ ALLOWED = {
     "compiler": {"collectives"},
     "collectives": set(),
 }
-SIM_COMPILER = {"dtypes", "diagnostics", "isa", "evaluate", "neff", "target"}
+SIM_COMPILER = {"dtypes", "diagnostics", "isa", "evaluate", "neff", "rounding", "target"}
 HEAVY = {
     "jax": ("compiler/frontend/", "sharding/shardy.py"),
     "jaxlib": ("compiler/frontend/", "sharding/shardy.py"),

@@ -83,8 +83,10 @@ def run_reference(
     data: str | None = None,
     keep: Collection[int] = (),
     begun: Callable[[Leaves], None] | None = None,
+    start: Leaves | None = None,
 ) -> ReferenceRun:
-    """Run `steps` steps on `batches` (default: the task's own, from `seed` and `data`).
+    """Run `steps` steps on `batches` (default: the task's own, from `seed` and `data`), from the
+    state that `seed` draws, or from `start`.
 
     `keep` names the steps after which the state is stored; 0 is the state before the first, which
     `begun` is told.
@@ -92,7 +94,8 @@ def run_reference(
     """
     if batches is None:
         batches = task_batches(task, seed, global_batch, data)
-    state, step = _first_state(task, seed), _jitted(task)
+    state = _first_state(task, seed) if start is None else _unflatten(task, start)
+    step = _jitted(task)
     states = {0: _state_leaves(task, state)} if 0 in keep else {}
     if begun is not None:
         begun(_state_leaves(task, state))

@@ -14,6 +14,7 @@ from compiler.dtypes import DType
 from compiler.ir.analysis import CONTRACTIONS
 from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import ConvertAttrs
+from compiler.ir.sampled import Casts
 from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.options import CompileOptions
 
@@ -25,14 +26,20 @@ CAST_TYPES = {
 }
 
 
+def casts_of(options: CompileOptions) -> Casts | None:
+    """What `auto_cast` and `auto_cast_type` round; None when they leave types alone."""
+    if options.auto_cast == "none":
+        return None
+    arithmetic = _arithmetic() if options.auto_cast == "all" else frozenset()
+    return Casts(CAST_TYPES[options.auto_cast_type], CONTRACTIONS | arithmetic, arithmetic)
+
+
 def auto_cast(options: CompileOptions) -> Callable[[Graph], Graph]:
     """The pass for one setting of `auto_cast` and `auto_cast_type`, for loop-free graphs."""
-    cast = CAST_TYPES[options.auto_cast_type]
-    if options.auto_cast == "none":
+    casts = casts_of(options)
+    if casts is None:
         return lambda graph: graph
-    arithmetic = _arithmetic() if options.auto_cast == "all" else frozenset()
-    computes = CONTRACTIONS | arithmetic
-    return lambda graph: _Caster(graph, cast, computes).run()
+    return lambda graph: _Caster(graph, casts.dtype, casts.operands_of).run()
 
 
 def _arithmetic() -> frozenset[str]:

@@ -33,6 +33,7 @@ def run_screen(report: dict[str, Any]) -> None:
     """The screen at the end of `run`."""
     console = terminal.console()
     width = console.width
+    _failure(console, report)
     for section in (sections.headline, sections.job, sections.logical_cores, sections.placement):
         _print(console, section(report, width))
     _print(console, sections.streams(report, width) + sections.compiler(report, width))
@@ -45,6 +46,34 @@ def run_screen(report: dict[str, Any]) -> None:
     files = report["provenance"]["files"]
     for name, path in files.items():
         _print(console, plain("files" if name == "bundle" else "", f"{name} {path}", width))
+
+
+def _failure(console: Console, report: dict[str, Any]) -> None:
+    """What is wrong with the values of a run that failed; nothing for one that passed."""
+    numerics = report["numerics"]
+    if numerics["passed"]:
+        return
+    text = "SW_VALUES: the values of this run are not those of the unsharded step"
+    _print(console, plain("error", text, console.width))
+    for found, what, cure in _judged(numerics):
+        if found["error"] is None or not found["error"] <= found["allowed"]:
+            _print(console, plain("", f"{what} {_apart(found)}: {cure}", console.width))
+    if report["job"]["compiler"]["auto_cast"] != "none":
+        text = "run it with compiler.auto_cast = none to see whether the cast does that"
+        _print(console, plain("", text, console.width))
+
+
+def _judged(numerics: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """What has passed or failed: the figures, its name, and what to look at when it failed."""
+    loss, leaf = numerics["worst_loss"], numerics["worst_param_error"]
+    if leaf is not None:
+        cure = "see how it is sharded and its gradient reduced with --explain sharding"
+        yield leaf, f"{leaf['leaf']} after one step", f"{cure} {leaf['leaf']}"
+        cure = "if every leaf is right after one step, later steps read something old"
+        yield loss, f"the loss of {loss['step']}", cure
+    if (level := numerics["worst_l0"]) is not None:
+        name = f"{level['value']} of program {level['program']}, instructions against regions,"
+        yield level, name, "a defect of ours, please report it with the bundle"
 
 
 def _print(console: Console, lines: list[Text]) -> None:
@@ -78,27 +107,37 @@ def _losses(console: Console, report: dict[str, Any]) -> None:
     losses = numerics["losses"]
     if len(losses) > 1:
         console.print(loss_plot(losses))
-    l0 = max(numerics["l0"].values(), default=0.0)
     texts = (
         f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {numerics['steps']} steps",
         *_compared(numerics),
-        f"instruction level (L0) against region level (L1): {l0:.1e} "
-        f"(bound {numerics['bound']:.0e})",
+        *_levels(numerics),
     )
     for n, text in enumerate(texts):
         _print(console, plain("" if n else "values", text, console.width))
 
 
 def _compared(numerics: dict[str, Any]) -> Iterator[str]:
-    worst = numerics["worst_param_error"]
-    if worst is None:
+    leaf, loss = numerics["worst_param_error"], numerics["worst_loss"]
+    if leaf is None:
         yield "not compared with the unsharded step (run.compare)"
         return
-    yield f"against the unsharded step: worst loss {numerics['worst_loss_error']:.1e}"
-    yield (
-        f"worst leaf after one step {worst['error']:.1e} (bound {numerics['bound']:.0e}): "
-        f"{worst['leaf'].rpartition('/')[2]}"
-    )
+    yield f"from the unsharded run: loss of {loss['step']} {_apart(loss)}"
+    yield f"worst leaf after one step {_apart(leaf)}: {leaf['leaf']}"
+    if draws := numerics["rounding"]:
+        yield (
+            f"more than {numerics['bound']:.0e} is allowed where rounding alone does a"
+            f" {draws['times']}th of it to the unsharded step, in one of {draws['samples']} draws"
+        )
+
+
+def _levels(numerics: dict[str, Any]) -> Iterator[str]:
+    if (worst := numerics["worst_l0"]) is not None:
+        yield f"instructions (L0) from regions (L1): {_apart(worst)}"
+
+
+def _apart(found: dict[str, Any]) -> str:
+    error = found.get("note") or f"{found['error']:.1e}"
+    return f"{error}, allowed {found['allowed']:.1e}"
 
 
 def loss_plot(losses: list[float], width: int = 76, height: int = 9) -> Text:

@@ -194,7 +194,33 @@ _UNIT = _open(
 def _is_worst(value: Any) -> bool:
     if type(value) is not dict:
         return value is None
-    return type(value.get("leaf")) is str and _is_figure(value.get("error"))
+    return type(value.get("leaf")) is str and _is_apart(value)
+
+
+def _is_loss(value: Any) -> bool:
+    if type(value) is not dict:
+        return value is None
+    return type(value.get("step")) is str and _is_apart(value)
+
+
+def _is_check(value: Any) -> bool:
+    if type(value) is not dict:
+        return value is None
+    names = value.get("program"), value.get("value")
+    return all(type(name) is str for name in names) and _is_apart(value)
+
+
+def _is_apart(value: dict[str, Any]) -> bool:
+    """An error, null where it is infinite, with a note that says why; and what is allowed."""
+    error, note = value.get("error"), value.get("note", "")
+    is_told = _is_figure(error) or (error is None and type(note) is str and bool(note))
+    return is_told and type(note) is str and _is_figure(value.get("allowed"))
+
+
+def _is_rounding(value: Any) -> bool:
+    if type(value) is not dict:
+        return value is None
+    return all(type(value.get(name)) is int for name in ("samples", "times"))
 
 
 _NUMERICS = _open(
@@ -202,7 +228,10 @@ _NUMERICS = _open(
     losses=several(MAYBE, 1),
     reference_losses=Items(MAYBE),
     worst_loss_error=MAYBE,
-    worst_param_error=Rule("a leaf and its error, or null", _is_worst),
+    worst_loss=Rule("a step, its error and what is allowed, or null", _is_loss),
+    worst_param_error=Rule("a leaf, its error and what is allowed, or null", _is_worst),
+    worst_l0=Rule("a value of a program, its error and what is allowed, or null", _is_check),
+    rounding=Rule("draws and what an effect is multiplied by, or null", _is_rounding),
     bound=FIGURE,
     passed=FLAG,
     l0=Entries(MAYBE),

@@ -272,8 +272,9 @@ def _check(head: Head, path: Path) -> None:
 
 
 def _l0_check(row: Any) -> L0Check:
-    program, rank, instructions, distance, worst = row
-    return L0Check(str(program), int(rank), int(instructions), float(distance), str(worst))
+    program, rank, instructions, distance, worst, allowed = row
+    numbers = int(rank), int(instructions), float(distance)
+    return L0Check(str(program), *numbers, str(worst), float(allowed))
 
 
 def senseless(path: Path, what: str) -> LoadError:

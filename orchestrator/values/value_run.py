@@ -25,6 +25,7 @@ from orchestrator.build import Built
 from orchestrator.config import JobConfig
 from orchestrator.host import executor_kind
 from orchestrator.model import resolve_task
+from orchestrator.numerics import level_bound
 from orchestrator.service.events import EventLog
 from orchestrator.service.executor import Emit
 from orchestrator.service.progress import Progress
@@ -38,7 +39,9 @@ from orchestrator.values.checkpoint import (
     step_folder,
     steps_in,
 )
+from sharding.partitioned import all_values
 from sim_cluster.rank_host import RankHost, packed_host, spans_of
+from sim_cluster.result import L0Check
 from sim_cluster.run_values import HostLostError, Hosts, LocalHosts, ValueRun
 
 if TYPE_CHECKING:
@@ -51,13 +54,13 @@ Leaves = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What the value run gave: metrics per step, the state after one step, the L0 distances, and
+    """What the value run gave: metrics per step, the state after one step, the checks at L0, and
     warnings.
     """
 
     losses: tuple[float, ...]
     after_one: Leaves
-    l0: Mapping[str, float]
+    l0: Mapping[str, L0Check]
     findings: tuple[Diagnostic, ...] = ()
 
 
@@ -79,7 +82,8 @@ def run_values(
         raise UsageError("SW_STEPS", f"run.steps requires at least 1, got {job.run.steps}")
     source = replace(_source(built), drawn=drawn)
     hosts = hosts_of(job, bundle)
-    run = ValueRun(bundle.programs, bundle.manifest, hosts=hosts)
+    bound = level_bound(job, {value.type.dtype for value in all_values(built.graph)})
+    run = ValueRun(bundle.programs, bundle.manifest, l0_bound=bound, hosts=hosts)
     with closing(run), closing(events):
         saved = Checkpoints(_folder(job), job.run.checkpoint_every, _identity(built, bundle))
         training = Training(run, source, saved, progress, events)
@@ -353,7 +357,7 @@ class Training:
         self.is_loaded = False
 
     def _values(self) -> Values:
-        l0 = {name: check.distance for name, check in self.run.result.l0.items()}
+        l0 = dict(self.run.result.l0)
         told = [Diagnostic("SW_CHECKPOINT", w, severity="warning") for w in self.saved.warnings]
         findings = (*self.run.findings(), *told)
         return Values(tuple(self.losses), self.after_one or {}, l0, findings)

@@ -61,7 +61,10 @@ def with_values(report: dict[str, Any]) -> dict[str, Any]:
     numerics = {
         "steps": 3,
         "losses": [5.0, None, 4.0],
-        "worst_param_error": {"leaf": "w", "error": 1e-6},
+        "worst_loss": {"step": "step 1", "error": 1e-6, "allowed": 1e-5, "note": ""},
+        "worst_param_error": {"leaf": "w", "error": 1e-6, "allowed": 1e-5, "note": ""},
+        "worst_l0": {"program": "p", "value": "x", "error": 0.0, "allowed": 1e-5, "note": ""},
+        "rounding": None,
         "bound": 1e-5,
         "passed": True,
     }

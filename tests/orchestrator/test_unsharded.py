@@ -18,10 +18,11 @@ import pytest
 from compiler.diagnostics import DiagnosticError, SimulationError, UsageError
 from orchestrator import unsharded as module
 from orchestrator.config import JobConfig
-from orchestrator.numerics import Reference
+from orchestrator.numerics import Reference, Rounding
 from orchestrator.unsharded import unsharded
 
 REFERENCE = Reference(losses=(2.0,), after_one={}, bound=1e-5)
+ROUNDING = Rounding({"w": 1e-7}, (2e-7,))
 FIRST = {"w": 1.0, "b": 2.0}  # the first state: leaves by name
 
 
@@ -86,6 +87,25 @@ def test_the_job_goes_there_and_its_reference_comes_back(monkeypatch: pytest.Mon
             assert result.reference() == REFERENCE and not worker.ended
         assert worker.ended == [True] and started == ["orchestrator.unsharded"]
     assert asked == [(sys.path, JobConfig(), 12)]
+
+
+def test_what_rounding_does_is_asked_for_when_it_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def act(theirs: Connection) -> None:
+        answering(REFERENCE, asked)(theirs)
+        asked.append(theirs.recv())
+        theirs.send(ROUNDING)
+
+    with (
+        other_side(monkeypatch, act) as (_, _),
+        unsharded(JobConfig(), 12) as result,
+    ):
+        assert result is not None
+        assert (result.reference(), result.rounding()) == (REFERENCE, ROUNDING)
+    assert asked[1:] == [None]
 
 
 def test_a_run_that_needs_no_first_state_has_its_reference(
@@ -172,7 +192,7 @@ def test_the_process_answers_with_what_the_run_gave(
 ) -> None:
     """In a path of modules that is the asker's; stdout becomes stderr."""
     moved: list[tuple[int, int]] = []
-    asked: list[tuple[JobConfig, int, list[str]]] = []
+    asked: list[tuple[JobConfig, int, list[Any]]] = []
 
     def run(job: JobConfig, global_batch: int, begun: Callable[[Any], None]) -> Reference:
         asked.append((job, global_batch, sys.path[:]))
@@ -181,20 +201,30 @@ def test_the_process_answers_with_what_the_run_gave(
         begun(FIRST)
         return REFERENCE
 
+    def measure(job: JobConfig, global_batch: int, reference: Reference) -> Rounding:
+        asked.append((job, global_batch, [reference.losses]))
+        return ROUNDING
+
     monkeypatch.setattr(module, "run_unsharded", run)
+    monkeypatch.setattr(module, "measure_rounding", measure)
     monkeypatch.setattr(module.logs, "start", lambda: None)
     system = SimpleNamespace(dup2=lambda *pair: moved.append(pair))
     monkeypatch.setattr(module, "os", system)
     monkeypatch.setattr(sys, "path", sys.path[:])
     ours, theirs = Pipe()
     ours.send((["/theirs", *sys.path], JobConfig(), 3))
+    if not error:
+        ours.send(None)
     module._serve(theirs)
     state = [] if error else list(iter(ours.recv, None))
     assert state == ([] if error else list(FIRST.items()))
     answer = ours.recv()
     assert str(answer) == str(error) if error else answer == REFERENCE
-    ((job, count, path),) = asked
+    job, count, path = asked.pop(0)
     assert (job, count, path[0]) == (JobConfig(), 3, "/theirs")
+    if not error:
+        assert ours.recv() == ROUNDING
+        assert asked == [(JobConfig(), 3, [REFERENCE.losses])]
     assert moved == [(sys.stderr.fileno(), sys.stdout.fileno())]
     ours.close()
     module._serve(theirs)  # nobody asks any more: it ends

@@ -10,28 +10,38 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.dtypes import DType
 from orchestrator import numerics
 from orchestrator.config import JobConfig, load
-from orchestrator.job import Values, exit_code, numerics_section
+from orchestrator.job import Values, exit_code
 from orchestrator.numerics import (
     Reference,
+    Rounding,
+    differences,
     least_bound,
+    level_bound,
+    numerics_section,
     run_unsharded,
-    worst_leaf,
-    worst_loss_error,
 )
-from sim_cluster.result import distance
+from sim_cluster.result import L0Check, distance
 
 LEAF = {"params/w": np.ones((2, 3), np.float32)}
 REFERENCE = Reference(losses=(2.0, 1.5), after_one=LEAF, bound=1e-5)
-GOOD = MappingProxyType({"forward": 3e-7, "update": 0.0})
+
+
+def checks(distances: Mapping[str, float], allowed: float = 1e-5) -> dict[str, L0Check]:
+    """What L0 has to say of programs that are so far from L1."""
+    return {name: L0Check(name, 0, 9, far, "x", allowed) for name, far in distances.items()}
+
+
+GOOD = MappingProxyType(checks({"forward": 3e-7, "update": 0.0}))
 
 
 def verdict(
     losses: tuple[float, ...] = (2.0, 1.5), wrong: float = 0.0, l0: dict[str, float] | None = None
 ) -> int:
     state = {"params/w": LEAF["params/w"] * np.float32(1 + wrong)}
-    values = Values(losses, state, l0 or GOOD)
+    values = Values(losses, state, checks(l0) if l0 else GOOD)
     return exit_code({"numerics": numerics_section(JobConfig(), values, REFERENCE)})
 
 
@@ -53,7 +63,9 @@ def test_a_wrong_leaf_or_loss_fails_the_run() -> None:
 
 @pytest.mark.parametrize(("distance", "code"), [(3e-7, 0), (2e-5, 72)])
 def test_without_an_unsharded_run_instructions_are_still_judged(distance: float, code: int) -> None:
-    section = numerics_section(JobConfig(), Values((2.0, 1.5), {}, {"step": distance}), None)
+    section = numerics_section(
+        JobConfig(), Values((2.0, 1.5), {}, checks({"step": distance})), None
+    )
     assert exit_code({"numerics": section}) == code
     assert section["worst_loss_error"] is section["worst_param_error"] is None
 
@@ -70,7 +82,7 @@ def test_the_section_names_the_worst_leaf_and_the_largest_loss_error() -> None:
     reference = Reference(
         losses=(1.0, 2.0), after_one={"a": np.asarray(one), "b": np.asarray(two)}, bound=0.25
     )
-    values = Values((1.01, 2.2), given, {"step": 0.125})
+    values = Values((1.01, 2.2), given, checks({"step": 0.125}, 0.25))
     found = numerics_section(load(None, ["run.steps=2"]), values, reference)
     assert found["worst_param_error"]["leaf"] == "b"
     assert found["worst_param_error"]["error"] == pytest.approx(0.2, rel=1e-6)
@@ -110,16 +122,61 @@ def test_errors_are_worked_out_in_double_precision() -> None:
     assert distance(wanted * np.float32(1.5), wanted) == pytest.approx(0.5, rel=1e-6)
 
 
-def test_the_worst_leaf_is_that_of_the_reference_with_the_largest_error() -> None:
-    reference = {name: np.array([1.0]) for name in ("a", "b", "c")}
+def test_the_worst_leaf_is_that_of_the_reference_with_the_largest_share() -> None:
+    """Leaf c is 0.3 off and may be 4 * 0.2; b is 0.4 off, with a bound of 0.1."""
+    reference = Reference(
+        losses=(1.0, 2.0), after_one={n: np.array([1.0]) for n in "abc"}, bound=0.1
+    )
     given = {"a": np.array([1.1]), "b": np.array([0.6]), "c": np.array([1.3])}
-    assert worst_leaf(given | {"more": np.array([9.0])}, reference) == ("b", pytest.approx(0.4))
-
-
-def test_every_step_has_a_loss() -> None:
-    assert worst_loss_error((1.0, 2.2, 3.0), (1.0, 2.0, 3.0)) == pytest.approx(0.1)
+    more = given | {"more": np.array([9.0])}
+    leaf, loss = differences(more, (1.0, 2.2), reference)
+    assert (leaf.name, leaf.error, leaf.allowed) == ("b", pytest.approx(0.4), 0.1)
+    assert (loss.name, loss.error) == ("step 2", pytest.approx(0.1))
+    leaf, loss = differences(more, (1.0, 2.2), reference, Rounding({"b": 0.2}, (0.0, 0.05)))
+    assert (leaf.name, leaf.error) == ("c", pytest.approx(0.3))
+    assert (loss.name, loss.share) == ("step 2", pytest.approx(0.1 / 0.2))
     with pytest.raises(ValueError, match="longer"):
-        worst_loss_error((1.0, 2.0), (1.0, 2.0, 3.0))
+        differences(given, (1.0,), reference)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "note"),
+    [
+        ([[1, np.nan]], [[1, 2]], "nan at [0, 1] where the unsharded step has 2"),
+        ([1, np.inf, -np.inf], [1, -np.inf, 3], "inf at [1] where the unsharded step has -inf"),
+        (3.0, np.nan, "3 where the unsharded step has nan"),
+    ],
+)
+def test_what_is_no_number_on_one_side_is_told_by_its_place(
+    given: Any, wanted: Any, note: str
+) -> None:
+    reference = Reference(losses=(1.0,), after_one={"w": np.array(wanted)}, bound=1e-5)
+    leaf, _ = differences({"w": np.array(given, float)}, (1.0,), reference)
+    assert leaf.error == np.inf and leaf.note.startswith(note)
+
+
+def test_numbers_that_are_none_at_the_same_places_are_compared_by_the_others() -> None:
+    array = np.array([np.nan, np.inf, 4.0])
+    reference = Reference(losses=(1.0,), after_one={"w": array}, bound=1e-5)
+    leaf, _ = differences({"w": array + np.array([0, 0, 1.0])}, (1.0,), reference)
+    assert (leaf.error, leaf.note) == (0.25, "")
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtypes", "bound"),
+    [
+        ([], {DType.F32, DType.I32}, 1e-5),
+        ([], {DType.F32, DType.BF16}, 1e-2),
+        (["compiler.auto_cast=all", "compiler.auto_cast_type=tf32"], {DType.F32}, 1e-2 / 8),
+        (["strategy.reduce_dtype=bfloat16"], {DType.F32}, 1e-2),
+        ([], {DType.F8E4M3, DType.F32}, 0.16),
+    ],
+)
+def test_levels_are_as_close_as_the_shortest_type_allows(
+    keys: list[str], dtypes: set[DType], bound: float
+) -> None:
+    """One rounding of another sum: 2^-8 is a hundredth here, so 2^-11 an eighth of it."""
+    assert level_bound(load(None, keys), dtypes) == pytest.approx(bound)
 
 
 @pytest.mark.parametrize(
@@ -135,39 +192,31 @@ def test_the_bound_without_a_reference(keys: list[str], bound: float) -> None:
 
 
 def unsharded(
-    monkeypatch: pytest.MonkeyPatch, keys: list[str], error: float, narrow: bool
+    monkeypatch: pytest.MonkeyPatch, keys: list[str], narrow: bool
 ) -> tuple[Reference, list[Mapping[str, Any]]]:
-    """The reference of a job whose short type is off by `error`, and what was run for it."""
+    """The reference of a job, and what was run for it."""
     full, short = SimpleNamespace(full_precision=None, name="full"), SimpleNamespace(name="short")
     short.full_precision = full
     runs: list[Mapping[str, Any]] = []
 
     def run(task: Any, begun: object = None, **arguments: Any) -> Any:
         runs.append({"task": task.name, **arguments})
-        leaf = np.array([1.0 + (error if task is short else 0.0)])
-        losses = (5.0, 4.0) if task is full else (9.0,)
-        return SimpleNamespace(losses=losses, states={1: {"w": leaf}})
-
-    def resolve(job: JobConfig) -> Any:
-        return short if narrow or job.model.dtype == "bfloat16" else full
+        return SimpleNamespace(losses=(5.0, 4.0), states={1: {"w": np.array([1.0])}})
 
     monkeypatch.setattr("compiler.frontend.reference.run_reference", run)
-    monkeypatch.setattr("orchestrator.model.resolve_task", resolve)
+    monkeypatch.setattr("orchestrator.model.resolve_task", lambda _job: short if narrow else full)
     job = load(None, ["run.steps=2", "run.seed=3", "run.data=text", *keys])
     return run_unsharded(job, 16), runs
 
 
-@pytest.mark.parametrize(("error", "bound"), [(0.004, 0.01), (0.07, 0.07)])
-def test_a_short_type_is_bound_by_its_own_error_and_a_hundredth(
-    error: float, bound: float, monkeypatch: pytest.MonkeyPatch
+def test_a_short_type_is_compared_with_full_precision_within_a_hundredth(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found, runs = unsharded(monkeypatch, [], error, narrow=True)
-    assert found.bound == pytest.approx(bound)
+    found, runs = unsharded(monkeypatch, ["model.dtype=bfloat16"], narrow=True)
+    assert found.bound == 1e-2
     assert found.losses == (5.0, 4.0) and found.after_one == {"w": np.array([1.0])}
-    asked = {"global_batch": 16, "seed": 3, "data": "text", "keep": (1,)}
     assert runs == [
-        {"task": "full", "steps": 2, **asked},
-        {"task": "short", "steps": 1, **asked},
+        {"task": "full", "steps": 2, "global_batch": 16, "seed": 3, "data": "text", "keep": (1,)}
     ]
 
 
@@ -198,26 +247,16 @@ def test_the_first_state_is_that_of_the_job_in_its_own_type(
 ) -> None:
     drawn, told = drawn_state(monkeypatch, narrow=False)
     assert (drawn, len(told), told[0] is not None) == ([], 1, True)
-    assert drawn_state(monkeypatch, narrow=True) == (["short 3"], [None, None])
+    assert drawn_state(monkeypatch, narrow=True) == (["short 3"], [None])
 
 
 def test_full_precision_is_bound_by_a_hundred_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, runs = unsharded(monkeypatch, [], 0.07, narrow=False)
+    found, runs = unsharded(monkeypatch, [], narrow=False)
     assert found.bound == 1e-5 and len(runs) == 1
-
-
-@pytest.mark.parametrize(("model", "bound"), [("preset=llama2-7b", 0.07), ("entry=mine:f", 0.01)])
-def test_a_policy_that_rounds_counts_as_a_short_type(
-    model: str, bound: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the user's own step there is no other one to be had: a hundredth it is."""
-    keys = [f"model.{model}", "model.dtype=float32", "strategy.param_dtype=bfloat16"]
-    found, _ = unsharded(monkeypatch, keys, 0.07, narrow=False)
-    assert found.bound == pytest.approx(bound)
 
 
 def test_a_run_that_was_not_compared_has_the_bound_of_its_type() -> None:
     job = replace(JobConfig(), model=replace(JobConfig().model, dtype="bfloat16"))
-    section = numerics_section(job, Values((2.0,), {}, {"step": 9e-3}), None)
+    section = numerics_section(job, Values((2.0,), {}, checks({"step": 9e-3}, 1e-2)), None)
     assert section["bound"] == 1e-2 and section["passed"] and section["cast"] == "bfloat16"
     assert numerics.FP32_BOUND == 1e-5

@@ -295,15 +295,29 @@ def test_what_a_program_writes_is_compared_with_l0_where_it_sends_nothing() -> N
     assert check.distance == pytest.approx(2.0)
 
 
+def test_what_cancels_may_be_as_far_apart_as_rounding_makes_it() -> None:
+    """y = 2 x - 2 x (1 + 2^-23): nothing is left but roundings, which L0 may make in another order.
+    The same distance of what does not cancel is too far."""
+    run = single()
+    (region,) = run.programs["step"].functions[0].regions
+    (scaled,) = [i for i in walk(region.body) if i.opcode == "tensor_scalar"]
+    scaled.attrs = {**scaled.attrs, "scalar0": float(np.float32(2) * (1 - np.float32(2**-23)))}
+    x = np.linspace(1, 2, 8, dtype=np.float32)
+    run.load({"acc": -2 * x * (1 + np.float32(2**-23))})
+    run.step({"x": x})
+    check = run.result.l0["step"]
+    assert check.distance > 0.1 and check.passed and check.allowed > 0.1
+
+
 def test_the_worst_of_several_outputs_is_the_one_that_is_told() -> None:
     """Distances 0, 0.5 and 0.25: the second, and the first where all are 0."""
     run = single()
     run.step({"x": np.ones(8, np.float32)})
     assert run.result.l0["step"].worst == "acc" and run.result.l0["step"].distance == 0
     core = CoreMemory([("a", 4), ("b", 4), ("c", 4)], {"a": 1, "b": 1, "c": 1})
-    shadow = _Shadow(replace(run.programs["step"], outputs=("a", "b", "c")), core, 5)
+    shadow = _Shadow(replace(run.programs["step"], outputs=("a", "b", "c")), core, 5, 1e-5)
     for name, given in (("a", 4.0), ("b", 6.0), ("c", 5.0)):
-        core.array(name, F32)[:] = 4.0
+        core.array(name, F32)[:] = shadow.drawn.array(name, F32)[:] = 4.0
         shadow.memory.array(name, F32)[:] = given
     found = shadow.compare({n: named(n, "metric", (1,), ((),), "computed") for n in "abc"})
     assert (found.worst, found.distance, found.rank) == ("b", pytest.approx(0.5), 5)

@@ -1,0 +1,142 @@
+"""A correct run passes where its step leaves nothing but rounding, with every cast; a wrong one
+still fails there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.frontend.reference import initial_state
+from orchestrator.cli import main
+from orchestrator.config import JobConfig, load
+from orchestrator.model import resolve_task
+from orchestrator.numerics import (
+    Reference,
+    Rounding,
+    differences,
+    measure_rounding,
+    run_unsharded,
+)
+
+ENTRY = "tests.system.attention_with_biases:make_task"
+BATCH = 8
+Leaves = dict[str, np.ndarray]
+
+
+def run(folder: Path, *settings: str) -> tuple[int, dict[str, Any]]:
+    (folder / "job.toml").write_text(
+        f"""
+        [model]
+        entry = "{ENTRY}"
+        [cluster]
+        target = "trn1.2xlarge"
+        [mesh]
+        dp_shard = 2
+        [strategy]
+        global_batch = {BATCH}
+        [run]
+        steps = 3
+        executor = "inline"
+        """
+    )
+    keys = [part for setting in settings for part in ("--set", setting)]
+    code = main(["run", str(folder / "job.toml"), "--out", str(folder / "out"), *keys])
+    return code, json.loads((folder / "out" / "report.json").read_text())["numerics"]
+
+
+def test_a_gradient_that_is_zero_passes(tmp_path: Path) -> None:
+    """Of the bias of the keys, no digit is the same: 2 of 1 is usual."""
+    code, found = run(tmp_path)
+    assert code == 0 and found["passed"]
+    assert found["rounding"] == {"samples": 3, "times": 4}
+    assert found["worst_l0"]["error"] <= found["worst_l0"]["allowed"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "matmult bf16",
+        pytest.param("matmult fp16", marks=pytest.mark.matrix),
+        pytest.param("matmult tf32", marks=pytest.mark.matrix),
+        pytest.param("matmult fp8_e4m3", marks=pytest.mark.matrix),
+        pytest.param("all tf32", marks=pytest.mark.matrix),
+    ],
+)
+def test_casts_pass_within_what_they_do(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cast, of = kind.split()
+    code, found = run(tmp_path, f"compiler.auto_cast={cast}", f"compiler.auto_cast_type={of}")
+    assert code == 0, capsys.readouterr().out
+    assert found["worst_param_error"]["error"] > 1e-5
+
+
+def test_a_cast_that_makes_nan_fails_and_the_cast_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In bf16 the decay 0.999 of AdamW is 1, and its correction a division by zero."""
+    code, found = run(tmp_path, "compiler.auto_cast=all", "compiler.auto_cast_type=bf16")
+    assert code == 72 and not found["passed"]
+    leaf = found["worst_param_error"]
+    assert leaf["error"] is None and leaf["note"].startswith("nan at [")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("error") and "SW_VALUES" in lines[0]
+    told = " ".join(line.strip() for line in lines[1:9])
+    assert leaf["leaf"] in told and leaf["note"] in told
+    assert "compiler.auto_cast = none" in told
+
+
+@pytest.fixture(scope="module")
+def judged() -> tuple[JobConfig, Reference, Rounding]:
+    job = load(None, [f"model.entry={ENTRY}", "run.steps=2"])
+    reference = run_unsharded(job, BATCH)
+    return job, reference, measure_rounding(job, BATCH, reference)
+
+
+def without_mean(leaf: np.ndarray) -> np.ndarray:
+    """A sum over two ranks instead of their mean."""
+    return leaf * 2
+
+
+def with_shards_swapped(leaf: np.ndarray) -> np.ndarray:
+    return np.concatenate([leaf[len(leaf) // 2 :], leaf[: len(leaf) // 2]])
+
+
+def with_one_rank_scaled(leaf: np.ndarray) -> np.ndarray:
+    """One of two ranks counts a tenth too much."""
+    return np.concatenate([leaf[: len(leaf) // 2] * np.float32(1.1), leaf[len(leaf) // 2 :]])
+
+
+@pytest.mark.parametrize("fault", [without_mean, with_shards_swapped, with_one_rank_scaled])
+@pytest.mark.parametrize("name", ["words", "query", "value_bias", "out"])
+def test_a_wrong_gradient_is_more_than_rounding(
+    name: str,
+    fault: Callable[[np.ndarray], np.ndarray],
+    judged: tuple[JobConfig, Reference, Rounding],
+) -> None:
+    _, reference, rounding = judged
+    wrong = f"opt_state/0/mu/{name}"
+    given = dict(reference.after_one) | {wrong: fault(reference.after_one[wrong])}
+    leaf, loss = differences(given, reference.losses, reference, rounding)
+    assert leaf.name == wrong and leaf.share > 100
+    assert loss.error == 0
+
+
+def test_a_stale_parameter_and_a_stale_batch_are_more_than_rounding(
+    judged: tuple[JobConfig, Reference, Rounding],
+) -> None:
+    job, reference, rounding = judged
+    stale = dict(reference.after_one) | {
+        name: leaf
+        for name, leaf in initial_state(resolve_task(job), job.run.seed).items()
+        if name == "params/out"
+    }
+    losses = (reference.losses[0], reference.losses[0])
+    leaf, loss = differences(stale, losses, reference, rounding)
+    assert (leaf.name, loss.name) == ("params/out", "step 2")
+    assert leaf.share > 10 and loss.share > 10
