@@ -75,31 +75,32 @@ def _run(job: JobConfig, out: Path, stages: Stages, progress: Progress) -> dict[
                 timings = time_programs(built, bundle.programs, service, traced=True)
         events = EventLog(Path(job.output.events), service.job)
         with stages.timed("values"):
-            values = run_values(
-                built, bundle, progress, events, None if other is None else other.first_state
-            )
-            expected = None if other is None else _expected(values, other, progress)
+            compared = _values(built, bundle, progress, events, other)
     sizes = program_sizes(bundle)
     report = base_report(built, timings, service, stages, sizes)
     note("time", lambda: time_text(report))
-    report["numerics"] = numerics_section(job, values, *(expected or (None,)))
-    report["findings"] += [f.as_dict() for f in values.findings]
+    report["numerics"] = numerics_section(job, *compared)
+    report["findings"] += [f.as_dict() for f in compared[0].findings]
     _write(report, out, timings.trace)
     return report
 
 
-def _expected(
-    values: Values, other: Unsharded, progress: Progress
-) -> tuple[Reference, Rounding | None]:
-    """The result of the unsharded run, and, where values are outside of its bound, what rounding
-    alone does to them."""
+def _values(
+    built: Built, bundle: Bundle, progress: Progress, events: EventLog, other: Unsharded | None
+) -> tuple[Values, Reference | None, Rounding | None]:
+    """The value run; what became of the unsharded one beside it; and, where values are outside of
+    its bound, what rounding alone does to them."""
+    if other is None:
+        return run_values(built, bundle, progress, events), None, None
+    values = run_values(built, bundle, progress, events, other.first_state)
     progress.say("waiting for the unsharded run")
     reference = other.reference()
     worst = differences(values.after_one, values.losses, reference)
-    if all(difference.share <= 1 for difference in worst):
-        return reference, None
-    progress.say(f"{worst[0].name}: measuring what rounding alone does")
-    return reference, other.rounding()
+    outside = [difference.name for difference in worst if not difference.share <= 1]
+    if not outside:
+        return values, reference, None
+    progress.say(f"{' and '.join(outside)}: measuring what rounding alone does")
+    return values, reference, other.rounding(built.layout.num_microbatches)
 
 
 def exit_code(report: Mapping[str, Any]) -> int:

@@ -25,6 +25,7 @@ from sharding.precision import rounded_graph
 from sim_cluster.result import L0Check, distance
 
 if TYPE_CHECKING:
+    from compiler.frontend.capture import ArgInfo
     from compiler.frontend.task import TrainTask
     from orchestrator.values.value_run import Values
 
@@ -43,6 +44,18 @@ class Rounding:
 
     leaves: Mapping[str, float]
     losses: tuple[float, ...]
+    parts: Parts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The first batch in micro-batches, each through the unsharded step: the mean of their losses,
+    and where the step makes its loss. Gradients are accumulated as means; a step whose loss is
+    another on the whole batch is none."""
+
+    count: int
+    mean_loss: float
+    place: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +152,7 @@ def numerics_section(
         "worst_l0": _worst_check(checks),
         "cast": compute_type(job),
         "rounding": None,
+        "parts": None,
     }
     passed = all(check.passed for check in checks)
     if reference is not None:
@@ -150,8 +164,26 @@ def numerics_section(
             "worst_loss": {"step": loss.name} | loss.figures(),
             "worst_param_error": {"leaf": leaf.name} | leaf.figures(),
             "rounding": rounding and {"samples": SAMPLES, "times": TIMES},
+            "parts": _parts(reference, rounding),
         }
     return found | {"passed": passed}
+
+
+def _parts(reference: Reference, rounding: Rounding | None) -> dict[str, Any] | None:
+    """The micro-batches of a step that is no mean over them; None where it may be one."""
+    parts = rounding.parts if rounding else None
+    if parts is None or rounding is None:
+        return None
+    whole = reference.losses[0]
+    apart = distance(np.asarray(parts.mean_loss), np.asarray(whole))
+    if apart <= allowed(reference.bound, rounding.losses[0]):
+        return None
+    return {
+        "count": parts.count,
+        "mean_loss": parts.mean_loss,
+        "loss": whole,
+        "place": parts.place,
+    }
 
 
 def _worst_check(checks: Iterable[L0Check]) -> dict[str, Any] | None:
@@ -212,9 +244,11 @@ def run_unsharded(
     return Reference(losses=run.losses, after_one=run.states[1], bound=least_bound(job))
 
 
-def measure_rounding(job: JobConfig, global_batch: int, reference: Reference) -> Rounding:
+def measure_rounding(
+    job: JobConfig, global_batch: int, reference: Reference, num_microbatches: int = 1
+) -> Rounding:
     """What rounding does to the leaves and losses of a job, as its model, its precision policy and
-    `auto_cast` round.
+    `auto_cast` round; and what its micro-batches give, where there are several.
 
     The step is drawn `SAMPLES` times; from each state that comes out, the unsharded run goes on to
     its end. A draw that is NaN or infinite elsewhere than the reference says nothing and counts
@@ -249,7 +283,34 @@ def measure_rounding(job: JobConfig, global_batch: int, reference: Reference) ->
     leaves = {name: effects[name] for name in reference.after_one}
     # Of one number a draw may happen to meet none: what rounding did before, it may do again.
     steps = accumulate((effects[_step(n)] for n in range(1, run.steps + 1)), max)
-    return Rounding(leaves, tuple(steps))
+    loss = graph.outputs[names.index("metrics/loss")]
+    maker = graph.producers().get(loss)
+    parts = None
+    if num_microbatches > 1:
+        mean = _mean_loss(job, task, captured.inputs, num_microbatches)
+        parts = Parts(num_microbatches, mean, str(maker.loc) if maker else "")
+    return Rounding(leaves, tuple(steps), parts)
+
+
+def _mean_loss(job: JobConfig, task: TrainTask, arguments: Sequence[ArgInfo], count: int) -> float:
+    """The mean of the first losses of `count` equal parts of the first batch."""
+    import jax
+
+    from compiler.frontend.reference import initial_state, reference_step, task_batches
+
+    state = initial_state(task, job.run.seed)
+    (size,) = {a.shape[a.batch_dim] for a in arguments if a.batch_dim is not None}
+    leaves, tree = jax.tree.flatten(next(task_batches(task, job.run.seed, size, job.run.data)))
+    dims = [a.batch_dim for a in arguments if a.role == "batch"]
+    losses = []
+    for part in range(count):
+        rows = range(part * size // count, (part + 1) * size // count)
+        taken = [
+            leaf if dim is None else np.take(leaf, rows, dim)
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+        losses.append(reference_step(task, state, tree.unflatten(taken))["metrics/loss"])
+    return float(np.mean(losses, dtype=np.float64))
 
 
 def _later_losses(

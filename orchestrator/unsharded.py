@@ -54,10 +54,11 @@ class Unsharded:
         assert isinstance(answer, Reference)
         return answer
 
-    def rounding(self) -> Rounding:
-        """What rounding alone does to the result, which has been waited for."""
+    def rounding(self, num_microbatches: int) -> Rounding:
+        """What rounding alone, and cutting the batch, do to the result, which has been waited
+        for."""
         with suppress(OSError):  # it died: its result says so
-            self._worker.connection.send(None)
+            self._worker.connection.send(num_microbatches)
         answer = self._received()
         assert isinstance(answer, Rounding)
         return answer
@@ -105,8 +106,8 @@ def _serve(connection: Connection) -> None:
             answer = _outcome(lambda: run_unsharded(job, global_batch, begun))
         connection.send(answer)
         if isinstance(answer, Reference):
-            connection.recv()  # the job asks, or is gone
-            connection.send(_outcome(lambda: measure_rounding(job, global_batch, answer)))
+            count = connection.recv()  # the job asks, or is gone
+            connection.send(_outcome(lambda: measure_rounding(job, global_batch, answer, count)))
 
 
 def _outcome(work: Callable[[], T]) -> T | DiagnosticError:

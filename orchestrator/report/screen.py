@@ -55,6 +55,14 @@ def _failure(console: Console, report: dict[str, Any]) -> None:
         return
     text = "SW_VALUES: the values of this run are not those of the unsharded step"
     _print(console, plain("error", text, console.width))
+    if (parts := numerics["parts"]) is not None:
+        text = (
+            f"the step is no mean over its samples: the loss of the whole batch is"
+            f" {parts['loss']:.6g}, the mean of its {parts['count']} micro-batches'"
+            f" {parts['mean_loss']:.6g} ({parts['place']}), and gradients are accumulated as means."
+            " Make the loss a mean over samples, or take one micro-batch (strategy.micro_batch)"
+        )
+        _print(console, plain("", text, console.width))
     for found, what, cure in _judged(numerics):
         if found["error"] is None or not found["error"] <= found["allowed"]:
             _print(console, plain("", f"{what} {_apart(found)}: {cure}", console.width))

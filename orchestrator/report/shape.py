@@ -217,6 +217,14 @@ def _is_apart(value: dict[str, Any]) -> bool:
     return is_told and type(note) is str and _is_figure(value.get("allowed"))
 
 
+def _are_parts(value: Any) -> bool:
+    if type(value) is not dict:
+        return value is None
+    losses = value.get("loss"), value.get("mean_loss")
+    is_counted = type(value.get("count")) is int and type(value.get("place")) is str
+    return is_counted and all(one is None or _is_figure(one) for one in losses)
+
+
 def _is_rounding(value: Any) -> bool:
     if type(value) is not dict:
         return value is None
@@ -231,6 +239,7 @@ _NUMERICS = _open(
     worst_loss=Rule("a step, its error and what is allowed, or null", _is_loss),
     worst_param_error=Rule("a leaf, its error and what is allowed, or null", _is_worst),
     worst_l0=Rule("a value of a program, its error and what is allowed, or null", _is_check),
+    parts=Rule("micro-batches that are no mean, or null", _are_parts),
     rounding=Rule("draws and what an effect is multiplied by, or null", _is_rounding),
     bound=FIGURE,
     passed=FLAG,

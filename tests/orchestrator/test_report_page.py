@@ -65,6 +65,7 @@ def with_values(report: dict[str, Any]) -> dict[str, Any]:
         "worst_param_error": {"leaf": "w", "error": 1e-6, "allowed": 1e-5, "note": ""},
         "worst_l0": {"program": "p", "value": "x", "error": 0.0, "allowed": 1e-5, "note": ""},
         "rounding": None,
+        "parts": None,
         "bound": 1e-5,
         "passed": True,
     }

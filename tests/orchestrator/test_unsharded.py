@@ -104,8 +104,8 @@ def test_what_rounding_does_is_asked_for_when_it_is_wanted(
         unsharded(JobConfig(), 12) as result,
     ):
         assert result is not None
-        assert (result.reference(), result.rounding()) == (REFERENCE, ROUNDING)
-    assert asked[1:] == [None]
+        assert (result.reference(), result.rounding(2)) == (REFERENCE, ROUNDING)
+    assert asked[1:] == [2]
 
 
 def test_a_run_that_needs_no_first_state_has_its_reference(
@@ -201,8 +201,8 @@ def test_the_process_answers_with_what_the_run_gave(
         begun(FIRST)
         return REFERENCE
 
-    def measure(job: JobConfig, global_batch: int, reference: Reference) -> Rounding:
-        asked.append((job, global_batch, [reference.losses]))
+    def measure(job: JobConfig, batch: int, reference: Reference, count: int) -> Rounding:
+        asked.append((job, batch, [reference.losses, count]))
         return ROUNDING
 
     monkeypatch.setattr(module, "run_unsharded", run)
@@ -214,7 +214,7 @@ def test_the_process_answers_with_what_the_run_gave(
     ours, theirs = Pipe()
     ours.send((["/theirs", *sys.path], JobConfig(), 3))
     if not error:
-        ours.send(None)
+        ours.send(2)
     module._serve(theirs)
     state = [] if error else list(iter(ours.recv, None))
     assert state == ([] if error else list(FIRST.items()))
@@ -224,7 +224,7 @@ def test_the_process_answers_with_what_the_run_gave(
     assert (job, count, path[0]) == (JobConfig(), 3, "/theirs")
     if not error:
         assert ours.recv() == ROUNDING
-        assert asked == [(JobConfig(), 3, [REFERENCE.losses])]
+        assert asked == [(JobConfig(), 3, [REFERENCE.losses, 2])]
     assert moved == [(sys.stderr.fileno(), sys.stdout.fileno())]
     ours.close()
     module._serve(theirs)  # nobody asks any more: it ends

@@ -7,7 +7,7 @@ its gradient is zero, what is computed is nothing but rounding, and AdamW makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -46,6 +46,17 @@ def loss_of(params: Any, batch: Any) -> Any:
 
 
 def step(params: Any, state: Any, batch: Any) -> Any:
+    return step_of(loss_of, params, state, batch)
+
+
+def step_of_a_sum(params: Any, state: Any, batch: Any) -> Any:
+    def loss(params: Any, batch: Any) -> Any:
+        return loss_of(params, batch) * batch["tokens"].size
+
+    return step_of(loss, params, state, batch)
+
+
+def step_of(loss_of: Callable[[Any, Any], Any], params: Any, state: Any, batch: Any) -> Any:
     loss, gradients = jax.value_and_grad(loss_of)(params, batch)
     updates, state = OPTIMIZER.update(gradients, state, params)
     return optax.apply_updates(params, updates), state, {"loss": loss}
@@ -65,3 +76,9 @@ def batches(seed: int, size: int, data: str | None) -> Iterator[Any]:
 
 def make_task() -> TrainTask:
     return TrainTask(step=step, init=init, batch=batch, batches=batches, name="attention")
+
+
+def make_task_of_a_sum() -> TrainTask:
+    return TrainTask(
+        step=step_of_a_sum, init=init, batch=batch, batches=batches, name="attention sum"
+    )

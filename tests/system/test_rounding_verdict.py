@@ -91,6 +91,22 @@ def test_a_cast_that_makes_nan_fails_and_the_cast_is_named(
     assert "compiler.auto_cast = none" in told
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_step_that_is_no_mean_over_its_micro_batches_is_told_so(
+    steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sum over the samples: of two micro-batches the mean is half of it."""
+    entry = "tests.system.attention_with_biases:make_task_of_a_sum"
+    settings = f"model.entry={entry}", "strategy.micro_batch=2", f"run.steps={steps}"
+    code, found = run(tmp_path, *settings)
+    assert code == 72
+    assert found["parts"]["count"] == 2
+    assert found["parts"]["mean_loss"] == pytest.approx(found["parts"]["loss"] / 2)
+    assert "attention_with_biases.py:" in found["parts"]["place"]
+    told = " ".join(line.strip() for line in capsys.readouterr().out.splitlines()[1:6])
+    assert "no mean over its samples" in told and "strategy.micro_batch" in told
+
+
 @pytest.fixture(scope="module")
 def judged() -> tuple[JobConfig, Reference, Rounding]:
     job = load(None, [f"model.entry={ENTRY}", "run.steps=2"])

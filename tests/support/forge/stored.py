@@ -56,6 +56,7 @@ _NUMERICS = {
     "worst_param_error": {"leaf": "params/w", "error": 1e-7, "allowed": 1e-5, "note": ""},
     "worst_l0": {"program": "forward", "value": "x", "error": 1e-7, "allowed": 1e-5, "note": ""},
     "rounding": {"samples": 3, "times": 4},
+    "parts": {"count": 2, "mean_loss": 5.1, "loss": 10.2, "place": "model.py:7"},
     "bound": 1e-5,
     "passed": True,
     "l0": {"forward": 1e-7},
