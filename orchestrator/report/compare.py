@@ -91,7 +91,7 @@ def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:
     """Keys of the resolved jobs that differ."""
     for table in dict.fromkeys((*a, *b)):
         first, second = a.get(table, {}), b.get(table, {})
-        if table in _NO_SETTINGS or not isinstance(first, dict):
+        if table in _NO_SETTINGS or not (isinstance(first, dict) and isinstance(second, dict)):
             continue
         for key in dict.fromkeys((*first, *second)):
             if first.get(key) != second.get(key):

@@ -264,3 +264,14 @@ def test_the_document_and_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert second == 'at all",,,,,,,'
     ((flat, names_of, path),) = frames
     assert (len(flat), names_of[-1], path) == (3, "over_gib", tmp_path / "s.parquet")
+
+
+@pytest.mark.parametrize("table", [[], "text", None, 3])
+def test_a_table_of_the_job_that_is_none_on_one_side_is_left_out(table: Any) -> None:
+    """A report may hold it under right checks: only some tables of the job are looked at."""
+    other = copy.deepcopy(A)
+    other["job"]["strategy"] = A["job"]["strategy"] | {"remat": False}
+    other["job"]["cluster"] = table
+    assert list(module._settings(A["job"], other["job"])) == [
+        {"key": "strategy.remat", "a": True, "b": False}
+    ]
