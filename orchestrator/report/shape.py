@@ -76,7 +76,12 @@ PARTS = _Parts()
 _JOB = _open(
     cluster=_open(target=TEXT, instances=SIZE),
     strategy=_open(name=TEXT),
-    compiler=_open(optlevel=Rule("a level", lambda v: type(v) in (int, str)), auto_cast=TEXT),
+    compiler=_open(
+        optlevel=Rule("a level", lambda v: type(v) in (int, str)),
+        model_type=TEXT,
+        attention=TEXT,
+        auto_cast=TEXT,
+    ),
 )
 _MEMORY = _open(
     limit_bytes=SIZE,

@@ -307,3 +307,14 @@ def test_no_width_makes_the_page_scroll_sideways(width: int, folder: Path, tmp_p
     assert title is not None
     scroll_width, wide = json.loads(unescape(title[1]))
     assert wide == [] and scroll_width <= width
+
+
+@pytest.mark.parametrize("option", ["optlevel", "model_type", "attention", "auto_cast"])
+def test_a_report_without_an_option_that_screens_show_is_refused(
+    option: str, report: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    options = {k: v for k, v in report["job"]["compiler"].items() if k != option}
+    job = report["job"] | {"compiler": options}
+    (tmp_path / "report.json").write_text(json.dumps(report | {"job": job}))
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"job.compiler lacks {option}" in capsys.readouterr().err
