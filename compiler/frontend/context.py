@@ -12,6 +12,7 @@ from typing import Any
 
 from compiler.diagnostics import ImportRuleError, Loc
 from compiler.frontend.locations import MODULE_FILE, UNNAMED, LocationReader
+from compiler.frontend.respell import respell
 from compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_INS
 
 _PORTABLE_MAGIC = b"ML\xefR"
@@ -50,13 +51,15 @@ def legalize_chlo(module: Any) -> None:
     """Rewrite CHLO ops of `module` into StableHLO, in place; its context must be entered.
 
     Functions of the scalar engine, and erfc of which GELU is made, stay one op, as the stand-in of
-    the printer. top_k becomes a sort and slices, which lowering knows.
+    the printer. top_k becomes a sort and slices, which lowering knows. So do their other spellings
+    (`respell`).
 
     Raises: ImportRuleError NCC_EVRF013 for a top_k of integers.
     """
     from jaxlib.mlir import ir, passmanager
     from jaxlib.mlir._mlir_libs import _stablehlo
 
+    respell(module)
     found: list[Any] = []
 
     def visit(op: Any) -> Any:

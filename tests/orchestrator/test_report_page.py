@@ -317,4 +317,4 @@ def test_a_report_without_an_option_that_screens_show_is_refused(
     job = report["job"] | {"compiler": options}
     (tmp_path / "report.json").write_text(json.dumps(report | {"job": job}))
     assert main(["report", str(tmp_path)]) == 2
-    assert f"job.compiler lacks {option}" in capsys.readouterr().err
+    assert f"job: compiler requires {option}" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""CHLO operators that a producer has spelled another way become CHLO again, before it is legalised.
+
+StableHLO and HLO have no error function and no top-k: portable files carry them as custom calls
+named after an operator (`mhlo.erf`, attributes in `mhlo.attributes`), files that came through HLO
+as operators of MHLO. What they mean is in the name, so all go the way of CHLO from here on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_UNARY = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "bessel_i1e", "cosh", "digamma", "erf"),
+    *("erf_inv", "erfc", "is_inf", "is_neg_inf", "is_pos_inf", "lgamma", "sinh", "square", "tan"),
+)
+_BINARY = ("mulhi", "next_after", "polygamma", "zeta")
+_TOP_K = "top_k"
+_NAMES = {name: name for name in (*_UNARY, *_BINARY, _TOP_K)} | {"topk": _TOP_K}
+_CALL = "stablehlo.custom_call"
+
+
+def respell(module: Any) -> None:
+    """Put the CHLO operator in the place of each of its other spellings in `module`, in place; its
+    context must be entered.
+    """
+    from jaxlib.mlir import ir
+
+    found: list[tuple[Any, str]] = []
+
+    def visit(op: Any) -> Any:
+        name = _meant(op)
+        if name and (name != _TOP_K or _setting(op, "k") is not None):
+            found.append((op, name))
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for op, name in found:
+        _replace(op, name)
+
+
+def _meant(op: Any) -> str:
+    """The CHLO operator that `op` is another spelling of, or nothing."""
+    spelled = op.attributes["call_target_name"].value if op.name == _CALL else op.name
+    dialect, _, name = spelled.partition(".")
+    is_other = dialect == "mhlo" or (dialect == "chlo" and op.name == _CALL)
+    return _NAMES.get(name, "") if is_other else ""
+
+
+def _setting(op: Any, name: str) -> Any:
+    """An attribute of the operator itself, or None."""
+    if op.name != _CALL:
+        return op.attributes.get(name)
+    given = op.attributes.get("mhlo.attributes", ())
+    return {named.name: named.attr for named in given}.get(name)
+
+
+def _replace(op: Any, name: str) -> None:
+    """The largest k of the negated are the smallest k."""
+    from jaxlib.mlir import ir
+
+    operands, attributes, is_smallest = list(op.operands), {}, False
+    if name == _TOP_K:
+        attributes["k"] = _setting(op, "k")
+        largest = _setting(op, "largest")
+        is_smallest = largest is not None and not largest.value
+    with op.location, ir.InsertionPoint(op):
+        if is_smallest:
+            operands = [_negated(v) for v in operands]
+        types = [result.type for result in op.results]
+        results = list(ir.Operation.create(f"chlo.{name}", types, operands, attributes).results)
+        if is_smallest:
+            results[0] = _negated(results[0])
+    for old, result in zip(op.results, results, strict=True):
+        old.replace_all_uses_with(result)
+    op.erase()
+
+
+def _negated(value: Any) -> Any:
+    from jaxlib.mlir import ir
+
+    return ir.Operation.create("stablehlo.negate", [value.type], [value]).result
