@@ -64,6 +64,7 @@ def test_precision_column(tmp_path: Path, precision: str, expected: tuple[str, .
     ("columns", "name"),
     [
         ({"framework": "NeuronX Nemo-Megatron", "neuron_version": "2.18.0"}, "nemo"),
+        ({"framework": "NeuronX Nemo-Megatron", "model": "Llama2-7B"}, "nemo-llama"),
         ({"framework": "NeuronX Nemo-Megatron", "neuron_version": "2.15.0"}, "nemo-2023"),
         ({"framework": "AWS reference Megatron-LM (XLA)", "neuron_version": "2.5-2.6"}, "m-2022"),
         ({"framework": "AWS reference Megatron-LM (XLA)", "neuron_version": "2.9"}, "megatron"),

@@ -10,8 +10,7 @@ Einsum letters: b batch, t and s positions, h heads, e head dim, d model width, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from enum import IntEnum
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ import optax
 
 from compiler.diagnostics import UsageError
 from compiler.frontend.models import text
+from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site
 from compiler.frontend.models.llama import make_optimizer
 from compiler.frontend.task import BatchFactory, TrainTask
 
@@ -27,7 +27,6 @@ TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 INIT_STD = 0.02  # `initializer_range` of the published BERT and GPT configurations
 _MASKED = -1e30  # finite, so that a row without keys stays a number
 
-Params = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -148,52 +147,6 @@ def init_layers(sizes: Sizes, key: jax.Array, dtype: Any) -> Params:
     return normal_leaves(key, matrices, dtype) | constant_leaves(vectors, dtype)
 
 
-class Site(IntEnum):
-    """Where a layer drops elements; outside layers there is one place, `STATES`."""
-
-    STATES = 0
-    WEIGHTS = 1
-    ATTENDED = 2
-    FED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropout:
-    """Dropout at one rate. Masks follow from the state (`seed` and the number of the `step`), the
-    number of the layer (0 outside layers) and the site; with rate 0 nothing is dropped.
-
-    Bits are those of the default generator (JAX: `rbg`), which on the machine is an instruction and
-    differs from one machine to the next.
-    """
-
-    rate: float = 0.0
-    state: Mapping[str, jax.Array] = field(default_factory=dict)
-    layer: jax.Array | int = 0
-
-    @staticmethod
-    def first_state(key: jax.Array) -> dict[str, jax.Array]:
-        """The state of the first step, drawn from a key. Words are scalars, so that what masks
-        share is no work of a tensor."""
-        return {"seed": jax.random.bits(key), "step": jnp.uint32(0)}
-
-    def next_state(self) -> dict[str, jax.Array]:
-        """The state of the next step."""
-        return {**self.state, "step": self.state["step"] + jnp.uint32(1)}
-
-    def __call__(self, x: jax.Array, site: Site) -> jax.Array:
-        """`x` with a share of its elements zero and the others scaled up."""
-        if not self.rate:
-            return x
-        stream = jnp.uint32(self.layer) * jnp.uint32(len(Site)) + jnp.uint32(site)
-        words = jnp.stack([self.state["seed"], self.state["step"], jnp.uint32(0), stream])
-        _, bits = jax.lax.rng_bit_generator(words, x.shape, jnp.uint32)
-        kept = bits >= jnp.uint32(self.rate * 2**32)
-        return x * (kept.astype(x.dtype) * jnp.asarray(1 / (1 - self.rate), x.dtype))
-
-
-NO_DROPOUT = Dropout()
-
-
 def layer_norm(
     precision: Precision, x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float
 ) -> jax.Array:
@@ -257,33 +210,6 @@ def mlp(precision: Precision, layer: Params, x: jax.Array, exact: bool) -> jax.A
     inner = p.add_bias(p.einsum("btd,df->btf", x, layer["w_up"]), layer["b_up"])
     inner = jax.nn.gelu(inner, approximate=not exact)
     return p.add_bias(p.einsum("btf,fd->btd", inner, layer["w_down"]), layer["b_down"])
-
-
-def run_layers(
-    body: Callable[[jax.Array, Params, Dropout], jax.Array],
-    x: jax.Array,
-    layers: Params,
-    remat: str,
-    drop: Dropout = NO_DROPOUT,
-) -> jax.Array:
-    """Scan `body` over the stacked layers under the checkpoint policy of `remat`. With dropout
-    layers are counted, from 1 on.
-
-    "selective" keeps products with weights and redoes attention scores, "full" redoes the layer.
-    """
-
-    def step(carry: Any, layer: Params) -> tuple[Any, None]:
-        if not drop.rate:
-            return body(carry, layer, drop), None
-        x, number = carry
-        return (body(x, layer, replace(drop, layer=number)), number + jnp.uint32(1)), None
-
-    if remat != "none":
-        kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        step = jax.checkpoint(step, policy=kept if remat == "selective" else None)
-    out, _ = jax.lax.scan(step, (x, jnp.uint32(1)) if drop.rate else x, layers)
-    result: jax.Array = out[0] if drop.rate else out
-    return result
 
 
 def cross_entropy(
@@ -408,15 +334,6 @@ def sample_task(
         )
 
     return task(options.precision)
-
-
-def refuse_dropout(options: TaskOptions, family: str) -> None:
-    """Raises UsageError when `options` ask a family without dropout for it."""
-    if options.dropout:
-        raise UsageError(
-            "SW_DROPOUT",
-            f"dropout requires an encoder, gpt or vit, got {options.dropout} for {family}",
-        )
 
 
 def _check_length(seq_len: int, positions: int) -> None:

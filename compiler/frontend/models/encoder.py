@@ -17,16 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from compiler.frontend.models import blocks
-from compiler.frontend.models.blocks import (
-    NO_DROPOUT,
-    Dropout,
-    Params,
-    Precision,
-    Samples,
-    Site,
-    Sizes,
-    TaskOptions,
-)
+from compiler.frontend.models.blocks import Precision, Samples, Sizes, TaskOptions
+from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site, run_layers
 from compiler.frontend.task import BatchFactory, TrainTask
 
 _EPS = 1e-12  # `layer_norm_eps` of the published BERT configurations
@@ -99,7 +91,7 @@ def hidden_states(
     x = drop(x, Site.STATES)
     mask = padding_mask(p, batch["present"]) if sizes.complete else None
     layer = partial(encoder_layer, sizes, p, mask=mask)
-    return blocks.run_layers(layer, x, params["layers"], options.remat, drop)
+    return run_layers(layer, x, params["layers"], options.remat, drop)
 
 
 def token_logits(params: Params, x: jax.Array, precision: Precision) -> jax.Array:

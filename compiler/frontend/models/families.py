@@ -12,7 +12,8 @@ import jax
 
 from compiler.diagnostics import UsageError
 from compiler.frontend.models import blocks, encoder, gpt, llama, vit
-from compiler.frontend.models.blocks import Dropout, Params, Precision, Sizes, TaskOptions
+from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from compiler.frontend.models.layers import Dropout, Params
 from compiler.frontend.task import TrainTask
 
 
@@ -44,14 +45,15 @@ def _llama_task(sizes: Sizes, kv_heads: int, options: TaskOptions) -> TrainTask:
         fused=sizes.fused,
     )
     config.check()
-    blocks.refuse_dropout(options, "llama")
 
     def init(key: jax.Array, precision: Precision) -> Params:
         params = llama.init_params(config, key)
         stored: Params = jax.tree.map(lambda leaf: leaf.astype(precision.param_dtype), params)
         return stored
 
-    def loss(params: Params, batch: dict[str, Any], precision: Precision, _: Dropout) -> jax.Array:
-        return llama.loss(config, params, batch, precision.dtype, options.remat)
+    def loss(
+        params: Params, batch: dict[str, Any], precision: Precision, drop: Dropout
+    ) -> jax.Array:
+        return llama.loss(config, params, batch, precision.dtype, options.remat, drop)
 
     return blocks.language_task(init, loss, sizes.vocab, sizes.positions, options)

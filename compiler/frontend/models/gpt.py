@@ -12,15 +12,8 @@ from typing import Any
 import jax
 
 from compiler.frontend.models import blocks
-from compiler.frontend.models.blocks import (
-    NO_DROPOUT,
-    Dropout,
-    Params,
-    Precision,
-    Site,
-    Sizes,
-    TaskOptions,
-)
+from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site, run_layers
 from compiler.frontend.task import TrainTask
 
 _EPS = 1e-5  # `layer_norm_epsilon` of the published GPT configurations
@@ -62,7 +55,7 @@ def logits(
     x = x + params["positions"][: tokens.shape[1]].astype(p.stream_dtype)
     x = drop(x, Site.STATES)
     layer = partial(decoder_layer, sizes, p)
-    x = blocks.run_layers(layer, x, params["layers"], options.remat, drop)
+    x = run_layers(layer, x, params["layers"], options.remat, drop)
     x = blocks.layer_norm(p, x, params["final_scale"], params["final_shift"], _EPS)
     return p.einsum("btd,vd->btv", x, params["embed"])
 

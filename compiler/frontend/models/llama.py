@@ -23,14 +23,13 @@ import optax
 from compiler.diagnostics import UsageError
 from compiler.frontend.models import config_file, text
 from compiler.frontend.models.config_file import RopeScaling
+from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site, run_layers
 from compiler.frontend.task import TrainTask
 
 _COMPUTE_TYPES = {"f32": jnp.float32, "fp32": jnp.float32, "float32": jnp.float32}
 _COMPUTE_TYPES |= {"bf16": jnp.bfloat16, "bfloat16": jnp.bfloat16}
 _MASKED = -1e30  # finite, so that a row without keys stays a number
 _INIT_STD = 0.02  # Hugging Face `initializer_range` of the Llama configs
-
-Params = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +189,11 @@ def projected(layer: Params, x: jax.Array, *names: str) -> list[jax.Array]:
 
 
 def attention(
-    config: LlamaConfig, layer: Params, x: jax.Array, tables: tuple[jax.Array, jax.Array]
+    config: LlamaConfig,
+    layer: Params,
+    x: jax.Array,
+    tables: tuple[jax.Array, jax.Array],
+    drop: Dropout = NO_DROPOUT,
 ) -> jax.Array:
     """Causal grouped-query attention."""
     c, (b, t, _), dtype = config, x.shape, x.dtype
@@ -202,7 +205,7 @@ def attention(
     scores = jnp.einsum("btkge,bske->bkgts", q, k).astype(jnp.float32) * c.head_dim**-0.5
     positions = jnp.arange(t)
     scores = jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(dtype)
+    weights = drop(jax.nn.softmax(scores, axis=-1).astype(dtype), Site.WEIGHTS)
     mixed = jnp.einsum("bkgts,bske->btkge", weights, v)
     return mixed.reshape(b, t, -1) @ layer["wo"].astype(dtype)
 
@@ -214,46 +217,51 @@ def swiglu(layer: Params, x: jax.Array) -> jax.Array:
 
 
 def decoder_layer(
-    config: LlamaConfig, x: jax.Array, layer: Params, tables: tuple[jax.Array, jax.Array]
+    config: LlamaConfig,
+    x: jax.Array,
+    layer: Params,
+    tables: tuple[jax.Array, jax.Array],
+    drop: Dropout = NO_DROPOUT,
 ) -> jax.Array:
     """One layer: attention and feed-forward, each behind a norm and added to the residual."""
     normed = rms_norm(x, layer["attn_norm"], config.rms_norm_eps)
-    x = x + attention(config, layer, normed, tables)
-    return x + swiglu(layer, rms_norm(x, layer["mlp_norm"], config.rms_norm_eps))
+    x = x + drop(attention(config, layer, normed, tables, drop), Site.ATTENDED)
+    fed = swiglu(layer, rms_norm(x, layer["mlp_norm"], config.rms_norm_eps))
+    return x + drop(fed, Site.FED)
 
 
 def logits(
-    config: LlamaConfig, params: Params, tokens: jax.Array, dtype: Any, remat: str
+    config: LlamaConfig,
+    params: Params,
+    tokens: jax.Array,
+    dtype: Any,
+    remat: str,
+    drop: Dropout = NO_DROPOUT,
 ) -> jax.Array:
     """Next-token logits [B, T, V] in fp32."""
     tables = rope_tables(config, tokens.shape[1])
 
-    def body(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
-        return decoder_layer(config, x, layer, tables), None
+    def body(x: jax.Array, layer: Params, drop: Dropout) -> jax.Array:
+        return decoder_layer(config, x, layer, tables, drop)
 
-    x = params["embed"].astype(dtype)[tokens]
-    x, _ = jax.lax.scan(_rematerialised(body, remat), x, params["layers"])
+    x = drop(params["embed"].astype(dtype)[tokens], Site.STATES)
+    x = run_layers(body, x, params["layers"], remat, drop)
     x = rms_norm(x, params["final_norm"], config.rms_norm_eps)
     head = params["embed"].T if config.tie_word_embeddings else params["lm_head"]
     return (x @ head.astype(dtype)).astype(jnp.float32)
 
 
-def _rematerialised(body: Any, remat: str) -> Any:
-    """`body` under the checkpoint policy of `remat`; "selective" keeps weight products, redoes
-    attention scores.
-    """
-    if remat == "none":
-        return body
-    policies = jax.checkpoint_policies
-    policy = policies.dots_with_no_batch_dims_saveable if remat == "selective" else None
-    return jax.checkpoint(body, policy=policy)
-
-
 def loss(
-    config: LlamaConfig, params: Params, batch: dict[str, jax.Array], dtype: Any, remat: str
+    config: LlamaConfig,
+    params: Params,
+    batch: dict[str, jax.Array],
+    dtype: Any,
+    remat: str,
+    drop: Dropout = NO_DROPOUT,
 ) -> jax.Array:
     """Mean next-token cross entropy, in nat."""
-    log_probs = jax.nn.log_softmax(logits(config, params, batch["tokens"], dtype, remat), axis=-1)
+    given = logits(config, params, batch["tokens"], dtype, remat, drop)
+    log_probs = jax.nn.log_softmax(given, axis=-1)
     picked = jnp.take_along_axis(log_probs, batch["targets"][..., None], axis=-1)
     return -jnp.mean(picked)
 

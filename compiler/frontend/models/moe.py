@@ -20,7 +20,8 @@ import jax.numpy as jnp
 
 from compiler.diagnostics import UsageError
 from compiler.frontend.models import blocks, llama
-from compiler.frontend.models.blocks import Dropout, Params, Precision, TaskOptions
+from compiler.frontend.models.blocks import Precision, TaskOptions
+from compiler.frontend.models.layers import Dropout, Params, Site, run_layers
 from compiler.frontend.models.llama import LlamaConfig
 from compiler.frontend.task import TrainTask
 
@@ -163,25 +164,23 @@ def _seats(experts: Experts, chosen: jax.Array) -> tuple[jax.Array, jax.Array, j
 
 
 def train_task(config: LlamaConfig, experts: Experts, options: TaskOptions) -> TrainTask:
-    """The training step of the decoder. Raises UsageError for sizes that do not fit, and for
-    dropout.
-    """
+    """The training step of the decoder. Raises UsageError for sizes that do not fit."""
     config.check()
-    blocks.refuse_dropout(options, "a mixture of experts")
     tables = partial(llama.rope_tables, config, options.seq_len)
 
     def layer(
-        tables: tuple[jax.Array, jax.Array], x: jax.Array, z: Params, _: Dropout
+        tables: tuple[jax.Array, jax.Array], x: jax.Array, z: Params, drop: Dropout
     ) -> jax.Array:
         normed = llama.rms_norm(x, z["attn_norm"], config.rms_norm_eps)
-        x = x + llama.attention(config, z, normed, tables)
-        return x + feed_forward(experts, z, llama.rms_norm(x, z["mlp_norm"], config.rms_norm_eps))
+        x = x + drop(llama.attention(config, z, normed, tables, drop), Site.ATTENDED)
+        fed = feed_forward(experts, z, llama.rms_norm(x, z["mlp_norm"], config.rms_norm_eps))
+        return x + drop(fed, Site.FED)
 
     def loss(
-        params: Params, batch: dict[str, jax.Array], precision: Precision, _: Dropout
+        params: Params, batch: dict[str, jax.Array], precision: Precision, drop: Dropout
     ) -> jax.Array:
-        x = params["embed"].astype(precision.dtype)[batch["tokens"]]
-        x = blocks.run_layers(partial(layer, tables()), x, params["layers"], options.remat)
+        x = drop(params["embed"].astype(precision.dtype)[batch["tokens"]], Site.STATES)
+        x = run_layers(partial(layer, tables()), x, params["layers"], options.remat, drop)
         x = llama.rms_norm(x, params["final_norm"], config.rms_norm_eps)
         given = x @ params["lm_head"].astype(x.dtype)
         return blocks.cross_entropy(precision, given, batch["targets"])

@@ -17,16 +17,8 @@ import numpy as np
 
 from compiler.diagnostics import UsageError
 from compiler.frontend.models import blocks
-from compiler.frontend.models.blocks import (
-    NO_DROPOUT,
-    Dropout,
-    Params,
-    Precision,
-    Samples,
-    Site,
-    Sizes,
-    TaskOptions,
-)
+from compiler.frontend.models.blocks import Precision, Samples, Sizes, TaskOptions
+from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site, run_layers
 from compiler.frontend.task import TrainTask
 
 _EPS = 1e-12  # `layer_norm_eps` of the published ViT configurations
@@ -79,7 +71,7 @@ def logits(
     x = jnp.concatenate([token, x], axis=1) + params["positions"].astype(p.stream_dtype)
     x = drop(x, Site.STATES)
     layer = partial(encoder_layer, sizes, p)
-    x = blocks.run_layers(layer, x, params["layers"], options.remat, drop)
+    x = run_layers(layer, x, params["layers"], options.remat, drop)
     x = blocks.layer_norm(p, x[:, 0], params["final_scale"], params["final_shift"], _EPS)
     return p.add_bias(p.einsum("bd,dc->bc", x, params["head"]), params["b_head"])
 

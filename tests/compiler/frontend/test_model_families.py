@@ -14,10 +14,11 @@ import pytest
 from compiler.diagnostics import UsageError
 from compiler.dtypes import DType
 from compiler.frontend.capture import abstract_state
-from compiler.frontend.models import blocks, encoder, gpt, vit
+from compiler.frontend.models import blocks, encoder, gpt, layers, llama, moe, vit
 from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from compiler.frontend.models.families import family_task
 from compiler.frontend.reference import run_reference
+from compiler.frontend.task import TrainTask
 from compiler.ir.types import Graph, Op
 from sharding.mesh import make_mesh
 from tests.support.cells import long_in_matrix
@@ -28,6 +29,25 @@ EXACT = Precision()
 SHORT = Precision(activations="bf16")
 OPTIONS = TaskOptions(seq_len=8)
 TOKENS = jnp.arange(16, dtype=jnp.int32).reshape(2, 8) * 7 % 256
+
+
+FAMILIES = ("encoder", "gpt", "vit", "llama")
+
+
+def task_of(family: str, options: TaskOptions) -> TrainTask:
+    """The task of one of `FAMILIES`, or of a mixture of experts."""
+    if family != "moe":
+        return family_task(family, SIZES, options)
+    config = llama.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=256,
+        head_dim=8,
+    )
+    return moe.train_task(config, moe.Experts(4), options)
 
 
 def logits(module: object, tokens: jax.Array) -> np.ndarray:
@@ -187,10 +207,10 @@ def test_a_longer_stream_is_what_layers_add_to(stream: str) -> None:
         assert module.logits(SIZES, params, TOKENS, precision, options).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("family", long_in_matrix(("encoder", "gpt", "vit"), ("encoder", "vit")))
+@pytest.mark.parametrize("family", long_in_matrix((*FAMILIES, "moe"), ("encoder", "gpt", "vit")))
 def test_dropout_is_drawn_per_step_layer_and_place(family: str) -> None:
     options = TaskOptions(seq_len=16 if family == "vit" else 8, dropout=0.25)
-    task = family_task(family, SIZES, options)
+    task = task_of(family, options)
     assert task.state_names == ("params", "opt_state", "rng")
     state, batch = task.init(jax.random.key(1)), next(task.batches(0, 2, None))
     step = jax.jit(task.step)
@@ -198,27 +218,25 @@ def test_dropout_is_drawn_per_step_layer_and_place(family: str) -> None:
     *_, again = step(*state, batch)
     *_, other = step(*state[:2], after[2], batch)
     assert first["loss"] == again["loss"] != other["loss"]
-    plain = family_task(family, SIZES, replace(options, dropout=0.0))
+    plain = task_of(family, replace(options, dropout=0.0))
     assert jax.jit(plain.step)(*state[:2], batch)[-1]["loss"] != first["loss"]
 
 
 def test_dropout_keeps_the_mean_and_its_share() -> None:
-    state = blocks.Dropout.first_state(jax.random.key(5))
-    drop = blocks.Dropout(rate=0.25, state=state)
+    state = layers.Dropout.first_state(jax.random.key(5))
+    drop = layers.Dropout(rate=0.25, state=state)
     ones = jnp.ones((64, 512))
-    masks = [replace(drop, layer=n)(ones, site) for n in range(3) for site in blocks.Site]
-    masks.append(replace(drop, state=drop.next_state())(ones, blocks.Site.STATES))
+    masks = [replace(drop, layer=n)(ones, site) for n in range(3) for site in layers.Site]
+    masks.append(replace(drop, state=drop.next_state())(ones, layers.Site.STATES))
     for mask in masks:
         assert set(np.unique(mask)) == {0.0, np.float32(1 / 0.75)}
         assert abs(float(jnp.mean(mask)) - 1) < 4 * (1 / 3 / ones.size) ** 0.5
     alike = [float(jnp.mean(a == b)) for i, a in enumerate(masks) for b in masks[:i]]
     assert max(abs(share - (0.75**2 + 0.25**2)) for share in alike) < 0.02
-    assert blocks.NO_DROPOUT(ones, blocks.Site.FED) is ones
+    assert layers.NO_DROPOUT(ones, layers.Site.FED) is ones
 
 
-def test_dropout_is_refused_where_there_is_none() -> None:
-    with pytest.raises(UsageError, match="dropout requires an encoder, gpt or vit"):
-        family_task("llama", SIZES, TaskOptions(seq_len=8, dropout=0.1))
+def test_dropout_requires_a_share() -> None:
     with pytest.raises(UsageError, match="less than 1, got 1"):
         TaskOptions(seq_len=8, dropout=1.0)
 
