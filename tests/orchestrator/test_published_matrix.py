@@ -1,0 +1,56 @@
+"""Every model family in every layout of a published run is predicted: micro-batches of one and
+more, with and without dropout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cache import Cache
+from orchestrator.service.executor import InlineExecutor
+from orchestrator.service.service import UnitService
+from orchestrator.validation.predict import Predictor
+from sim_cluster.profiles import fitted_profile
+from tests.support.cells import long_in_matrix
+from tests.support.published_rows import BERT, parsed
+
+MODELS = {"encoder": "BERT", "gpt": "GPT3", "vit": "ViT", "llama": "Llama2"}
+LAYOUTS = ((1, 1, 32), (1, 8, 4), (2, 1, 16), (2, 4, 4), (4, 2, 4), (4, 8, 1))
+"""Stages, tensor-parallel ranks, data-parallel ranks of the 32 cores of one machine."""
+SIZES = {"layers": "4", "heads": "8", "kv_heads": "8", "seq_len": "16", "vocab": "64"}
+CELLS = tuple(itertools.product(MODELS, LAYOUTS, ("1", "2"), (0.0, 0.1)))
+QUICK = tuple((family, (2, 4, 4), "1", 0.1) for family in MODELS)
+
+
+@pytest.fixture
+def predictor(tmp_path: Path) -> Iterator[Predictor]:
+    cache = Cache(tmp_path / "cache")
+    with UnitService(InlineExecutor, cache) as service:
+        yield Predictor(service, cache)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "micro_batch", "dropout"),
+    long_in_matrix(CELLS, [cell for cell in CELLS if cell not in QUICK]),
+)
+def test_a_run_of_any_family_and_layout_is_predicted(
+    predictor: Predictor,
+    tmp_path: Path,
+    family: str,
+    layout: tuple[int, int, int],
+    micro_batch: str,
+    dropout: float,
+) -> None:
+    pp, tp, dp = map(str, layout)
+    row = BERT | SIZES | {"model": MODELS[family], "pp": pp, "tp": tp, "dp": dp}
+    run = parsed(tmp_path, row | {"microbatch": micro_batch, "zero1": "yes" if dropout else "no"})
+    assert run.workload.family == family and not run.unsupported()
+    timed = predictor.time(
+        dataclasses.replace(run.workload, dropout=dropout), fitted_profile("nominal")
+    )
+    assert timed.seconds > 0
