@@ -25,7 +25,6 @@ from sharding.precision import rounded_graph
 from sim_cluster.result import L0Check, distance
 
 if TYPE_CHECKING:
-    from compiler.frontend.capture import ArgInfo
     from compiler.frontend.task import TrainTask
     from orchestrator.values.value_run import Values
 
@@ -255,7 +254,12 @@ def measure_rounding(
     for nothing. For a process of its own.
     """
     from compiler.frontend.capture import capture
-    from compiler.frontend.reference import batch_leaves, initial_state, task_batches
+    from compiler.frontend.reference import (
+        batch_leaves,
+        initial_state,
+        losses_of_parts,
+        task_batches,
+    )
     from compiler.frontend.stablehlo import import_module
     from orchestrator.model import resolve_task
 
@@ -287,30 +291,11 @@ def measure_rounding(
     maker = graph.producers().get(loss)
     parts = None
     if num_microbatches > 1:
-        mean = _mean_loss(job, task, captured.inputs, num_microbatches)
+        state = initial_state(task, run.seed)
+        parted = losses_of_parts(task, state, batch, captured.inputs, num_microbatches)
+        mean = float(np.mean(parted, dtype=np.float64))
         parts = Parts(num_microbatches, mean, str(maker.loc) if maker else "")
     return Rounding(leaves, tuple(steps), parts)
-
-
-def _mean_loss(job: JobConfig, task: TrainTask, arguments: Sequence[ArgInfo], count: int) -> float:
-    """The mean of the first losses of `count` equal parts of the first batch."""
-    import jax
-
-    from compiler.frontend.reference import initial_state, reference_step, task_batches
-
-    state = initial_state(task, job.run.seed)
-    (size,) = {a.shape[a.batch_dim] for a in arguments if a.batch_dim is not None}
-    leaves, tree = jax.tree.flatten(next(task_batches(task, job.run.seed, size, job.run.data)))
-    dims = [a.batch_dim for a in arguments if a.role == "batch"]
-    losses = []
-    for part in range(count):
-        rows = range(part * size // count, (part + 1) * size // count)
-        taken = [
-            leaf if dim is None else np.take(leaf, rows, dim)
-            for leaf, dim in zip(leaves, dims, strict=True)
-        ]
-        losses.append(reference_step(task, state, tree.unflatten(taken))["metrics/loss"])
-    return float(np.mean(losses, dtype=np.float64))
 
 
 def _later_losses(

@@ -8,14 +8,14 @@ memory matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from compiler.diagnostics import UsageError
-from compiler.frontend.capture import abstract_state, named_leaves, split_results
+from compiler.frontend.capture import ArgInfo, abstract_state, named_leaves, split_results
 from compiler.frontend.single import single_device
 from compiler.frontend.task import TrainTask
 
@@ -71,6 +71,29 @@ def reference_step(task: TrainTask, state: Mapping[str, np.ndarray], batch: Any)
     new_state, metrics = split_results(task, results)
     leaves = {name: np.asarray(leaf) for name, leaf in named_leaves("metrics", metrics)}
     return _state_leaves(task, new_state) | leaves
+
+
+def losses_of_parts(
+    task: TrainTask,
+    state: Mapping[str, np.ndarray],
+    batch: Any,
+    arguments: Sequence[ArgInfo],
+    count: int,
+) -> list[float]:
+    """The losses of `count` equal parts of a batch, each by one step from the same state;
+    `arguments` are those of the captured step."""
+    import jax
+
+    leaves, tree = jax.tree.flatten(batch)
+    dims = [a.batch_dim for a in arguments if a.role == "batch"]
+    losses = []
+    for part in range(count):
+        taken = [
+            leaf if dim is None else np.split(np.asarray(leaf), count, dim)[part]
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+        losses.append(float(reference_step(task, state, tree.unflatten(taken))["metrics/loss"]))
+    return losses
 
 
 def run_reference(
