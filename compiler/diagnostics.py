@@ -93,7 +93,9 @@ class DiagnosticError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         d = self.diagnostic
-        return (type(self), (d.code, d.message, d.loc, d.hint))
+        made = (type(self), (d.code, d.message, d.loc, d.hint))
+        notes = getattr(self, "__notes__", None)
+        return (*made, {"__notes__": notes}) if notes else made
 
 
 class UsageError(DiagnosticError, ValueError):
@@ -130,13 +132,14 @@ class InternalError(DiagnosticError):
     """A defect of ours: something was raised that nobody meant to raise."""
 
     @classmethod
-    def of(cls, error: BaseException, trace: str) -> InternalError:
+    def of(cls, error: BaseException, trace: str, loc: Loc | None = None) -> InternalError:
         """The error to show for an unexpected exception; `trace` is kept for the log."""
         made = cls(
             "SW_INTERNAL",
             f"{type(error).__name__}: {str(error)[:300]}",
-            None,
-            "this is a defect of the compiler: report it with the log file and the model",
+            loc,
+            "this is a defect of the compiler: report it with the model and what"
+            " `shardwright --debug VERB ...` says",
         )
         made.add_note(trace)
         return made

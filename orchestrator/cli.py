@@ -12,12 +12,14 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from compiler.diagnostics import DiagnosticError
+from compiler.frontend.user_code import told
 from orchestrator import doctor, outputs
 from orchestrator.cache import commands as cache
 from orchestrator.compile.compile_flags import split_verb
@@ -31,11 +33,15 @@ from orchestrator.terminal import adapt, say
 from orchestrator.values import commands as values
 from orchestrator.whatif import commands as whatif
 
+_DEBUG = "--debug"  # in front of a verb
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     adapt(sys.stdout, sys.stderr)
     words = list(sys.argv[1:] if argv is None else argv)
+    is_debugged = words[:1] == [_DEBUG]
+    words = words[is_debugged:]
     verb, rest = split_verb(words, ("compile",))
     args = argparse.Namespace(verb=_compile, words=rest) if verb else _parser().parse_args(words)
     # Simulated cores run on threads of ours; BLAS threads inside them only fight for the CPUs. Read
@@ -48,21 +54,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.verb(args)
         sys.stdout.flush()
         return code
-    except DiagnosticError as error:
-        _print_error(error, getattr(args, "json", False))
-        return error.exit_code
     except KeyboardInterrupt:
         say("interrupted; finished units are kept in the cache", err=True)
         return 130
     except BrokenPipeError:
         return 0
-    except OSError as error:
-        if not outputs.of_the_disk(error):
-            raise
+    except Exception as error:
+        return _failed(error, getattr(args, "json", False), is_debugged)
+
+
+def _failed(error: Exception, as_json: bool, is_debugged: bool) -> int:
+    """Say in one message what a command ended with; returns the exit code. The traceback is for
+    `--debug` and for the log."""
+    if isinstance(error, OSError) and outputs.of_the_disk(error):
         # Of a place that no flag names, stdout or the folder of temporary files among them.
-        refusal = outputs.refused(error, error.filename or "standard output", "the command")
-        _print_error(refusal, as_json=False)
-        return refusal.exit_code
+        shown: DiagnosticError = outputs.refused(
+            error, error.filename or "standard output", "the command"
+        )
+        as_json = False
+    else:
+        shown = told(error)
+    if is_debugged or logs.is_on():
+        notes = getattr(shown, "__notes__", [])
+        trace = "\n".join([*notes, "".join(traceback.format_exception(error))])
+        logs.tell("command.failed", code=shown.code, trace=trace)
+        if is_debugged:
+            say(trace, err=True)
+    _print_error(shown, as_json)
+    return shown.exit_code
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
@@ -89,6 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="shardwright",
         description="Shard, compile and simulate a Trainium training step without the hardware.",
+    )
+    parser.add_argument(
+        _DEBUG, action="store_true", help="in front of VERB: tracebacks of errors, on stderr"
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="versions that matter")
     verbs = parser.add_subparsers(required=True, metavar="VERB")

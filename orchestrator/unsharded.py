@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from compiler.diagnostics import DiagnosticError, SimulationError
+from compiler.frontend.user_code import told
 from orchestrator.config import JobConfig
 from orchestrator.numerics import Reference, Rounding, measure_rounding, run_unsharded
 from orchestrator.service import logs
@@ -111,11 +112,11 @@ def _serve(connection: Connection) -> None:
 
 
 def _outcome(work: Callable[[], T]) -> T | DiagnosticError:
-    """What `work` gives, or the refusal it ends with."""
+    """What `work` gives, or the error it ends with."""
     try:
         return work()
-    except DiagnosticError as error:
-        return error
+    except Exception as error:
+        return told(error)
 
 
 def _send_state(connection: Connection, state: Leaves) -> None:

@@ -9,18 +9,17 @@ imports the artifact.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import DiagnosticError, ImportRuleError, UsageError
+from compiler.diagnostics import ImportRuleError, UsageError
 from compiler.dtypes import DType
 from compiler.frontend.context import legalize_chlo, serialize_portable
-from compiler.frontend.locations import LocationReader
 from compiler.frontend.task import TrainTask
+from compiler.frontend.user_code import called
 
-MOST_LINES = 2  # of a message of jax's that are shown (our choice)
 _DTYPE_NAMES = ", ".join(d.value for d in DType)
 
 
@@ -76,25 +75,15 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     new_state, metrics = split_results(task, traced.out_info)
     outputs = [*_state_infos(task, new_state), *_metric_infos(task, metrics)]
     aliases = _check_state(task, inputs, outputs)
-    artifact = artifact_of(traced)
+    with _users_line("step", base_dir):  # parts of which jax may refuse to lower
+        artifact = artifact_of(traced)
     return Captured(artifact, tuple(inputs), tuple(outputs), aliases, batch_size, task.name)
 
 
-@contextmanager
-def _users_line(what: str, base_dir: str | None) -> Iterator[None]:
+def _users_line(what: str, base_dir: str | None) -> AbstractContextManager[None]:
     """Say where in the user's code something was raised, instead of in which of ours."""
-    try:
-        yield
-    except DiagnosticError:
-        raise
-    except Exception as error:
-        told = "\n".join(str(error).strip().split("\n\n")[0].splitlines()[:MOST_LINES])
-        raise UsageError(
-            "SW_TASK_RAISED",
-            f"{what} of the task raised {type(error).__name__}: {told}",
-            LocationReader(base_dir).raised(error),
-            f"{what} is traced by jax: no value of an array is known, shapes and types are",
-        ) from error
+    hint = f"{what} is traced by jax: no value of an array is known, shapes and types are"
+    return called(f"{what} of the task", base_dir, hint)
 
 
 def artifact_of(traced: Any) -> bytes:

@@ -8,13 +8,14 @@ regions of our IR do not capture.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
-from compiler.diagnostics import ImportRuleError, Loc
+from compiler.diagnostics import DiagnosticError, ImportRuleError, InternalError, Loc
 from compiler.dtypes import DType
 from compiler.frontend.locations import LocationReader
 from compiler.frontend.rules.ranks import RankMesh, whole
@@ -290,9 +291,20 @@ class Importer:
             values = rule(site)
             self._bind(scope, op, values)
         except RefusedError as error:
-            raise ImportRuleError(error.code, str(error), loc, error.hint) from error
+            place = loc if loc.file else self._place_of_use(op, loc)
+            raise ImportRuleError(error.code, str(error), place, error.hint) from error
+        except DiagnosticError:
+            raise  # of an op inside, with its own line
+        except Exception as error:
+            raise InternalError.of(error, traceback.format_exc(), loc) from error
         if self.hooks.on_op is not None and values:
             self.hooks.on_op(op, values)
+
+    def _place_of_use(self, op: Any, loc: Loc) -> Loc:
+        """Where a result is first read, of an op without a line (jax gives constants none)."""
+        uses = (use for result in op.results for use in result.uses)
+        places = [self.locations.read(use.owner.location) for use in uses]
+        return next((place for place in reversed(places) if place.file), loc)
 
     def _bind(self, scope: Scope, op: Any, values: Sequence[Value]) -> None:
         """Enter the results, after checking that our type rules agree with the module's types."""

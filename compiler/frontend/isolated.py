@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -83,7 +83,7 @@ class Reader:
             self._stop()
             raise error from None
         if "error" in answer:
-            raise _error_of(answer["error"], name)
+            raise _error_of(answer["error"], name, answer["notes"])
         return read_answer(answer, name)
 
     def _start(self) -> Child:
@@ -147,9 +147,11 @@ def _loc_of(row: tuple[str, int, str] | None, name: str) -> Loc | None:
     return Loc(*row) if row else None
 
 
-def _error_of(row: tuple[Any, ...], name: str) -> DiagnosticError:
+def _error_of(row: tuple[Any, ...], name: str, notes: Sequence[str]) -> DiagnosticError:
     kind, code, message, loc, hint, _ = row
     error: DiagnosticError = getattr(diagnostics, kind)(code, message, _loc_of(loc, name), hint)
+    for note in notes:
+        error.add_note(note)
     return error
 
 
@@ -169,9 +171,10 @@ def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
             "findings": [_fields(finding) for finding in module.facts.findings],
         }
     except DiagnosticError as error:
-        return {"error": _row_of(error)}
+        return {"error": _row_of(error), "notes": getattr(error, "__notes__", [])}
     except Exception as error:
-        return {"error": _row_of(InternalError.of(error, traceback.format_exc()))}
+        trace = traceback.format_exc()
+        return {"error": _row_of(InternalError.of(error, trace)), "notes": [trace]}
 
 
 def _row_of(error: DiagnosticError) -> tuple[Any, ...]:

@@ -24,6 +24,9 @@ MODULE_FILE = "<module>"
 """File name of locations inside a model file whose path only the caller knows."""
 
 _PACKAGE = os.path.join(Path(__file__).resolve().parents[1], "")  # the folder of `compiler`
+_OWN = ("compiler", "collectives", "orchestrator", "sharding", "sim_cluster")
+_ROOT = os.path.join(Path(__file__).resolve().parents[2], "")  # the folder of all of them
+_FROZEN = "<frozen "  # Python's own machinery of imports
 _CAPTURE = os.path.join(_PACKAGE, "frontend", "capture.py")
 _MODELS = os.path.join(_PACKAGE, "frontend", "models", "")
 
@@ -59,6 +62,10 @@ class LocationReader:
             loc = Loc(own.file, own.line, _join_scopes(call.scope, callee.scope))
             self._joined[key] = loc = self._interned.setdefault(loc, loc)
         return loc
+
+    def frame(self, file: str, line: int) -> Loc:
+        """A line of a file, as it is shown."""
+        return Loc(_shown(file, self._base)[0], line)
 
     def raised(self, error: BaseException) -> Loc:
         """The user's innermost line of what was raised while their functions were called."""
@@ -116,8 +123,11 @@ class LocationReader:
 def _shown(file: str, base: str) -> tuple[str, bool]:
     """How `file` is printed, and whether it is library code (our models count as the user's)."""
     path = _real(file)
-    if path.startswith(_PACKAGE):
-        return "pkg:compiler/" + _posix(path, _PACKAGE), not path.startswith(_MODELS)
+    if path.startswith(_FROZEN):
+        return path, True
+    for name in _OWN:
+        if path.startswith(os.path.join(_ROOT, name, "")):
+            return "pkg:" + _posix(path, _ROOT), not path.startswith(_MODELS)
     for root in _library_roots():
         if path.startswith(root):
             return "pkg:" + _posix(path, root), True

@@ -18,6 +18,7 @@ from compiler.diagnostics import UsageError
 from compiler.frontend.capture import ArgInfo, abstract_state, named_leaves, split_results
 from compiler.frontend.single import single_device
 from compiler.frontend.task import TrainTask
+from compiler.frontend.user_code import called
 
 Leaves = dict[str, np.ndarray]
 
@@ -117,7 +118,8 @@ def run_reference(
     """
     if batches is None:
         batches = task_batches(task, seed, global_batch, data)
-    state = _first_state(task, seed) if start is None else _unflatten(task, start)
+    with called("init of the task"):
+        state = _first_state(task, seed) if start is None else _unflatten(task, start)
     step = _jitted(task)
     states = {0: _state_leaves(task, state)} if 0 in keep else {}
     if begun is not None:
@@ -141,7 +143,19 @@ def task_batches(
             f"a value run of {task.name} requires TrainTask.batches, got none",
             hint="give batches=fn(seed, global_batch, data) -> iterator of NumPy pytrees",
         )
-    return task.batches(seed, global_batch, data)
+    return _called_batches(task.batches, seed, global_batch, data)
+
+
+def _called_batches(
+    make: Callable[[int, int, str | None], Iterator[Any]], *arguments: Any
+) -> Iterator[Any]:
+    """What the user's function gives, as long as it is asked."""
+    with called("batches of the task"):
+        made = iter(make(*arguments))
+    while True:
+        with called("batches of the task", hint="a run takes one batch per step"):
+            batch = next(made)
+        yield batch
 
 
 def _first_state(task: TrainTask, seed: int) -> tuple[Any, ...]:

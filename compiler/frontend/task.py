@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import UsageError
+from compiler.frontend.user_code import called
 
 if TYPE_CHECKING:
     from compiler.frontend.capture import Captured
@@ -89,14 +90,15 @@ def load_task(entry: str, folder: Path, arguments: Mapping[str, Any] | None = No
     """Import `module:function` from `folder` (then from the environment) and call it with
     `arguments`.
 
-    Raises: UsageError when the entry cannot be found or does not return a TrainTask.
+    Raises: UsageError when the entry cannot be found, raises or does not return a TrainTask.
     """
     module_name, _, function_name = entry.partition(":")
     if not module_name or not function_name:
         raise UsageError("SW_ENTRY", f'[model] entry requires "module:function", got "{entry}"')
     with _on_path(folder):
         function = _find_function(module_name, function_name, folder)
-        task = function(**(arguments or {}))
+        with called(f"[model] entry {entry}", str(folder)):
+            task = function(**(arguments or {}))
     if not isinstance(task, TrainTask):
         raise UsageError(
             "SW_ENTRY",
@@ -123,13 +125,17 @@ def _find_function(module_name: str, function_name: str, folder: Path) -> Callab
     _forget_namesake(module_name, folder)
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+        with called(f"importing {module_name}", str(folder)):
+            module = importlib.import_module(module_name)
+    except UsageError as error:
+        missing = error.__cause__
+        if not isinstance(missing, ModuleNotFoundError) or not missing.name:
+            raise
+        if not f"{module_name}.".startswith(f"{missing.name}."):
             raise  # the module is there, something it imports is not
         raise UsageError(
             "SW_ENTRY", f"[model] entry requires a module {module_name}, none in {folder}"
-        ) from error
+        ) from missing
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise UsageError(

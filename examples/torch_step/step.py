@@ -1,6 +1,6 @@
 """A PyTorch module as a training step: torchax gives its forward pass as a JAX function.
 
-Needs `pip install 'shardwright[torch]'`. Weights keep the module's own initial values.
+Needs `pip install -e '.[torch]'`. Weights keep the module's own initial values.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _made(unit: WorkUnit) -> bytes:
     if outcome.error is not None:
         raise UnitFailedError(unit, outcome.error)
     if outcome.result is None:
-        raise UnitDefectError(outcome.defect)
+        raise UnitDefectError.of_unit(unit, outcome.defect)
     return outcome.result
 
 

@@ -30,7 +30,7 @@ class S3Store:
                 "SW_CACHE_URL",
                 f"a cache at {url} requires the package boto3, which is not installed",
                 None,
-                "pip install 'shardwright[s3]', or name a directory",
+                "pip install -e '.[s3]' in the checkout, or name a directory",
             )
         self.place = url
         self._bucket = Bucket(url)

@@ -164,8 +164,7 @@ class Batch:
         again = error is None or isinstance(error, ExecutionError)
         command = keep(self._cache, unit) if again else ""
         if error is None:
-            text = f"{unit.kind} unit {unit.name} raised\n{outcome.defect}"
-            self.failures[unit.key] = UnitDefectError(f"{text}\nreproduce with: {command}")
+            self.failures[unit.key] = UnitDefectError.of_unit(unit, outcome.defect, command)
         else:
             store_refusal(self._cache, unit, error)
             if isinstance(error, ExecutionError):

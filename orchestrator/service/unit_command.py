@@ -23,6 +23,6 @@ def main(file: Path) -> int:
     if outcome.error is not None:
         raise outcome.error
     if outcome.defect:
-        raise UnitDefectError(outcome.defect)
+        raise UnitDefectError.of_unit(unit, outcome.defect)
     say(f"done in {outcome.seconds:.2f} s, {len(outcome.result or b'')} bytes")
     return 0

@@ -17,6 +17,7 @@ from compiler.diagnostics import (
     CompileError,
     DiagnosticError,
     ImportRuleError,
+    InternalError,
     Loc,
     ShardingError,
     SimulationError,
@@ -45,8 +46,22 @@ class UnitFailedError(Exception):
         self.error = error
 
 
-class UnitDefectError(RuntimeError):
-    """A unit raised what nobody meant to raise; the message is the traceback of its worker."""
+class UnitDefectError(InternalError):
+    """A unit raised what nobody meant to raise; a note has the traceback of its worker."""
+
+    @classmethod
+    def of_unit(cls, unit: WorkUnit, trace: str, command: str = "") -> UnitDefectError:
+        """The error of a unit from its worker's traceback, with the command that reproduces it."""
+        last = (trace.strip().splitlines() or [""])[-1]
+        again = f"; reproduce with: {command}" if command else ""
+        made = cls(
+            "SW_INTERNAL",
+            f"{unit.kind} unit {unit.name} raised {last[:300]}",
+            None,
+            f"this is a defect of the compiler: report it with the file of the unit{again}",
+        )
+        made.add_note(trace)
+        return made
 
 
 def store_refusal(cache: Cache, unit: WorkUnit, error: DiagnosticError) -> None:

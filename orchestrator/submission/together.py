@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from compiler.diagnostics import DiagnosticError, InternalError
+from compiler.diagnostics import DiagnosticError
 from orchestrator.parts import Parts
 from orchestrator.service.batch import UnitRow
 from orchestrator.service.service import Settled, UnitService
-from orchestrator.service.unit_errors import UnitDefectError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +76,6 @@ def _prepare(work: _Work, service: UnitService) -> None:
         work.keys = {(unit.kind, unit.key) for unit in work.parts.units}
     except DiagnosticError as error:
         work.error = error
-    except UnitDefectError as error:
-        work.error = InternalError.of(error, str(error))
     work.keys |= {(row.kind, row.key) for row in service.rows[before:]}
 
 
@@ -87,5 +84,3 @@ def _finish(work: _Work, parts: Parts, settled: Settled) -> None:
         work.task.finish(parts, settled)
     except DiagnosticError as error:
         work.error = error
-    except UnitDefectError as error:
-        work.error = InternalError.of(error, str(error))

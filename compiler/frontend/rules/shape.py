@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 @imports("stablehlo.constant")
 def constant(site: Site) -> Sequence[Value]:
     """A constant of the result's type."""
-    attrs = site.decode(
-        "value", lambda a: ConstantAttrs(_data(a, site.result_type()), site.result_type())
-    )
+    type = site.result_type()  # refused before jaxlib is asked for elements that it cannot give
+    attrs = site.decode("value", lambda a: ConstantAttrs(_data(a, type), type))
     return site.emit("constant", (), attrs).results
 
 

@@ -222,8 +222,9 @@ def test_load_task(tmp_path: Path) -> None:
 
 def test_an_import_error_inside_the_users_module_is_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "needs.py").write_text("import a_package_nobody_has\n")
-    with pytest.raises(ModuleNotFoundError, match="a_package_nobody_has"):
+    with pytest.raises(UsageError, match="a_package_nobody_has") as caught:
         load_task("needs:make", tmp_path)
+    assert (caught.value.code, str(caught.value.loc)) == ("SW_NEEDS_PACKAGE", "needs.py:1")
 
 
 def test_reference_run_equals_single_steps() -> None:

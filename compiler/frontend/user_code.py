@@ -1,0 +1,94 @@
+"""What the user's own code raises, as one error at the user's line.
+
+Every place that calls functions of the user does it inside of `called`: the import of a model file,
+the function that makes the task, and the functions of the task. A package that is missing is named
+with the extra of ours that brings it. `told` makes the same of whatever else was raised.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from compiler.diagnostics import DiagnosticError, InternalError, Loc, UsageError
+from compiler.frontend.locations import LocationReader
+
+MOST_LINES = 2  # of a message that are shown (our choice)
+EXTRAS = {
+    "torch": "torch",
+    "torchax": "torch",
+    "matplotlib": "plot",
+    "pandas": "parquet",
+    "pyarrow": "parquet",
+    "boto3": "s3",
+}
+"""Package -> the extra of ours that brings it (`pyproject.toml`)."""
+
+
+def install_hint(package: str) -> str:
+    """How a missing package is installed. No index has our name, so extras are those of the
+    checkout."""
+    if package in EXTRAS:
+        return f"in the checkout: pip install -e '.[{EXTRAS[package]}]'"
+    return "install it where this command runs"
+
+
+@contextmanager
+def called(what: str, base_dir: str | None = None, hint: str = "") -> Iterator[None]:
+    """Say where in the user's code something was raised; `what` is the code that is called, paths
+    are relative to `base_dir`.
+
+    Raises UsageError for whatever is raised inside, except for our own errors and interrupts.
+    """
+    try:
+        yield
+    except DiagnosticError:
+        raise
+    except ModuleNotFoundError as error:
+        raise _missing(error, LocationReader(base_dir)) from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            "SW_TASK_RAISED",
+            f"{what} raised {type(error).__name__}: {_short(error)}",
+            place(error, base_dir),
+            hint,
+        ) from error
+
+
+def place(error: BaseException, base_dir: str | None = None) -> Loc:
+    """The user's innermost line of what was raised; for text that is no Python, its own."""
+    reader = LocationReader(base_dir)
+    if isinstance(error, SyntaxError) and error.filename:
+        return reader.frame(error.filename, error.lineno or 0)
+    return reader.raised(error)
+
+
+def told(error: Exception) -> DiagnosticError:
+    """The one message of whatever reached the command: a missing package, or a defect of ours, with
+    the user's line where their code was at work."""
+    if isinstance(error, DiagnosticError):
+        return error
+    reader = LocationReader()
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return _missing(error, reader)
+    loc = reader.raised(error)
+    is_users = bool(loc.file) and not loc.file.startswith("pkg:")
+    trace = "".join(traceback.format_exception(error))
+    return InternalError.of(error, trace, loc if is_users else None)
+
+
+def _missing(error: ModuleNotFoundError, reader: LocationReader) -> UsageError:
+    package = (error.name or "").partition(".")[0]
+    return UsageError(
+        "SW_NEEDS_PACKAGE",
+        f"a package is required that is not installed: {_short(error)}",
+        reader.raised(error),
+        install_hint(package),
+    )
+
+
+def _short(error: BaseException) -> str:
+    """The first lines of a message; jax's go on with help after an empty one."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return "\n".join(text.strip().split("\n\n")[0].splitlines()[:MOST_LINES])
