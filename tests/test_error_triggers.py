@@ -28,7 +28,7 @@ class InProcess(isolated.Reader):
     ) -> tuple[Graph, Module]:
         answer = isolated._answer(data, base_dir, profile.version)
         if "error" in answer:
-            raise isolated._error_of(answer["error"], name)
+            raise isolated._error_of(answer["error"], name, answer["notes"])
         return isolated.read_answer(answer, name)
 
 

@@ -37,6 +37,13 @@ from compiler.surface.releases import Profile
 
 TIMEOUT_S = 1800.0
 _STDERR_TAIL = 2000
+_NO_TEXT = "conversion error"
+"""What jaxlib's bindings say of a name or text that is not UTF-8, as any part of it is read."""
+_OTHER_BYTES = (
+    "the module requires names and texts in UTF-8, got other bytes",
+    None,
+    "correct the module, or dump it again with the framework that made it",
+)
 
 
 class Reader:
@@ -174,6 +181,9 @@ def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
         return {"error": _row_of(error), "notes": getattr(error, "__notes__", [])}
     except Exception as error:
         trace = traceback.format_exc()
+        if _NO_TEXT in str(error):
+            refusal = ImportRuleError("SW_STABLEHLO_PARSE", *_OTHER_BYTES)
+            return {"error": _row_of(refusal), "notes": []}
         return {"error": _row_of(InternalError.of(error, trace)), "notes": [trace]}
 
 

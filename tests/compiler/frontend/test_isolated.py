@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from compiler.diagnostics import DiagnosticError, ImportRuleError
+from compiler.frontend.context import make_context
 from compiler.frontend.isolated import Reader
 from compiler.ir.reference import evaluate
 from compiler.surface.releases import Profile
@@ -43,6 +45,24 @@ def test_refusals_keep_code_and_class(reader: Reader) -> None:
     with pytest.raises(DiagnosticError) as located:
         reader.read(bad, ".", OWN)
     assert located.value.code == "NCC_EMOD025"
+
+
+def test_a_name_that_is_no_text_is_refused(reader: Reader) -> None:
+    from jaxlib.mlir import ir
+
+    text = """
+    func.func private @helper(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }
+    func.func @main(%x: tensor<f32>) -> tensor<f32> {
+      %y = func.call @helper(%x) : (tensor<f32>) -> tensor<f32>
+      return %y : tensor<f32>
+    }"""
+    with make_context():
+        stream = io.BytesIO()
+        ir.Module.parse(text).operation.write_bytecode(stream)
+    code = stream.getvalue()
+    assert b"helper" in code
+    with pytest.raises(ImportRuleError, match=r"SW_STABLEHLO_PARSE.*UTF-8"):
+        reader.read(code.replace(b"helper", b"h\xffl\xfeer"), ".", OWN)
 
 
 def test_a_crash_is_refused_and_the_next_file_is_read(reader: Reader) -> None:
