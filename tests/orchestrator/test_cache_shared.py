@@ -273,5 +273,5 @@ def test_a_batch_asks_for_many_units_at_a_time(
 
 def test_without_boto3_the_user_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match="shardwright\\[s3\\]"):
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[s3\]'"):
         S3Store("s3://bucket")

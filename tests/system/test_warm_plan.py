@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from compiler.diagnostics import UsageError
 from orchestrator import config
 from orchestrator.cli import main
 from orchestrator.model import source_files
@@ -168,7 +169,7 @@ def test_data_that_a_model_reads_and_modules_from_elsewhere_count(
     (elsewhere / "bench_widths.py").write_text("WIDTH = 64  # edited\n")
     assert plan_key(job) != key
     data.unlink()
-    with pytest.raises(AssertionError):
+    with pytest.raises(UsageError, match=r"reader_model.py:10.*SW_TASK_RAISED.*AssertionError"):
         plan(job)
 
 
