@@ -16,6 +16,7 @@ from compiler.diagnostics import SimulationError
 from compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from compiler.frontend.task import TrainTask
 from compiler.neff.bundle import Bundle
+from compiler.neff.manifest import NamedBuffer
 from orchestrator.config import JobConfig, load
 from orchestrator.numerics import (
     Difference,
@@ -86,7 +87,9 @@ class OtherBatches(ValueRun):
 
     taken = 0
 
-    def _micro_batch(self, program: str, number: int) -> Iterator:  # type: ignore[type-arg]
+    def _micro_batch(
+        self, program: str, number: int
+    ) -> Iterator[tuple[str, tuple[NamedBuffer, np.ndarray]]]:
         return super()._micro_batch(program, self.taken)
 
 
