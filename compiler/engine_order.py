@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import permutations
 
 from compiler.allocate import end_address, share_bytes
@@ -311,7 +310,6 @@ def _same_memory(
     use waits for the latest such use on each other queue, before it and, in a loop, in the
     iteration before.
     """
-    spans = cache(lambda at: memory.spans.of(body[at]))
     for key, accesses in users.items():
         if not _is_contended(accesses):
             continue
@@ -320,7 +318,7 @@ def _same_memory(
         register = loop.register if loop is not None and not window else -1
         queues: dict[Engine, _Queue] = {}
         for at, engine, writes in accesses:
-            span = spans(at).get(key[1]) if key[0] == "tile" else None
+            span = memory.spans.of(body[at]).get(key[1]) if key[0] == "tile" else None
             queues.setdefault(engine, _Queue(engine)).append(at, writes, fixed(span, register))
         for mine, other in permutations(queues.values(), 2):
             _latest_uses(mine, other, back, waits)

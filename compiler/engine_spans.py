@@ -25,13 +25,20 @@ Parts = Mapping[int, Span | None]  # per tile; None when no one span covers the 
 
 
 class Spans:
-    """Spans of the elements of a region; those of loops are kept, as every body around asks."""
+    """Spans of the elements of a region, each found once: the body an element is in asks for them,
+    and every body around."""
 
     def __init__(self) -> None:
         self._bodies: dict[int, Parts] = {}  # by loop register
+        self._elements: dict[int, tuple[Instr | Loop, Parts]] = {}  # by identity, held alive
 
     def of(self, item: Instr | Loop) -> Parts:
         """Per tile the part that an element of a body touches."""
+        if id(item) not in self._elements:
+            self._elements[id(item)] = (item, self._touched(item))
+        return self._elements[id(item)][1]
+
+    def _touched(self, item: Instr | Loop) -> Parts:
         if isinstance(item, Loop):
             return {tile: _swept(span, item) for tile, span in self._body(item).items()}
         found: dict[int, Span | None] = {}

@@ -115,7 +115,9 @@ class Instr:
     @property
     def dsts(self) -> tuple[AccessPattern, ...]:
         """What the instruction writes."""
-        return tuple(p for p in (self.dst, self.row_sum) if p is not None)
+        if self.row_sum is None:
+            return () if self.dst is None else (self.dst,)
+        return (self.row_sum,) if self.dst is None else (self.dst, self.row_sum)
 
 
 @dataclass(slots=True)

@@ -44,7 +44,10 @@ def leaves(label: Iterable[Atom]) -> list[Atom]:
     found: list[Atom] = []
     for atom in label:
         root = find(atom)
-        found.extend(leaves(root.parts) if root.parts else (root,))
+        if root.parts is None:
+            found.append(root)
+        else:
+            found += leaves(root.parts)
     return found
 
 
@@ -60,7 +63,7 @@ def find(atom: Atom) -> Atom:
 
 def all_leaves(labels: Labels) -> list[Atom]:
     """The root atoms of all dims, in order."""
-    return [atom for label in labels for atom in leaves(label)]
+    return leaves(atom for label in labels for atom in label)
 
 
 def distinct(labels: Labels) -> bool:

@@ -64,8 +64,10 @@ class RegionGraph:
                     side[a].add(other)
                     opposite[other].add(a)
             side[a].discard(b)
-        reach = (self._reach[a] | self._reach.pop(b)) & ~(1 << a | 1 << b)
+        both, gone = 1 << a | 1 << b, ~(1 << b)
+        reach = (self._reach[a] | self._reach.pop(b)) & ~both
         self._reach[a] = reach
+        joined = reach | 1 << a
         for other, mask in self._reach.items():
-            if other != a and mask & (1 << a | 1 << b):
-                self._reach[other] = (mask | reach | 1 << a) & ~(1 << b)
+            if mask & both:  # never `a` itself
+                self._reach[other] = (mask | joined) & gone
