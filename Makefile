@@ -23,7 +23,7 @@ SHORT := awk '/^ *Downloading .* MB\)/ { split($$2, name, "-"); print "  " name[
 COMMAND := $(VENV)/.command
 TESTS := $(VENV)/.tests
 
-.PHONY: help setup run test matrix everything mutants forge check bench docs sessions count format
+.PHONY: help setup run test matrix everything mutants forge modules check bench docs sessions count format
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -60,6 +60,9 @@ forge: setup ## make files that harm their reader and read them; goes on behind 
 	@mkdir -p $(dir $(JOURNAL))
 	$(BIN)/python -m tests.support.forge programs --cases $(PROGRAMS) --seed $(SEED) --workers $(WORKERS) --journal $(JOURNAL)
 	$(BIN)/python -m tests.support.forge --cases $(CASES) --seed $(SEED) --workers $(WORKERS) --journal $(JOURNAL) --but programs
+
+modules: setup ## a thousand random modules of all operators at both levels against XLA
+	$(BIN)/python -m tests.system.test_random_graphs 1000 1000
 
 check: setup ## format, lint, types, layer rules
 	$(BIN)/ruff format --check .

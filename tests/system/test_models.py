@@ -13,7 +13,7 @@ import pytest
 from tests.support import model_zoo
 from tests.support.cells import long_in_matrix
 from tests.support.model_run import compile_function, worst_distance
-from tests.support.model_table import MODELS, PARTS, arguments, distances, measure
+from tests.support.model_table import MODELS, PARTS, arguments, compiled_part, distances, measure
 from tests.support.model_zoo import Model
 
 
@@ -40,7 +40,7 @@ def test_bf16_errors_are_those_of_jax_over_seeds(name: str) -> None:
     """Steps whose bf16 error is above 1e-2. On one seed the worst leaf of either run may be the
     larger one; over seeds ours must not be.
     """
-    compiled = compile_function(*MODELS[name]("step", jnp.bfloat16, 0))
+    compiled = compiled_part(name, "step", "bfloat16")
     ratios = []
     for seed in range(4):
         errors, bound = distances(compiled, name, "step", "bfloat16", seed, ("L1",))
