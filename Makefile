@@ -82,6 +82,7 @@ endif
 
 docs: setup ## write the generated pages of docs/
 	$(BIN)/python -m tests.support.op_coverage
+	$(BIN)/python -m tests.support.type_page
 	$(BIN)/python -m tests.support.flag_page
 
 sessions: setup ## write what the commands of pages and examples print now (a quarter of an hour)

@@ -8,6 +8,7 @@ engines.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -111,6 +112,15 @@ def _ml_dtype(dtype: DType) -> np.dtype:
         ) from error
     narrow: np.dtype = np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
     return narrow
+
+
+def strided(array: np.ndarray, shape: Sequence[int], strides: Sequence[int]) -> np.ndarray:
+    """A read-only view of `array` with other sizes and strides (bytes), in every element type:
+    NumPy's `as_strided` asks for the type by name, and it has none for some of ml_dtypes.
+    """
+    bits = array.view(f"u{array.itemsize}")
+    view = np.lib.stride_tricks.as_strided(bits, shape, strides, writeable=False)
+    return view.view(array.dtype)
 
 
 def cast(array: np.ndarray, dtype: DType) -> np.ndarray:

@@ -278,6 +278,7 @@ _PRED: dict[str, Function] = {
     "xor": np.logical_xor,
     "not": np.logical_not,
     "select": _select,
+    "clamp": _clamp,
 }
 COMPARE: dict[str, Function] = {
     "EQ": np.equal,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from compiler.diagnostics import SimulationError
-from compiler.dtypes import DType
+from compiler.dtypes import DType, strided
 from compiler.isa.region import Affine, Bound, Node, RegionProgram, View
 from compiler.rounding import EXACT, Draws
 from sim_cluster import elementwise as ew
@@ -266,8 +266,7 @@ class _Planner:
                 padded = padded[r.place()]
                 for atom, coefficient in r.steps.items():
                     found[atom] = coefficient * step
-            windows = np.lib.stride_tricks.as_strided(padded, shape, found)
-            return windows.astype(held)
+            return strided(padded, shape, found).astype(held)
 
         return load
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.lower.level import IndexedLevel
 from compiler.lower.sorting import sort
 from compiler.lower.task import unsupported
+from compiler.lower.whole import as_integers
 from compiler.passes.dce import dce
 
 MAX_COLUMNS = 8  # indices per row up to which comparing all positions is taken (our choice)
@@ -160,7 +162,7 @@ def _any_scatter(level: IndexedLevel, op: Op) -> Value | None:
     wide = ConvertAttrs(DType.F32)
     values = [level.add("convert", v, attrs=wide, like=op) for v in (operand, update)]
     total = level.add("scatter", values[0], index, values[1], attrs=op.attrs, like=op)
-    return level.add("convert", total, attrs=ConvertAttrs(dtype), like=op)
+    return as_integers(partial(level.add, like=op), total, dtype, (operand, update))
 
 
 def _all_to_all(level: IndexedLevel, op: Op) -> Value | None:

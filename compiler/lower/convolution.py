@@ -20,6 +20,7 @@ from compiler.ir.ops import ConvolutionAttrs
 from compiler.ir.types import Op, Value
 from compiler.lower import window_product
 from compiler.lower.task import unsupported
+from compiler.lower.whole import as_integers
 
 _PARTITIONS = 128
 """Rows and columns of the tensor engine, lanes of Vector (documented: NeuronCore-v2)."""
@@ -194,6 +195,8 @@ def _multiplied(b: Builder, op: Op, windows: Value, taps: Value) -> Value:
     )
     total = b.reduce(product_, "add", right_dims[2:])
     dtype = op.attrs.dtype
+    if dtype.is_integer:
+        return as_integers(b.op, total, dtype, op.operands)
     return total if dtype is DType.F32 else b.convert(total, dtype)
 
 

@@ -17,6 +17,7 @@ from compiler.dtypes import DType
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConstantAttrs, ConvertAttrs
 from compiler.ir.types import Graph, Op, Value, tensor_type
+from compiler.lower.whole import as_integers
 from compiler.passes.rewrite import Level
 
 SIGN_BIT = -(2**31)
@@ -207,13 +208,14 @@ def _leading_zeros(site: Site) -> Value:
 
 
 def _integer_sum(site: Site) -> Value:
-    """An integer dot or reducing collective in fp32, exact while every partial sum stays within
-    2**24; who may use it is the business of `passes/integers.py`.
+    """An integer dot or reducing collective in fp32; who may use it is the business of
+    `passes/integers.py`.
     """
     op = site.op
     operands = [site.convert(v, DType.F32) for v in op.operands]
     attrs = replace(op.attrs, dtype=DType.F32) if op.name == "dot_general" else op.attrs
-    return site.convert(site.emit(op.name, *operands, attrs=attrs), op.result.type.dtype)
+    total = site.emit(op.name, *operands, attrs=attrs)
+    return as_integers(site.emit, total, op.result.type.dtype, op.operands)
 
 
 _SUMS = ("dot_general", "all_reduce", "reduce_scatter")

@@ -132,14 +132,15 @@ def _select_and_scatter(b: Builder, op: Op) -> Value:
     dims = [d for d, row in enumerate(zip(a.sizes, a.strides, strict=True)) if row != (1, 1)]
     dims = dims or [0]
     chosen = _chosen(b, value, a, dims, source.type.shape)
-    wide = b.convert(source, DType.F32) if source.type.dtype is not DType.F32 else source
+    dtype = source.type.dtype
+    wide = b.convert(source, DType.F32) if dtype.is_narrow else source
     picked, moved = (_spread(b, v, fill, op, dims) for v, fill in ((chosen, -1), (wide, 0)))
     inner = _inner(picked, dims)
     place = _position(b, picked.type.shape, inner, [a.sizes[d] for d in dims], reverse=True)
     hit = b.compare(picked, place, "EQ")
-    kept = b.op("select", hit, moved, b.full(moved.type.shape, 0))
+    kept = b.op("select", hit, moved, b.full(moved.type.shape, 0, wide.type.dtype))
     total = b.reduce(kept, "add", inner)
-    return b.convert(total, value.type.dtype) if total.type.dtype is not value.type.dtype else total
+    return b.convert(total, dtype) if dtype.is_narrow else total
 
 
 def _chosen(

@@ -10,6 +10,7 @@ bits: harmless where the range of a value is known to fit, else a warning, or wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from compiler.diagnostics import CompileError, Diagnostic
@@ -122,14 +123,69 @@ def _wide_type(op: Op) -> str:
     return next(str(v.type) for v in (*op.operands, *op.results) if v.type.dtype in _HELD_AS)
 
 
+def rounded_operations(graph: Graph) -> list[Op]:
+    """Operations on integers whose sums in fp32 are not known to stay within 2^24."""
+    sums = [op for op in graph.walk() if op.name in _TERMS and op.result.type.dtype.is_integer]
+    sums = [op for op in sums if getattr(op.attrs, "kind", "add") != "replace"]
+    sums = [op for op in sums if getattr(op.attrs, "reduction", "add") not in ("and", "or")]
+    ranges = integer_ranges(graph) if sums else {}
+    return [op for op in sums if _largest_sum(op, ranges) > EXACT_IN_FP32]
+
+
+EXACT_IN_FP32 = 2**24
+"""Every integer up to here is a number of fp32 (IEEE 754: 24 bits of significand)."""
+
+
+def _largest_sum(op: Op, ranges: dict[Value, Interval]) -> float:
+    """What no partial sum of an operation exceeds in size."""
+    sizes = [_size(v, ranges) for v in op.operands if v.type.dtype.is_integer]
+    return _TERMS[op.name](op, sizes)
+
+
+def _size(value: Value, ranges: dict[Value, Interval]) -> float:
+    low, high = ranges.get(value, (-math.inf, math.inf))
+    return max(abs(low), abs(high))
+
+
+def _products(op: Op, sizes: list[float]) -> float:
+    """Of lhs and rhs, as many as are multiplied per element of the result."""
+    lhs, rhs = (v.type.num_elements for v in op.operands)
+    terms = (
+        lhs
+        if op.name == "convolution"
+        else math.prod(op.operands[0].type.shape[d] for d in op.attrs.lhs_contract)
+    )
+    return min(terms, lhs, rhs) * sizes[0] * sizes[1]
+
+
+_TERMS: dict[str, Callable[[Op, list[float]], float]] = {
+    "dot_general": _products,
+    "convolution": _products,
+    "scatter": lambda op, sizes: sizes[0] + op.operands[2].type.num_elements * sizes[2],
+    "all_reduce": lambda op, sizes: op.attrs.group_size * sizes[0],
+    "reduce_scatter": lambda op, sizes: op.attrs.group_size * sizes[0],
+}
+
+
 def downcasts(graph: Graph) -> list[Diagnostic]:
-    """A warning when 64-bit integers of `graph` may lose their high bits, at the first place."""
-    found = wide_operations(graph)
-    if not found:
-        return []
-    more = f", and so do {len(found) - 1} more operations" if len(found) > 1 else ""
-    message = f"{found[0].name} of {_wide_type(found[0])} is computed with 32 bits{more}"
-    return [Diagnostic("SW_INT64", message, found[0].loc, _ADVICE, severity="warning")]
+    """Warnings, each at the first place: 64-bit integers that may lose their high bits, and sums in
+    fp32 that may be rounded."""
+    wide, rounded = wide_operations(graph), rounded_operations(graph)
+    found = []
+    if wide:
+        message = f"{wide[0].name} of {_wide_type(wide[0])} is computed with 32 bits{_more(wide)}"
+        found.append(Diagnostic("SW_INT64", message, wide[0].loc, _ADVICE, severity="warning"))
+    if rounded:
+        first = rounded[0]
+        message = f"{first.name} of {first.result.type} is summed in fp32, exact up to 2^24"
+        code, advice = _CODES[_OF_OP[first.name]], "bound its operands, or compute in fp32"
+        message += _more(rounded)
+        found.append(Diagnostic(code, message, first.loc, advice, severity="warning"))
+    return found
+
+
+def _more(found: list[Op]) -> str:
+    return f", and so do {len(found) - 1} more operations" if len(found) > 1 else ""
 
 
 def _refusal(op: Op, kind: str) -> CompileError:

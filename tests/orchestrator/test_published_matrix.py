@@ -23,8 +23,21 @@ MODELS = {"encoder": "BERT", "gpt": "GPT3", "vit": "ViT", "llama": "Llama2"}
 LAYOUTS = ((1, 1, 32), (1, 8, 4), (2, 1, 16), (2, 4, 4), (4, 2, 4), (4, 8, 1))
 """Stages, tensor-parallel ranks, data-parallel ranks of the 32 cores of one machine."""
 SIZES = {"layers": "4", "heads": "8", "kv_heads": "8", "seq_len": "16", "vocab": "64"}
-CELLS = tuple(itertools.product(MODELS, LAYOUTS, ("1", "2"), (0.0, 0.1)))
-QUICK = tuple((family, (2, 4, 4), "1", 0.1) for family in MODELS)
+MICRO_BATCHES, DROPOUTS = ("1", "2"), (0.0, 0.1)
+CELLS = tuple(
+    (family, layout, MICRO_BATCHES[(i + j) % 2], DROPOUTS[(i // 2 + j // 2) % 2])
+    for i, family in enumerate(MODELS)
+    for j, layout in enumerate(LAYOUTS)
+)
+"""Every pair of two settings of the four; how many micro-batches there are does not tell layouts
+apart, nor dropout families."""
+QUICK = tuple(cell for cell in CELLS if cell[1] == (2, 4, 4))
+
+
+def test_cells_are_all_pairs() -> None:
+    settings = (tuple(MODELS), LAYOUTS, MICRO_BATCHES, DROPOUTS)
+    for a, b in itertools.combinations(range(len(settings)), 2):
+        assert {(c[a], c[b]) for c in CELLS} == set(itertools.product(settings[a], settings[b]))
 
 
 @pytest.fixture

@@ -125,8 +125,9 @@ def _compare(preset: str, instances: int) -> dict[str, float]:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("instances", [1, 4, 16])
-@pytest.mark.parametrize("preset", ["llama2-7b", "llama2-70b"])
+@pytest.mark.parametrize(
+    ("preset", "instances"), [("llama2-7b", 16), ("llama2-70b", 1), ("llama2-70b", 4)]
+)
 def test_no_compiled_fsdp_step_is_slower(preset: str, instances: int) -> None:
     ratios = _compare(preset, instances)
     assert min(ratios.values()) >= 1 - 1e-5, ratios

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +33,6 @@ def dot(site: Site) -> Sequence[Value]:
 
 def _contract(site: Site, dims: _Dims) -> Sequence[Value]:
     attrs = DotGeneralAttrs(*dims, dtype=site.result_type().dtype)
-    if not attrs.dtype.is_float:
-        warnings.warn(
-            f"{site.loc}: an integer dot is computed in fp32, exact up to 2**24 (NCC_EVRF035)",
-            stacklevel=2,
-        )
     return site.emit("dot_general", site.operands, attrs).results
 
 

@@ -42,19 +42,19 @@ def _data(attribute: Any, type: TensorType) -> bytes:
         refuse("NCC_EVRF001", f"constant requires dense elements, got {str(attribute)[:80]}")
     if attribute.is_splat and type.num_elements:
         return _scalar(attribute.get_splat_value().value, type.dtype)
-    if type.dtype is DType.BF16:  # jaxlib gives its elements in no other form
-        return _bf16_bytes(str(attribute))
+    if type.dtype.is_narrow and type.dtype is not DType.F16:
+        return _printed_bytes(str(attribute), type.dtype)  # jaxlib gives them in no other form
     return bytes(np.array(attribute).astype(type.dtype.numpy).tobytes())
 
 
-def _bf16_bytes(text: str) -> bytes:
-    """Bytes of a printed bf16 constant: one hex string, or numbers where 0x.... are bits."""
+def _printed_bytes(text: str, dtype: DType) -> bytes:
+    """Bytes of a printed constant: one hex string, or numbers where 0x.... are bits."""
     values = text[text.index("<") + 1 : text.rindex("> :")]
     if values.startswith('"0x'):
         return bytes.fromhex(values[3:-1])
     numbers = re.findall(r"[^\s\[\],]+", values)
     return b"".join(
-        int(n, 16).to_bytes(2, "little") if n.startswith("0x") else _scalar(n, DType.BF16)
+        int(n, 16).to_bytes(dtype.bytes, "little") if n.startswith("0x") else _scalar(n, dtype)
         for n in numbers
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtypes import DType
+from compiler.dtypes import DType, strided
 from compiler.ir.opdef import OpDef, define
 from compiler.ir.ops.reduce import check_reduction, identity, reduce_array
 from compiler.ir.ops.rules import (
@@ -104,9 +104,7 @@ def window_array(
         shape[d], step[d], begin[d] = count, x.strides[d] * stride, start
     inner = tuple(x.strides[d] * k for d, k in zip(dims, dilations, strict=True))
     first = x[tuple(slice(b, None) for b in begin)]
-    return np.lib.stride_tricks.as_strided(
-        first, (*shape, *sizes), (*step, *inner), writeable=False
-    )
+    return strided(first, (*shape, *sizes), (*step, *inner))
 
 
 def _infer_unfold(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:

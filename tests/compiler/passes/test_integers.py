@@ -24,6 +24,7 @@ from compiler.ir.types import Graph, Op, Value
 from compiler.options import CompileOptions
 from compiler.passes.integers import check_integers, downcasts, wide_operations
 from compiler.passes.ranges import integer_ranges
+from tests.support import xla
 from tests.support.compiled import run_levels
 from tests.support.model_files import compile_line
 
@@ -71,6 +72,44 @@ def test_inputs_that_could_be_anything_are_warned_about(dtype: type) -> None:
     assert (finding.code, finding.severity) == ("SW_INT64", "warning")
     assert "multiply" in finding.message and "1 more operation" in finding.message
     assert finding.loc is not None and finding.loc.file.endswith("test_integers.py")
+
+
+@pytest.mark.parametrize(
+    ("given", "result"), [("i8", "i8"), ("i8", "ui32"), ("ui16", "ui16"), ("ui8", "i8")]
+)
+def test_sums_of_products_wrap_around(given: str, result: str) -> None:
+    """As XLA's do, while fp32 holds them: negative sums of unsigned results too."""
+    x, y, z = f"tensor<3x2x{given}>", f"tensor<2x4x{given}>", f"tensor<3x4x{result}>"
+    text = f"""func.func @main(%x: {x}, %y: {y}) -> {z} {{
+      %z = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : ({x}, {y}) -> {z}
+      return %z : {z}
+    }}"""
+    graph = import_module(text)
+    dtype = graph.inputs[0].type.dtype.numpy
+    low, high = max(np.iinfo(dtype).min, -2000), min(np.iinfo(dtype).max, 2000)
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(low, high, v.type.shape).astype(dtype) for v in graph.inputs]
+    whole = inputs[0].astype(np.int64) @ inputs[1].astype(np.int64)
+    wanted = whole.astype(graph.outputs[0].type.dtype.numpy)
+    assert (wanted != whole).any(), "nothing wraps"
+    np.testing.assert_array_equal(xla.run(text, inputs)[0], wanted)
+    for (have,) in run_levels(graph, inputs):
+        np.testing.assert_array_equal(have, wanted)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "depth", "rounded"), [("i8", 1024, False), ("i8", 1025, True), ("i32", 1, True)]
+)
+def test_sums_that_fp32_may_round_are_warned_about(dtype: str, depth: int, rounded: bool) -> None:
+    """1,024 products of -128 by -128 are 2^24."""
+    text = f"""func.func @main(%x: tensor<3x{depth}x{dtype}>) -> tensor<3x3xi32> {{
+      %z = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1]
+        : (tensor<3x{depth}x{dtype}>, tensor<3x{depth}x{dtype}>) -> tensor<3x3xi32>
+      return %z : tensor<3x3xi32>
+    }}"""
+    found = downcasts(import_module(text))
+    assert [f.code for f in found] == ["NCC_EVRF035"] * rounded
+    assert all("exact up to 2^24" in f.message and f.severity == "warning" for f in found)
 
 
 def test_native_integers_are_refused_where_they_would_be_cut() -> None:
