@@ -166,7 +166,7 @@ def _job(asked: Job, settings: Mapping[str, object]) -> JobConfig:
         return job(asked, **settings)
     if settings:
         raise TypeError("settings require the path of a job file: job(path, ...) makes a JobConfig")
-    return asked
+    return config.asked_now(asked)
 
 
 def _progress(resolved: JobConfig) -> Any:

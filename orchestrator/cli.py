@@ -21,6 +21,7 @@ from typing import Any
 from compiler.diagnostics import DiagnosticError
 from compiler.frontend.user_code import told
 from orchestrator import doctor, outputs
+from orchestrator.age import FLAG, again
 from orchestrator.cache import commands as cache
 from orchestrator.compile.compile_flags import split_verb
 from orchestrator.host import collect_rarely
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = words[is_debugged:]
     verb, rest = split_verb(words, ("compile",))
     args = argparse.Namespace(verb=_compile, words=rest) if verb else _parser().parse_args(words)
+    args.again = again(words)
     # Simulated cores run on threads of ours; BLAS threads inside them only fight for the CPUs. Read
     # when NumPy is loaded, which no verb has done yet.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -140,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument(
         "--fit", action="store_true", help="refit the constants of sim_cluster/calibration.toml"
     )
+    validate.add_argument(FLAG, action="store_true", help="ask anew: nothing stored is an answer")
     validate.add_argument("--json", action="store_true", help="print JSON on stdout")
     validate.set_defaults(verb=_validate)
     unit = verbs.add_parser("unit", help="run one failed unit of a job again, here and alone")
@@ -311,6 +314,7 @@ def _run(args: argparse.Namespace) -> int:
         from orchestrator.report import screen
 
         report = job.run_job(asked, progress, args.dump_dir)
+    report["provenance"]["again"] = args.again
     explanations.add(args.explain, asked, report)
     explanations.show(args.explain, report, args.json, screen.run_screen)
     return job.exit_code(report)
@@ -325,6 +329,7 @@ def _plan(args: argparse.Namespace) -> int:
     asked = job_config(args)
     with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
         report = plan_cache.advised(asked, args.trace, progress, args.dump_dir)
+    report["provenance"]["again"] = args.again
     if args.html:
         from orchestrator.report.page.page import report_page, write_page
 
@@ -344,6 +349,8 @@ def _validate(args: argparse.Namespace) -> int:
         rows=tuple(r for r in args.rows.split(",") if r),
         fit=args.fit,
         as_json=args.json,
+        fresh=args.fresh,
+        again=args.again,
     )
     return validate.run(asked)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import time
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -224,6 +225,12 @@ class CacheConfig:
     max_gib: float = limited(10.0, 0.0, 1e6)
     """What the directory may hold; beyond it entries that were used longest ago go. 0: no bound."""
 
+    fresh: bool = False
+    """Ask anew: what was stored before the question counts as absent, and is replaced."""
+
+    since_s: float = field(default=0.0, compare=False, metadata={"key": "cache.fresh"})
+    """When a question that is asked anew was asked (Unix time); 0: stored answers are good."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
@@ -305,7 +312,19 @@ def load(
             f"tables are {', '.join(TABLES)}",
         )
     tables = {name: _table(kind, name, data.get(name, {}), source) for name, kind in TABLES.items()}
-    return JobConfig(**tables, base=str(path.resolve().parent if path else Path.cwd()))
+    return asked_now(JobConfig(**tables, base=str(path.resolve().parent if path else Path.cwd())))
+
+
+def asked_now(job: JobConfig) -> JobConfig:
+    """The job as a question of this moment: with `cache.fresh` nothing older answers it."""
+    since_s = time.time() if job.cache.fresh else 0.0
+    return dataclasses.replace(job, cache=dataclasses.replace(job.cache, since_s=since_s))
+
+
+def from_store(job: JobConfig) -> JobConfig:
+    """The job as one that stored answers are good for: of a question about the store."""
+    cache = dataclasses.replace(job.cache, fresh=False, since_s=0.0)
+    return dataclasses.replace(job, cache=cache)
 
 
 def _put(data: dict[str, Any], table: str, name: str, value: Any) -> None:

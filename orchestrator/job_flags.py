@@ -48,6 +48,7 @@ _SWITCHES: dict[str, tuple[str, bool, str]] = {
         True,
         "allow logical NeuronCores the machine cannot have",
     ),
+    "fresh": ("cache.fresh", True, "ask anew: what is stored is no answer, and is replaced"),
     "resume": ("run.resume", True, "go on from the last checkpoint in the output directory"),
     "no-compare": ("run.compare", False, "values without the unsharded step beside them"),
 }

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.stages import Stages, Traces
 
 KIND, READS, WHATIF = "plan", "reads", "whatif"  # of entries
+_ABSENT: tuple[None, float] = None, 0.0
 _OWN, _READ = "file ", "model's "
 _NAMES = several(Rule("a name", lambda v: type(v) is str and "\0" not in v))
 NOT_IN_KEY = ("output", "cache", "run", "base")
@@ -66,13 +67,13 @@ def plan(
     parts = _traced(job, stages) if stages else plan_parts(job)
     key = parts_digest(KIND, parts)
     is_asked = trace is None and dump_dir is None
-    stored = _stored(cache, KIND, key, check_report) if is_asked else None
+    stored, stored_s = _stored(cache, KIND, key, check_report) if is_asked else _ABSENT
     cache.tally.count(KIND, hit=stored is not None)
     cache.tally.save()
     if stored is not None:
         report: dict[str, Any] = stored
         provenance = report["provenance"]
-        provenance["plan_key"] = key
+        provenance["plan_key"], provenance["stored_s"] = key, stored_s
         provenance["computed_in_s"] = round(sum(provenance["stages_s"].values()), 3)
         provenance["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
         return report
@@ -106,9 +107,9 @@ def advised(
     plan_key, wanted = report["provenance"]["plan_key"], job.run.tries
     for tries in (TRIES, AUTO) if wanted == AUTO else (wanted,):
         key = parts_digest(WHATIF, _whatif_parts(plan_key, tries))
-        stored = _stored(cache, WHATIF, key, check_whatif)
+        stored, stored_s = _stored(cache, WHATIF, key, check_whatif)
         if stored is not None:
-            return report | {"whatif": stored}
+            return report | {"whatif": {**stored, "stored_s": stored_s}}
     from orchestrator.whatif.tries import FAILED, advice, affordable
 
     count = affordable(wanted, report, start)
@@ -138,7 +139,7 @@ def plan_parts(job: JobConfig) -> dict[str, str]:
     own = _own_parts(job)
     if not job.model.entry:
         return own
-    stored = _stored(open_cache(job.cache), READS, parts_digest(READS, own), _check_names)
+    stored, _ = _stored(open_cache(job.cache), READS, parts_digest(READS, own), _check_names)
     return own | _read_parts(observed(stored or ()))
 
 
@@ -158,19 +159,21 @@ def _common_parts(job: JobConfig) -> dict[str, str]:
     return parts | always()
 
 
-def _stored(cache: Cache, kind: str, key: str, check: Callable[[Any], None]) -> Any | None:
-    """The document of an entry. One that holds something else than we store is set aside, and
-    counts as absent: others can write to a cache."""
-    data = cache.get(kind, key)
-    if data is None:
-        return None
+def _stored(
+    cache: Cache, kind: str, key: str, check: Callable[[Any], None]
+) -> tuple[Any | None, float]:
+    """The document of an entry, and when it was stored. One that holds something else than we store
+    is set aside, and counts as absent: others can write to a cache."""
+    entry = cache.find(kind, key)
+    if entry is None:
+        return _ABSENT
     try:
-        found = parse_json(data)
+        found = parse_json(entry.payload)
         check(found)
     except ValueError:
         cache.set_aside(kind, key)
-        return None
-    return found
+        return _ABSENT
+    return found, entry.about.stored_s
 
 
 def _check_names(found: Any) -> None:

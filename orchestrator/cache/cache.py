@@ -10,8 +10,10 @@ once; it costs entries, not the job.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -51,17 +53,30 @@ class Settings(Protocol):
     def max_gib(self) -> float:
         """Bound of the directory, 0 for none."""
 
+    @property
+    def since_s(self) -> float:
+        """What was stored before this Unix time counts as absent."""
+
 
 class Cache:
-    """Entries of a directory, and of the `shared` store behind it."""
+    """Entries of a directory, and of the `shared` store behind it.
+
+    What was stored before `since_s` (Unix time) is removed when it is asked for, also where a first
+    writer wins: what is computed instead is what others find.
+    """
 
     def __init__(
-        self, directory: Path, max_bytes: int = 10 * GIB, shared: Store | None = None
+        self,
+        directory: Path,
+        max_bytes: int = 10 * GIB,
+        shared: Store | None = None,
+        since_s: float = 0.0,
     ) -> None:
         self.local = LocalStore(directory, max_bytes)
         self.stores: tuple[Store, ...] = (self.local, *([shared] if shared else []))
         self.tally = Tally(directory)
         self.poll_s = max(store.poll_s for store in self.stores)  # for a lock that another holds
+        self._since_s = since_s
         self._told: set[tuple[str, str]] = set()
         self._telling = Lock()
         self.warnings: list[str] = []
@@ -82,13 +97,18 @@ class Cache:
 
     def get(self, kind: str, key: str, here: bool = False) -> bytes | None:
         """The payload, or None on a miss; `here` asks the directory alone."""
+        found = self.find(kind, key, here)
+        return found.payload if found else None
+
+    def find(self, kind: str, key: str, here: bool = False) -> Entry | None:
+        """The entry, with what is known about it, or None on a miss; `here` as in `get`."""
         name = EntryName(kind, key)
         for number, store in enumerate(self.stores[:1] if here else self.stores):
             found = self._read(store, name)
             if found is not None:
                 for nearer in self.stores[:number]:
                     self._write(nearer, name, found[0])
-                return found[1].payload
+                return found[1]
         return None
 
     def put(
@@ -102,7 +122,7 @@ class Cache:
         """Store an entry, `here` in the directory alone; where that cannot be, warn and go on.
         Whether it is in the directory."""
         name = EntryName(kind, key)
-        data = pack_entry(name, payload, about)
+        data = pack_entry(name, payload, replace(about, stored_s=time.time()))
         stores = self.stores[:1] if here else self.stores
         stored = [self._write(store, name, data) for store in stores]
         return stored[0]
@@ -140,10 +160,21 @@ class Cache:
         if data is None:
             return None
         entry = unpack_entry(data, name)
-        if entry is not None:
-            return data, entry
-        self._damaged(store, name)
-        return None
+        if entry is None:
+            self._damaged(store, name)
+            return None
+        # Later than now is another host's clock, which says nothing about before and after.
+        if self._since_s and not self._since_s <= entry.about.stored_s <= time.time():
+            self._remove(store, name)
+            return None
+        return data, entry
+
+    def _remove(self, store: Store, name: EntryName) -> None:
+        if self._is_asked(store, WRITTEN):
+            try:
+                store.remove(name)
+            except StoreError as error:
+                self._warn(store, WRITTEN, error)
 
     def _damaged(self, store: Store, name: EntryName) -> None:
         self.warnings.append(
@@ -189,4 +220,4 @@ def open_cache(settings: Settings) -> Cache:
     """The cache of a job. Raises UsageError for a place we cannot use."""
     location = locate(settings.dir, settings.local_dir)
     shared = S3Store(location.url) if location.url else None
-    return Cache(location.directory, int(settings.max_gib * GIB), shared)
+    return Cache(location.directory, int(settings.max_gib * GIB), shared, settings.since_s)

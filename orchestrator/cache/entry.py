@@ -3,8 +3,8 @@
     magic   8 bytes
     sha256  of everything after it
     length  of the description, 4 bytes, little-endian
-    description  msgpack {entry, name, parts}: which entry this is, a name for people, and the
-                 parts of the key, as text
+    description  msgpack {entry, name, parts, stored_s}: which entry this is, a name for people,
+                 the parts of the key, as text, and when it was stored (Unix time)
     payload
 
 Entries are read from places that others can write to. Sizes are bounded before memory is taken,
@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgpack
 
@@ -29,6 +30,7 @@ MAX_ENTRY_BYTES = 4 * GIB
 MAX_ABOUT_BYTES, MAX_NAME = 2**16, 256
 _MAGIC = b"SWCACHE2"
 _HEAD_BYTES = len(_MAGIC) + 32 + 4
+_LAST_S = 1e11  # our choice: the year 5138; later is no time at which something was stored
 _KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _-]*")
 _KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -55,11 +57,12 @@ class EntryName:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What an entry is called, and the parts its key was made of, so that a miss can be
-    explained."""
+    """What an entry is called, the parts its key was made of, so that a miss can be explained, and
+    when it was stored (Unix time; 0: not known)."""
 
     name: str = ""
     parts: Mapping[str, str] = field(default_factory=dict)
+    stored_s: float = 0.0
 
 
 NOTHING_KNOWN = About()
@@ -75,7 +78,12 @@ class Entry:
 
 def pack_entry(entry: EntryName, payload: bytes, about: About = NOTHING_KNOWN) -> bytes:
     """The bytes of an entry."""
-    fields = {"entry": str(entry), "name": about.name[:MAX_NAME], "parts": dict(about.parts)}
+    fields: dict[str, Any] = {
+        "entry": str(entry),
+        "name": about.name[:MAX_NAME],
+        "parts": dict(about.parts),
+    }
+    fields["stored_s"] = about.stored_s
     described: bytes = msgpack.packb(fields)
     if len(described) > MAX_ABOUT_BYTES:
         described = msgpack.packb(fields | {"parts": {}})
@@ -105,9 +113,15 @@ def _described(data: bytes) -> tuple[str, About] | None:
     try:
         found = msgpack.unpackb(data[_HEAD_BYTES : _HEAD_BYTES + size])
         parts = {str(k): str(v) for k, v in found["parts"].items()}
-        return str(found["entry"]), About(str(found["name"]), parts)
+        stored_s = _time(found.get("stored_s"))
+        return str(found["entry"]), About(str(found["name"]), parts, stored_s)
     except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException):
         return None
+
+
+def _time(value: object) -> float:
+    """A Unix time; 0 for what is none."""
+    return float(value) if type(value) is float and 0 <= value < _LAST_S else 0.0
 
 
 def read_bounded(path: Path, most: int = MAX_ENTRY_BYTES) -> bytes:

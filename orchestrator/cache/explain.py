@@ -15,7 +15,7 @@ from functools import cached_property
 from orchestrator import plan_cache
 from orchestrator.cache.cache import Cache, open_cache
 from orchestrator.cache.entry import About, EntryName, read_about
-from orchestrator.config import JobConfig
+from orchestrator.config import JobConfig, from_store
 from orchestrator.service.executor import InlineExecutor, WorkUnit, attempt
 from orchestrator.service.service import Settled, UnitService
 from orchestrator.service.unit_errors import UnitDefectError, UnitFailedError, stored_refusal
@@ -119,7 +119,7 @@ class Explainer(UnitService):
                 results[unit.key] = stored
             elif refusal is not None:
                 self._add(unit, REFUSED)
-                ends = f"{unit.kind} unit {unit.name} is refused: {refusal.code}"
+                ends = f"{unit.kind} unit {unit.name} is refused: {refusal.error.code}"
             else:
                 self._add(unit, MISS)
                 if unit.kind == "partition":
@@ -163,6 +163,7 @@ def explain(job: JobConfig) -> Explanation:
     from orchestrator.job import time_programs
     from orchestrator.stages import Stages
 
+    job = from_store(job)
     cache = open_cache(job.cache)
     service = Explainer(cache)
     ends = ""

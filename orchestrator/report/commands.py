@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from orchestrator.age import FLAG
 from orchestrator.strict_json import dumps
 from orchestrator.terminal import say
 
@@ -26,6 +27,7 @@ def add_verbs(verbs: Any) -> None:
     compare = verbs.add_parser("compare", help="what changed between two reports or jobs")
     compare.add_argument("a", type=Path, help="report.json, the directory of a run, or a job.toml")
     compare.add_argument("b", type=Path, help="the same")
+    compare.add_argument(FLAG, action="store_true", help="ask anew about jobs: plan them again")
     compare.add_argument("--json", action="store_true", help="print JSON on stdout")
     compare.add_argument("--html", type=Path, metavar="FILE", help="also write a page")
     compare.set_defaults(verb=_compare)
@@ -53,11 +55,11 @@ def _compare(args: argparse.Namespace) -> int:
     from orchestrator.report.compare import compare, print_comparison, side, tables
     from orchestrator.report.page.page import compare_page, write_page
 
-    found = compare(side(args.a), side(args.b))
+    found = compare(side(args.a, args.fresh), side(args.b, args.fresh))
     if args.html:
         write_page(args.html, compare_page(found, tables(found)), "--html")
     if args.json:
         say(dumps(found, indent=1))
     else:
-        print_comparison(found)
+        print_comparison(found, args.again)
     return 0

@@ -17,6 +17,7 @@ from rich.text import Text
 from compiler.diagnostics import UsageError
 from compiler.documents import parse_json, read_text
 from orchestrator import config, terminal
+from orchestrator.age import counted_text, oldest
 from orchestrator.report.page.words import dollars, plain, ps_text
 from orchestrator.report.report import SCHEMA
 from orchestrator.report.shape import check_report
@@ -55,19 +56,21 @@ def _refused(message: str) -> UsageError:
     )
 
 
-def side(path: Path) -> dict[str, Any]:
-    """The report of one side; a job file is planned. Raises what reading and planning raise."""
+def side(path: Path, fresh: bool = False) -> dict[str, Any]:
+    """The report of one side; a job file is planned, `fresh` without what is stored. Raises what
+    reading and planning raise."""
     if path.suffix != ".toml":
         return read_report(path)
     from orchestrator import plan_cache
 
-    return plan_cache.plan(config.load(path))
+    return plan_cache.plan(config.load(path, ["cache.fresh=true"] if fresh else ()))
 
 
 def compare(a: Report, b: Report) -> dict[str, Any]:
     """What is different in `b`; quantities as `{name, a, b}`, everything else as lists."""
     return {
         "names": [title(a), title(b)],
+        "stored_s": [r["provenance"].get("stored_s", 0.0) for r in (a, b)],
         "counted": " or ".join(dict.fromkeys((f"{counted(a)}s", f"{counted(b)}s"))),
         "settings": list(_settings(a["job"], b["job"])),
         "mesh": _both(a["mesh"], b["mesh"], 1),
@@ -247,11 +250,14 @@ def _moved(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-def print_comparison(found: Mapping[str, Any]) -> None:
-    """All tables on the terminal."""
+def print_comparison(found: Mapping[str, Any], again: str) -> None:
+    """All tables on the terminal; `again` is the command that asks anew."""
     console = terminal.console()
     for letter, name in zip("AB", found["names"], strict=True):
         console.print(Text.assemble((letter, "bold"), f" {name}"), soft_wrap=True)
+    times = [stored_s for stored_s in found["stored_s"] if stored_s]
+    if text := counted_text(len(times), 2, "plans", oldest(times), again):
+        console.print(text, soft_wrap=True)
     for caption, columns, rows in tables(found):
         table = Table(title=caption, title_justify="left", pad_edge=False, box=None)
         for place, name in enumerate(columns):

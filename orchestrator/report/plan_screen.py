@@ -120,5 +120,7 @@ _PARTS = (
     _Part(sections.confidence),
     _Part(next_lines),
     _Part(partial(sections.findings, most=1), 2),
+    _Part(sections.stored),
+    _Part(sections.stored_units, 8),
     _Part(_tool, 8),
 )

@@ -38,6 +38,7 @@ def run_screen(report: dict[str, Any]) -> None:
         _print(console, section(report, width))
     _print(console, sections.streams(report, width) + sections.compiler(report, width))
     _units(console, report)
+    _print(console, sections.stored_units(report, width))
     _losses(console, report)
     for section in _SECTIONS:
         _print(console, section(report, width))

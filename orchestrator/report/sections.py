@@ -13,6 +13,7 @@ from rich.text import Text
 
 from compiler.target import PS_PER_S
 from orchestrator import terminal
+from orchestrator.age import AGAIN, counted_text, oldest
 from orchestrator.report.bars import bar, bar_to_limit, legend, percents
 from orchestrator.report.text import (
     KIB,
@@ -256,6 +257,28 @@ def stages(report: Report, width: int) -> list[Text]:
         parts.append(f"{first}: {text}" if first == last else f"{first}-{last}: {text}")
         first = last + 1
     return lines + parts_of([Text(part) for part in parts], width)
+
+
+def stored(report: Report, width: int) -> list[Text]:
+    """That the answer is a stored one, how old it is and how to ask anew."""
+    stored_s = report["provenance"].get("stored_s", 0.0)
+    since = oldest((stored_s, report.get("whatif", {}).get("stored_s", 0.0)))
+    text = counted_text(1 if stored_s else 0, 1, "answer", since, _again(report))
+    return plain("stored", text, width, most=3) if text else []
+
+
+def stored_units(report: Report, width: int) -> list[Text]:
+    """The same of an answer that was made of stored units."""
+    if report["provenance"].get("stored_s"):
+        return []
+    times = [row["stored_s"] for row in report["units"] if row.get("stored_s")]
+    text = counted_text(len(times), len(report["units"]), "units", oldest(times), _again(report))
+    return plain("stored", text, width, most=3) if text else []
+
+
+def _again(report: Report) -> str:
+    command: str = report["provenance"].get("again", AGAIN)
+    return command
 
 
 def findings(report: Report, width: int, most: int = 3) -> list[Text]:

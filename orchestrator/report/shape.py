@@ -7,6 +7,8 @@ be added within a version, so what is not named here is any plain data.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from compiler.schema import (
@@ -22,6 +24,7 @@ from compiler.schema import (
     several,
 )
 
+_LAST_S = 1e11  # our choice: the year 5138; nothing was stored later
 _LARGEST = 1e36
 """Our choice: beyond every count, rate and time of a step, and squares of it are still numbers."""
 
@@ -30,6 +33,7 @@ def _is_figure(value: Any) -> bool:
     return type(value) in (int, float) and -_LARGEST <= value <= _LARGEST
 
 
+TIME = Rule("a Unix time", lambda v: _is_figure(v) and 0 <= v <= _LAST_S)
 FIGURE = Rule("a finite number", _is_figure)
 AMOUNT = Rule("a number from 0", lambda v: _is_figure(v) and v >= 0)
 POSITIVE = Rule("a number above 0", lambda v: _is_figure(v) and v > 0)
@@ -41,8 +45,11 @@ _FIGURES = either(FIGURE, FLAG, TEXT, several(FIGURE))
 _TEXTS = Items(TEXT)
 
 
-def _open(**required: Shape) -> Table:
-    return Table(required, is_open=True)
+NO_MORE: Mapping[str, Shape] = MappingProxyType({})
+
+
+def _open(optional: Mapping[str, Shape] = NO_MORE, **required: Shape) -> Table:
+    return Table(required, optional, is_open=True)
 
 
 _LOC = Rule("a place or null", lambda v: v is None or _is_place(v))
@@ -193,6 +200,7 @@ _UNIT = _open(
     cache=TEXT,
     attempts=NUMBER,
     error=TEXT,
+    optional={"stored_s": TIME},
 )
 
 
@@ -250,7 +258,11 @@ _NUMERICS = _open(
     passed=FLAG,
     l0=Entries(MAYBE),
 )
-WHATIF = _open(tried=Items(_open(change=TEXT, status=TEXT, helps=FLAG)), left=_TEXTS)
+WHATIF = _open(
+    tried=Items(_open(change=TEXT, status=TEXT, helps=FLAG)),
+    left=_TEXTS,
+    optional={"stored_s": TIME},
+)
 _REFUSED = _open(code=TEXT, message=TEXT)
 _TRIED = _open(
     peak_bytes=NUMBER,
@@ -264,7 +276,7 @@ _TRIED = _open(
 _SECTIONS: dict[str, Shape] = {
     "schema": one_of(1),
     "job": _JOB,
-    "provenance": _open(stages_s=_AMOUNTS),
+    "provenance": _open(stages_s=_AMOUNTS, optional={"stored_s": TIME, "again": TEXT}),
     "graph": _open(name=TEXT, repeats=_TEXTS, params=NUMBER, flops_per_step=AMOUNT),
     "mesh": Entries(SIZE),
     "cores": SIZE,

@@ -29,7 +29,7 @@ from orchestrator.service.unit_errors import (
 @dataclass(frozen=True, slots=True)
 class UnitRow:
     """A unit in the report: when it started (seconds after the job), how long, where, whether it
-    was cached, and the code of the error it ended with."""
+    was cached and since when (Unix time, 0 if not), and the code of the error it ended with."""
 
     kind: str
     key: str
@@ -40,6 +40,7 @@ class UnitRow:
     cache: str  # hit or miss
     attempts: int = 1
     error: str = ""
+    stored_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,20 +141,23 @@ class Batch:
 
     def _look_up(self, unit: WorkUnit, here: bool = False) -> bool:
         """Whether the cache has the unit's result, or its refusal; `here` as in `Cache.get`."""
-        result = self._cache.get(unit.kind, unit.key, here)
-        refusal = stored_refusal(self._cache, unit, here) if result is None else None
-        if result is not None:
-            self.results[unit.key] = result
+        entry = self._cache.find(unit.kind, unit.key, here)
+        refusal = stored_refusal(self._cache, unit, here) if entry is None else None
+        if entry is not None:
+            self.results[unit.key], stored_s = entry.payload, entry.about.stored_s
         elif refusal is not None:
-            self.failures[unit.key] = UnitFailedError(unit, refusal)
+            self.failures[unit.key], stored_s = refusal, refusal.stored_s
         else:
             return False
         del self._pending[unit.key]
         self._hits += 1
         self._cache.tally.count(unit.kind, hit=True)
-        code = refusal.code if refusal else ""
+        code = refusal.error.code if refusal else ""
         now = time.time() - self._epoch
-        row = UnitRow(unit.kind, unit.key, unit.name, now, 0.0, "cache", "hit", error=code)
+        stored_s = stored_s if stored_s < self._epoch else 0.0  # else this job has stored it
+        row = UnitRow(
+            unit.kind, unit.key, unit.name, now, 0.0, "cache", "hit", 1, code, stored_s=stored_s
+        )
         self._tell("unit.hit", unit, code=code)
         self._note(row, self._counts())
         return True

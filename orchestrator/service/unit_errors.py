@@ -23,6 +23,7 @@ from compiler.diagnostics import (
     SimulationError,
     UsageError,
 )
+from orchestrator.age import FLAG, age_text
 from orchestrator.cache import Cache
 from orchestrator.cache.entry import read_bounded, unpack_entry
 from orchestrator.service.executor import WorkUnit
@@ -37,13 +38,14 @@ FAILED = "failed"  # the cache's kind for units that are kept to be run again
 
 class UnitFailedError(Exception):
     """A unit was refused; `error` says why. Compile units know op ordinals, their caller the
-    lines.
+    lines. `stored_s` is when the refusal was stored (Unix time), 0 for one of this job.
     """
 
-    def __init__(self, unit: WorkUnit, error: DiagnosticError) -> None:
+    def __init__(self, unit: WorkUnit, error: DiagnosticError, stored_s: float = 0.0) -> None:
         super().__init__(unit.name, error)
         self.unit = unit
         self.error = error
+        self.stored_s = stored_s
 
 
 class UnitDefectError(InternalError):
@@ -73,17 +75,27 @@ def store_refusal(cache: Cache, unit: WorkUnit, error: DiagnosticError) -> None:
         cache.put(refusal_kind(unit.kind), unit.key, msgpack.packb(row))
 
 
-def stored_refusal(cache: Cache, unit: WorkUnit, here: bool = False) -> DiagnosticError | None:
-    """The stored refusal of a unit; `here` as in `Cache.get`. One that makes no sense is damaged:
-    it is set aside, and the unit computed again."""
+def stored_refusal(cache: Cache, unit: WorkUnit, here: bool = False) -> UnitFailedError | None:
+    """The stored refusal of a unit, which says that it is one; `here` as in `Cache.get`. One that
+    makes no sense is damaged: it is set aside, and the unit computed again."""
     kind = refusal_kind(unit.kind)
-    data = cache.get(kind, unit.key, here)
-    if data is None:
+    entry = cache.find(kind, unit.key, here)
+    if entry is None:
         return None
-    refusal = _read_refusal(data)
+    refusal = _read_refusal(entry.payload)
     if refusal is None:
         cache.set_aside(kind, unit.key)
-    return refusal
+        return None
+    stored_s = entry.about.stored_s
+    said = f"this refusal is a stored one, {age_text(stored_s)}: {FLAG} (cache.fresh) asks anew"
+    return UnitFailedError(unit, _hinted(refusal, said), stored_s)
+
+
+def stored_at(error: BaseException) -> float:
+    """When the refusal that an error comes from was stored (Unix time); 0 for one of now."""
+    while (cause := error.__cause__) is not None and not isinstance(error, UnitFailedError):
+        error = cause
+    return error.stored_s if isinstance(error, UnitFailedError) else 0.0
 
 
 def _read_refusal(data: bytes) -> DiagnosticError | None:
@@ -133,6 +145,10 @@ def read_kept(path: Path) -> WorkUnit:
 
 def with_command(error: DiagnosticError, command: str) -> DiagnosticError:
     """The error with the command that reproduces it."""
+    return _hinted(error, f"reproduce with: {command}") if command else error
+
+
+def _hinted(error: DiagnosticError, more: str) -> DiagnosticError:
+    """The error with one more thing to do."""
     d = error.diagnostic
-    hint = "; ".join(filter(None, (d.hint, f"reproduce with: {command}" if command else "")))
-    return type(error)(d.code, d.message, d.loc, hint)
+    return type(error)(d.code, d.message, d.loc, "; ".join(filter(None, (d.hint, more))))

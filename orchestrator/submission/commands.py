@@ -9,6 +9,7 @@ from typing import Any
 
 from compiler.diagnostics import UsageError
 from orchestrator import config
+from orchestrator.age import FLAG
 from orchestrator.job_flags import add_job_flags, as_words, job_configs
 
 COMMANDS = ("collect", "compile", "clean", "clear-locks")
@@ -35,6 +36,7 @@ def _parallel_compile_parser(verbs: Any) -> None:
     parallel.add_argument("--workers", help="worker processes or Ray actors")
     parallel.add_argument("--progress", help="auto, bar, plain, json or quiet")
     parallel.add_argument("--cache-dir", help="directory or s3:// URL of the unit cache")
+    parallel.add_argument(FLAG, action="store_true", help="compile anew: nothing stored is used")
     parallel.add_argument("--json", action="store_true", help="print the summary as JSON")
     parallel.add_argument("script", nargs=argparse.REMAINDER, help="the command to collect from")
     parallel.set_defaults(verb=_parallel_compile)
@@ -108,7 +110,7 @@ def compile_only(args: argparse.Namespace) -> int:
     """`run --compile-only`."""
     from orchestrator.submission import compile_only
 
-    return compile_only.run(job_configs(args, args.jobs), args.json, args.dump_dir)
+    return compile_only.run(job_configs(args, args.jobs), args.json, args.again, args.dump_dir)
 
 
 def _environment(words: list[str]) -> dict[str, str]:
@@ -123,7 +125,8 @@ def _parallel_compile(args: argparse.Namespace) -> int:
     from orchestrator.submission import parallel_compile
 
     given = {f"run.{key}": getattr(args, key) for key in ("executor", "workers", "progress")}
-    job = config.with_absolute_paths(config.load(None, (), given | {"cache.dir": args.cache_dir}))
+    given |= {"cache.dir": args.cache_dir, "cache.fresh": args.fresh}
+    job = config.with_absolute_paths(config.load(None, (), given))
     asked = parallel_compile.Asked(
         command=args.command,
         script=args.script[1:] if args.script[:1] == ["--"] else args.script,
@@ -131,6 +134,7 @@ def _parallel_compile(args: argparse.Namespace) -> int:
         job=job,
         graphs=args.graphs,
         as_json=args.json,
+        again=args.again,
     )
     return parallel_compile.run(asked)
 

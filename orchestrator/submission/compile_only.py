@@ -202,8 +202,11 @@ def _told(file: Path, work: _Work, ended: Ended) -> CompiledJob:
     )
 
 
-def run(jobs: Mapping[Path, JobConfig], as_json: bool, dump_dir: Path | None = None) -> int:
-    """Compile, show and store the summary; returns the exit code."""
+def run(
+    jobs: Mapping[Path, JobConfig], as_json: bool, again: str, dump_dir: Path | None = None
+) -> int:
+    """Compile, show and store the summary; `again` is the command that asks anew. Returns the exit
+    code."""
     first = next(iter(jobs.values()))
     with Progress("quiet" if as_json else first.run.progress) as progress:
         summary = compile_jobs(jobs, progress, dump_dir)
@@ -214,11 +217,11 @@ def run(jobs: Mapping[Path, JobConfig], as_json: bool, dump_dir: Path | None = N
     if as_json:
         say(dumps(summary.as_dict(), indent=1))
     else:
-        _screen(summary, terminal.console())
+        _screen(summary, terminal.console(), again)
     return summary.exit_code
 
 
-def _screen(summary: CompileSummary, console: Console) -> None:
+def _screen(summary: CompileSummary, console: Console, again: str) -> None:
     table = Table(box=None)
     for name in ("job", "units", "cached", "compiled", "failed", "NEFFs", "MB"):
         table.add_column(name, justify="left" if name == "job" else "right", overflow="fold")
@@ -233,6 +236,8 @@ def _screen(summary: CompileSummary, console: Console) -> None:
         f" units: {units.cached} cached, {units.compiled} compiled, {units.failed} failed",
         soft_wrap=True,
     )
+    if text := units.stored_text(again):
+        say(text)
     for job in summary.jobs:
         if job.error:
             say(f"{job.job}: {job.error.render()}", err=True)

@@ -20,6 +20,7 @@ from rich.table import Table
 from compiler.diagnostics import ExecutionError, UsageError
 from compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXTRACT_ONLY
 from orchestrator import outputs, terminal
+from orchestrator.age import AGAIN
 from orchestrator.cache import open_cache
 from orchestrator.compile.compile_flags import flags_alone
 from orchestrator.config import JobConfig
@@ -50,6 +51,7 @@ class Asked:
     job: JobConfig
     graphs: Path | None = None
     as_json: bool = False
+    again: str = AGAIN  # the command that asks anew
 
     @property
     def directory(self) -> Path:
@@ -127,11 +129,11 @@ def _compile(asked: Asked) -> int:
     if asked.as_json:
         say(text)
     else:
-        _screen(summary, asked.directory)
+        _screen(summary, asked)
     return code
 
 
-def _screen(summary: GraphSummary, directory: Path) -> None:
+def _screen(summary: GraphSummary, asked: Asked) -> None:
     table = Table(box=None)
     for name in ("graph", "status", "units", "cached", "compiled", "failed"):
         table.add_column(name, justify="right" if name not in ("graph", "status") else "left")
@@ -143,8 +145,10 @@ def _screen(summary: GraphSummary, directory: Path) -> None:
     terminal.console().print(table)
     say(
         f"{summary.total} graphs in {summary.seconds:.1f} s: {summary.succeeded} succeeded"
-        f" ({summary.cached} cached), {summary.failed} failed\n{directory}"
+        f" ({summary.cached} cached), {summary.failed} failed\n{asked.directory}"
     )
+    if text := summary.units.stored_text(asked.again):
+        say(text)
     for graph in summary.graphs:
         if graph.error:
             say(f"{one_line(graph.name)}: {graph.error.render()}", err=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from compiler.diagnostics import DiagnosticError
+from orchestrator.age import counted_text, oldest
 from orchestrator.parts import Parts
 from orchestrator.service.batch import UnitRow
 from orchestrator.service.service import Settled, UnitService
@@ -15,12 +16,18 @@ from orchestrator.service.service import Settled, UnitService
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCounts:
-    """Distinct units by how they ended."""
+    """Distinct units by how they ended, and when the oldest of those that were cached was stored
+    (Unix time, 0 without any)."""
 
     total: int
     cached: int
     compiled: int
     failed: int
+    stored_s: float = 0.0
+
+    def stored_text(self, command: str) -> str:
+        """How many were stored, since when, and the command that asks anew."""
+        return counted_text(self.cached, self.total, "units", self.stored_s, command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,10 @@ def counts_of(rows: Sequence[UnitRow]) -> UnitCounts:
     failed = sum(bool(row.error) for row in rows)
     cached = sum(row.cache == "hit" and not row.error for row in rows)
     done = len(rows) - cached - failed
-    return UnitCounts(total=len(rows), cached=cached, compiled=done, failed=failed)
+    times = (row.stored_s for row in rows if row.cache == "hit")
+    return UnitCounts(
+        total=len(rows), cached=cached, compiled=done, failed=failed, stored_s=oldest(times)
+    )
 
 
 def _prepare(work: _Work, service: UnitService) -> None:

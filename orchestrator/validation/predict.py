@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,11 +56,14 @@ class Predictor:
     def __init__(self, service: UnitService, cache: Cache) -> None:
         self._service = service
         self._cache = cache
+        self.asked, self.stored_s = 0, list[float]()  # Unix times of answers that others stored
+        self._began_s = time.time()
         self._built: tuple[Workload, Built] | None = None  # the last one: programs are large
 
     def time(self, workload: Workload, profile: Profile) -> Timed:
         """The step of `workload`. Raises the DiagnosticError of the stage that refuses it."""
         key = _key(workload, profile)
+        self.asked += 1
         stored = self._stored(key)
         self._cache.tally.count(KIND, hit=stored is not None)
         if stored is not None:
@@ -75,12 +79,14 @@ class Predictor:
 
     def _stored(self, key: str) -> Timed | None:
         """What an entry holds; one that makes no sense is set aside, and counts as absent."""
-        data = self._cache.get(KIND, key)
-        if data is None:
+        entry = self._cache.find(KIND, key)
+        if entry is None:
             return None
         try:
-            found = Timed(**parse_json(data))
+            found = Timed(**parse_json(entry.payload))
             check_fields(found)
+            if entry.about.stored_s < self._began_s:
+                self.stored_s.append(entry.about.stored_s)
             return found
         except (TypeError, ValueError):
             self._cache.set_aside(KIND, key)

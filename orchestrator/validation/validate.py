@@ -17,8 +17,9 @@ from typing import Any
 
 from compiler.diagnostics import DiagnosticError, UsageError
 from compiler.target import load_target
+from orchestrator.age import AGAIN, oldest
 from orchestrator.cache import open_cache
-from orchestrator.config import JobConfig
+from orchestrator.config import CacheConfig, JobConfig, asked_now
 from orchestrator.report.limits import Confidence, asked, confidence
 from orchestrator.service.progress import Progress
 from orchestrator.terminal import say
@@ -43,6 +44,8 @@ class Asked:
     rows: tuple[str, ...] = ()
     fit: bool = False
     as_json: bool = False
+    fresh: bool = False
+    again: str = AGAIN  # the command that asks anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def run(asked: Asked) -> int:
         )
     report: dict[str, Any] = {"schema": 2, "profile": NOMINAL}
     if asked.training:
-        report["training"] = training(asked.training, asked.rows, asked.fit, asked.as_json)
+        report["training"] = training(asked)
     if asked.kernels:
         from orchestrator.validation.measured import kernels
 
@@ -109,30 +112,37 @@ def run(asked: Asked) -> int:
     else:
         from orchestrator.validation.validate_screen import show
 
-        show(report)
+        show(report, asked.again)
     return 0
 
 
-def training(path: Path, rows: Sequence[str], fit: bool, quiet: bool) -> dict[str, Any]:
+def training(question: Asked) -> dict[str, Any]:
     """The report on training runs. With `fit`, constants are fitted to the primary ones, written to
     `calibration.toml` and used. Raises UsageError as `run`.
     """
+    assert question.training is not None
     from orchestrator.job import unit_service
 
-    asked = select(read_runs(path), rows)
+    asked = select(read_runs(question.training), question.rows)
     runs = [item for item in asked if isinstance(item, PublishedRun)]
-    job = JobConfig()
+    job = asked_now(JobConfig(cache=CacheConfig(fresh=question.fresh)))
     with (
-        Progress("quiet" if quiet else "auto") as progress,
+        Progress("quiet" if question.as_json else "auto") as progress,
         unit_service(job, progress) as service,
     ):
         predictor = Predictor(service, open_cache(job.cache))
-        if fit:
+        if question.fit:
             _fit([item for item in runs if item.primary], predictor, progress)
         found = [_told(item, predictor, progress) for item in in_order(runs)]
     found += [Refused(item, item.reason) for item in asked if isinstance(item, UnreadableRun)]
     place = {item.id: n for n, item in enumerate(asked)}
-    return summary(sorted(found, key=lambda p: place[p.run.id]))
+    report = summary(sorted(found, key=lambda p: place[p.run.id]))
+    times = predictor.stored_s
+    return report | {
+        "predictions": predictor.asked,
+        "stored": len(times),
+        "stored_s": oldest(times),
+    }
 
 
 METHOD = "least pseudo-Huber loss (0.08) of log step times, both training constants together"

@@ -9,16 +9,20 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator import terminal
+from orchestrator.age import counted_text
 from orchestrator.report.text import seconds_text
 
 _WORST_SHOWN = 10
 
 
-def show(report: Mapping[str, Any]) -> None:
-    """Print a report of `validate.run`."""
+def show(report: Mapping[str, Any], again: str) -> None:
+    """Print a report of `validate.run`; `again` is the command that asks anew."""
     console = terminal.console()
-    if "training" in report:
-        _training(console, report["training"])
+    if found := report.get("training"):
+        _training(console, found)
+        counts = found["stored"], found["predictions"]
+        if text := counted_text(*counts, "predictions", found["stored_s"], again):
+            console.print(text, soft_wrap=True)
     for name in ("kernels", "collectives"):
         if name in report:
             _measured(console, name, report[name])

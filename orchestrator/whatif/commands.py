@@ -90,6 +90,7 @@ def _sweep(args: argparse.Namespace) -> int:
         sort = METRICS[_OBJECTIVES[args.sort or args.objective]]
         table.show(console, swept, sort, varied, args.limit if args.limit > 0 else len(asked))
         pictures.show(console, rows)
+        _tell_stored(swept, args.again)
         _tell_files(written)
     return _exit_code(swept)
 
@@ -122,6 +123,7 @@ def _scale(args: argparse.Namespace) -> int:
         console = terminal.console()
         scale_screen.show(console, found)
         scale_screen.show_plot(console, found)
+        _tell_stored(swept, args.again)
         _tell_files(written)
     return _exit_code(swept)
 
@@ -150,6 +152,11 @@ def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) ->
         journal = Journal(folder / "points.jsonl")
         tell, begin = partial(_tell, progress), partial(progress.begin, "point")
         return folder, sweep(asked, host, journal, tell, begin)
+
+
+def _tell_stored(swept: Swept, command: str) -> None:
+    if text := swept.stored_text(command):
+        say(text)
 
 
 def _tell_files(paths: Sequence[Path]) -> None:

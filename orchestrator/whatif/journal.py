@@ -26,14 +26,14 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> dict[str, Row]:
-        """The rows that are whole."""
+    def read(self, since_s: float = 0.0) -> dict[str, Row]:
+        """The rows that are whole, and were stored at that Unix time or later."""
         try:
             lines = self._path.read_bytes().splitlines()
         except FileNotFoundError:
             return {}
         rows = (row for line in lines if (row := _row_of(line)) is not None)
-        return {row.key: row for row in rows}
+        return {row.key: row for row in rows if row.stored_s >= since_s}
 
     def add(self, row: Row) -> None:
         """Append a row. Raises UsageError (SW_OUTPUT)."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from compiler.diagnostics import CapacityError, DiagnosticError, ExecutionError, InternalError
 from compiler.target import PS_PER_S
+from orchestrator.service.unit_errors import stored_at
 
 FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
 TEXTS = ("target", "confidence", "mesh")
@@ -23,7 +24,8 @@ TOKENS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`values` are what the point sets; `metrics` are empty when it is refused."""
+    """`values` are what the point sets; `metrics` are empty when it is refused. `stored_s` is when
+    a stored row was stored (Unix time), 0 for one of this sweep."""
 
     key: str  # of the plan: what the answer depends on
     values: Mapping[str, str]
@@ -31,6 +33,7 @@ class Row:
     code: str = ""
     reason: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    stored_s: float = 0.0
 
     def flat(self) -> dict[str, Any]:
         """One level: values, status, metrics."""
@@ -50,6 +53,8 @@ class Row:
             raise TypeError("a text is something else")
         if row.status not in (FITS, TOO_LARGE, REFUSED):
             raise ValueError(f"no status: {row.status}")
+        if not (_is_figure(row.stored_s) and row.stored_s >= 0):
+            raise TypeError(f"stored_s is {row.stored_s!r}")
         for name, value in row.metrics.items():
             if not (isinstance(value, str) if name in TEXTS else _is_figure(value)):
                 raise TypeError(f"{name} is {value!r}")
@@ -113,13 +118,14 @@ def row_of(key: str, values: Mapping[str, str], report: Mapping[str, Any]) -> Ro
     code, reason = (broken["code"], broken["message"]) if broken else ("", "")
     if over:
         reason = f"{over / GIB:.2f} GiB over the {memory['limit_bytes'] / GIB:.2f} GiB of a core"
-    return Row(key, values, status, code, reason, _metrics(report) | {"over_gib": over / GIB})
+    metrics, since = _metrics(report) | {"over_gib": over / GIB}, report["provenance"]
+    return Row(key, values, status, code, reason, metrics, since.get("stored_s", 0.0))
 
 
 def refused_row(key: str, values: Mapping[str, str], error: DiagnosticError) -> Row:
     """The row of a point that cannot be planned."""
     status = TOO_LARGE if isinstance(error, CapacityError) else REFUSED
-    return Row(key, values, status, error.code, error.diagnostic.message)
+    return Row(key, values, status, error.code, error.diagnostic.message, {}, stored_at(error))
 
 
 def may_pass(error: DiagnosticError) -> bool:

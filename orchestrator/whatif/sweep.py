@@ -6,6 +6,7 @@ answer; what died or was a defect says nothing about the point and is tried agai
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.diagnostics import DiagnosticError, InternalError
+from orchestrator.age import counted_text, oldest
 from orchestrator.config import JobConfig
 from orchestrator.plan_cache import plan_key
 from orchestrator.terminal import say
@@ -33,7 +35,13 @@ class Swept:
 
     rows: Sequence[Row]
     known: int  # of the rows: from the journal
+    began_s: float = 0.0  # Unix time
     interrupted: bool = False
+
+    def stored_text(self, command: str) -> str:
+        """How many of the rows were stored before, since when, and the command that asks anew."""
+        times = [row.stored_s for row in self.rows if 0 < row.stored_s < self.began_s]
+        return counted_text(len(times), len(self.rows), "points", oldest(times), command)
 
 
 def sweep(
@@ -48,7 +56,7 @@ def sweep(
     Raises UsageError for a machine that is unknown.
     """
     keys = [plan_key(point.job) for point in points]
-    stored = journal.read()
+    began_s, stored = time.time(), journal.read(since_s=host.cache.since_s)
     done = {key: stored[key] for key in keys if key in stored}
     known = sum(key in done for key in keys)
     missing = {k: p for k, p in zip(keys, points, strict=True) if k not in done}
@@ -59,7 +67,7 @@ def sweep(
             for key, row, is_final in found:
                 done[key] = row
                 if is_final:
-                    journal.add(row)
+                    journal.add(replace(row, stored_s=row.stored_s or time.time()))
                 planned += 1
                 note(row, planned, len(missing))
     except KeyboardInterrupt:
@@ -69,7 +77,7 @@ def sweep(
         for key, point in zip(keys, points, strict=True)
         if key in done
     ]
-    return Swept(rows=rows, known=known, interrupted=interrupted)
+    return Swept(rows=rows, known=known, began_s=began_s, interrupted=interrupted)
 
 
 def _planned(

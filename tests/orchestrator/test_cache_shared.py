@@ -275,3 +275,12 @@ def test_without_boto3_the_user_is_told_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install -e '\.\[s3\]'"):
         S3Store("s3://bucket")
+
+
+def test_what_is_asked_anew_replaces_what_the_bucket_has(tmp_path: Path, url: str) -> None:
+    """Where else the first writer wins."""
+    host(tmp_path / "a", url).put("compile", KEY, b"old")
+    fresh = Cache(tmp_path / "b", shared=S3Store(url), since_s=time.time())
+    assert fresh.get("compile", KEY) is None
+    fresh.put("compile", KEY, b"new")
+    assert host(tmp_path / "c", url).get("compile", KEY) == b"new"

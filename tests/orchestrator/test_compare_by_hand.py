@@ -39,6 +39,7 @@ A: dict[str, Any] = {
         "output": {"dir": "a"},
         "base": "/a",
     },
+    "provenance": {},
     "graph": {"name": "llama", "flops_per_step": 2.5e15, "params": 1_234_567},
     "mesh": {"dp": 8, "tp": 1},
     "batch": {"tokens_per_sample": 16},
@@ -128,7 +129,7 @@ def test_equal_reports_have_figures_and_no_differences() -> None:
 def test_what_the_terminal_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(record=True, width=60, file=io.StringIO())
     monkeypatch.setattr(module.terminal, "console", lambda: console)
-    print_comparison(compare(A, other()))
+    print_comparison(compare(A, other()), "the command")
     lines = [line.rstrip() for line in console.export_text().splitlines()]
     assert lines[:8] == [
         "A llama fsdp dp=8,tp=1 on 2 x trn1n.32xlarge",
@@ -147,7 +148,7 @@ def test_reports_are_read_from_files_and_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "report.json").write_text(json.dumps(A))
-    with pytest.raises(UsageError, match=r"report\.json: report requires provenance"):
+    with pytest.raises(UsageError, match=r"report\.json: report"):
         read_report(tmp_path)
     monkeypatch.setattr(module, "check_report", lambda report: None)
     assert read_report(tmp_path) == read_report(tmp_path / "report.json") == A

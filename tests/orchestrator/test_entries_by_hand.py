@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from sim_cluster.timing_unit import _trace
 
 NAME = EntryName("compile", "0123456789abcdef" * 4)
 OTHER = EntryName("compile", "f" * 64)
-ABOUT = About("layer", {"target": "trn1n", "a": "1"})
+ABOUT = About("layer", {"target": "trn1n", "a": "1"}, 2.5)
 
 
 def entry(description: Any, payload: bytes = b"data") -> bytes:
@@ -43,7 +44,12 @@ def entry(description: Any, payload: bytes = b"data") -> bytes:
     return b"SWCACHE2" + hashlib.sha256(rest).digest() + rest
 
 
-FIELDS = {"entry": str(NAME), "name": "layer", "parts": {"target": "trn1n", "a": "1"}}
+FIELDS = {
+    "entry": str(NAME),
+    "name": "layer",
+    "parts": {"target": "trn1n", "a": "1"},
+    "stored_s": 2.5,
+}
 
 
 def test_an_entry_byte_by_byte() -> None:
@@ -55,11 +61,23 @@ def test_an_entry_byte_by_byte() -> None:
     assert str(NAME) == f"compile/{'0123456789abcdef' * 4}"
 
 
+@pytest.mark.parametrize("time", [None, 1, -1.0, 1e300, "1.0", True, float("nan")])
+def test_a_time_that_is_none_is_not_known(time: object) -> None:
+    """Which is how entries of before times were kept read, too."""
+    fields = {name: value for name, value in FIELDS.items() if name != "stored_s"}
+    found = unpack_entry(entry(fields if time is None else {**fields, "stored_s": time}))
+    assert found is not None and found.about == replace(ABOUT, stored_s=0.0)
+
+
 def test_names_are_cut_and_parts_that_are_too_long_left_out() -> None:
     """256 letters of a name; 64 KiB of description."""
     found = unpack_entry(pack_entry(NAME, b"", About("n" * 300)))
     assert found is not None and found.about.name == "n" * 256
-    room = 65_536 - len(msgpack.packb({"entry": str(NAME), "name": "", "parts": {"a": ""}})) - 2
+    room = (
+        65_536
+        - len(msgpack.packb({"entry": str(NAME), "name": "", "parts": {"a": ""}, "stored_s": 0.0}))
+        - 2
+    )
     for size, parts in ((room, 1), (room + 1, 0)):
         about = unpack_entry(pack_entry(NAME, b"", About("", {"a": "x" * size})))
         assert about is not None and len(about.about.parts) == parts

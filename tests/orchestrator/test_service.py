@@ -36,6 +36,7 @@ from orchestrator.service.unit_errors import (
     UnitDefectError,
     UnitFailedError,
     refusal_kind,
+    stored_at,
 )
 from orchestrator.service.units import PACKAGES, digest, source_digest
 from orchestrator.stages import Stages
@@ -66,7 +67,9 @@ def test_a_refusal_is_stored_like_a_result(tmp_path: Path) -> None:
         with service(tmp_path, log=log) as one, pytest.raises(UnitFailedError) as caught:
             one.run(units)
         assert type(caught.value.error) is ShardingError
-        assert caught.value.error.diagnostic.hint == "no"
+        hint = caught.value.error.diagnostic.hint
+        assert hint.startswith("no") and ("--fresh" in hint) == (log == "second")
+        assert bool(stored_at(caught.value)) == (log == "second")
         codes.append([(line["event"], line.get("code")) for line in logged(tmp_path / log)])
     assert ("unit.failed", "SW_TEST") in codes[0]
     assert ("unit.hit", "SW_TEST") in codes[1]

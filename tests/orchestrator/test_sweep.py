@@ -301,7 +301,9 @@ def test_a_sweep_again_plans_nothing_and_its_screen_fits(
     assert main(["sweep", str(swept / "job.toml"), *GRID, *flags]) == 0
     assert (swept / "events").read_text() == before
     lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 80 for line in lines if not line.startswith("files in"))
+    (told,) = [line for line in lines if "ask anew: shardwright sweep --fresh" in line]
+    assert told.startswith("4 of 4 points are stored, the oldest ")
+    assert all(len(line) <= 80 for line in lines if not line.startswith(("files in", told)))
     assert sum("SW_MESH_PRODUCT" in line for line in lines) == 2  # a row, and the reason once
     assert any("1 more rows" in line for line in lines)
 

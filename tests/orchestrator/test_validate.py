@@ -366,7 +366,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setattr(calibration, "FILE", copy)
         fitted = printed(patch, "--training", str(path), "--rows", "B1", "--fit")
     calibration.constants.cache_clear()
+    stored = [found["training"].pop("stored") for found in (first, second)]
+    assert stored == [0, first["training"]["predictions"]] and stored[1] > 0
+    assert first["training"].pop("stored_s") == 0 < second["training"].pop("stored_s")
     assert second == first
+    first["training"] |= {"stored": 0, "stored_s": 0.0}
     assert fitted["training"]["constants"]["streaming"]["fitted_on"] == ""  # one group: no fit
     result: dict[str, Any] = first["training"]
     return result
@@ -415,7 +419,7 @@ def test_medians_are_over_what_was_predicted(report: dict[str, Any]) -> None:
 def test_screen_shows_rows_and_refusals(
     report: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show({"training": report})
+    show({"training": report}, "shardwright validate --fresh")
     text = capsys.readouterr().out
     assert "X1  not predicted: model requires" in text
     assert "X2  not predicted: line 6: heads requires" in text
@@ -437,7 +441,9 @@ def test_progress_ends_when_a_run_raises(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(validate, "_told", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        validate.training(write_csv(tmp_path / "runs.csv", BERT), (), False, True)
+        validate.training(
+            validate.Asked(training=write_csv(tmp_path / "runs.csv", BERT), as_json=True)
+        )
     assert ended == [True]
 
 

@@ -57,6 +57,7 @@ def planned(
         },
         "cost": {"usd_per_hour": 64.5, "usd_per_step": 1e-9, "usd_per_1e6_tokens": usd},
         "findings": [],
+        "provenance": {},
     }
 
 

@@ -40,13 +40,16 @@ CHECKOUT += ("examples", "docs", "pyproject.toml")
 BLOCK = re.compile(r"^```(?P<info>[^\n]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 MASKS = (
     (re.compile(r"^answered .*(\n +.*)*", re.MULTILINE), "answered   in ..."),
+    (re.compile(r"^stored +(?!the answer).*\n( {11}.*\n)*", re.MULTILINE), ""),
+    (re.compile(r"stored, (the oldest )?\d+ \w+ old"), r"stored, \1... old"),
     (re.compile(r"^files      bundle .*\n( +.*\n)*", re.MULTILINE), "files      ...\n"),
     (re.compile(r"^built .*\n(.*\n)*?(?= +┌)", re.MULTILINE), "built    ...\n"),
     (re.compile(r"^\.[.s]* +\[ *\d+%\]\n(.*\n)*?\d+ passed.*$", re.MULTILINE), "... passed"),
     (re.compile(r"^files in (\S+): .*(\n(?!```)\S.*)*", re.MULTILINE), r"files in \1: ..."),
 )
-"""How long the host took, for what and on which workers; how many tests there are; files, whose
-paths wrap where they are long and some of which need optional libraries."""
+"""How long the host took, for what and on which workers; what of an answer was stored, and since
+when; how many tests there are; files, whose paths wrap where they are long and some of which need
+optional libraries."""
 PROGRAMS = {
     "shardwright": [sys.executable, "-m", "orchestrator"],
     "python": [sys.executable],
