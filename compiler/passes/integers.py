@@ -18,6 +18,7 @@ from compiler.dtypes import DType
 from compiler.intervals import Interval, limits
 from compiler.ir.types import Graph, Op, Value
 from compiler.options import CompileOptions
+from compiler.passes.dce import dce
 from compiler.passes.ranges import integer_ranges
 
 KINDS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
@@ -84,13 +85,15 @@ _ADVICE = "convert to 32-bit integers, or make them of bounded ones (counts, 32-
 
 
 def wide_operations(graph: Graph) -> list[Op]:
-    """Operations on 64-bit integers that are not known to fit the 32 bits they are computed with.
+    """Operations on 64-bit integers that are not known to fit the 32 bits they are computed with,
+    and that results are made of: JAX packs the words of a key into 64 bits that nobody reads.
 
     Taking the low bits alone is what a conversion to a shorter integer asks for.
     """
     wide = (v.type.dtype in _HELD_AS for op in graph.walk() for v in (*op.operands, *op.results))
     if not any(wide):
         return []
+    graph = dce(graph)
     ranges = integer_ranges(graph)
     return [op for op in graph.walk() if op.name != "loop" and _is_cut(op, ranges)]
 

@@ -132,6 +132,35 @@ def _gather(op: Op, operands: Operands) -> Range:
     return min(low, 0), max(high, 0)
 
 
+def _and(op: Op, operands: Operands) -> Range:
+    """No bit that one of them lacks: what is not negative bounds it."""
+    positive = [high for low, high in operands if low >= 0]
+    return (0, min(positive)) if positive else limits(op.result.type.dtype)
+
+
+def _or(op: Op, operands: Operands) -> Range:
+    """The bits of both, also where they cancel (`xor`)."""
+    if any(low < 0 for low, _ in operands):
+        return limits(op.result.type.dtype)
+    return 0, (1 << max(high for _, high in operands).bit_length()) - 1
+
+
+def _shift_left(op: Op, operands: Operands) -> Range:
+    """Times a power of two; by as many bits as there are, nothing is left."""
+    (low, high), (least, most) = operands
+    if least < 0 or most >= 8 * op.result.type.dtype.bytes:
+        return limits(op.result.type.dtype)
+    return corners(lambda a, b: a << b, (low, high), (least, most))
+
+
+def _shift_right(op: Op, operands: Operands) -> Range:
+    """Through a power of two, of what is not negative; of others the sign is a bit, too."""
+    (low, high), (least, most) = operands
+    if low < 0 or least < 0:
+        return limits(op.result.type.dtype)
+    return corners(lambda a, b: a >> b, (low, high), (least, most))
+
+
 _SIDE_BY_SIDE = ("optimization_barrier", "sort")  # result i has the elements of operand i
 _MOVES = (
     *("all_gather", "all_slice", "broadcast_in_dim", "collective_permute", "dynamic_slice"),
@@ -142,6 +171,7 @@ _RULES: dict[str, Rule] = {
     **{name: lambda op, operands: operands[0] for name in _MOVES},
     "abs": _abs,
     "add": _corners(lambda a, b: a + b),
+    "and": _and,
     "clamp": _hull,
     "concatenate": _hull,
     "constant": _constant,
@@ -153,10 +183,14 @@ _RULES: dict[str, Rule] = {
     "minimum": _corners(min),
     "multiply": _corners(lambda a, b: a * b),
     "negate": lambda op, operands: (-operands[0][1], -operands[0][0]),
+    "or": _or,
     "pad": _hull,
     "reduce": _reduce,
     "remainder": _remainder,
     "select": _hull,
+    "shift_left": _shift_left,
+    "shift_right_logical": _shift_right,
     "sign": lambda op, operands: (-1, 1),
     "subtract": _corners(lambda a, b: a - b),
+    "xor": _or,
 }

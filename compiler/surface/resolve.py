@@ -100,10 +100,11 @@ def settings_of(flags: Sequence[Given]) -> Settings:
     given: dict[str, Any] = {}
     recorded: dict[str, str] = {}
     for item in effective:
+        value = _value(item, notices)  # what has no effect is still held to its form
         if item.flag.effect is Effect.RECORDED:
             recorded[item.flag.name] = item.value or "on"
         elif item.flag.field:
-            given[item.flag.field] = _value(item, notices)
+            given[item.flag.field] = value
     return Settings(
         profile=profile,
         effective=effective,

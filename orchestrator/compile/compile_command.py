@@ -12,6 +12,7 @@ import platform
 import shlex
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from compiler.diagnostics import DiagnosticError, InternalError, UsageError
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     with CompileLog(Path(resolved.command.logfile), resolved.command.verbose) as log:
         for notice in resolved.notices:
             log.say(notice.severity, notice.message)
+        for name, value in asdict(resolved.options).items():
+            log.say("debug", f"option {name} = {value}")
         try:
             for file, output in zip(files, paths, strict=True):
                 dump = _dump_folder(resolved, output, len(files) > 1)
@@ -45,8 +48,9 @@ def main(arguments: Sequence[str]) -> int:
                     _compile_file(Path(file), output, resolved, log)
         except Exception as error:
             shown = _shown(error)
-            log.failed(shown, _facts(arguments, resolved, paths))
-            return USAGE if isinstance(shown, UsageError) else COMPILE_FAILURE
+            code = USAGE if isinstance(shown, UsageError) else COMPILE_FAILURE
+            log.failed(shown, [*_facts(arguments, resolved, paths), ("Exit code", str(code))])
+            return code
         log.passed()
     return 0
 
@@ -88,7 +92,7 @@ def _facts(
     ]
     if resolved.command.save_temps:
         facts.append(("Artifacts", ", ".join(str(path.with_suffix(_TEMPS)) for path in paths)))
-    return [*facts, ("Exit code", str(COMPILE_FAILURE))]
+    return facts
 
 
 def version_text() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,10 @@ def _read(
         for finding in (*module.facts.findings, *downcasts(graph)):
             log.say("warning", finding.render())
     note("captured", lambda: _module_text(module.stablehlo), "mlir")
+    _tell_ops(log, "imported", graph)
     with log.stage("passes"):
         graph = run(step("imported", graph), step_passes(resolved.options))
+    _tell_ops(log, "after passes", graph)
     if module.facts.shardings is not None:
         with log.stage("partition"):
             graph, module = with_partitions(graph, module)
@@ -99,6 +102,11 @@ def _read(
         log.say("info", f"{file}: partitioned by its own shardings over {shown}")
     log.dot()
     return graph, module
+
+
+def _tell_ops(log: CompileLog, when: str, graph: Graph) -> None:
+    counts = ", ".join(f"{count} {name}" for name, count in count_ops(graph).items())
+    log.say("debug", f"operators {when}: {counts or 'none'}")
 
 
 def _module_text(stablehlo: bytes | str) -> str:
@@ -152,6 +160,10 @@ class Watch(Observer):
         count = budget.function_instructions(function, options.optlevel)
         self.instructions += count
         self._log.say("info", f"{unit.name}: {len(function.regions)} regions, {count} instructions")
+        for number, region in enumerate(chain.from_iterable(function.subgraphs)):
+            made = budget.count_instructions(region.body, unrolled=options.optlevel > 1)
+            name = f"{unit.name} region {number} {region.program.name}"
+            self._log.say("debug", f"{name} ({region.program.kind}): {made} instructions")
         self._log.dot()
 
 

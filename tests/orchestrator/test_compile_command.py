@@ -221,6 +221,10 @@ def test_levels_choose_the_stream_and_the_file_gets_everything(
         "error": (False, False),
     }.items():
         assert ("INFO: --num-parallel-jobs" in seen[level].out) is shown
+        for told in ("option optlevel = 2", "operators imported: ", " region 0 "):
+            lines = [line for line in seen[level].out.splitlines() if told in line]
+            assert bool(lines) is (level == "debug")
+            assert all(line.startswith("DEBUG: ") for line in lines)
         assert ("WARNING: --auto-cast-type" in seen[level].err) is warned
 
 
@@ -260,6 +264,8 @@ def test_a_refused_model_gets_a_banner_with_code_place_and_command(
         ("--target trn1 --hbm-scratchpad-page-size 700", "SW_USAGE", "multiple of 512"),
         ("--target trn1 --hbm-scratchpad-page-size 4096", "SW_USAGE", "below 4096"),
         ("--target trn1 --verbose loud", "SW_USAGE", "critical"),
+        ("--target trn1 --num-parallel-jobs=abc", "SW_USAGE", "a whole number, got 'abc'"),
+        ("--target trn1 --execute-repetition x", "SW_USAGE", "a whole number"),
         ("--target trn1 --implicit-integer-downcast dot,all", "SW_USAGE", "comma list"),
         ("--target trn1 --logfile /no/such/folder/log", "SW_OUTPUT", "can be written"),
         ("--target trn1 --compiler-version-profile 3.0", "SW_USAGE", "2.1.76"),
@@ -282,6 +288,7 @@ def test_a_missing_model_is_a_usage_error_and_a_damaged_one_a_compile_failure(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compile_line("shardwright compile absent.pb --target trn1") == 2
+    assert "Exit code: 2" in " ".join(capsys.readouterr().err.split())
     for content, code in (
         (b"\x89PNG\r\n\x1a\n" + bytes(40), "SW_MODEL_FORM"),
         (b"", "SW_MODEL_FORM"),
@@ -292,7 +299,8 @@ def test_a_missing_model_is_a_usage_error_and_a_damaged_one_a_compile_failure(
     ):
         (folder / "bad").write_bytes(content)
         assert compile_line("shardwright compile bad --target trn1") == 70
-        assert f"error[{code}]" in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert f"error[{code}]" in err and "Exit code: 70" in " ".join(err.split())
 
 
 def test_info_tells_a_reader_what_made_the_file(

@@ -30,7 +30,8 @@ from tests.support.model_files import compile_line
 
 ENABLED = CompileOptions(native_int64="enabled")
 SHAPE = (4, 5)
-BINARY = ("add", "subtract", "multiply", "maximum", "minimum", "remainder")
+BINARY = ("add", "subtract", "multiply", "maximum", "minimum", "remainder", "and", "or", "xor")
+SHIFTS = ("shift_left", "shift_right_logical")
 UNARY = ("negate", "abs", "sign")
 
 
@@ -130,6 +131,39 @@ def test_low_bits_may_be_asked_for() -> None:
         np.testing.assert_array_equal(have, wanted[0])
 
 
+DRAWS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "uniform": lambda key: jax.random.uniform(key, (3, 5)),
+    "permutation": lambda key: jax.random.permutation(key, 8),
+    "of a split key": lambda key: jax.random.normal(jax.random.split(key, 4)[2], (3,)),
+    "of a folded key": lambda key: jax.random.bits(jax.random.fold_in(key, 4), (3,)),
+}
+
+
+@pytest.mark.parametrize("is_partitionable", [True, False])
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_of_jax_are_none_of_the_users_integers(
+    name: str, generator: str, is_partitionable: bool
+) -> None:
+    """Counters and keys of a generator are packed into 64 bits, and read in halves."""
+    with jax.threefry_partitionable(is_partitionable):
+        key = jax.random.key(0, impl=generator)
+        graph = import_module(artifact_of(jax.jit(DRAWS[name]).trace(key)))
+    assert downcasts(graph) == []
+    assert check_integers(ENABLED, "v3")(graph) is graph
+
+
+def test_high_words_of_counts_are_zero() -> None:
+    """What jax's counters rely on: a shift by all 32 bits that are there leaves nothing."""
+    x = np.arange(1, 6, dtype=np.uint16)
+    graph, wanted = graph_of(lambda x: x.astype(jnp.uint64) << 20 >> 32, x)
+    assert downcasts(graph)  # 36 bits, of which the upper ones are lost
+    graph, wanted = graph_of(lambda x: (x.astype(jnp.uint64) & 1023) << 8 >> 32 | 5, x)
+    assert downcasts(graph) == []
+    for (have,) in run_levels(graph, [x]):
+        np.testing.assert_array_equal(have, wanted[0])
+
+
 @pytest.mark.parametrize(("start", "fits"), [(0, True), (2**40, False)])
 def test_counters_of_loops_are_bounded(start: int, fits: bool) -> None:
     inner = Builder()
@@ -161,9 +195,11 @@ def test_ranges_hold_what_the_reference_computes(data: st.DataObject) -> None:
     inputs = [b.input(SHAPE, DType.I8) for _ in range(2)]
     values = [b.convert(x, DType.I64) for x in inputs]
     for _ in range(data.draw(st.integers(1, 8))):
-        name = data.draw(st.sampled_from((*BINARY, *UNARY)))
-        count = 2 if name in BINARY else 1
-        values.append(b.op(name, *(data.draw(st.sampled_from(values)) for _ in range(count))))
+        name = data.draw(st.sampled_from((*BINARY, *UNARY, *SHIFTS)))
+        operands = [data.draw(st.sampled_from(values)) for _ in range(2 if name in BINARY else 1)]
+        if name in SHIFTS:
+            operands.append(b.full(SHAPE, data.draw(st.integers(0, 70)), DType.I64))
+        values.append(b.op(name, *operands))
     graph = b.finish(*values)
     ranges = integer_ranges(graph)
     arrays = [
