@@ -28,7 +28,10 @@ MATMUL_FLOPS = 2 * 128 * 128 * 512
 """Most arithmetic one tensor-engine instruction does (documented tile limits of NeuronCore-v2)."""
 
 _MEMORY_HELP = "use a smaller batch or sequence, recomputation, or shard over more cores"
-_CODE_HELP = "compile with -O1 (tile loops stay loops), split the model, or shard over more cores"
+_CODE_HELP = (
+    "compile with -O1 (of a job: --set compiler.optlevel=1; tile loops stay loops), split the"
+    " model, or shard over more cores"
+)
 _GB = 2**30
 
 

@@ -34,7 +34,8 @@ def _refused(options: CompileOptions, generation: str) -> dict[DType, tuple[str,
     """(code, what to do) of each format that is not there."""
     advice = (
         "use f8E4M3, compile for trn3, or accept the difference with"
-        " --experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
+        " --experimental-unsafe-fp8e4m3fn-as-fp8e4m3 (of a job: --set"
+        " compiler.experimental_unsafe_fp8e4m3fn_as_fp8e4m3=true)"
     )
     if generation not in _GENERATIONS:
         return {DType.F8E4M3: ("NCC_EVRF052", "use f8E4M3FN")}

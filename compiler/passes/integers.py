@@ -198,5 +198,6 @@ def _refusal(op: Op, kind: str) -> CompileError:
         f"{op.name} requires a float type or --implicit-integer-downcast={kind}, got {dtype}"
         " (computed in fp32, exact up to 2^24)",
         op.loc,
-        f"cast to float, or accept it with --implicit-integer-downcast={kind}",
+        f"cast to float, or accept it with --implicit-integer-downcast={kind}"
+        f" (of a job: --set compiler.implicit_integer_downcast={kind})",
     )

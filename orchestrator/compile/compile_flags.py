@@ -17,6 +17,7 @@ from compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name, fi
 from compiler.surface.resolve import Given
 
 ENVIRONMENT = "NEURON_CC_FLAGS"
+_HELP = "`shardwright compile --help` lists the flags"
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -24,7 +25,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError (SW_USAGE) in place of leaving the process."""
-        raise UsageError("SW_USAGE", f"{self.prog}: {message}", hint=f"{self.prog} --help")
+        raise UsageError("SW_USAGE", f"{self.prog}: {message}", hint=_HELP)
 
 
 class _Keep(argparse.Action):
