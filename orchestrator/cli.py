@@ -253,10 +253,19 @@ def _neff_parsers(verbs: Any) -> None:
     verify.set_defaults(verb=_neff_verify)
     run = tools.add_parser("run", help="run one compiled program on one core")
     run.add_argument("file", type=Path)
-    run.add_argument("--inputs", type=Path, required=True, help=".npz with arg0, arg1, ...")
-    run.add_argument("--outputs", type=Path, required=True, help=".npz to write: out0, out1, ...")
+    run.add_argument(
+        "--inputs",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help=".npz with arg0, arg1, ..., or the outputs of another program; the last one counts",
+    )
+    run.add_argument("--outputs", type=Path, help=".npz to write: out0, out1, ...")
     run.add_argument("--level", choices=("L0", "L1"), default="L1")
-    run.add_argument("--time", action="store_true", help="also print the simulated time")
+    run.add_argument(
+        "--time", action="store_true", help="print the simulated time; alone, or with values"
+    )
     run.add_argument("--target", default="", help="machine; default: the one it was made for")
     run.add_argument(
         "--stochastic-rounding", type=int, metavar="SEED", help="round stochastically, drawing from"

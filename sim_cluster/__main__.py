@@ -10,13 +10,13 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
 from collectives.placement import TORUS
 from compiler.diagnostics import DiagnosticError, UsageError
+from compiler.neff.arrays import read_arrays, write_arrays
 from compiler.neff.bundle import Bundle, load_bundle
 from compiler.target import PS_PER_S, load_target, logical
 from sim_cluster.contention import Packets
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{args.bundle}: {len(bundle.programs)} programs for {cores} cores of {target}, sound"
         )
         if args.inputs:
-            _save(args.outputs, run_steps(bundle, _read(args.inputs), args.steps))
+            _save(args.outputs, run_steps(bundle, _read(args.inputs, bundle), args.steps))
         if args.time:
             _print_time(bundle)
     except DiagnosticError as error:
@@ -93,17 +93,27 @@ def run_steps(bundle: Bundle, inputs: Arrays, steps: int = 0) -> dict[str, np.nd
     return found | {name: np.stack([m[name] for m in metrics]) for name in metrics[0]}
 
 
-def _read(path: Path) -> Arrays:
+def _read(path: Path, bundle: Bundle) -> Arrays:
+    """The arrays of a file, those of buffers in their types. Raises UsageError."""
     try:
-        with np.load(path, allow_pickle=False) as data:
-            return {name: data[name] for name in data.files}
-    except (OSError, ValueError, BadZipFile, AttributeError) as error:
+        stored = read_arrays(path)
+    except (OSError, ValueError, BadZipFile) as error:
         raise UsageError("SW_INPUTS", f"cannot read {path} as .npz: {error}") from error
+    buffers = bundle.manifest.buffers.values()
+    dtypes = {name: b.dtype for b in buffers for name in bundle.manifest.user_leaves(b)}
+    wanted = {name: dtypes[name] for name in stored if name in dtypes}
+    for name, dtype in wanted.items():
+        if not stored[name].is_taken_as(dtype):
+            raise UsageError(
+                "SW_INPUTS", f"{name} requires {dtype.value}, {path} has {stored[name].kind}"
+            )
+    typed = {name: stored[name].of_type(dtype) for name, dtype in wanted.items()}
+    return {name: array.array for name, array in stored.items()} | typed
 
 
 def _save(path: Path, arrays: Arrays) -> None:
     with path.open("wb") as file:
-        np.savez(file, **dict[str, Any](arrays))
+        write_arrays(file, arrays.items())
 
 
 def _print_time(bundle: Bundle) -> None:

@@ -65,8 +65,11 @@ def command() -> Verb:
 @cache
 def without_verb() -> re.Pattern[str]:
     """A verb and its flags, in a sentence."""
-    names = "|".join(sorted(command().verbs, key=len, reverse=True))
-    return re.compile(rf"(?<![\w-])((?:{names})(?: [\w.]+)? --?[A-Za-z][^`\n;,(]*)")
+    verbs = command().verbs
+    names = [name for verb in verbs.values() for name in verb.verbs]
+    first, second = ("|".join(sorted(found, key=len, reverse=True)) for found in (verbs, names))
+    begin = rf"(?<![\w-])(?:{first})(?: (?:{second}))?(?: requires| with)?"
+    return re.compile(rf"({begin} --?[A-Za-z][^`\n;,(]*)")
 
 
 def texts(path: Path) -> Iterator[str]:

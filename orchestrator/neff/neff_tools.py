@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,13 @@ from rich.table import Table
 
 from compiler.budget import count_instructions, memory_of
 from compiler.diagnostics import UsageError
+from compiler.dtypes import DType
 from compiler.isa.program import Program
+from compiler.neff.arrays import Stored, read_arrays, write_arrays
 from compiler.neff.bundle import load_bundle, read_program
 from compiler.neff.manifest import CoreBinding, Manifest
 from compiler.neff.reader import Container
+from compiler.surface.resolve import find_target
 from compiler.target import PS_PER_S, Target, hypothetical_text, load_target, logical
 from orchestrator import terminal
 from orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
@@ -141,36 +144,77 @@ class RunOptions:
     strict_indices: bool = False
 
 
-def run(path: Path, inputs: Path, outputs: Path, options: RunOptions) -> int:
-    """Run one program on one core, or on all ranks of its mesh: `arg0`, `arg1` and so on in, `out0`
-    and so on out, in the order `neff info` lists.
+def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOptions) -> int:
+    """Run one program on one core, or on all ranks of its mesh, print its time, or both: `arg0`,
+    `arg1` and so on in, `out0` and so on out, in the order `neff info` lists. Of several files of
+    inputs the last that has an array counts.
 
     Raises UsageError for inputs that cannot be read, SimulationError for missing or misshapen ones
     and for a program that needs other cores, LoadError for a machine that refuses the file.
     """
-    from sim_cluster.index_watch import IndexWatch
     from sim_cluster.load_checks import check_loadable
+
+    if (bool(inputs) and outputs is None) or (outputs is None and not options.timed):
+        raise UsageError(
+            "SW_USAGE",
+            "neff run requires --outputs and --inputs, or --time alone",
+            hint="add --outputs out.npz",
+        )
+    opened = open_program(path, options.program)
+    asked = options.target
+    target = find_target(asked) if asked else load_target(opened.program.target)
+    check_loadable(opened.program, opened.meta, target)
+    if outputs is not None:
+        _run_values(opened, inputs, outputs, options)
+    if options.timed:
+        _print_time(opened, target)
+    return 0
+
+
+def _run_values(
+    opened: ProgramFile, inputs: Sequence[Path], outputs: Path, options: RunOptions
+) -> None:
+    from sim_cluster.index_watch import IndexWatch
     from sim_cluster.run_single import Ranks, run_single
 
-    opened = open_program(path, options.program)
-    program = opened.program
-    check_loadable(program, opened.meta, load_target(options.target or program.target))
-    try:
-        with np.load(inputs) as data:
-            given = {n: data[f"arg{k}"] for k, n in enumerate(program.inputs) if f"arg{k}" in data}
-    except (OSError, ValueError, AttributeError, BadZipFile) as error:
-        raise UsageError("SW_NEFF_INPUTS", f"cannot read {inputs}: {error}") from error
+    program, given = opened.program, dict[str, np.ndarray]()
+    for file in inputs:
+        given |= _inputs(program, file)
     watch = IndexWatch(options.strict_indices)
     with _rounding(options.seed):
         results = run_single(program, given, options.level, watch, Ranks(*_mesh_of(opened)))
     for finding in watch.findings:
         say(finding.render(), err=True)
-    arrays: dict[str, Any] = {f"out{k}": results[n] for k, n in enumerate(program.outputs)}
-    with writing(outputs, "--outputs"), outputs.open("wb") as file:
-        np.savez(file, **arrays)
-    if options.timed:
-        _print_time(opened)
-    return 0
+    names = {f"out{k}": name for k, name in enumerate(program.outputs)}
+    with writing(outputs, "--outputs"), outputs.open("wb") as stream:
+        write_arrays(stream, ((key, results[name]) for key, name in names.items()), names)
+
+
+def _inputs(program: Program, file: Path) -> dict[str, np.ndarray]:
+    """The inputs that a file has, by the program's names: `arg0`, `arg1`, ...; of the outputs of
+    another program those with these names, and where none has, `out0`, `out1`, ... in order.
+
+    Raises UsageError for a file that cannot be read, and for an array of another kind.
+    """
+    try:
+        stored = read_arrays(file)
+    except (OSError, ValueError, BadZipFile) as error:
+        raise UsageError("SW_NEFF_INPUTS", f"cannot read {file}: {error}") from error
+    called = {array.name: array for array in stored.values() if array.name}
+    found = {n: stored[f"arg{k}"] for k, n in enumerate(program.inputs) if f"arg{k}" in stored}
+    found = found or {n: called[n] for n in program.inputs if n in called}
+    outs = ((n, stored.get(f"out{k}")) for k, n in enumerate(program.inputs))
+    found = found or {name: array for name, array in outs if array is not None}
+    dtypes = {b.name: b.dtype for b in program.buffers if b.kind == "named"}
+    return {name: _typed(file, name, array, dtypes[name]) for name, array in found.items()}
+
+
+def _typed(file: Path, name: str, stored: Stored, dtype: DType) -> np.ndarray:
+    if not stored.is_taken_as(dtype):
+        raise UsageError(
+            "SW_NEFF_INPUTS", f"input {name} requires {dtype.value}, {file} has {stored.kind}"
+        )
+    return stored.of_type(dtype)
 
 
 def _mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
@@ -189,8 +233,8 @@ def _rounding(seed: int | None) -> AbstractContextManager[None]:
     return nullcontext() if seed is None else rounding.stochastic(seed)
 
 
-def _print_time(opened: ProgramFile) -> None:
-    program, target = opened.program, load_target(opened.program.target)
+def _print_time(opened: ProgramFile, target: Target) -> None:
+    program = opened.program
     mesh, _ = _mesh_of(opened)
     total = _step_ps(opened, target, mesh) if mesh else _program_ps(program, target)
     loading = _constants_ps(opened, target)

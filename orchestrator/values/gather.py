@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-import zipfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PureWindowsPath
 
-from numpy.lib import format as npy
+import numpy as np
 
 from compiler.diagnostics import UsageError
+from compiler.neff.arrays import write_arrays
 from orchestrator.outputs import writing
 from orchestrator.terminal import say
 from orchestrator.values.checkpoint import Checkpoint, senseless, steps_in
@@ -34,22 +35,25 @@ def gather(folder: Path, out: Path) -> int:
 
 def _write(found: Checkpoint, out: Path) -> tuple[int, int]:
     """How many leaves, and their bytes. Raises LoadError, OSError."""
-    count = total = 0
+    seen: dict[str, int] = {}
+
+    def counted() -> Iterator[tuple[str, np.ndarray]]:
+        for name, array in found.leaves():
+            if not _is_member(name) or name in seen:
+                what = "is no name of an array" if not _is_member(name) else "is there twice"
+                raise senseless(found.path, f"leaf {name!r} {what} in an .npz file")
+            seen[name] = array.nbytes
+            yield name, array
+
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:
-        with zipfile.ZipFile(temporary, "x") as archive:
-            for name, array in found.leaves():
-                if not _is_member(name) or f"{name}.npy" in archive.NameToInfo:
-                    what = "is no name of an array" if not _is_member(name) else "is there twice"
-                    raise senseless(found.path, f"leaf {name!r} {what} in an .npz file")
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    npy.write_array(file, array, allow_pickle=False)
-                count, total = count + 1, total + array.nbytes
+        with temporary.open("xb") as file:
+            write_arrays(file, counted())
         temporary.replace(out)
     finally:
         with suppress(OSError):
             temporary.unlink()
-    return count, total
+    return len(seen), sum(seen.values())
 
 
 def _is_member(name: str) -> bool:
