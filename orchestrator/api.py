@@ -7,11 +7,13 @@ libraries are loaded by the call that needs them.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from compiler.diagnostics import UsageError
 from compiler.frontend.task import TrainTask
 from orchestrator import config
 from orchestrator.config import JobConfig
@@ -40,10 +42,22 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class Report:
     """What `run` and `plan` found; `data` is report.json (docs/report.md), the rest names what is
-    asked of it most."""
+    asked of it most. It shows itself as its page in a cell of a notebook, else as its screen."""
 
     data: Mapping[str, Any]
     exit_code: int
+
+    def __repr__(self) -> str:
+        from orchestrator.report.screen import report_lines
+
+        return "\n".join(report_lines(self.data))
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own: its styles are not those of the notebook."""
+        from orchestrator.report.page.page import report_page
+
+        page = html.escape(report_page(self.data))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
     @property
     def fits(self) -> bool:
@@ -96,17 +110,23 @@ def run(asked: Job, **settings: object) -> Report:
     return Report(data, road.exit_code(data))
 
 
-def plan(asked: Job, **settings: object) -> Report:
-    """Whether a job fits and how fast it is, without values. Raises as `run`.
+def plan(asked: Job | TrainTask, **settings: object) -> Report:
+    """Whether a job fits and how fast it is, without values; of a task, the job that the settings
+    describe, with the task for its model. Raises as `run`.
 
     The step is traced to know which question it is, because what this process has imported need not
     be what its files say: a stored answer spares the rest.
     """
     from orchestrator import plan_cache
 
-    resolved = _job(asked, settings)
+    task: TrainTask | None = None
+    if isinstance(asked, TrainTask):
+        task, resolved = asked, _job_of_task(settings)
+    else:
+        resolved = _job(asked, settings)
     with _progress(resolved) as progress:
-        data = plan_cache.plan(resolved, progress=progress, inside=True)
+        data = plan_cache.plan(resolved, progress=progress, inside=True, task=task)
+    data["provenance"]["again"] = "cache__fresh=True"
     return Report(data, plan_cache.exit_code(data))
 
 
@@ -161,7 +181,27 @@ def compile_graphs(
         return graphs.compile_graphs(Path(directory), flags, resolved, progress)
 
 
+def _job_of_task(settings: Mapping[str, object]) -> JobConfig:
+    """The job around a task. Raises UsageError for settings of a model, which the task is."""
+    if own := sorted(name for name in settings if name.startswith("model__")):
+        key = own[0].replace("__", ".", 1)
+        raise UsageError(
+            "SW_MODEL",
+            f"a TrainTask is the model, so settings of [model] do not apply, got {key}",
+            hint="make the task with it",
+        )
+    return job(None, **settings)
+
+
 def _job(asked: Job, settings: Mapping[str, object]) -> JobConfig:
+    if isinstance(asked, TrainTask):
+        raise UsageError(
+            "SW_MODEL",
+            "run and compile_only require a job whose processes can import the model, got a"
+            " TrainTask",
+            hint='put the function that makes it in a module: model__entry="module:function"; plan'
+            " takes the task itself",
+        )
     if not isinstance(asked, JobConfig):
         return job(asked, **settings)
     if settings:

@@ -31,6 +31,7 @@ from orchestrator.service.units import PACKAGES, digest, parts_digest, source_di
 from sharding.settings import AUTO
 
 if TYPE_CHECKING:
+    from compiler.frontend.task import TrainTask
     from orchestrator.service.executor import Executor
     from orchestrator.service.progress import Progress
     from orchestrator.stages import Stages, Traces
@@ -57,13 +58,16 @@ def plan(
     shared: Shared | None = None,
     dump_dir: Path | None = None,
     inside: bool = False,
+    task: TrainTask | None = None,
 ) -> dict[str, Any]:
     """The report of a job without values, from the plan cache when nothing it depends on has
     changed; never when a `trace` is wanted, or every stage in `dump_dir`, which the cache does not
-    hold. `inside` a process that has code of the user's the step is traced to know."""
+    hold. `inside` a process that has code of the user's the step is traced to know, and always
+    that of a `task` that stands for the model."""
     start = time.perf_counter()
     cache = open_cache(job.cache)
-    stages = _stages(shared) if inside else None
+    inside = inside or task is not None
+    stages = _stages(shared, task) if inside else None
     parts = _traced(job, stages) if stages else plan_parts(job)
     key = parts_digest(KIND, parts)
     is_asked = trace is None and dump_dir is None
@@ -184,10 +188,10 @@ def _read_parts(digests: Mapping[str, str]) -> dict[str, str]:
     return {f"{_READ}{path}": value for path, value in digests.items()}
 
 
-def _stages(shared: Shared | None) -> Stages:
-    from orchestrator.stages import Stages
+def _stages(shared: Shared | None, task: TrainTask | None = None) -> Stages:
+    from orchestrator.stages import Stages, Traces
 
-    return Stages(traces=shared.traces) if shared else Stages()
+    return Stages(traces=shared.traces if shared else Traces(task))
 
 
 def _traced(job: JobConfig, stages: Stages) -> dict[str, str]:
@@ -229,7 +233,7 @@ def plan_key(job: JobConfig) -> str:
 
 def plan_name(job: JobConfig) -> str:
     """What people call a plan."""
-    model = job.model.preset or job.model.config or job.model.entry or job.model.hlo
+    model = job.model.preset or job.model.config or job.model.entry or job.model.hlo or "a task"
     model = "/".join(Path(model).parts[-2:])
     return f"{model} {job.strategy.name} on {job.cluster.instances} {job.cluster.target}"
 

@@ -59,9 +59,10 @@ class Traced:
 
 class Traces:
     """Tasks and captured steps by what they depend on. Threads may share one: what one of them
-    captures, the others wait for."""
+    captures, the others wait for. `given` is the task of a question that names no model."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: TrainTask | None = None) -> None:
+        self._given = given
         self._lock = threading.RLock()  # capture is Python code: two at a time are no faster
         self._tasks: dict[Hashable, TrainTask] = {}
         self._traced: dict[Hashable, tuple[TrainTask, Traced]] = {}
@@ -70,7 +71,9 @@ class Traces:
         self._loaded_as = ""
 
     def task(self, job: JobConfig) -> TrainTask:
-        """The task of `[model]`. Raises what `resolve_task` raises."""
+        """The task of `[model]`, or the one that was given. Raises what `resolve_task` raises."""
+        if self._given is not None:
+            return self._given
         with self._lock:
             read = self._reads.get(model_key(job), {})
             if observed(read) != read:  # data that a function read are others now

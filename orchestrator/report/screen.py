@@ -3,7 +3,7 @@ seen while a job runs is `progress.py`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +12,9 @@ from rich.text import Text
 
 from orchestrator import terminal
 from orchestrator.report import sections
+from orchestrator.report.plan_screen import WIDTH, screen_lines
 from orchestrator.report.sections import plain
+from orchestrator.terminal import printable
 from orchestrator.text_plots import lines
 
 _UNITS_PER_LINE = 3
@@ -33,7 +35,7 @@ def run_screen(report: dict[str, Any]) -> None:
     """The screen at the end of `run`."""
     console = terminal.console()
     width = console.width
-    _failure(console, report)
+    _print(console, _failure(report, width))
     for section in (sections.headline, sections.job, sections.logical_cores, sections.placement):
         _print(console, section(report, width))
     _print(console, sections.streams(report, width) + sections.compiler(report, width))
@@ -49,13 +51,22 @@ def run_screen(report: dict[str, Any]) -> None:
         _print(console, plain("files" if name == "bundle" else "", f"{name} {path}", width))
 
 
-def _failure(console: Console, report: dict[str, Any]) -> None:
+def report_lines(report: Mapping[str, Any], width: int = WIDTH) -> list[str]:
+    """A report in about twenty lines of plain text: what is wrong with the values of a run, the
+    screen of a plan, and what the values of a run came to."""
+    lines = _failure(report, width) if "numerics" in report else []
+    lines += screen_lines(report, width)
+    lines += _values(report["numerics"], width) if "numerics" in report else []
+    return [printable(line.plain.rstrip()) for line in lines]
+
+
+def _failure(report: Mapping[str, Any], width: int) -> list[Text]:
     """What is wrong with the values of a run that failed; nothing for one that passed."""
     numerics = report["numerics"]
     if numerics["passed"]:
-        return
+        return []
     text = "SW_VALUES: the values of this run are not those of the unsharded step"
-    _print(console, plain("error", text, console.width))
+    lines = plain("error", text, width)
     if (parts := numerics["parts"]) is not None:
         text = (
             f"the step is no mean over its samples: the loss of the whole batch is"
@@ -63,16 +74,17 @@ def _failure(console: Console, report: dict[str, Any]) -> None:
             f" {parts['mean_loss']:.6g} ({parts['place']}), and gradients are accumulated as means."
             " Make the loss a mean over samples, or take one micro-batch (strategy.micro_batch)"
         )
-        _print(console, plain("", text, console.width))
+        lines += plain("", text, width)
     for found, what, cure in _judged(numerics):
         if found["error"] is None or not found["error"] <= found["allowed"]:
-            _print(console, plain("", f"{what} {_apart(found)}: {cure}", console.width))
+            lines += plain("", f"{what} {_apart(found)}: {cure}", width)
     if report["job"]["compiler"]["auto_cast"] != "none":
         text = "run it with compiler.auto_cast = none to see whether the cast does that"
-        _print(console, plain("", text, console.width))
+        lines += plain("", text, width)
+    return lines
 
 
-def _judged(numerics: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
+def _judged(numerics: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
     """What has passed or failed: the figures, its name, and what to look at when it failed."""
     loss, leaf = numerics["worst_loss"], numerics["worst_param_error"]
     if leaf is not None:
@@ -116,16 +128,22 @@ def _losses(console: Console, report: dict[str, Any]) -> None:
     losses = numerics["losses"]
     if len(losses) > 1:
         console.print(loss_plot(losses))
+    _print(console, _values(numerics, console.width))
+
+
+def _values(numerics: Mapping[str, Any], width: int) -> list[Text]:
+    """Losses, and how far they and the state are from the unsharded run's."""
+    losses = numerics["losses"]
     texts = (
         f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {numerics['steps']} steps",
         *_compared(numerics),
         *_levels(numerics),
     )
-    for n, text in enumerate(texts):
-        _print(console, plain("" if n else "values", text, console.width))
+    rows = (plain("" if n else "values", text, width) for n, text in enumerate(texts))
+    return [line for lines in rows for line in lines]
 
 
-def _compared(numerics: dict[str, Any]) -> Iterator[str]:
+def _compared(numerics: Mapping[str, Any]) -> Iterator[str]:
     leaf, loss = numerics["worst_param_error"], numerics["worst_loss"]
     if leaf is None:
         yield "not compared with the unsharded step (run.compare)"
@@ -139,7 +157,7 @@ def _compared(numerics: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _levels(numerics: dict[str, Any]) -> Iterator[str]:
+def _levels(numerics: Mapping[str, Any]) -> Iterator[str]:
     if (worst := numerics["worst_l0"]) is not None:
         yield f"instructions (L0) from regions (L1): {_apart(worst)}"
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from compiler.diagnostics import CompileError, UsageError
+from compiler.frontend.task import TrainTask
 from orchestrator import api
 from orchestrator.cli import main
 from orchestrator.host import PACKAGES_ROOT
+from orchestrator.report.page.page import report_page
 from tests.support.small_job import SIZES
 
 JOB = """
@@ -47,6 +53,76 @@ def test_a_plan_is_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]
     assert plan.fits and plan.peak_bytes > 0 and 0 < plan.mfu < 1
     assert plan.band_s[0] <= plan.step_time_s <= plan.band_s[1]
     assert plan.losses == ()
+
+
+def made_here(width: int) -> TrainTask:
+    """A step of no module: what a cell of a notebook makes."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean((batch["x"] @ params["w"]) ** 2)
+
+    def step(params: Any, opt_state: Any, batch: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), opt_state, {"loss": value}
+
+    return TrainTask(
+        step=step,
+        state=({"w": jax.ShapeDtypeStruct((64, width), jnp.float32)}, {}),
+        batch=lambda n: {"x": jax.ShapeDtypeStruct((n, 64), jnp.float32)},
+    )
+
+
+ON_ONE_CHIP = {"cluster__target": "trn1.2xlarge", "mesh__dp_shard": 2, "run__executor": "inline"}
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> list[api.Report]:
+    """Of a task, another one, and the first again."""
+    settings = ON_ONE_CHIP | {"cache__dir": str(tmp_path_factory.mktemp("cache"))}
+    return [api.plan(made_here(width), **settings) for width in (64, 32, 64)]
+
+
+def test_a_task_is_planned_as_it_is(plans: list[api.Report]) -> None:
+    first, other, again = plans
+    assert [p.data["graph"]["params"] for p in (first, other, again)] == [4096, 2048, 4096]
+    assert "stored_s" not in other.data["provenance"], "another step is another question"
+    assert again.data["provenance"]["stored_s"] > 0 and again.step_time_s == first.step_time_s
+    assert first.data["job"]["model"]["entry"] == "" and first.fits
+
+    told = repr(again).splitlines()
+    assert 12 <= len(told) <= 24 and max(map(len, told)) <= 80
+    assert told[0].startswith("step  ") and any(line.startswith("memory ") for line in told)
+    assert any(line.endswith("ask anew: cache__fresh=True") for line in told)
+    shown = again._repr_html_()
+    page = html.unescape(shown.removeprefix('<iframe srcdoc="').partition('" style="')[0])
+    assert page == report_page(again.data) and shown.endswith("</iframe>")
+    assert '"' not in shown.removeprefix('<iframe srcdoc="').partition('" style="')[0]
+
+
+def test_a_task_is_its_own_model_and_of_this_process_alone() -> None:
+    with pytest.raises(UsageError, match=r"got model\.preset"):
+        api.plan(made_here(8), model__preset="llama2-7b")
+    with pytest.raises(UsageError, match=r"SW_MODEL.*TrainTask") as refused:
+        api.run(made_here(8))  # type: ignore[arg-type]
+    assert "model__entry" in refused.value.diagnostic.hint
+
+
+def test_a_run_shows_its_values(plans: list[api.Report]) -> None:
+    """What is wrong first, then the screen, then losses."""
+    apart = {"error": 0.5, "allowed": 1e-5}
+    numerics = {
+        "passed": False,
+        "steps": 2,
+        "losses": [5.0, 4.0],
+        "parts": None,
+        "worst_loss": {"step": "step 2", **apart},
+        "worst_param_error": {"leaf": "params/w", **apart},
+        "worst_l0": None,
+        "rounding": None,
+    }
+    told = repr(api.Report({**plans[0].data, "numerics": numerics}, 72)).splitlines()
+    assert told[0].startswith("error      SW_VALUES") and len(told) <= 36
+    assert any(line.startswith("values     loss 5.0000 -> 4.0000 in 2 steps") for line in told)
 
 
 @pytest.mark.matrix
