@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import UsageError
 from compiler.isa.program import Program
 from compiler.neff.bundle import Bundle, load_bundle, write_bundle
 from compiler.steps import note
@@ -40,6 +39,7 @@ from orchestrator.stages import Stages
 from orchestrator.strict_json import dumps
 from orchestrator.timing import Timings, timed
 from orchestrator.unsharded import Unsharded, unsharded
+from orchestrator.usage import check_executor, check_usage
 from orchestrator.values.value_run import Values, run_values
 from sim_cluster.network import cluster_topology
 from sim_cluster.step_time import Step
@@ -53,6 +53,7 @@ def run_job(job: JobConfig, progress: Progress, dump_dir: Path | None = None) ->
 
     Raises the DiagnosticError of the stage that refuses.
     """
+    check_usage(job)
     stages, out = Stages(begun=progress.stage), outputs.prepare(output_folder(job))
     if not job.output.events:
         job = replace(job, output=replace(job.output, events=str(out / "events.jsonl")))
@@ -123,12 +124,7 @@ def executor_of(job: JobConfig, many: bool = False) -> Callable[[], Executor]:
     time limit where nothing can end a unit."""
     run = job.run
     limits = Limits(run.unit_timeout_s, int(run.unit_memory_gib * GIB))
-    if run.executor == "inline" and limits.timeout_s:
-        raise UsageError(
-            "SW_USAGE",
-            "run.unit_timeout_s requires workers that can be ended, got run.executor = inline",
-            hint="take --executor process",
-        )
+    check_executor(run)
 
     def start() -> Executor:
         from orchestrator.service import process_backend

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import Loc, UsageError
 from compiler.documents import parse_json, read_text
+from compiler.frontend.task import entry_names
 from orchestrator.config import JobConfig
 
 if TYPE_CHECKING:
@@ -25,10 +26,19 @@ bfloat16 on these machines."""
 
 
 def resolve_task(job: JobConfig) -> TrainTask:
-    """The task of `[model]`.
+    """The task of `[model]`. Raises UsageError, as `check_named`."""
+    check_named(job)
+    model = job.model
+    if model.entry:
+        from compiler.frontend.task import load_task
 
-    Raises UsageError unless exactly one of preset, config, entry is given.
-    """
+        return load_task(model.entry, Path(job.base))
+    return _ours(job)
+
+
+def check_named(job: JobConfig) -> None:
+    """That exactly one of preset, config, entry and hlo is given, an entry in its form. Raises
+    UsageError."""
     model = job.model
     given = [name for name in ("preset", "config", "entry", "hlo") if getattr(model, name)]
     if len(given) != 1:
@@ -39,9 +49,12 @@ def resolve_task(job: JobConfig) -> TrainTask:
             "for example --model llama2-7b",
         )
     if model.entry:
-        from compiler.frontend.task import load_task
+        entry_names(model.entry)
 
-        return load_task(model.entry, Path(job.base))
+
+def _ours(job: JobConfig) -> TrainTask:
+    """The task of a lowered step, a preset or a config."""
+    model = job.model
     if model.hlo:
         from compiler.frontend.module_task import module_task
 

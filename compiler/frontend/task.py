@@ -86,15 +86,21 @@ class TrainTask:
         return _ROLE_OF_NAME.get(parts[0], "optimizer")
 
 
+def entry_names(entry: str) -> tuple[str, str]:
+    """Module and function of `module:function`. Raises UsageError for another form."""
+    module_name, _, function_name = entry.partition(":")
+    if not module_name or not function_name:
+        raise UsageError("SW_ENTRY", f'[model] entry requires "module:function", got "{entry}"')
+    return module_name, function_name
+
+
 def load_task(entry: str, folder: Path, arguments: Mapping[str, Any] | None = None) -> TrainTask:
     """Import `module:function` from `folder` (then from the environment) and call it with
     `arguments`.
 
     Raises: UsageError when the entry cannot be found, raises or does not return a TrainTask.
     """
-    module_name, _, function_name = entry.partition(":")
-    if not module_name or not function_name:
-        raise UsageError("SW_ENTRY", f'[model] entry requires "module:function", got "{entry}"')
+    module_name, function_name = entry_names(entry)
     with _on_path(folder):
         function = _find_function(module_name, function_name, folder)
         with called(f"[model] entry {entry}", str(folder)):

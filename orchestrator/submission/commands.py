@@ -92,6 +92,7 @@ def _submit(args: argparse.Namespace) -> int:
         working_dir=args.working_dir,
         environment=_environment(args.env),
         detach=args.detach,
+        compile_only=args.compile_only,
     )
     return submit.submit(asked)
 

@@ -127,8 +127,8 @@ def compile_jobs(
     Raises UsageError for jobs that cannot share a service, or would write to one place.
     """
     start, traces = time.perf_counter(), Traces()
-    places = _places(jobs)
-    with unit_service(_shared(jobs), progress) as service:
+    places = places_of(jobs)
+    with unit_service(shared_by(jobs), progress) as service:
         works = []
         for file, job in jobs.items():
             if dump_dir is None:
@@ -148,7 +148,7 @@ def compile_jobs(
     )
 
 
-def _places(jobs: Mapping[Path, JobConfig]) -> dict[Path, Path]:
+def places_of(jobs: Mapping[Path, JobConfig]) -> dict[Path, Path]:
     """The bundle of every job file. Raises UsageError when two would be one."""
     places: dict[Path, Path] = {}
     for file, job in jobs.items():
@@ -165,7 +165,7 @@ def _places(jobs: Mapping[Path, JobConfig]) -> dict[Path, Path]:
     return places
 
 
-def _shared(jobs: Mapping[Path, JobConfig]) -> JobConfig:
+def shared_by(jobs: Mapping[Path, JobConfig]) -> JobConfig:
     """The first job, whose executor, cache and event log all use. Raises UsageError."""
     (name, first), *others = jobs.items()
     if not first.output.events:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from compiler.diagnostics import DiagnosticError, ExecutionError, UsageError
 ADDRESS = "RAY_API_SERVER_ADDRESS"
 _POLL_S = 0.2
 _RECONNECT_S = 1.0
+_CLOSING_TRIES = 15
+"""Our choice: three seconds; a job that has ended is told so within one."""
 _OUTAGE_S, _OUTAGE_TRIES = 5.0, 36
 """Our choice: a network that is away for three minutes, or a head that is started again."""
 
@@ -73,6 +76,11 @@ class _Log:
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
         self._written, self._read = 0, 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything was read."""
+        return self._written > 0
 
     def restart(self) -> None:
         """Reading starts again."""
@@ -133,16 +141,38 @@ class RayJobs:
     def follow(self, job: str, write: Callable[[str], object]) -> JobState:
         """Give `write` the job's log as it grows, until the job has ended.
 
-        A connection that breaks is made again; what was written is not written twice. Raises
-        UsageError when the cluster has not answered for some minutes.
+        A connection that breaks, or that a head closes on its way down, is made again; what was
+        written is not written twice. Raises UsageError when the cluster has not answered for some
+        minutes, ExecutionError when it has forgotten the job.
         """
         log = _Log(write)
-        while not self._tailed(job, log):
-            if self._state_again(job).ended:
-                self._tailed(job, log)
+        try:
+            while True:
+                is_whole = self._tailed(job, log)
+                state = self._soon_ended(job) if is_whole else self._state_again(job)
+                if state.ended:
+                    if not is_whole:
+                        self._tailed(job, log)
+                    return state
+                time.sleep(_RECONNECT_S)
+        except UsageError as error:
+            if error.code != "SW_RAY_JOB" or not log.is_begun:
+                raise
+            raise ExecutionError(
+                "SW_RAY_JOB",
+                f"the cluster at {self.address} has forgotten job {job}, which it was running: its"
+                " head was started anew",
+                hint="submit it again: finished units are in the cache",
+            ) from error
+
+    def _soon_ended(self, job: str) -> JobState:
+        """The state of a job whose log was closed: it ends a little after its log, unless it was
+        the head that ended."""
+        for _ in range(_CLOSING_TRIES):
+            if (state := self._state_again(job)).ended:
                 break
-            time.sleep(_RECONNECT_S)
-        return self._ended(job)
+            time.sleep(_POLL_S)
+        return state
 
     def _state_again(self, job: str) -> JobState:
         """As `state`, through an outage: the job does not end with our way to it."""
@@ -187,6 +217,7 @@ class RayJobs:
     def _errors(self, job: str = "") -> Iterator[None]:
         """Errors of Ray's client as ours, and its log lines left out."""
         from ray.exceptions import AuthenticationError
+        from requests.exceptions import RequestException
 
         before = logging.root.manager.disable
         logging.disable(logging.INFO)
@@ -195,24 +226,32 @@ class RayJobs:
         except DiagnosticError:
             raise
         except ConnectionError as error:
-            raise UsageError(
-                "SW_RAY_ADDRESS",
-                f"no Ray dashboard answers at {self.address}",
-                hint="--address is that of the dashboard, http://head:8265; is a tunnel open?",
-            ) from error
+            raise self._away() from error
         except AuthenticationError as error:
             raise UsageError(
                 "SW_RAY_TOKEN",
                 f"the cluster at {self.address} requires a token, got none or another one",
                 hint="set RAY_AUTH_TOKEN_PATH to a file with the cluster's (docs/submission.md)",
             ) from error
-        except (RuntimeError, ValueError) as error:
-            raise self._refusal(error, job) from error
+        except (RequestException, RuntimeError, ValueError) as error:
+            # An address that is none is a ValueError too; all else on the way is the way's.
+            is_away = isinstance(error, RequestException) and not isinstance(error, ValueError)
+            raise (self._away() if is_away else self._refusal(error, job)) from error
         finally:
             logging.disable(before)
 
+    def _away(self) -> UsageError:
+        return UsageError(
+            "SW_RAY_ADDRESS",
+            f"no Ray dashboard answers at {self.address}",
+            hint="--address is that of the dashboard, http://head:8265; is a tunnel open?",
+        )
+
     def _refusal(self, error: Exception, job: str) -> UsageError:
         text = str(error).strip()
+        # A proxy without its head, or, asked about a job, a head that is still starting.
+        if re.search(r"status code (5\d\d)" if job else r"status code (50[234])", text):
+            return self._away()
         if job and "status code 404" in text:
             return UsageError(
                 "SW_RAY_JOB",

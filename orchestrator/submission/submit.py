@@ -7,6 +7,7 @@ only. The job is read here first: what `run` would refuse is refused before anyt
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,11 +21,14 @@ from orchestrator import terminal
 from orchestrator.cache.location import locate
 from orchestrator.config import JobConfig, check_lasting
 from orchestrator.host import package_folder
+from orchestrator.model import model_path
 from orchestrator.service.units import PACKAGES
 from orchestrator.strict_json import dumps
+from orchestrator.submission.compile_only import places_of, shared_by
 from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
 from orchestrator.submission.secrets import check_environment
 from orchestrator.terminal import one_line, say
+from orchestrator.usage import check_usage
 
 _COMMAND = ("python", "-m", "orchestrator")
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
@@ -40,13 +44,14 @@ class Asked:
     working_dir: Path
     environment: Mapping[str, str]
     detach: bool = False
+    compile_only: bool = False
 
 
 def submission(asked: Asked) -> Submission:
     """The job as a Ray job.
 
     Raises UsageError for a job file outside of the working directory, an output that would be lost
-    with the job, and variables that are secret.
+    with the job, variables that are secret, and what `run` would refuse as usage there.
     """
     check_environment(asked.environment)
     for job in asked.jobs.values():
@@ -55,6 +60,11 @@ def submission(asked: Asked) -> Submission:
             locate(job.cache.dir)  # one with credentials would be seen in the job's command
     folder = asked.working_dir.resolve()
     files = [_inside(path, folder) for path in asked.jobs]
+    for job in asked.jobs.values():
+        _check(job, folder, asked.compile_only)
+    if asked.compile_only:
+        places_of(asked.jobs)
+        shared_by(asked.jobs)
     is_checkout = all((folder / package / "__init__.py").exists() for package in PACKAGES)
     packages = () if is_checkout else tuple(package_folder(package) for package in PACKAGES)
     return Submission(
@@ -65,13 +75,22 @@ def submission(asked: Asked) -> Submission:
     )
 
 
+def _check(job: JobConfig, folder: Path, compile_only: bool) -> None:
+    """Refuse what `run` would refuse in a copy of `folder`, and what would not be in it."""
+    given = job.model.config or job.model.hlo
+    if given and not os.path.isabs(given):
+        _inside(model_path(job), folder)
+    check_usage(job, has_values=not compile_only, copied=folder)
+
+
 def _inside(path: Path, folder: Path) -> str:
     try:
         return path.resolve().relative_to(folder).as_posix()
     except ValueError as error:
         raise UsageError(
             "SW_USAGE",
-            f"submit requires a job file inside of the working directory {folder}, got {path}",
+            f"submit requires a job and its model inside of the working directory {folder}, got"
+            f" {path}",
             hint="--working-dir is what is uploaded: the job file and all it names lie in it",
         ) from error
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import numpy as np
 
-from compiler.diagnostics import Diagnostic, ExecutionError, LoadError, UsageError
+from compiler.diagnostics import Diagnostic, ExecutionError, LoadError
 from compiler.neff.bundle import Bundle
 from compiler.neff.manifest import Manifest
 from orchestrator.build import Built
@@ -29,6 +29,7 @@ from orchestrator.numerics import level_bound
 from orchestrator.service.events import EventLog
 from orchestrator.service.executor import Emit
 from orchestrator.service.progress import Progress
+from orchestrator.usage import check_hosts, check_steps
 from orchestrator.values.checkpoint import (
     Checkpoint,
     Writer,
@@ -78,8 +79,7 @@ def run_values(
     ExecutionError (SW_HOST_LOST) when hosts are lost again and again.
     """
     job = built.job
-    if job.run.steps < 1:
-        raise UsageError("SW_STEPS", f"run.steps requires at least 1, got {job.run.steps}")
+    check_steps(job.run.steps)
     source = replace(_source(built), drawn=drawn)
     hosts = hosts_of(job, bundle)
     bound = level_bound(job, {value.type.dtype for value in all_values(built.graph)})
@@ -97,11 +97,7 @@ def hosts_of(job: JobConfig, bundle: Bundle) -> Hosts:
     cluster has CPUs."""
     programs, manifest, count = bundle.programs, bundle.manifest, job.run.hosts
     strict = job.run.strict_indices
-    if not 0 <= count <= manifest.num_cores:
-        raise UsageError(
-            "SW_USAGE",
-            f"run.hosts requires at most one host per rank ({manifest.num_cores}), got {count}",
-        )
+    check_hosts(count, manifest.num_cores)
     name = executor_kind(job.run.executor)
     if not count:
         return LocalHosts(

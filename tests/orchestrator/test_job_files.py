@@ -103,8 +103,9 @@ def test_no_other_key_runs_code(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["a; touch ran", "$(touch ran)", "`touch ran`", "a b'c"])
 def test_the_command_of_a_submitted_job_is_quoted(name: str, folder: Path) -> None:
     file = folder / f"{name}.toml"
+    model = config.ModelConfig(preset="llama2-7b")
     asked = submit.Asked(
-        jobs={file: config.JobConfig(output=config.OutputConfig(dir="/out"))},
+        jobs={file: config.JobConfig(model=model, output=config.OutputConfig(dir="/out"))},
         words=["--set", f"output.dir=/out/{name}"],
         address="",
         working_dir=folder,

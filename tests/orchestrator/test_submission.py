@@ -3,6 +3,7 @@ back. With a cluster: `tests/system/test_ray_jobs.py`."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import requests
 
 from compiler.diagnostics import ExecutionError, UsageError
 from orchestrator import cli, host
@@ -19,6 +21,7 @@ from orchestrator.config import load
 from orchestrator.service.units import PACKAGES
 from orchestrator.submission import submit
 from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
+from tests.support.small_job import SIZES
 
 JOB = """
 [model]
@@ -36,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "my jobs"
     folder.mkdir()
     (folder / "a job.toml").write_text(JOB)
+    (folder / "config.json").write_text(json.dumps(SIZES))
     monkeypatch.chdir(folder)
     return folder
 
@@ -52,7 +56,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
 def test_a_job_goes_up_with_its_folder_and_our_packages(
     folder: Path, sent: list[Submission], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--detach", "--env", "A=b=c", "--steps", "3", "--mesh", "dp_shard=2,tp=2"]
+    words = ["--detach", "--env", "A=b=c", "--steps", "3", "--mesh", "dp_shard=16,tp=2"]
     assert cli.main(["submit", "a job.toml", *words, "--fault", "jitter=0.5"]) == 0
     (what,) = sent
     assert what.working_dir == folder
@@ -62,7 +66,7 @@ def test_a_job_goes_up_with_its_folder_and_our_packages(
     assert shlex.split(what.command)[:5] == ["python", "-m", "orchestrator", "run", "a job.toml"]
     sets = shlex.split(what.command)[6::2]
     job = load(folder / "a job.toml", sets)
-    assert (job.run.steps, job.mesh.dp_shard, job.mesh.tp, job.faults.jitter) == (3, 2, 2, 0.5)
+    assert (job.run.steps, job.mesh.dp_shard, job.mesh.tp, job.faults.jitter) == (3, 16, 2, 0.5)
     assert job.model.config == "config.json"
 
 
@@ -88,6 +92,22 @@ def test_a_checkout_needs_no_packages_beside_it(sent: list[Submission]) -> None:
         (["--set", "cache.dir=s3://user:s3cret@bucket"], "SW_CACHE_URL", "without credentials"),
         (["--env", "novalue"], "SW_USAGE", "KEY=VALUE"),
         (["--set", "run.stepz=3"], "SW_USAGE", "unknown key run.stepz"),
+        (["--mesh", "dp_shard=3"], "SW_MESH_PRODUCT", "3"),
+        (["--global-batch", "7"], "SW_BATCH", "global_batch"),
+        (["--target", "trn9"], "NCC_EARG001", "trn9"),
+        (["--target", "trn1.2xlarge", "--instances", "2"], "SW_NETWORK", "EFA"),
+        (["--placement", "up"], "SW_PLACEMENT", "cluster.placement"),
+        (["--fault", "dead_cores=99"], "SW_FAULT", "99"),
+        (["--set", "cluster.collectives=x=1"], "SW_USAGE", "cluster.collectives"),
+        (["--steps", "0"], "SW_STEPS", "run.steps"),
+        (["--hosts", "64"], "SW_USAGE", "one host per rank (32), got 64"),
+        (["--set", "run.data=absent.txt"], "SW_DATA", "absent.txt"),
+        (["--executor", "inline", "--set", "run.unit_timeout_s=1"], "SW_USAGE", "unit_timeout_s"),
+        (["--model", "llama9-7b"], "SW_PRESET", "did you mean"),
+        (["--model", "task:"], "SW_ENTRY", "module:function"),
+        (["--set", "model.config=absent.json"], "SW_MODEL", "absent.json"),
+        (["--set", "model.config=../config.json"], "SW_USAGE", "its model inside"),
+        (["--set", "model.preset=llama2-7b"], "SW_MODEL", "exactly one"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_sent(
@@ -222,31 +242,116 @@ def test_a_log_is_written_once_though_its_connection_breaks(
 class Away(Breaking):
     """One whose cluster does not answer for a while after the connection broke."""
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int, error: Exception) -> None:
         super().__init__()
-        self.failures = failures
+        self.failures, self.error = failures, error
 
     def get_job_info(self, job: str) -> object:
         if self.failures:
             self.failures -= 1
-            raise ConnectionError("no route")
+            raise self.error
         return super().get_job_info(job)
 
 
+def followed(client: object) -> int:
+    jobs = RayJobs.__new__(RayJobs)
+    jobs.address, jobs._client = "x", client
+    return submit.follow(jobs, "j")
+
+
+OUTAGES = [
+    ConnectionError("no route"),
+    requests.exceptions.ConnectionError("refused"),  # none of Python's own
+    requests.exceptions.ReadTimeout("slow"),
+    requests.exceptions.ChunkedEncodingError("cut"),
+    RuntimeError("Request failed with status code 503: no head"),
+    RuntimeError("Request failed with status code 500: the head starts"),
+]
+
+
+@pytest.mark.parametrize("error", OUTAGES, ids=lambda e: f"{type(e).__module__}, {e}")
 def test_an_outage_does_not_end_the_log(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    jobs = RayJobs.__new__(RayJobs)
-    jobs.address, jobs._client = "x", Away(20)
-    assert submit.follow(jobs, "j") == 0
+    assert followed(Away(20, error)) == 0
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
     assert 60 < sum(slept) < 180
-    jobs._client = Away(10**6)
     with pytest.raises(UsageError, match="SW_RAY_ADDRESS"):
-        submit.follow(jobs, "j")
+        followed(Away(10**6, error))
     assert "job j goes on\nfollow: shardwright status j" in capsys.readouterr().err
+
+
+class Closing(Breaking):
+    """One whose head closes the log in order, on its way down."""
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        self.tails += 1
+        for text in self.logs if self.tails > 1 else self.logs[:1]:
+            yield text
+
+
+def test_a_head_that_ends_does_not_end_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    client = Closing()
+    assert followed(client) == 0 and client.tails == 2
+    assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+def test_a_head_that_was_started_anew_has_forgotten_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    gone = RuntimeError("Request failed with status code 404: no such job")
+    with pytest.raises(ExecutionError, match="has forgotten job j"):
+        followed(Away(10**6, gone))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (requests.exceptions.HTTPError("502 Server Error"), "SW_RAY_ADDRESS"),
+        (RuntimeError("Request failed with status code 502: bad gateway"), "SW_RAY_ADDRESS"),
+        (RuntimeError("Request failed with status code 500: too large"), "SW_RAY_JOB"),
+        (requests.exceptions.InvalidURL("no address"), "SW_RAY_JOB"),
+    ],
+)
+def test_what_submitting_meets(error: Exception, code: str, tmp_path: Path) -> None:
+    class Refusing:
+        def submit_job(self, **_: object) -> str:
+            raise error
+
+    jobs = RayJobs.__new__(RayJobs)
+    jobs.address, jobs._client = "x", Refusing()
+    with pytest.raises(UsageError, match=code):
+        jobs.submit(Submission(command="c", working_dir=tmp_path, environment={}))
+
+
+def test_files_of_the_cluster_are_looked_at_there(folder: Path, sent: list[Submission]) -> None:
+    words = ["--set", "model.config=/on/the/cluster.json", "--set", "run.data=/on/the/text"]
+    assert cli.main(["submit", "a job.toml", "--detach", *words]) == 0
+    assert "model.config=/on/the/cluster.json" in sent[0].command
+
+
+def test_jobs_that_only_compile_are_asked_less_and_must_agree(
+    folder: Path, sent: list[Submission], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "b.toml").write_text(JOB + "workers = 3\n")
+    words = ["--compile-only", "--detach"]
+    assert cli.main(["submit", "a job.toml", *words, "--steps", "0"]) == 0 and len(sent) == 1
+    assert cli.main(["submit", "a job.toml", "b.toml", *words]) == 2
+    assert "require one run.workers" in capsys.readouterr().err and len(sent) == 1
+
+
+def test_a_run_refuses_before_it_compiles(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orchestrator.job.planned", pytest.fail)
+    assert cli.main(["run", "a job.toml", "--out", "out", "--steps", "0"]) == 2
+    assert "SW_STEPS" in capsys.readouterr().err and not (folder / "out").exists()
 
 
 def test_the_verbs_load_no_ray_to_refuse(folder: Path) -> None:

@@ -24,14 +24,25 @@ def load_text(data: str | None) -> bytes:
 
     Raises: UsageError when there is no such file.
     """
-    if data in (None, "", "pydoc"):
+    path = check_data(data)
+    if path is None:
         from pydoc_data import topics
 
         return "\n".join(topics.topics[key] for key in sorted(topics.topics)).encode()
-    path = Path(str(data))
+    return path.read_bytes()
+
+
+def check_data(data: str | None, folder: Path = Path()) -> Path | None:
+    """The file that `data` is, looked up in `folder`; None for "pydoc".
+
+    Raises: UsageError when there is no such file.
+    """
+    if data in (None, "", "pydoc"):
+        return None
+    path = folder / str(data)
     if path.suffix == ".npz" or not path.is_file():
         raise UsageError("SW_DATA", f'[run] data requires a text file or "pydoc", got {data}')
-    return path.read_bytes()
+    return path
 
 
 def byte_batches(
