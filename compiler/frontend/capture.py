@@ -9,14 +9,16 @@ imports the artifact.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.diagnostics import ImportRuleError, UsageError
 from compiler.dtypes import DType
 from compiler.frontend.context import legalize_chlo, serialize_portable
+from compiler.frontend.roles import check_parameters, role_of
+from compiler.frontend.state import array_step, named_leaves, state_tree
 from compiler.frontend.task import TrainTask
 from compiler.frontend.user_code import called
 
@@ -65,19 +67,25 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     if task.captured is not None:
         return task.captured(batch_size)
     with _users_line("init", base_dir):
-        state = abstract_state(task)
+        tree = state_tree(task)
     with _users_line("batch", base_dir):
         batch = task.batch(batch_size)
-    inputs = [*_state_infos(task, state), *_batch_infos(task, batch, batch_size)]
-    jitted = jax.jit(_named_step(task), keep_unused=True)
+    before, samples = _state_leaves(task, tree.arrays), _batch_infos(task, batch, batch_size)
+    jitted = jax.jit(array_step(task, tree), keep_unused=True)
     with _users_line("step", base_dir):
-        traced = jitted.trace(*state, batch)
+        traced = jitted.trace(*tree.arrays, batch)
     new_state, metrics = split_results(task, traced.out_info)
-    outputs = [*_state_infos(task, new_state), *_metric_infos(task, metrics)]
-    aliases = _check_state(task, inputs, outputs)
+    after = _state_leaves(task, new_state)
+    measured = _metric_infos(task, metrics)
+    _check_state(before, after)
+    loss = len(after) + [info.name for info in measured].index("metrics/loss")
+    roles = _roles(task, before, tree.keys, _used(traced.jaxpr, loss))
+    state = [replace(info, role=role) for info, role in zip(before, roles, strict=True)]
+    aliases = tuple((n, n) for n in range(len(state)))
     with _users_line("step", base_dir):  # parts of which jax may refuse to lower
         artifact = artifact_of(traced)
-    return Captured(artifact, tuple(inputs), tuple(outputs), aliases, batch_size, task.name)
+    inputs, outputs = (*state, *samples), (*state, *measured)
+    return Captured(artifact, inputs, outputs, aliases, batch_size, task.name)
 
 
 def _users_line(what: str, base_dir: str | None) -> AbstractContextManager[None]:
@@ -96,27 +104,6 @@ def artifact_of(traced: Any) -> bytes:
         stream = io.BytesIO()
         module.operation.write_bytecode(stream)
     return serialize_portable(stream.getvalue())
-
-
-def abstract_state(task: TrainTask) -> tuple[Any, ...]:
-    """The state as `jax.ShapeDtypeStruct` pytrees, one per name of `task.state_names`; allocates
-    nothing.
-    """
-    import jax
-
-    if task.init is not None:
-        state = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
-    else:
-        assert task.state is not None
-        state = task.state
-    if not isinstance(state, tuple) or len(state) != len(task.state_names):
-        raise UsageError(
-            "SW_TASK_STATE",
-            f"init requires a tuple of {len(task.state_names)} ({', '.join(task.state_names)}), "
-            f"got {type(state).__name__}",
-            hint="return (params, opt_state), or set state_names",
-        )
-    return tuple(jax.tree.map(_plain_array, part) for part in state)
 
 
 def split_results(task: TrainTask, results: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -141,48 +128,6 @@ def split_results(task: TrainTask, results: Any) -> tuple[tuple[Any, ...], dict[
     return results[:count], metrics
 
 
-def named_leaves(prefix: str, tree: Any) -> list[tuple[str, Any]]:
-    """Leaves of a pytree with their paths: dict keys, field names and positions joined by '/'."""
-    import jax
-
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [
-        ("/".join(part for part in (prefix, *map(_key_text, path)) if part), leaf)
-        for path, leaf in leaves
-    ]
-
-
-def _key_text(key: Any) -> str:
-    """One pytree key as a path part."""
-    import jax
-
-    return str(jax.tree_util.keystr((key,), simple=True))
-
-
-def _plain_array(leaf: Any) -> Any:
-    """`leaf`, unless it is a typed PRNG key. Raises UsageError for one."""
-    import jax
-
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        raise UsageError(
-            "SW_TASK_STATE",
-            "state requires plain arrays, got a typed PRNG key",
-            hint="keep jax.random.key_data(key) in the state and wrap it in the step",
-        )
-    return leaf
-
-
-def _named_step(task: TrainTask) -> Any:
-    """The task's step in a function called `step`, so that every name stack begins with
-    `jit(step)`.
-    """
-
-    def step(*args: Any) -> Any:
-        return task.step(*args)
-
-    return step
-
-
 def _info(name: str, role: str, leaf: Any, batch_dim: int | None = None) -> ArgInfo:
     """Describe one leaf. Raises ImportRuleError for an element type the IR does not have."""
     try:
@@ -195,13 +140,37 @@ def _info(name: str, role: str, leaf: Any, batch_dim: int | None = None) -> ArgI
     return ArgInfo(name, role, tuple(leaf.shape), dtype, batch_dim)
 
 
-def _state_infos(task: TrainTask, state: Sequence[Any]) -> list[ArgInfo]:
-    """Every leaf of the state, in argument order."""
+def _state_leaves(task: TrainTask, state: Sequence[Any]) -> list[ArgInfo]:
+    """Every leaf of the state, in argument order; what it is comes later."""
     return [
-        _info(name, task.role_of(name), leaf)
+        _info(name, "optimizer", leaf)
         for prefix, part in zip(task.state_names, state, strict=True)
         for name, leaf in named_leaves(prefix, part)
     ]
+
+
+def _roles(
+    task: TrainTask, state: Sequence[ArgInfo], keys: Collection[str], used: Sequence[bool]
+) -> list[str]:
+    """What every leaf of the state is; `used` says per argument whether the loss depends on it.
+
+    Raises UsageError where none is a parameter.
+    """
+    given = dict.fromkeys(keys, "rng") | dict(task.roles)
+    rows = zip(state, used, strict=False)
+    roles = [role_of(info.name, given, info.dtype, is_used) for info, is_used in rows]
+    check_parameters(task.name, [(i.name, role) for i, role in zip(state, roles, strict=True)])
+    return roles
+
+
+def _used(program: Any, result: int) -> list[bool]:
+    """Per argument of a traced program whether a result depends on it, also inside of loops and
+    calls."""
+    from jax.interpreters.partial_eval import dce_jaxpr
+
+    wanted = [n == result for n in range(len(program.jaxpr.outvars))]
+    used: list[bool] = dce_jaxpr(program.jaxpr, wanted)[1]
+    return used
 
 
 def _batch_infos(task: TrainTask, batch: Any, batch_size: int) -> list[ArgInfo]:
@@ -223,14 +192,8 @@ def _metric_infos(task: TrainTask, metrics: dict[str, Any]) -> list[ArgInfo]:
     return [_info(name, "metric", leaf) for name, leaf in named_leaves("metrics", metrics)]
 
 
-def _check_state(
-    task: TrainTask, inputs: Sequence[ArgInfo], outputs: Sequence[ArgInfo]
-) -> tuple[tuple[int, int], ...]:
-    """Pairs of state leaves before and after. Raises UsageError when the step changes names, shapes
-    or types.
-    """
-    before = [info for info in inputs if info.role != "batch"]
-    after = [info for info in outputs if info.role != "metric"]
+def _check_state(before: Sequence[ArgInfo], after: Sequence[ArgInfo]) -> None:
+    """Raises UsageError when the step changes names, shapes or types of the state."""
     for old, new in zip(before, after, strict=False):
         if old != new:
             raise UsageError(
@@ -242,4 +205,3 @@ def _check_state(
         raise UsageError(
             "SW_TASK_RESULT", f"step requires {len(before)} state leaves back, got {len(after)}"
         )
-    return tuple((i, i) for i in range(len(before)))

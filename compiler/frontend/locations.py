@@ -2,8 +2,8 @@
 
 JAX writes a name location (the name stack) around a chain of call sites (the Python frames,
 innermost first). The frame shown to the user is the innermost one of their own code; library frames
-count only when there is nothing else, and what called `capture` does not count at all. Everything
-is cached by attribute object, because a module repeats few locations.
+count only when there is nothing else, and what called the step or `capture` does not count at all.
+Everything is cached by attribute object, because a module repeats few locations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PACKAGE = os.path.join(Path(__file__).resolve().parents[1], "")  # the folder o
 _OWN = ("compiler", "collectives", "orchestrator", "sharding", "sim_cluster")
 _ROOT = os.path.join(Path(__file__).resolve().parents[2], "")  # the folder of all of them
 _FROZEN = "<frozen "  # Python's own machinery of imports
-_CAPTURE = os.path.join(_PACKAGE, "frontend", "capture.py")
+_CALLERS = {os.path.join(_PACKAGE, "frontend", name) for name in ("capture.py", "state.py")}
 _MODELS = os.path.join(_PACKAGE, "frontend", "models", "")
 
 
@@ -110,7 +110,7 @@ class LocationReader:
         """The innermost frame of the user's code, else the innermost of all, else nothing."""
         named = []
         for file, line in frames:
-            if _real(file) == _CAPTURE:
+            if _real(file) in _CALLERS:
                 break
             shown, library = _shown(file, self._base)
             if not library:

@@ -16,6 +16,7 @@ from typing import Any
 from compiler.diagnostics import UsageError
 from compiler.frontend.capture import ArgInfo, Captured
 from compiler.frontend.isolated import Reader
+from compiler.frontend.roles import check_parameters, role_by_use
 from compiler.frontend.task import TrainTask
 from compiler.ir.types import Graph, Value
 from compiler.neff.files import read_regular
@@ -57,6 +58,7 @@ def module_task(path: Path, tokens_per_sample: int = 0) -> TrainTask:
     signature = _signature(path, graph, module.facts.aliases)
     samples = _samples(path, signature)
     inputs, outputs = _inputs(signature), _outputs(signature)
+    check_parameters(path.name, [(i.name, i.role) for i in inputs if i.role != "batch"])
     aliases = tuple((argument, result) for result, argument in signature.state.items())
 
     text = module.stablehlo
@@ -141,20 +143,13 @@ def _inputs(signature: _Signature) -> tuple[ArgInfo, ...]:
     batch = set(signature.batch)
     infos = []
     for n, value in enumerate(signature.graph.inputs):
-        role = "batch" if n in batch else _state_role(value, value in before)
+        role = "batch" if n in batch else role_by_use(value.type.dtype, value in before)
         dim = 0 if n in batch else None
         infos.append(_info(f"{_PREFIX[role]}/arg{n}", role, value, dim))
     return tuple(infos)
 
 
 _PREFIX = {"batch": "batch", "parameter": "params", "optimizer": "opt_state", "rng": "rng"}
-
-
-def _state_role(value: Value, is_used: bool) -> str:
-    """Of state: the loss depends on parameters, and on the keys of random numbers."""
-    if not is_used:
-        return "optimizer"
-    return "parameter" if value.type.dtype.is_float else "rng"
 
 
 def _outputs(signature: _Signature) -> tuple[ArgInfo, ...]:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from compiler.diagnostics import UsageError
-from compiler.frontend.capture import ArgInfo, abstract_state, named_leaves, split_results
+from compiler.frontend.capture import ArgInfo, split_results
 from compiler.frontend.single import single_device
+from compiler.frontend.state import array_step, named_leaves, split_state, state_tree
 from compiler.frontend.task import TrainTask
 from compiler.frontend.user_code import called
 
@@ -38,7 +39,7 @@ def initial_state(task: TrainTask, seed: int) -> Leaves:
 
 def state_sizes(task: TrainTask) -> dict[str, int]:
     """Bytes of the leaves of the state by path name, in order; nothing is computed."""
-    parts = zip(task.state_names, abstract_state(task), strict=True)
+    parts = zip(task.state_names, state_tree(task).arrays, strict=True)
     leaves = (leaf for prefix, part in parts for leaf in named_leaves(prefix, part))
     return {name: leaf.size * leaf.dtype.itemsize for name, leaf in leaves}
 
@@ -168,21 +169,24 @@ def _first_state(task: TrainTask, seed: int) -> tuple[Any, ...]:
     return state
 
 
-def _init(task: TrainTask) -> Callable[[Any], Any]:
+def _init(task: TrainTask) -> Callable[[Any], tuple[Any, ...]]:
+    """The task's init with a result of arrays."""
     if task.init is None:
         raise UsageError(
             "SW_TASK_INIT",
             f"a value run of {task.name} requires TrainTask.init, got none",
             hint="without init a job is timing-only: use `shardwright plan`",
         )
-    return task.init
+    init = task.init
+    return lambda key: split_state(task, init(key)).arrays
 
 
 def _jitted(task: TrainTask) -> Any:
     """The compiled step, on the CPU."""
     import jax
 
-    return single_device(jax.jit(task.step, keep_unused=True), _cpu())
+    step = array_step(task, state_tree(task))
+    return single_device(jax.jit(step, keep_unused=True), _cpu())
 
 
 def _cpu() -> Any:
@@ -206,7 +210,7 @@ def _unflatten(task: TrainTask, leaves: Mapping[str, np.ndarray]) -> tuple[Any, 
     import jax
 
     parts = []
-    for prefix, part in zip(task.state_names, abstract_state(task), strict=True):
+    for prefix, part in zip(task.state_names, state_tree(task).arrays, strict=True):
         names = [name for name, _ in named_leaves(prefix, part)]
         missing = [name for name in names if name not in leaves]
         if missing:

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.diagnostics import UsageError
+from compiler.frontend.roles import ROLES
 from compiler.frontend.user_code import called
 
 if TYPE_CHECKING:
     from compiler.frontend.capture import Captured
 
 BatchFactory = Callable[[int, int, str | None], Iterator[Any]]
-
-ROLES = ("parameter", "optimizer", "batch", "metric", "rng")
-_ROLE_OF_NAME = {"params": "parameter", "rng": "rng", "key": "rng"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +39,8 @@ class TrainTask:
     `batch(n)` is the pytree of `jax.ShapeDtypeStruct` of `n` samples; `batch_dim` is its sample
     dim.
     `batches(seed, n, data)` iterates over NumPy pytrees of `n` samples; `data` is `[run] data` of
-    the job. Roles follow from the state's names; `roles` sets them by path or path prefix
-    ("state/step" -> "optimizer").
+    the job. What leaves of the state are is found by name and use (`roles.py`); `roles` says it by
+    path or path prefix ("state/step" -> "optimizer").
     `captured` is there instead of the functions where the step comes as a file (`module_task.py`):
     the capture of `n` samples.
     `full_precision` is the same task computed in fp32: what runs of a bf16 task are compared with.
@@ -73,17 +71,6 @@ class TrainTask:
             raise UsageError(
                 "SW_TASK_ROLE", f"roles of a TrainTask are {', '.join(ROLES)}, got {unknown}"
             )
-
-    def role_of(self, path: str) -> str:
-        """The role of the state leaf at `path`: the longest entry of `roles` above it, else its
-        state's name.
-        """
-        parts = path.split("/")
-        for end in range(len(parts), 0, -1):
-            role = self.roles.get("/".join(parts[:end]))
-            if role is not None:
-                return role
-        return _ROLE_OF_NAME.get(parts[0], "optimizer")
 
 
 def entry_names(entry: str) -> tuple[str, str]:

@@ -105,6 +105,7 @@ def _tool(report: Report, width: int) -> list[Text]:
 _PARTS = (
     _Part(sections.headline),
     _Part(sections.job),
+    _Part(sections.roles, 1),
     _Part(sections.logical_cores, 2),
     _Part(sections.placement, 5),
     _Part(sections.streams, 4),

@@ -25,6 +25,7 @@ from orchestrator.bundling import compiler_version
 from orchestrator.packets import packets_of
 from orchestrator.report.bottleneck import bottleneck
 from orchestrator.report.goodput import goodput_section
+from orchestrator.report.leaf_roles import role_rows
 from orchestrator.report.limits import Asked, asked, confidence, limits_section
 from orchestrator.report.memory_report import memory_section
 from orchestrator.report.step_report import function_rows, step_chart, timelines
@@ -122,6 +123,7 @@ def graph_section(built: Built) -> dict[str, Any]:
         "ops": count_ops(built.graph),
         "repeats": list(built.repeats),
         "params": sum(b.global_type.num_elements for b in parameters),
+        "roles": role_rows(built.plan.step.buffers.values()),
         "flops_per_step": built.flops_per_step,
     }
 

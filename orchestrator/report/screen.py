@@ -36,7 +36,13 @@ def run_screen(report: dict[str, Any]) -> None:
     console = terminal.console()
     width = console.width
     _print(console, _failure(report, width))
-    for section in (sections.headline, sections.job, sections.logical_cores, sections.placement):
+    for section in (
+        sections.headline,
+        sections.job,
+        sections.roles,
+        sections.logical_cores,
+        sections.placement,
+    ):
         _print(console, section(report, width))
     _print(console, sections.streams(report, width) + sections.compiler(report, width))
     _units(console, report)

@@ -91,6 +91,24 @@ def job(report: Report, width: int) -> list[Text]:
     return plain("job", text, width)
 
 
+def roles(report: Report, width: int) -> list[Text]:
+    """What the leaves of a user's own step were taken for."""
+    model = report["job"]["model"]
+    if not (model["entry"] or model["hlo"]):
+        return []
+    rows = [f"{_ROLE_TEXT[row['role']]} {_few(row['paths'])}" for row in report["graph"]["roles"]]
+    return plain("roles", "; ".join(rows), width, most=2)
+
+
+_ROLE_TEXT = {"parameter": "parameters", "optimizer": "optimizer", "rng": "random keys"}
+MOST_PATHS = 3  # of a role that the screen names (our choice)
+
+
+def _few(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
+    return ", ".join(paths[:MOST_PATHS]) + more
+
+
 def logical_cores(report: Report, width: int) -> list[Text]:
     """What a core is, where it is more than one physical core."""
     cores = report["logical_cores"]

@@ -7,7 +7,8 @@ stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from itertools import takewhile
 
 from compiler.diagnostics import Diagnostic
 from compiler.ir.types import Value
@@ -63,20 +64,16 @@ def _named(step: Decisions, ways: int) -> str:
 
 
 def _place_optimizer(step: Decisions) -> None:
-    """Optimizer leaves follow their weight: by path suffix and shape, else by what they are
-    added to.
-    """
-    weights: dict[tuple[str, Shape], Value] = {}
-    for slot, value in step.slots("parameter"):
-        weights.setdefault((slot.name.partition("/")[2], value.type.shape), value)
+    """Optimizer leaves follow their weight: by path and shape, else by what they are added to."""
+    weights = WeightNames(step.slots("parameter"))
     for slot, value in step.slots("optimizer"):
-        owner = _owner(slot, value, weights)
+        owner = weights.owner(slot.name, value.type.shape)
         spec = step.stored(value if owner is None else owner[1])
         if spec is not None:
-            why = "the weight it is combined with" if owner is None else f"params/{owner[0]}"
+            why = "the weight it is combined with" if owner is None else owner[0].name
             step.place(slot, value, spec, f"follows {why}")
         elif owner is not None:
-            step.place(slot, value, step.layout.of(owner[1]), f"follows params/{owner[0]}")
+            step.place(slot, value, step.layout.of(owner[1]), f"follows {owner[0].name}")
         else:
             _replicate(step, slot, value, "belongs to no sharded weight")
 
@@ -109,17 +106,49 @@ def place_results(step: Decisions) -> None:
         step.results.append(spec)
 
 
-Shape = tuple[int, ...]
+Weight = tuple[Slot, Value]
 
 
-def _owner(
-    slot: Slot, value: Value, weights: Mapping[tuple[str, Shape], Value]
-) -> tuple[str, Value] | None:
-    """The weight whose path ends the leaf's path and whose shape it has; the longest path wins."""
-    parts = slot.name.split("/")
-    for first in range(len(parts)):
-        name = "/".join(parts[first:])
-        weight = weights.get((name, value.type.shape))
-        if weight is not None:
-            return name, weight
-    return None
+class WeightNames:
+    """Weights by the ends of their paths. States nest in many ways: a moment of
+    `state/params/dense/kernel` is `state/opt_state/0/mu/dense/kernel`, that of `0/dense/kernel` is
+    `1/mu/dense/kernel`.
+    """
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        self._ends: dict[str, list[Weight]] = {}
+        for slot, value in weights:
+            for end in _ends(slot.name):
+                self._ends.setdefault(end, []).append((slot, value))
+
+    def owner(self, name: str, shape: tuple[int, ...]) -> Weight | None:
+        """The weight that shares the longest end of its path with the leaf's, of several the one
+        with the fewest names of its own between that and what their paths begin with; None where
+        that is not one weight, or has another shape.
+        """
+        end = next((end for end in _ends(name) if end in self._ends), None)
+        if end is None:
+            return None
+        found = self._ends[end]
+        own = [_own_names(slot.name, name) for slot, _ in found]
+        nearest = [weight for weight, n in zip(found, own, strict=True) if n == min(own)]
+        return nearest[0] if len(nearest) == 1 and nearest[0][1].type.shape == shape else None
+
+
+def _ends(name: str) -> list[str]:
+    """Every end of a path, the longest first."""
+    parts = name.split("/")
+    return ["/".join(parts[first:]) for first in range(len(parts))]
+
+
+def _own_names(weight: str, leaf: str) -> int:
+    """Parts of a weight's path that neither begin nor end the leaf's."""
+    parts, others = weight.split("/"), leaf.split("/")
+    left = parts[_shared(parts, others) :]
+    return len(left) - _shared(left[::-1], others[::-1])
+
+
+def _shared(parts: Sequence[str], others: Sequence[str]) -> int:
+    """How many parts two paths begin with alike."""
+    pairs = zip(parts, others, strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))

@@ -16,6 +16,7 @@ from compiler.target import load_target
 from orchestrator.config import GoodputConfig, JobConfig
 from orchestrator.report import report
 from orchestrator.report.goodput import Failures, goodput_section
+from orchestrator.report.leaf_roles import role_rows
 from orchestrator.timing import Timings
 from sharding.mesh import make_mesh
 from sharding.pipeline.schedules import bubble
@@ -366,4 +367,21 @@ def test_rows_of_collectives_and_streams() -> None:
     assert [(r["stream"], r["count"], r["time_ps"], r["exposed_ps"]) for r in found["streams"]] == [
         (0, 3, 300, 40),
         (1, 2, 500, 60),
+    ]
+
+
+def test_the_fewest_paths_that_tell_roles_apart() -> None:
+    given = {
+        "state/params/a/w": "parameter",
+        "state/params/b/w": "parameter",
+        "state/opt/mu/a/w": "optimizer",
+        "state/step": "optimizer",
+        "key": "rng",
+        "batch/x": "batch",
+    }
+    rows = role_rows([buffer(name, role, 6) for name, role in given.items()])
+    assert rows == [
+        {"role": "parameter", "paths": ["state/params"], "leaves": 2, "elements": 12},
+        {"role": "optimizer", "paths": ["state/opt", "state/step"], "leaves": 2, "elements": 12},
+        {"role": "rng", "paths": ["key"], "leaves": 1, "elements": 6},
     ]

@@ -128,6 +128,20 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
         "job        7.1 G parameters on 1,024 cores (2 x trn1n.32xlarge), 2.5 PFLOP per step of"
         " 2 samples of 2 tokens, 2 micro-batches",
     ),
+    (
+        sections.roles,
+        {
+            "job": {"model": {"entry": "own:task", "hlo": ""}},
+            "graph": {
+                "roles": [
+                    {"role": "parameter", "paths": ["state/params"], "leaves": 3},
+                    {"role": "optimizer", "paths": ["a", "b", "c", "d", "e"], "leaves": 6},
+                    {"role": "rng", "paths": ["key"], "leaves": 1},
+                ]
+            },
+        },
+        "roles      parameters state/params; optimizer a, b, c and 2 more; random keys key",
+    ),
     # 500 of 2000 us are a quarter
     (
         sections.logical_cores,

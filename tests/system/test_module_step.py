@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from compiler.frontend.capture import abstract_state
+from compiler.frontend.state import state_tree
 from orchestrator import config, plan_cache
 from orchestrator.cli import main
 from tests.support.cells import long_in_matrix
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small llama's step, lowered, in several forms, and as an entry."""
     where = tmp_path_factory.mktemp("lowered")
     task = small_llama()
-    state, batch = abstract_state(task), task.batch(SAMPLES)
+    state, batch = state_tree(task).arrays, task.batch(SAMPLES)
     lowered = (
         jax.jit(task.step, keep_unused=True).trace(*state, batch).lower(lowering_platforms=("cpu",))
     )

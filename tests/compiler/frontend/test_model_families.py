@@ -13,11 +13,11 @@ import pytest
 
 from compiler.diagnostics import UsageError
 from compiler.dtypes import DType
-from compiler.frontend.capture import abstract_state
 from compiler.frontend.models import blocks, encoder, gpt, layers, llama, moe, vit
 from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from compiler.frontend.models.families import family_task
 from compiler.frontend.reference import run_reference
+from compiler.frontend.state import state_tree
 from compiler.frontend.task import TrainTask
 from compiler.ir.types import Graph, Op
 from sharding.mesh import make_mesh
@@ -158,10 +158,10 @@ def test_products_of_short_activations_are_bf16_in_both_passes(family: str) -> N
 def test_stored_type_is_the_precisions(family: str) -> None:
     precision = Precision(params="bf16", activations="bf16")
     task = family_task(family, SIZES, TaskOptions(seq_len=8, precision=precision))
-    params, _ = abstract_state(task)
+    params, _ = state_tree(task).arrays
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"bfloat16"}
     assert task.full_precision is not None
-    exact, _ = abstract_state(task.full_precision)
+    exact, _ = state_tree(task.full_precision).arrays
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(exact)} == {"float32"}
 
 
@@ -271,7 +271,7 @@ def test_a_vision_transformer_learns_from_its_class_token() -> None:
     task = family_task("vit", SIZES, TaskOptions(seq_len=SIZES.positions, lr=1e-2))
     losses = run_reference(task, steps=4, seed=0, global_batch=4).losses
     assert losses[-1] < losses[0]
-    params = abstract_state(task)[0]
+    params = state_tree(task).arrays[0]
     assert params["patches"].shape == (vit.PIXELS, SIZES.hidden)
     assert task.batch(2)["images"].shape == (2, SIZES.positions - 1, vit.PIXELS)
     with pytest.raises(UsageError, match="requires the 16 positions"):

@@ -1,0 +1,238 @@
+"""The state of a task as arrays: what of its pytrees is traced, and what is kept beside.
+
+Users' states hold more than arrays: typed keys of random numbers, and, where a module is the state
+(Equinox), functions and Python numbers. Keys become their data, the rest is no state of a step: it
+goes in as it was and has to come back so. `capture.py` and `reference.py` see arrays alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.diagnostics import UsageError
+from compiler.frontend.task import TrainTask
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A leaf that is a typed key, of a generator as `jax.random.key_impl` names it."""
+
+    impl: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A leaf that is no array."""
+
+    value: Any
+
+
+_ARRAY = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One pytree of the state: its structure and what its leaves are, by path name."""
+
+    tree: Any
+    leaves: tuple[tuple[str, Any], ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of it is traced as it is."""
+        return all(kind is _ARRAY for _, kind in self.leaves)
+
+    def arrays(self, leaves: Sequence[Any]) -> Any:
+        """The pytree of arrays; None where a leaf is kept."""
+        kinds = [kind for _, kind in self.leaves]
+        rows = zip(leaves, kinds, strict=True)
+        return self.tree.unflatten([_array(leaf, kind) for leaf, kind in rows])
+
+    def whole(self, arrays: Any) -> Any:
+        """The user's pytree around its arrays."""
+        import jax
+
+        if self.is_plain:
+            return arrays
+        given = iter(jax.tree.leaves(arrays))
+        return self.tree.unflatten([_leaf(given, kind) for _, kind in self.leaves])
+
+
+@dataclass(frozen=True, slots=True)
+class StateTree:
+    """The pytrees of a state. `arrays` has `jax.ShapeDtypeStruct` leaves, or a state's own."""
+
+    parts: tuple[_Part, ...]
+    arrays: tuple[Any, ...]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Names of the typed keys."""
+        rows = (row for part in self.parts for row in part.leaves)
+        return frozenset(name for name, kind in rows if isinstance(kind, _Key))
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is no array, by name."""
+        rows = (row for part in self.parts for row in part.leaves)
+        return {name: kind.value for name, kind in rows if isinstance(kind, _Kept)}
+
+    def whole(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """The user's state around arrays in the structure of `self.arrays`."""
+        return tuple(p.whole(part) for p, part in zip(self.parts, arrays, strict=True))
+
+
+def state_tree(task: TrainTask) -> StateTree:
+    """The abstract state, one pytree per name of `task.state_names`; allocates nothing.
+
+    Raises UsageError when `init` does not return a tuple of as many.
+    """
+    import jax
+
+    if task.init is None:
+        assert task.state is not None
+        return split_state(task, task.state)
+    init, found = task.init, list[StateTree]()
+
+    def arrays(key: Any) -> tuple[Any, ...]:
+        found.append(split_state(task, init(key)))
+        return found[-1].arrays
+
+    shapes = jax.eval_shape(arrays, jax.eval_shape(lambda: jax.random.key(0)))
+    return StateTree(found[-1].parts, shapes)
+
+
+def split_state(task: TrainTask, state: Any) -> StateTree:
+    """A state of the task, as `init` and `step` return it. Raises UsageError for another tuple."""
+    names = task.state_names
+    if not isinstance(state, tuple) or len(state) != len(names):
+        given = f"{type(state).__name__}" + (f" of {len(state)}" if type(state) is tuple else "")
+        raise UsageError(
+            "SW_TASK_STATE",
+            f"init requires a tuple of {len(names)} ({', '.join(names)}), got {given}",
+            hint='return (params, opt_state), or set state_names: ("state",) for (state,)',
+        )
+    pairs = [_split(name, part) for name, part in zip(names, state, strict=True)]
+    return StateTree(tuple(p for p, _ in pairs), tuple(arrays for _, arrays in pairs))
+
+
+def array_step(task: TrainTask, tree: StateTree) -> Callable[..., Any]:
+    """The task's step on arrays; called `step`, so that every name stack begins with `jit(step)`.
+
+    It raises UsageError when what is no array comes back changed.
+    """
+    count = len(task.state_names)
+
+    def step(*args: Any) -> Any:
+        results = task.step(*tree.whole(args[:count]), *args[count:])
+        if not isinstance(results, tuple) or len(results) != count + 1:
+            return results  # which `split_results` refuses
+        after = split_state(task, results[:count])
+        _check_kept(tree.kept, after.kept)
+        return (*after.arrays, results[count])
+
+    return step
+
+
+def _check_kept(before: dict[str, Any], after: dict[str, Any]) -> None:
+    for name in (*before, *after):
+        old, new = (f"{kept[name]!r}" if name in kept else "nothing" for kept in (before, after))
+        if name not in before or name not in after or not _is_same(before[name], after[name]):
+            raise UsageError(
+                "SW_TASK_RESULT",
+                f"step requires {name}, which is no array, back as it was: {old}, got {new}",
+                hint="what a step changes is an array: jnp.asarray(value) in init",
+            )
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    return old is new or (type(old) is type(new) and bool(old == new))
+
+
+def _split(prefix: str, part: Any) -> tuple[_Part, Any]:
+    """One pytree of the state, and its arrays."""
+    import jax
+
+    leaves, tree = jax.tree.flatten(part)
+    names = [name for name, _ in named_leaves(prefix, part)]
+    kinds = [_kind(leaf, fixed) for leaf, fixed in zip(leaves, _of_modules(part), strict=True)]
+    split = _Part(tree, tuple(zip(names, kinds, strict=True)))
+    return split, part if split.is_plain else split.arrays(leaves)
+
+
+def _of_modules(part: Any) -> Iterator[bool]:
+    """Per leaf, whether it is of an Equinox module: `eqx.filter_jit` traces arrays alone, so that a
+    rate of dropout and a flag are Python numbers, as code that branches on them requires.
+    """
+    import jax
+
+    equinox = sys.modules.get("equinox")
+    module: type = getattr(equinox, "Module", type(None))
+    if equinox is None:
+        yield from (False for _ in jax.tree.leaves(part))
+        return
+    for node in jax.tree.leaves(part, is_leaf=lambda node: isinstance(node, module)):
+        yield from (isinstance(node, module) for _ in jax.tree.leaves(node))
+
+
+def _kind(leaf: Any, is_of_module: bool) -> Any:
+    import jax
+
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
+        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return _ARRAY
+        return _Key(_generator(leaf))
+    is_number = isinstance(leaf, bool | int | float | complex)
+    return _ARRAY if is_number and not is_of_module else _Kept(leaf)
+
+
+def _generator(key: Any) -> Any:
+    """The generator of a key, or of the shape of one, which jax tells of keys alone."""
+    import jax
+
+    found: list[Any] = []
+    jax.eval_shape(lambda k: found.append(jax.random.key_impl(k)), key)
+    return found[0]
+
+
+def _array(leaf: Any, kind: Any) -> Any:
+    """What is traced of a leaf; shapes stay shapes."""
+    import jax
+
+    if isinstance(kind, _Kept):
+        return None
+    if not isinstance(kind, _Key):
+        return leaf
+    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+    return jax.eval_shape(jax.random.key_data, leaf) if is_shape else jax.random.key_data(leaf)
+
+
+def _leaf(arrays: Iterator[Any], kind: Any) -> Any:
+    """The user's leaf, of the next array where it is made of one."""
+    import jax
+
+    if isinstance(kind, _Kept):
+        return kind.value
+    array = next(arrays)
+    return jax.random.wrap_key_data(array, impl=kind.impl) if isinstance(kind, _Key) else array
+
+
+def named_leaves(prefix: str, tree: Any) -> list[tuple[str, Any]]:
+    """Leaves of a pytree with their paths: dict keys, field names and positions joined by '/'."""
+    import jax
+
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [
+        ("/".join(part for part in (prefix, *map(_key_text, path)) if part), leaf)
+        for path, leaf in leaves
+    ]
+
+
+def _key_text(key: Any) -> str:
+    """One pytree key as a path part."""
+    import jax
+
+    return str(jax.tree_util.keystr((key,), simple=True))
