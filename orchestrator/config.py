@@ -259,10 +259,13 @@ class JobConfig:
     output: OutputConfig = OutputConfig()
     base: str = "."
     """Directory that relative paths of the job start from."""
+    given: frozenset[str] = frozenset()
+    """Keys that the job says something about; no part of the resolved job."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, in the order of the tables."""
         tables = dataclasses.asdict(self)
+        del tables["given"]
         for name, kind in TABLES.items():
             for key in dataclasses.fields(kind):
                 if "key" in key.metadata:
@@ -312,7 +315,9 @@ def load(
             f"tables are {', '.join(TABLES)}",
         )
     tables = {name: _table(kind, name, data.get(name, {}), source) for name, kind in TABLES.items()}
-    return asked_now(JobConfig(**tables, base=str(path.resolve().parent if path else Path.cwd())))
+    given = frozenset(f"{table}.{key}" for table, keys in data.items() for key in keys)
+    base = str(path.resolve().parent if path else Path.cwd())
+    return asked_now(JobConfig(**tables, base=base, given=given))
 
 
 def asked_now(job: JobConfig) -> JobConfig:

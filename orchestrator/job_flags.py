@@ -58,7 +58,9 @@ _KEYS = (*(key for key, _ in _FLAGS.values()), *(key for key, _, _ in _SWITCHES.
 def add_job_flags(parser: argparse.ArgumentParser) -> None:
     """Everything that says which job is meant, except its file."""
     parser.add_argument(
-        "--model", help="preset, config.json, module:function, or a lowered step (.hlo, .mlir, ...)"
+        "--model",
+        help="preset, config.json or its folder, module:function, file.py:function, or a lowered"
+        " step (.hlo, .mlir, ...)",
     )
     parser.add_argument("--mesh", help="axis=size,... for example dp_replicate=2,dp_shard=16")
     for flag, (key, text) in _FLAGS.items():
@@ -142,11 +144,32 @@ _LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin")
 def _model_flag(model: str | None) -> dict[str, str]:
     if model is None:
         return {}
-    kind = "entry" if ":" in model else "config" if model.endswith(".json") else "preset"
-    kind = "hlo" if kind == "preset" and model.endswith(_LOWERED) else kind
-    value = str(Path(model).resolve()) if kind in ("config", "hlo") else model
+    kind, value = _model_key(model)
     given = {f"model.{name}": "" for name in ("preset", "config", "entry", "hlo")}
     return given | {f"model.{kind}": value}
+
+
+def _model_key(model: str) -> tuple[str, str]:
+    """The key of `[model]` that `--model` means, and its value; paths are absolute."""
+    file, colon, function = model.rpartition(":")
+    if colon:
+        is_file = file.endswith(".py")
+        return "entry", f"{Path(file).resolve()}:{function}" if is_file else model
+    path = Path(model)
+    if _is_folder(path, model):
+        return "config", str((path / "config.json").resolve())
+    if model.endswith((".json", *_LOWERED)):
+        return "config" if model.endswith(".json") else "hlo", str(path.resolve())
+    return "preset", model
+
+
+def _is_folder(path: Path, model: str) -> bool:
+    """Whether a folder with a `config.json` is meant; a preset's name alone is the preset."""
+    from compiler.frontend.models.presets import preset_names
+
+    if os.sep in model or model in (os.curdir, os.pardir):
+        return path.is_dir()
+    return (path / "config.json").is_file() and model not in preset_names()
 
 
 def _mesh_flag(mesh: str | None) -> dict[str, str]:
@@ -165,6 +188,8 @@ def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
     for key in ("model.config", "model.hlo"):
         if given.get(key):
             given[key] = os.path.relpath(given[key], folder)
+    if os.path.isabs(entry := given.get("model.entry") or ""):
+        given["model.entry"] = os.path.relpath(entry, folder)
     settings = [*args.set, *(f"faults.{text}" for text in args.fault)]
     settings += [f"{key}={value}" for key, value in given.items() if value is not None]
     return [word for setting in settings for word in ("--set", setting)]

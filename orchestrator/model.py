@@ -32,7 +32,7 @@ def resolve_task(job: JobConfig) -> TrainTask:
     if model.entry:
         from compiler.frontend.task import load_task
 
-        return load_task(model.entry, Path(job.base))
+        return load_task(*entry_of(job), settings=own_settings(job))
     return _ours(job)
 
 
@@ -58,6 +58,7 @@ def _ours(job: JobConfig) -> TrainTask:
     if model.hlo:
         from compiler.frontend.module_task import module_task
 
+        _refuse_settings(job)
         return module_task(model_path(job), model.seq_len)
     if model.preset:
         from compiler.frontend.models.presets import preset_task
@@ -72,6 +73,50 @@ def _ours(job: JobConfig) -> TrainTask:
         )
     except UsageError as error:
         raise _in_file(error, path) from error
+
+
+_OF_OUR_STEPS = (
+    *("model.seq_len", "model.dtype", "model.optimizer", "model.learning_rate", "model.clip"),
+    "strategy.remat",
+)
+"""Keys that say how a step of ours is built; the user's own function may take them as arguments."""
+
+
+def own_settings(job: JobConfig) -> dict[str, Any]:
+    """What the job says about how its step is built, by key."""
+    usual, found = JobConfig(), {}
+    for key in _OF_OUR_STEPS:
+        table, _, name = key.partition(".")
+        value, default = (getattr(getattr(j, table), name) for j in (job, usual))
+        says_nothing = value in (0, "auto") and value == default
+        if not says_nothing and (key in job.given or value != default):
+            found[key] = value
+    return found
+
+
+def _refuse_settings(job: JobConfig) -> None:
+    """Refuse what a lowered step cannot obey. Raises UsageError."""
+    for key, value in own_settings(job).items():
+        if key != "model.seq_len":
+            raise UsageError(
+                "SW_MODEL_SETTING",
+                f"{key} = {value!r} requires a step that is built here, got {job.model.hlo}, which"
+                " is lowered",
+                hint="lower the step again with it, or leave the setting out",
+            )
+
+
+def entry_of(job: JobConfig) -> tuple[str, Path]:
+    """`module:function`, and the folder where the module is looked up first. A file of Python
+    (`folder/file.py:function`), relative to the job, is a module of its folder.
+    """
+    module, colon, function = job.model.entry.rpartition(":")
+    if not module.endswith(".py"):
+        return job.model.entry, Path(job.base)
+    path = Path(job.base) / module
+    if not path.is_file():
+        raise UsageError("SW_ENTRY", f"[model] entry requires a file {path}, there is none")
+    return f"{path.stem}{colon}{function}", path.parent
 
 
 def _name(path: Path) -> str:
@@ -135,7 +180,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def model_key(job: JobConfig) -> Hashable:
     """What the task of a job depends on, while this process lasts."""
     files = tuple((path, path.read_bytes()) for path in source_files(job))
-    return job.model, job.strategy.remat, job.base, files
+    return job.model, tuple(own_settings(job).items()), job.strategy.remat, job.base, files
 
 
 def source_files(job: JobConfig) -> Iterable[Path]:
@@ -153,10 +198,13 @@ def source_files(job: JobConfig) -> Iterable[Path]:
         return [model_path(job)]
     if not job.model.entry:
         return []
-    base = Path(job.base)
-    top = job.model.entry.partition(":")[0].partition(".")[0]
-    spec = PathFinder.find_spec(top, [str(base), *sys.path])
-    places = [base, *map(Path, (spec.submodule_search_locations or ()) if spec else ())]
+    entry, folder = entry_of(job)
+    top = entry.partition(":")[0].partition(".")[0]
+    spec = PathFinder.find_spec(top, [str(folder), *sys.path])
+    places = [
+        *{Path(job.base), folder},
+        *map(Path, (spec.submodule_search_locations or ()) if spec else ()),
+    ]
     files = {file for place in places for file in _python_files(place)}
     if spec and spec.origin and Path(spec.origin).is_file():
         files.add(Path(spec.origin))

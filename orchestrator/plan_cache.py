@@ -24,7 +24,7 @@ from orchestrator import outputs
 from orchestrator.cache import About, Cache, open_cache
 from orchestrator.config import TRIES, JobConfig
 from orchestrator.environment import always
-from orchestrator.model import source_files
+from orchestrator.model import own_settings, source_files
 from orchestrator.reads import observed
 from orchestrator.report.shape import check_report, check_whatif
 from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
@@ -158,6 +158,8 @@ def _common_parts(job: JobConfig) -> dict[str, str]:
     parts = {
         f"{t}.{k}": json.dumps(value) for t, keys in tables.items() for k, value in keys.items()
     }
+    if job.model.entry or job.model.hlo:  # which obey or refuse what is said, also the usual
+        parts["settings"] = json.dumps(own_settings(job))
     parts["target"] = f"{job.cluster.target} {load_target(job.cluster.target).digest}"
     parts |= {f"sources {name}": source_digest((name,)) for name in PACKAGES}
     return parts | always()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from compiler.diagnostics import ShardingError
 from compiler.dtypes import DType
 from compiler.ir.analysis import CONTRACTIONS
 from compiler.ir.opdef import make_op
@@ -35,6 +36,8 @@ REPLICATING = frozenset(("dp_replicate", "dp_shard"))
 def rounded_graph(graph: Graph, inputs: Sequence[Slot], settings: StrategySettings) -> Graph:
     """The captured graph with weights rounded where they meet samples (`param_dtype`) and layer
     borders rounded (`output_dtype`); activations that lose nothing by it are kept short.
+
+    Raises ShardingError for a step in which there is nothing to round.
     """
     if settings.param_dtype == settings.output_dtype == "auto":
         return graph
@@ -45,16 +48,30 @@ def rounded_graph(graph: Graph, inputs: Sequence[Slot], settings: StrategySettin
     borders: set[Value] = set()
     if settings.output_dtype != "auto":
         borders = {v for v in _borders(graph, samples, given) if v in samples}
+        if not borders:
+            raise _nothing("output_dtype", "repeated layers, whose borders it rounds", "layers")
     weights = given - reached(graph, batch)
+    uses = {(use.op, use.index): use for use in gather_uses(graph, samples, weights)}
+    if settings.param_dtype != "auto" and not uses:
+        raise _nothing("param_dtype", "weights that meet samples", "such weights")
     rounder = _Rounder(
         samples=samples,
-        uses={(use.op, use.index): use for use in gather_uses(graph, samples, weights)},
+        uses=uses,
         borders=borders,
         weight_type=TYPES.get(settings.param_dtype),
         border_type=TYPES.get(settings.output_dtype, DType.F32),
     )
     rounded = rounder.run(graph)
     return narrow(rounded, DType.BF16, reached(rounded, batch))
+
+
+def _nothing(key: str, required: str, found: str) -> ShardingError:
+    """A type of the policy that no value of the step would have."""
+    return ShardingError(
+        "SW_PRECISION_UNUSED",
+        f"strategy.{key} requires a step with {required}, got one in which no {found} were found",
+        hint="round inside of the step (x.astype(jnp.bfloat16)), and leave the key at auto",
+    )
 
 
 def _borders(graph: Graph, samples: Mapping[Value, int], given: set[Value]) -> Iterable[Value]:

@@ -8,6 +8,7 @@ A job names a function that returns a task (`entry = "module:function"`); preset
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import Loc, UsageError
 from compiler.frontend.roles import ROLES
 from compiler.frontend.user_code import called
 
@@ -81,17 +82,25 @@ def entry_names(entry: str) -> tuple[str, str]:
     return module_name, function_name
 
 
-def load_task(entry: str, folder: Path, arguments: Mapping[str, Any] | None = None) -> TrainTask:
+def load_task(
+    entry: str,
+    folder: Path,
+    arguments: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> TrainTask:
     """Import `module:function` from `folder` (then from the environment) and call it with
-    `arguments`.
+    `arguments`, and with `settings` of the job by their keys (`strategy.remat`), which it takes as
+    `remat`.
 
-    Raises: UsageError when the entry cannot be found, raises or does not return a TrainTask.
+    Raises: UsageError when the entry cannot be found, raises or does not return a TrainTask, or
+    takes a setting not.
     """
     module_name, function_name = entry_names(entry)
     with _on_path(folder):
         function = _find_function(module_name, function_name, folder)
+        taken = _taken(function, function_name, settings or {})
         with called(f"[model] entry {entry}", str(folder)):
-            task = function(**(arguments or {}))
+            task = function(**(arguments or {}), **taken)
     if not isinstance(task, TrainTask):
         raise UsageError(
             "SW_ENTRY",
@@ -100,6 +109,30 @@ def load_task(entry: str, folder: Path, arguments: Mapping[str, Any] | None = No
             hint="from compiler.frontend.task import TrainTask",
         )
     return task
+
+
+def _taken(function: Callable[..., Any], name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as arguments of the function. Raises UsageError for one that it does not take:
+    a step of the user's is theirs, nothing else could obey.
+    """
+    parameters = inspect.signature(function).parameters.values() if settings else ()
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    taken = {}
+    for key, value in settings.items():
+        argument = key.rpartition(".")[2]
+        if not takes_all and argument not in names:
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            raise UsageError(
+                "SW_MODEL_SETTING",
+                f"{key} = {value!r} requires a function that takes {argument}, got"
+                f" {name}({', '.join(sorted(names))})",
+                Loc(Path(code.co_filename).name, code.co_firstlineno) if code else None,
+                f"write def {name}({argument}=...) and build the step with it, or leave the"
+                " setting out",
+            )
+        taken[argument] = value
+    return taken
 
 
 @contextmanager

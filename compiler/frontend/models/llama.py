@@ -340,6 +340,7 @@ def _check_options(config: LlamaConfig, seq_len: int, dtype: str, remat: str) ->
             "SW_SEQ_LEN",
             f"seq_len requires 1 to {config.max_position_embeddings} "
             f"(max_position_embeddings), got {seq_len}",
+            hint="set max_position_embeddings of the config to as many",
         )
     if 0 < config.sliding_window < seq_len:
         raise UsageError(

@@ -88,6 +88,8 @@ SIZED: MappingProxyType[str, tuple[str, dict[str, int]]] = MappingProxyType(
 """Models that are no Llama: family (`families.py`) and sizes."""
 
 
+LENGTHENED = ("encoder", "gpt")
+"""Families whose sequences are text, of any length; the positions of a vit are its patches."""
 _OTHER_MODELS = "other models: a config.json, module:function, or a lowered step"
 
 
@@ -119,10 +121,14 @@ def preset_task(
     remat: str = "full",
     **options: Any,
 ) -> TrainTask:
-    """The task of a preset; `seq_len` 0 is the longest it was trained on, `options` are optimizer,
-    clip and lr. Parameters stay fp32.
+    """The task of a preset; `seq_len` 0 is the longest it was trained on, a longer one has as many
+    positions (learned ones are then more parameters). `options` are optimizer, clip and lr.
+    Parameters stay fp32.
     """
     config = preset_config(name)
+    most = "max_position_embeddings" if name in PRESETS else "positions"
+    if name in PRESETS or SIZED[name][0] in LENGTHENED:
+        config[most] = max(config[most], seq_len)
     if name in PRESETS:
         from compiler.frontend.models import llama
 
