@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from collectives.ops import CollectiveError
 from collectives.placement import place_mesh, with_atoms
-from compiler.diagnostics import DiagnosticError, ShardingError, UsageError
+from compiler.diagnostics import Diagnostic, DiagnosticError, ShardingError, UsageError
 from compiler.ir.analysis import flops
 from compiler.ir.types import Graph
 from compiler.isa.program import Program
@@ -31,7 +31,7 @@ from orchestrator.service.executor import WorkUnit
 from orchestrator.service.service import Settled, UnitService
 from orchestrator.service.unit_errors import UnitFailedError
 from orchestrator.stages import Stages, Traced
-from sharding.mesh import DATA_AXES, Mesh, check_product, parse_mesh
+from sharding.mesh import DATA_AXES, SHARD_AXIS, Mesh, check_product, parse_mesh
 from sharding.one_sample import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
@@ -44,7 +44,9 @@ from sharding.partitioned import slots
 from sharding.partitioner import PartitionUnit
 from sharding.plan import Plan, Prepared, complete, partitioned, prepare
 from sharding.settings import AUTO
+from sharding.strategies.decisions import zero_of
 from sharding.strategies.manual import data_ways, user_mesh
+from sharding.strategies.ranks import mesh_for_state
 from sharding.strategies.registry import MANUAL, default_axes
 from sim_cluster.network import cluster_topology
 
@@ -64,6 +66,7 @@ class Layout:
     captured_batch: int  # samples of one micro-batch over all data ranks
     global_batch: int
     num_microbatches: int
+    findings: tuple[Diagnostic, ...] = ()  # about the mesh, where it was left to us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +234,23 @@ def placed_task(job: JobConfig, stages: Stages) -> tuple[Layout, TrainTask]:
     with stages.timed("capture"):
         task = stages.traces.task(job)
         own = _read_own_mesh(job, task) if is_own else None
-    return layout or layout_of(job, own), task
+    layout = layout or layout_of(job, own)
+    if is_own or _given_axes(job):
+        return layout, task
+    return _with_shared_state(job, layout, task, stages), task
+
+
+def _with_shared_state(job: JobConfig, layout: Layout, task: TrainTask, stages: Stages) -> Layout:
+    """The layout of a job that names no mesh, with as many ranks sharing the state as its weights
+    divide by; samples lie as before, so that the step is traced once."""
+    if layout.mesh.sizes.get(SHARD_AXIS, 1) == 1 or not zero_of(job.strategy):
+        return layout
+    traced = stages.trace(job, task, layout.captured_batch)
+    mesh, notes = mesh_for_state(*traced.step.parts, layout.mesh, job.strategy)
+    if mesh == layout.mesh:
+        return layout
+    _check_placement(job, layout.target, mesh)
+    return dataclasses.replace(layout, mesh=mesh, findings=notes)
 
 
 def build_task(

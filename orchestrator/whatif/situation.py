@@ -8,11 +8,9 @@ from typing import Any
 
 from orchestrator.config import JobConfig
 from orchestrator.model import compute_type
-from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, StrategySettings
-from sharding.strategies.decisions import WEIGHTS
+from sharding.settings import StrategySettings
+from sharding.strategies.decisions import zero_of
 from sharding.strategies.registry import MANUAL
-
-_STAGES = {"fsdp": WEIGHTS, "llm-training": DISTRIBUTED_OPTIMIZER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +46,7 @@ class Situation:
     @property
     def zero(self) -> int:
         """The ZeRO stage, resolved."""
-        zero = self.strategy.zero
-        return _STAGES.get(self.strategy.name, 0) if zero == AUTO else zero
+        return zero_of(self.strategy)
 
     def size(self, axis: str) -> int:
         """The size of an axis; 1 where the mesh does not have it."""

@@ -22,14 +22,21 @@ from sharding.layout import UsedLayout
 from sharding.mesh import DATA_AXES, Mesh
 from sharding.partitioned import Slot
 from sharding.pins import Annotator, GatherUse
+from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, StrategySettings
 from sharding.spec import ShardingSpec
 from sharding.strategies import INPUT, OUTPUT, Predicted, Recipe, value_ids
 from sharding.strategies.kept import keep_gathered
 
 WEIGHTS = 3
 """The ZeRO stage that spreads weights; 1 spreads the optimizer state, 2 gradients too."""
+_ZERO = {"fsdp": WEIGHTS, "llm-training": DISTRIBUTED_OPTIMIZER}
 SHARD_AXES = ("dp_shard", "ep", "cp")
 """State is spread over the ranks that hold the same `used` weights (DESIGN.md section 5)."""
+
+
+def zero_of(settings: StrategySettings) -> int:
+    """The ZeRO stage of a job: what it says, else that of its strategy."""
+    return _ZERO.get(settings.name, 0) if settings.zero == AUTO else settings.zero
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ scattered gradients). Other axes of the mesh split layers as under any strategy.
 
 from __future__ import annotations
 
-from sharding.settings import AUTO, StrategySettings
-from sharding.strategies.decisions import Decisions
+from sharding.settings import StrategySettings
+from sharding.strategies.decisions import Decisions, zero_of
 from sharding.strategies.splits import split_layers
 from sharding.strategies.state import place_state
 
@@ -19,4 +19,4 @@ def generic(step: Decisions, settings: StrategySettings) -> None:
     Raises: ShardingError for a batch that does not divide, or `cp` without a sequence.
     """
     split_layers(step, settings)
-    place_state(step, 0 if settings.zero == AUTO else settings.zero)
+    place_state(step, zero_of(settings))

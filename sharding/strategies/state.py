@@ -7,7 +7,7 @@ stage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from compiler.diagnostics import Diagnostic
@@ -32,19 +32,41 @@ def place_state(step: Decisions, zero: int) -> None:
     weights too (3).
     """
     step.zero = zero
+    replicas = step.mesh.sizes.get("dp_replicate", 1)
+    if zero and replicas > 1 and not step.shard_axes:
+        step.findings.append(_not_spread(zero, replicas))
     _place_parameters(step)
     _place_optimizer(step)
 
 
+def _not_spread(zero: int, replicas: int) -> Diagnostic:
+    """The warning about a ZeRO stage that a mesh leaves without ranks."""
+    what = {WEIGHTS: "weights, gradients and optimizer state", 2: "gradients and optimizer state"}
+    return Diagnostic(
+        "SW_ZERO_REPLICATED",
+        f"strategy.zero = {zero} spreads {what.get(zero, 'optimizer state')} over dp_shard, and the"
+        f" mesh has dp_replicate={replicas} alone: every rank holds all of it",
+        hint=f"name the axis dp_shard: --mesh dp_shard={replicas}, with the other axes as they are",
+        severity="warning",
+    )
+
+
+def spreadable(step: Decisions) -> Iterator[tuple[Slot, Value, dict[int, int]]]:
+    """Every weight with the dims along which it may be spread, none that loops walk along, and
+    their sizes on a rank."""
+    layers = {step.shards.find(dim) for dim in step.walked()}
+    for slot, value in step.slots("parameter"):
+        local = step.layout.of(value).local_shape(value.type.shape, step.mesh.sizes)
+        free = [d for d, n in enumerate(local) if n and step.shards.find((value, d)) not in layers]
+        yield slot, value, {d: local[d] for d in free}
+
+
 def _place_parameters(step: Decisions) -> None:
     """Choose, per weight, the largest divisible dim that is not a loop's layer dim."""
-    layer_dims = {step.shards.find(dim) for dim in step.walked()}
-    for slot, value in step.slots("parameter"):
+    for slot, value, local in spreadable(step):
         used = step.layout.of(value)
         ways = step.mesh.size(step.free_axes(used)) if step.zero else 1
-        local = used.local_shape(value.type.shape, step.mesh.sizes)
-        free = [d for d in range(len(local)) if step.shards.find((value, d)) not in layer_dims]
-        fitting = [d for d in free if local[d] % ways == 0 and local[d]]
+        fitting = [d for d, size in local.items() if size % ways == 0]
         if ways == 1 or not fitting:
             why = "one shard" if ways == 1 else f"no dim divides by {_named(step, ways)}"
             _replicate(step, slot, value, why)

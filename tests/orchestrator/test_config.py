@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from compiler.diagnostics import UsageError
 from orchestrator import config
-from orchestrator.build import layout_of
+from orchestrator.build import layout_of, placed_task
 from orchestrator.cli import main
 from orchestrator.job import unit_service
+from orchestrator.stages import Stages
 
 JOB = """
 [model]
@@ -130,6 +132,19 @@ def test_a_mesh_that_does_not_fill_the_cores_is_a_usage_error(tmp_path: Path) ->
     job = config.load(write(tmp_path, JOB), ["mesh.dp_shard=31"])
     with pytest.raises(UsageError, match=r"SW_MESH_PRODUCT.* 31 cores, target has 32"):
         layout_of(job)
+
+
+def test_a_mesh_is_chosen_only_where_none_is_named(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 8, "vocab_size": 2048, "max_position_embeddings": 8}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    asked = [f"model.config={tmp_path}/config.json", "cluster.target=inf2.48xlarge"]
+    layout, _ = placed_task(config.load(None, asked), Stages())
+    assert layout.mesh.sizes == {"dp_replicate": 3, "dp_shard": 8}
+    assert [finding.code for finding in layout.findings] == ["SW_MESH_CHOSEN"]
+    named, _ = placed_task(config.load(None, [*asked, "mesh.dp_shard=auto"]), Stages())
+    assert named.mesh.sizes == {"dp_shard": 24} and not named.findings
+    assert (layout.captured_batch, layout.global_batch) == (named.captured_batch, 24)
 
 
 def test_a_plan_of_a_missing_model_file_is_a_usage_error(
