@@ -206,9 +206,9 @@ def judged(source: Sound, data: bytes, folder: Path) -> dict[str, str]:
         "dump": lambda: neff_text.dump(path, "", "", ()),
         "diff": lambda: neff_text.diff(sound, path, ""),
         "run L1 --time": lambda: neff_tools.run(
-            path, inputs, out, neff_tools.RunOptions(level="L1", timed=True)
+            path, [inputs], out, neff_tools.RunOptions(level="L1", timed=True)
         ),
-        "run L0": lambda: neff_tools.run(path, inputs, out, neff_tools.RunOptions(level="L0")),
+        "run L0": lambda: neff_tools.run(path, [inputs], out, neff_tools.RunOptions(level="L0")),
     }
     if refusal:
         more = random.Random(data).choice(list(commands))

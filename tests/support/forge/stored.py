@@ -75,7 +75,7 @@ def plans_judge(given: tuple[str, Stored]) -> Judge:
         kind, source, check = _plan_source(reports, dice)
         data = changed_document(source, json_text, dice)
         cache.put(kind, _KEY, data, About("plan", {"a": "b"}))
-        found = plan_cache._stored(cache, kind, _KEY, check)
+        found, _ = plan_cache._stored(cache, kind, _KEY, check)
         if found is None:
             return "set aside"
         if kind == plan_cache.READS:
