@@ -22,6 +22,12 @@ class Head:
 
     environment: dict[str, str]
     token: str
+    up: tuple[str, ...] = ()
+
+    def start_anew(self) -> None:
+        """End the head and start another one in its place, which knows no jobs."""
+        subprocess.run([self.up[0], "down"], env=self.environment, check=True)
+        subprocess.run(self.up, env=self.environment, check=True, capture_output=True)
 
     def start(self, words: list[str], folder: Path) -> subprocess.Popen[str]:
         """A command of a client, in `folder`."""
@@ -65,7 +71,7 @@ def ray_head(folder: Path) -> Iterator[Head]:
         exports = (line.removeprefix("export ") for line in told.stdout.splitlines())
         variables = dict(line.split("=", 1) for line in exports)
         variables["PYTHONPATH"] = str(ROOT)
-        yield Head(environment | variables, (folder / "token").read_text())
+        yield Head(environment | variables, (folder / "token").read_text(), tuple(words))
     finally:
         subprocess.run([script, "down"], env=environment, check=True)
 

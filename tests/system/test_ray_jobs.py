@@ -120,3 +120,14 @@ def test_the_token_is_in_nothing_that_jobs_leave(head: Head, folder: Path) -> No
     assert not [path for path in files if head.token.encode() in path.read_bytes()]
     code, out, _ = head.shardwright("status", folder=folder)
     assert code == 0 and out.count("raysubmit_") >= 4
+
+
+def test_the_death_of_the_head_is_waited_out(head: Head, folder: Path) -> None:
+    """The last test here: the new head knows no jobs."""
+    words = [sys.executable, "-m", "orchestrator", "submit", "wait.toml"]
+    client = head.start(words, folder)
+    assert client.stdout is not None and any(line.startswith("here: ") for line in client.stdout)
+    head.start_anew()
+    _, err = client.communicate(timeout=60)
+    assert client.returncode == 70 and "Traceback" not in err, err
+    assert "error[SW_RAY_JOB]" in err and "has forgotten job raysubmit_" in " ".join(err.split())
