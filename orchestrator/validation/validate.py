@@ -17,11 +17,12 @@ from typing import Any
 
 from compiler.diagnostics import DiagnosticError, UsageError
 from compiler.target import load_target
-from orchestrator.age import AGAIN, oldest
+from orchestrator.age import AGAIN, age_text, oldest
 from orchestrator.cache import open_cache
 from orchestrator.config import CacheConfig, JobConfig, asked_now
 from orchestrator.report.limits import Confidence, asked, confidence
 from orchestrator.service.progress import Progress
+from orchestrator.service.unit_errors import stored_at
 from orchestrator.terminal import say
 from orchestrator.validation import calibrate
 from orchestrator.validation.calibrate import Surface, grid_profiles
@@ -218,7 +219,9 @@ def _told(item: PublishedRun, predictor: Predictor, progress: Progress) -> Predi
     try:
         return predict(item, predictor)
     except DiagnosticError as error:
-        return Refused(item, str(error.diagnostic.message))
+        stored_s = stored_at(error)
+        age = f" (a stored refusal, {age_text(stored_s)})" if stored_s else ""
+        return Refused(item, f"{error.diagnostic.message}{age}")
 
 
 def predict(item: PublishedRun, predictor: Predictor) -> Prediction:

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from orchestrator.cache.entry import EntryName, pack_entry
 from orchestrator.cli import main
 from orchestrator.config import JobConfig, asked_now, from_store, load
 from orchestrator.report import sections
+from orchestrator.report.page.page import report_page
 from orchestrator.service.executor import InlineExecutor
+from orchestrator.service.progress import Progress
 from orchestrator.service.service import UnitService
 from orchestrator.service.unit_errors import UnitFailedError
 from orchestrator.submission.together import counts_of
@@ -101,13 +104,30 @@ def test_a_stored_unit_says_since_when(units: Path) -> None:
     assert counts_of(fresh.rows).stored_text("") == ""
 
 
-def test_a_stored_refusal_says_so_and_a_fresh_question_is_asked_again(units: Path) -> None:
+def test_a_stored_refusal_says_so_and_a_fresh_question_is_asked_again(
+    units: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def hint(cache: Cache) -> str:
         with UnitService(InlineExecutor, cache) as service, pytest.raises(UnitFailedError) as no:
             service.run([unit("one", refusal("SW_TEST"))])
         return no.value.error.diagnostic.hint
 
     assert hint(Cache(units)) == "no"
+    asked: Any = SimpleNamespace(
+        id="A", model="a", workload=SimpleNamespace(layout="dp", cores=2), unsupported=lambda: ""
+    )
+
+    def predicted(*_: object) -> None:
+        with UnitService(InlineExecutor, Cache(units)) as service:
+            try:
+                service.run([unit("one", refusal("SW_TEST"))])
+            except UnitFailedError as failed:
+                raise failed.error from failed
+
+    monkeypatch.setattr(validate, "predict", predicted)
+    row = validate._told(asked, None, Progress("quiet"))  # type: ignore[arg-type]
+    assert isinstance(row, validate.Refused)
+    assert re.search(r" \(a stored refusal, \d+ \w+ old\)$", row.reason)
     assert re.fullmatch(
         r"no; this refusal is a stored one, \d+ \w+ old: --fresh \(cache.fresh\) asks anew",
         hint(Cache(units)),
@@ -197,7 +217,12 @@ def test_a_question_from_python_is_asked_anew_each_time(
     planned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, asked = api.job(planned, cache__fresh=True), []
-    monkeypatch.setattr(plan_cache, "plan", lambda job, **_: asked.append(job.cache.since_s))
+
+    def noted(job: JobConfig, **_: object) -> dict[str, Any]:
+        asked.append(job.cache.since_s)
+        return {"provenance": {}}
+
+    monkeypatch.setattr(plan_cache, "plan", noted)
     monkeypatch.setattr(plan_cache, "exit_code", lambda _: 0)
     for _ in range(2):
         api.plan(job)
@@ -210,6 +235,17 @@ def test_a_question_from_python_is_asked_anew_each_time(
 def report_of(stored_s: float, *units: float) -> dict[str, Any]:
     rows = [{"cache": "hit" if one else "miss", "stored_s": one} for one in units]
     return {"provenance": {"stored_s": stored_s} if stored_s else {}, "units": rows}
+
+
+def test_a_page_says_when_its_answer_was_stored(planned: Path) -> None:
+    report = api.plan(planned).data
+    dated = {**report["provenance"], "stored_s": 1.7e9}
+    page = report_page({**report, "provenance": dated})
+    assert "2023-11-14 22:13 UTC" in page
+    del dated["stored_s"]
+    assert (
+        "stored" not in report_page({**report, "provenance": dated}).partition("Provenance</h2>")[2]
+    )
 
 
 def test_lines_of_screens() -> None:

@@ -7,6 +7,7 @@ written whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from markupsafe import Markup
 
 from compiler.diagnostics import UsageError
 from orchestrator import outputs
+from orchestrator.age import AGAIN
 from orchestrator.report import text
 from orchestrator.report.page import charts, words
 from orchestrator.report.plan_screen import effect_text
@@ -55,7 +57,16 @@ def report_page(report: Mapping[str, Any]) -> str:
         longest=_longest(report),
         tried=[(row["change"], effect_text(row, text.counted(report))) for row in _tried(report)],
         moments=_highest(report["memory"]["timeline"]),
+        stored=_stored(report["provenance"]),
     )
+
+
+def _stored(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """When a stored answer was stored, and what asks anew; nothing of one that was computed."""
+    if not (stored_s := provenance.get("stored_s")):
+        return []
+    when = datetime.fromtimestamp(stored_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return [("stored", when), ("ask anew", provenance.get("again", AGAIN))]
 
 
 def _losses(report: Mapping[str, Any]) -> tuple[str, str] | None:
