@@ -78,7 +78,8 @@ def _failure(report: Mapping[str, Any], width: int) -> list[Text]:
             f"the step is no mean over its samples: the loss of the whole batch is"
             f" {parts['loss']:.6g}, the mean of its {parts['count']} micro-batches'"
             f" {parts['mean_loss']:.6g} ({parts['place']}), and gradients are accumulated as means."
-            " Make the loss a mean over samples, or take one micro-batch (strategy.micro_batch)"
+            f"{_drawn(report)} Make the loss a mean over samples, or take one micro-batch"
+            " (strategy.micro_batch)"
         )
         lines += plain("", text, width)
     for found, what, cure in _judged(numerics):
@@ -88,6 +89,16 @@ def _failure(report: Mapping[str, Any], width: int) -> list[Text]:
         text = "run it with compiler.auto_cast = none to see whether the cast does that"
         lines += plain("", text, width)
     return lines
+
+
+def _drawn(report: Mapping[str, Any]) -> str:
+    """That a step with keys of its own draws other numbers for a micro-batch; else nothing."""
+    keys = [
+        path for row in report["graph"]["roles"] if row["role"] == "rng" for path in row["paths"]
+    ]
+    if not keys:
+        return ""
+    return f" Random numbers drawn from {keys[0]} are others for a micro-batch than for all of it."
 
 
 def _judged(numerics: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:

@@ -107,6 +107,22 @@ def test_a_step_that_is_no_mean_over_its_micro_batches_is_told_so(
     assert "no mean over its samples" in told and "strategy.micro_batch" in told
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [("make_masked", ""), ("make_batch_norm", ""), ("make_dropout", "from rng are")],
+)
+def test_losses_that_are_no_means_are_told_so(
+    make: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = f"model.entry=tests.system.no_means:{make}", "strategy.micro_batch=2", "run.steps=1"
+    code, found = run(tmp_path, *settings)
+    assert code == 72
+    assert "no_means.py:" in found["parts"]["place"]
+    told = " ".join(line.strip() for line in capsys.readouterr().out.splitlines()[1:8])
+    assert "no mean over its samples" in told and said in told
+    assert ("Random numbers" in told) is bool(said)
+
+
 @pytest.fixture(scope="module")
 def judged() -> tuple[JobConfig, Reference, Rounding]:
     job = load(None, [f"model.entry={ENTRY}", "run.steps=2"])
