@@ -121,7 +121,7 @@ _PARTS = (
     _Part(sections.confidence),
     _Part(next_lines),
     _Part(partial(sections.findings, most=1), 2),
-    _Part(sections.stored),
+    _Part(sections.stored, 6),
     _Part(sections.stored_units, 8),
     _Part(_tool, 8),
 )

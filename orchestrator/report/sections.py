@@ -13,7 +13,7 @@ from rich.text import Text
 
 from compiler.target import PS_PER_S
 from orchestrator import terminal
-from orchestrator.age import AGAIN, counted_text, oldest
+from orchestrator.age import AGAIN, FLAG, age_text, counted_text, oldest
 from orchestrator.report.bars import bar, bar_to_limit, legend, percents
 from orchestrator.report.text import (
     KIB,
@@ -68,12 +68,15 @@ def parts_of(parts: Sequence[Text], width: int) -> list[Text]:
 
 
 def headline(report: Report, width: int) -> list[Text]:
-    """Model, strategy and mesh, in a rule."""
+    """Model, strategy and mesh, in a rule; at its end that the answer is a stored one: this line is
+    never left out."""
     mesh = ",".join(f"{axis}={size}" for axis, size in report["mesh"].items()) or "one core"
     name = report["graph"]["name"]
     text = Text.assemble((name, "bold"), f"  {report['job']['strategy']['name']}  {mesh} ")
-    text.truncate(width - 1, overflow="ellipsis")
-    return [text.append("─" * (width - len(text)), style="dim")]
+    stored_s = _stored_s(report)
+    mark = f" stored, {age_text(stored_s)}: {FLAG} asks anew" if stored_s else ""
+    text.truncate(width - 1 - len(mark), overflow="ellipsis")
+    return [text.append("─" * (width - len(text) - len(mark)), style="dim").append(mark)]
 
 
 def job(report: Report, width: int) -> list[Text]:
@@ -278,11 +281,17 @@ def stages(report: Report, width: int) -> list[Text]:
 
 
 def stored(report: Report, width: int) -> list[Text]:
-    """That the answer is a stored one, how old it is and how to ask anew."""
-    stored_s = report["provenance"].get("stored_s", 0.0)
-    since = oldest((stored_s, report.get("whatif", {}).get("stored_s", 0.0)))
-    text = counted_text(1 if stored_s else 0, 1, "answer", since, _again(report))
+    """That the answer is a stored one, how old it is and the command that asks anew."""
+    since = _stored_s(report)
+    text = counted_text(1 if since else 0, 1, "answer", since, _again(report))
     return plain("stored", text, width, most=3) if text else []
+
+
+def _stored_s(report: Report) -> float:
+    """When a stored answer was stored, the older of its two parts; 0 of one that was computed."""
+    stored_s = report["provenance"].get("stored_s", 0.0)
+    tried_s = report.get("whatif", {}).get("stored_s", 0.0)
+    return oldest((stored_s, tried_s)) if stored_s else 0.0
 
 
 def stored_units(report: Report, width: int) -> list[Text]:

@@ -129,11 +129,11 @@ def _compile(asked: Asked) -> int:
     if asked.as_json:
         say(text)
     else:
-        _screen(summary, asked)
+        _screen(summary, asked.directory, asked.again)
     return code
 
 
-def _screen(summary: GraphSummary, asked: Asked) -> None:
+def _screen(summary: GraphSummary, directory: Path, again: str) -> None:
     table = Table(box=None)
     for name in ("graph", "status", "units", "cached", "compiled", "failed"):
         table.add_column(name, justify="right" if name not in ("graph", "status") else "left")
@@ -145,9 +145,9 @@ def _screen(summary: GraphSummary, asked: Asked) -> None:
     terminal.console().print(table)
     say(
         f"{summary.total} graphs in {summary.seconds:.1f} s: {summary.succeeded} succeeded"
-        f" ({summary.cached} cached), {summary.failed} failed\n{asked.directory}"
+        f" ({summary.cached} cached), {summary.failed} failed\n{directory}"
     )
-    if text := summary.units.stored_text(asked.again):
+    if text := summary.units.stored_text(again):
         say(text)
     for graph in summary.graphs:
         if graph.error:

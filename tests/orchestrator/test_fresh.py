@@ -258,6 +258,13 @@ def test_lines_of_screens() -> None:
     assert [line.plain for line in sections.stored_units(made, 200)] == [
         "stored     2 of 3 units are stored, the oldest 2 d old; ask anew: the same with --fresh"
     ]
+    full = report_of(now - 3.5 * HOUR) | {
+        "mesh": {"dp": 2},
+        "graph": {"name": "n" * 90},
+        "job": {"strategy": {"name": "fsdp"}},
+    }
+    (line,) = sections.headline(full, 80)
+    assert line.plain.endswith("─ stored, 3 h old: --fresh asks anew") and len(line) == 80
     assert not sections.stored(made, 80) and not sections.stored_units(report_of(0.0, 0.0), 80)
 
 

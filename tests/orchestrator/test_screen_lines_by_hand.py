@@ -17,6 +17,7 @@ def report() -> dict[str, Any]:
     """A step of 2 ms; 4 GiB of 8 GiB."""
     compiler = {"optlevel": 3, "model_type": "transformer", "attention": "fused"}
     return {
+        "provenance": {},
         "mesh": {"dp": 4, "tp": 8},
         "graph": {"name": "llama", "params": 7.1e9, "flops_per_step": 2.5e15},
         "job": {

@@ -145,12 +145,12 @@ def test_screens_of_runs_and_compilations(
     error = UsageError("SW_USAGE", HOSTILE).diagnostic
     job = CompiledJob(job=HOSTILE, bundle=HOSTILE, units=NONE, error=error, exit_code=2)
     summary = CompileSummary(jobs=(job,), units=NONE, seconds=1.0, findings=(error,))
-    compile_only._screen(summary, terminal.console())
+    compile_only._screen(summary, terminal.console(), "shardwright run")
     told = capsys.readouterr()
     assert harmless(told.out) and harmless(told.err)
     graph = CompiledGraph(name=HOSTILE, folder=HOSTILE, neff="", units=NONE, error=error)
     compiled = GraphSummary(graphs=(graph,), units=NONE, seconds=1.0)
-    parallel_compile._screen(compiled, Path(HOSTILE))
+    parallel_compile._screen(compiled, Path(HOSTILE), "shardwright parallel-compile")
     told = capsys.readouterr()
     assert harmless(told.out) and harmless(told.err)
 

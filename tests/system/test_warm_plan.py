@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,10 +56,12 @@ def test_a_cached_answer_imports_nothing_heavy(tmp_path: Path, capsys, as_json: 
         assert answers[0] == answers[1]
     else:
         shown = [
-            [line for line in text.splitlines() if not line.startswith("answered")]
+            [line for line in text.splitlines() if not line.startswith(("answered", "stored"))]
             for text in (first, done.stdout)
         ]
-        assert shown[0] == shown[1]
+        assert shown[0][1:] == shown[1][1:]
+        assert re.search(r"─ stored, \d+ \w+ old: --fresh asks anew$", shown[1][0])
+        assert not shown[0][0].endswith("anew")
 
 
 STEP = """
