@@ -114,7 +114,9 @@ _WHATIF = {
         {"change": "mesh.tp=2", "status": "refused", "helps": False, "code": "X", "message": "y"},
     ],
     "left": ["mesh.tp=4"],
+    "stored_s": 1.7e9,
 }
+_AGE = {"stored_s": 1.7e9, "again": "shardwright plan --fresh"}
 
 
 def _shown(report: dict[str, Any]) -> None:
@@ -130,7 +132,7 @@ def reports_judge(given: tuple[str, Stored]) -> Judge:
     folder, material = given
     own = Path(tempfile.mkdtemp(dir=folder, prefix=f"{os.getpid()}-"))
     first = material["reports"][0]
-    files = {"provenance": {**first["provenance"], "files": {"bundle": "x"}}}
+    files = {"provenance": {**first["provenance"], "files": {"bundle": "x"}, **_AGE}}
     sources = [*material["reports"], {**first, **files, "numerics": _NUMERICS}]
 
     def judge(number: int) -> str:
@@ -154,7 +156,8 @@ def journals_judge(given: tuple[str, Stored]) -> Judge:
     """Journals of sweeps: rows with right digests."""
     folder, material = given
     path = Path(tempfile.mkdtemp(dir=folder, prefix=f"{os.getpid()}-")) / "journal"
-    rows = [row_of(_KEY, {"mesh.tp": "2"}, r).as_dict() for r in material["reports"]]
+    reports = material["reports"]
+    rows = [row_of(_KEY, {"mesh.tp": "2"}, r).as_dict() | {"stored_s": 1.7e9} for r in reports]
 
     def judge(number: int) -> str:
         dice = random.Random(number)
