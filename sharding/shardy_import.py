@@ -45,7 +45,7 @@ UNRESOLVED = (
     "sdy.sharding_constraint",
 )
 REDUCES = ("all_reduce", "reduce_scatter")
-COMPLETING = ("add", "max", "min", "and", "or")
+COMPLETING = ("add", "max", "min", "multiply", "and", "or", "xor")
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _SUB_AXIS = re.compile(r'"([^"]+)":\((\d+)\)(\d+)')
 _SHARDING = re.compile(r"<@\w+, \[(.*?)\](?:, replicated=\{[^}]*\})?(?:, unreduced=\{([^}]*)\})?>")
@@ -356,10 +356,10 @@ def _named_reduction(op: Op, made: Mapping[Value, Op], loc: Loc) -> Any:
         name = source.name if source is not None else "an argument"
         raise ShardingError(
             "SW_PARTITIONER_REDUCTION",
-            f"{op.name} over {'+'.join(op.attrs.axes)} requires partial results that a sum, a "
-            f"maximum, a minimum or a logical fold completes, got those of {name}",
+            f"{op.name} over {'+'.join(op.attrs.axes)} requires partial results that a "
+            f"reduction completes, got those of {name}",
             loc,
-            hint="scatter with add; fold with add, max, min, and, or",
+            hint="scatter with add; reduce with one operand",
         )
     if op.name == "all_reduce":
         return AllReduceAttrs(op.attrs.axes, kind)

@@ -1,4 +1,5 @@
-"""Rewrites before lowering that bring gathers and scatters along one axis into elementwise form.
+"""Rewrites before lowering: gathers and scatters along one axis become elementwise, sorts and
+collectives what there is code for.
 
 Picking one element per row by an index is a comparison with a count, a selection and a sum; adding
 one is the same backwards. In that form they join the strip regions around them (a cross-entropy
@@ -32,6 +33,7 @@ from compiler.ir.ops import (
 from compiler.ir.ops.reduce import ELEMENTWISE_OF, identity
 from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.lower.level import IndexedLevel
+from compiler.lower.rank_reduce import rank_reduce
 from compiler.lower.sorting import sort
 from compiler.lower.task import unsupported
 from compiler.lower.whole import as_integers
@@ -310,8 +312,10 @@ def _single(rule: Callable[[IndexedLevel, Op], Value | None]) -> Rule:
 
 
 _RULES: dict[str, Rule] = {
+    "all_reduce": _single(rank_reduce),
     "all_to_all": _single(_all_to_all),
     "gather": _single(_gather),
+    "reduce_scatter": _single(rank_reduce),
     "scatter": _single(_any_scatter),
     "sort": sort,
 }

@@ -17,6 +17,7 @@ from compiler.dtypes import DType
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, ConstantAttrs, ConvertAttrs
 from compiler.ir.types import Graph, Op, Value, tensor_type
+from compiler.lower.collective import REDUCTIONS
 from compiler.lower.whole import as_integers
 from compiler.passes.rewrite import Level
 
@@ -98,8 +99,15 @@ def expand(graph: Graph) -> Graph:
 
 
 def _is_composite(op: Op) -> bool:
-    integer_sum = op.name in _SUMS and op.operands[0].type.dtype.is_integer
-    return integer_sum or op.name in _RULES
+    return op.name in _RULES or _is_integer_sum(op)
+
+
+def _is_integer_sum(op: Op) -> bool:
+    """Whether fp32 stands in for integers: for sums, and for what compares them, not for bits and
+    products over ranks (`rank_reduce.py`)."""
+    if op.name not in _SUMS or not op.operands[0].type.dtype.is_integer:
+        return False
+    return getattr(op.attrs, "reduction", "add") in REDUCTIONS
 
 
 def _in_fp32(rule: Rule) -> Callable[[Site], Value]:

@@ -75,8 +75,9 @@ def _kind(op: Op, generation: str) -> str:
         return ""  # 32-bit products are accepted there, with a warning
     if kind == "pow" and not wide:
         return ""
-    moves = kind == "scatter" and op.attrs.kind == "replace"
-    moves = moves or getattr(op.attrs, "reduction", "add") in ("and", "or")
+    moves = kind == "scatter" and op.attrs.kind == "replace"  # and bits and products over ranks,
+    # which every rank computes itself (`lower/rank_reduce.py`)
+    moves = moves or getattr(op.attrs, "reduction", "add") in ("and", "or", "xor", "multiply")
     return "" if moves else kind
 
 
@@ -130,7 +131,7 @@ def rounded_operations(graph: Graph) -> list[Op]:
     """Operations on integers whose sums in fp32 are not known to stay within 2^24."""
     sums = [op for op in graph.walk() if op.name in _TERMS and op.result.type.dtype.is_integer]
     sums = [op for op in sums if getattr(op.attrs, "kind", "add") != "replace"]
-    sums = [op for op in sums if getattr(op.attrs, "reduction", "add") not in ("and", "or")]
+    sums = [op for op in sums if getattr(op.attrs, "reduction", "add") in ("add", "min", "max")]
     ranges = integer_ranges(graph) if sums else {}
     return [op for op in sums if _largest_sum(op, ranges) > EXACT_IN_FP32]
 
@@ -161,12 +162,16 @@ def _products(op: Op, sizes: list[float]) -> float:
     return min(terms, lhs, rhs) * sizes[0] * sizes[1]
 
 
+def _over_ranks(op: Op, sizes: list[float]) -> float:
+    return sizes[0] * (op.attrs.group_size if op.attrs.reduction == "add" else 1)
+
+
 _TERMS: dict[str, Callable[[Op, list[float]], float]] = {
     "dot_general": _products,
     "convolution": _products,
     "scatter": lambda op, sizes: sizes[0] + op.operands[2].type.num_elements * sizes[2],
-    "all_reduce": lambda op, sizes: op.attrs.group_size * sizes[0],
-    "reduce_scatter": lambda op, sizes: op.attrs.group_size * sizes[0],
+    "all_reduce": _over_ranks,
+    "reduce_scatter": _over_ranks,
 }
 
 

@@ -426,16 +426,20 @@ def test_replacing_updates_are_gathered_not_summed() -> None:
     assert counts(part.graph) == {("all_gather", ("dp_shard",)): 2}
 
 
-def folded_graph() -> tuple[Graph, dict]:
-    """A product of rows that lie on several cores."""
-    b = Builder(loc=Loc("model.py", 8, "step"))
-    graph = b.finish(b.reduce(b.input((8, 4)), "multiply", (0,)))
+@pytest.mark.parametrize("kind", ["multiply", "max", "add"])
+def test_a_fold_of_split_rows_is_completed(kind: str) -> None:
+    b = Builder()
+    graph = b.finish(b.reduce(b.input((8, 4)), kind, (0,)))
     specs = {(INPUT, 0): sharded(2, 0, ("dp_shard",)), (OUTPUT, 0): ShardingSpec(((),))}
-    return graph, specs
+    part = shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
+    assert counts(part.graph) == {("all_reduce", ("dp_shard",)): 1}
+    values = [np.random.default_rng(5).standard_normal((8, 4)).astype(np.float32)]
+    (have,), (want,) = run_whole(part, values), evaluate(graph, values)
+    np.testing.assert_allclose(have, want, rtol=1e-5)
 
 
 def test_a_fold_that_no_reduction_completes_is_refused() -> None:
-    graph, specs = folded_graph()
+    graph, specs = scattered_graph("zeros", "max")
     with pytest.raises(ShardingError) as caught:
         shardy.partition_here(graph, make_mesh({"dp_shard": 4}), specs)
     assert caught.value.code == "SW_PARTITIONER_REDUCTION"
@@ -523,7 +527,7 @@ def test_the_child_gives_the_same_bytes_as_this_process() -> None:
 
 
 def test_a_refusal_crosses_the_process_with_code_and_hint() -> None:
-    graph, specs = folded_graph()
+    graph, specs = scattered_graph("zeros", "max")
     with pytest.raises(ShardingError) as caught:
         shardy.partition(graph, make_mesh({"dp_shard": 4}), specs)
     assert caught.value.code == "SW_PARTITIONER_REDUCTION"
