@@ -81,6 +81,7 @@ class Planned:
     tokens_per_sample: int
     name: str
     repeats: tuple[str, ...] = ()  # what became of repeated layers, line by line
+    findings: tuple[Diagnostic, ...] = ()  # about the capture, and the mesh where it was left to us
 
     @property
     def flops_per_step(self) -> int:
@@ -376,6 +377,7 @@ def plan_task(
             tokens_per_sample=task.tokens_per_sample,
             name=decided.traced.name,
             repeats=decided.traced.step.notes,
+            findings=(*decided.traced.findings, *layout.findings),
         )
 
     return decide(job, layout, task, stages, planned)

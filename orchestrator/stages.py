@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from compiler.diagnostics import Diagnostic
 from compiler.ir.text import to_text
 from compiler.steps import note, step
 from orchestrator.config import JobConfig
@@ -46,6 +47,7 @@ class Traced:
     samples: int
     user: ModuleShardings
     name: str
+    findings: tuple[Diagnostic, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -53,7 +55,8 @@ class Traced:
         locations have the lines of whoever asked."""
         graph, inputs, outputs = self.step.parts
         slots = "\n".join(map(repr, (*inputs, *outputs)))
-        texts = (slots, repr(self.user), self.name, str(self.samples), *self.step.notes)
+        told = (*self.step.notes, *map(repr, self.findings))
+        texts = (slots, repr(self.user), self.name, str(self.samples), *told)
         return digest(text.encode() for text in (to_text(graph, with_locs=True), *texts))
 
 
@@ -177,6 +180,7 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
     with stages.timed("import"):
         from compiler.frontend.context import module_text
         from compiler.frontend.stablehlo import import_with_shardings
+        from compiler.passes.doubles import check_doubles
         from compiler.passes.pipeline import run, step_passes
 
         note("captured", lambda: module_text(captured.artifact), "mlir")
@@ -190,10 +194,9 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
             rolled = reroll(rolled.graph, rolled.inputs, rolled.outputs)
         step("rerolled", rolled.graph)
         note("repeats", lambda: _repeats_text(rolled))
-        rolled = dataclasses.replace(
-            rolled, graph=run(rolled.graph, step_passes(job.compiler, samples))
-        )
-    return Traced(rolled, samples, user, captured.name)
+        graph = run(rolled.graph, step_passes(job.compiler, samples))
+        rolled = dataclasses.replace(rolled, graph=check_doubles(graph))
+    return Traced(rolled, samples, user, captured.name, captured.findings)
 
 
 def _repeats_text(rolled: Rerolled) -> str:

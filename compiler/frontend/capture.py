@@ -14,9 +14,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.diagnostics import ImportRuleError, UsageError
+from compiler.diagnostics import Diagnostic, ImportRuleError, UsageError
 from compiler.dtypes import DType
+from compiler.frontend.callbacks import dropped_callbacks
 from compiler.frontend.context import legalize_chlo, serialize_portable
+from compiler.frontend.locations import LocationReader
+from compiler.frontend.programs import check_kernels, used_arguments
 from compiler.frontend.roles import check_parameters, role_of
 from compiler.frontend.state import array_step, named_leaves, state_tree
 from compiler.frontend.task import TrainTask
@@ -53,6 +56,7 @@ class Captured:
     aliases: tuple[tuple[int, int], ...]
     batch_size: int
     name: str = "step"
+    findings: tuple[Diagnostic, ...] = ()
 
 
 def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Captured:
@@ -79,13 +83,17 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     measured = _metric_infos(task, metrics)
     _check_state(before, after)
     loss = len(after) + [info.name for info in measured].index("metrics/loss")
-    roles = _roles(task, before, tree.keys, _used(traced.jaxpr, loss))
+    roles = _roles(task, before, tree.keys, used_arguments(traced.jaxpr, loss))
     state = [replace(info, role=role) for info, role in zip(before, roles, strict=True)]
     aliases = tuple((n, n) for n in range(len(state)))
+    check_kernels(traced.jaxpr, base_dir)
     with _users_line("step", base_dir):  # parts of which jax may refuse to lower
-        artifact = artifact_of(traced)
+        module = _lowered(traced)
+    with module.context:
+        findings = dropped_callbacks(module, LocationReader(base_dir))
     inputs, outputs = (*state, *samples), (*state, *measured)
-    return Captured(artifact, inputs, outputs, aliases, batch_size, task.name)
+    artifact = _portable(module)
+    return Captured(artifact, inputs, outputs, aliases, batch_size, task.name, findings)
 
 
 def _users_line(what: str, base_dir: str | None) -> AbstractContextManager[None]:
@@ -98,7 +106,14 @@ def artifact_of(traced: Any) -> bytes:
     """Lower what `jax.jit(f).trace(...)` returned, for the CPU platform, into a portable artifact
     without CHLO.
     """
-    module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+    return _portable(_lowered(traced))
+
+
+def _lowered(traced: Any) -> Any:
+    return traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+
+
+def _portable(module: Any) -> bytes:
     with module.context:
         legalize_chlo(module)
         stream = io.BytesIO()
@@ -161,16 +176,6 @@ def _roles(
     roles = [role_of(info.name, given, info.dtype, is_used) for info, is_used in rows]
     check_parameters(task.name, [(i.name, role) for i, role in zip(state, roles, strict=True)])
     return roles
-
-
-def _used(program: Any, result: int) -> list[bool]:
-    """Per argument of a traced program whether a result depends on it, also inside of loops and
-    calls."""
-    from jax.interpreters.partial_eval import dce_jaxpr
-
-    wanted = [n == result for n in range(len(program.jaxpr.outvars))]
-    used: list[bool] = dce_jaxpr(program.jaxpr, wanted)[1]
-    return used
 
 
 def _batch_infos(task: TrainTask, batch: Any, batch_size: int) -> list[ArgInfo]:

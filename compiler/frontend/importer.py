@@ -425,12 +425,19 @@ _OPTIMIZED = (
 )
 
 
+_ORDERED = (
+    "a token orders callbacks into Python and infeeds: leave ordered=True out of jax.debug.print,"
+    " and it is left out of the step"
+)
+
+
 def _convert_type(mlir_type: Any) -> TensorType:
     """Our type of a ranked, static tensor type."""
     from jaxlib.mlir import ir
 
     if not isinstance(mlir_type, ir.RankedTensorType):
-        refuse("NCC_EVRF001", f"values require a tensor type, got {mlir_type}")
+        hint = _ORDERED if "token" in str(mlir_type) else ""
+        refuse("NCC_EVRF001", f"values require a tensor type, got {mlir_type}", hint)
     if not mlir_type.has_static_shape:
         refuse(
             "NCC_EMOD025",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,11 @@ class LocationReader:
     def raised(self, error: BaseException) -> Loc:
         """The user's innermost line of what was raised while their functions were called."""
         frames = reversed(traceback.extract_tb(error.__traceback__))
-        file, line = self._user_frame(tuple((f.filename, f.lineno or 0) for f in frames))
-        return Loc(file, line)
+        return self.innermost([(f.filename, f.lineno or 0) for f in frames])
+
+    def innermost(self, frames: Sequence[tuple[str, int]]) -> Loc:
+        """The user's innermost line of Python frames (file, line), the innermost first."""
+        return Loc(*self._user_frame(tuple(frames)))
 
     def _convert(self, location: Any) -> Loc:
         """Name stack of the outermost name (HLO fuses name and line), frame of what it wraps."""

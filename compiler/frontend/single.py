@@ -1,7 +1,8 @@
-"""A step with shardings, compiled for one device: the reference of strategy `manual`.
+"""A step without its shardings and callbacks, compiled for one device: the reference of a run.
 
 The user's mesh has more devices than this machine, and the reference is to be unsharded anyway. So
 the lowered module loses its shardings, which never change a value, and XLA compiles what is left.
+Callbacks that return nothing go too: a run prints what it prints, and nothing else.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+from compiler.frontend.callbacks import erase_callbacks
+
 
 def single_device(jitted: Any, device: Any) -> Callable[..., Any]:
-    """`jitted` on one device: unchanged when it has no shardings."""
+    """`jitted` on one device: unchanged when it has neither."""
     programs: dict[Any, Callable[..., Any]] = {}
 
     def run(*args: Any) -> Any:
@@ -30,9 +33,10 @@ def single_device(jitted: Any, device: Any) -> Callable[..., Any]:
 
 
 def _without_shardings(module: Any, traced: Any, device: Any) -> Callable[..., Any] | None:
-    """The program of `module` without its shardings; None when it has none."""
+    """The program of `module` without its shardings and callbacks; None when it has none."""
     found: list[Any] = []
     with module.context:
+        has_callbacks = erase_callbacks(module)
         from jaxlib.mlir import ir
 
         def visit(op: Any) -> Any:
@@ -41,7 +45,7 @@ def _without_shardings(module: Any, traced: Any, device: Any) -> Callable[..., A
             return ir.WalkResult.ADVANCE
 
         module.operation.walk(visit)
-        if not found:
+        if not found and not has_callbacks:
             return None
         for op in found:
             for result in op.results:

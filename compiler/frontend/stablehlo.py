@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from compiler.diagnostics import Diagnostic
+from compiler.frontend.callbacks import dropped_callbacks
 from compiler.frontend.context import legalize_chlo, make_context, merge_equal, parse_module
 from compiler.frontend.donation import Aliases, read_aliases
 from compiler.frontend.importer import Check, Importer, ImportHooks
@@ -77,11 +78,12 @@ def import_partition(
 
     def read(module: Any, graph: Graph, ranks: RankMesh) -> Facts:
         aliases = read_aliases(module, graph)
+        dropped = dropped_callbacks(module, locations)
         if ranks.count > 1:
-            return Facts(aliases, ranks.axes)
+            return Facts(aliases, ranks.axes, dropped)
         asked = asked_shardings(module, locations)
         unused = unused_shardings(module, locations) if asked is None else ()
-        return Facts(aliases, ranks.axes, unused, asked)
+        return Facts(aliases, ranks.axes, (*dropped, *unused), asked)
 
     return _imported(source, read, base_dir, checks, lambda module: read_ranks(module, locations))
 

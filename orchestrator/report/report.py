@@ -207,7 +207,7 @@ def findings(built: Built, service: UnitService) -> list[Diagnostic]:
         Diagnostic("SW_HYPOTHETICAL", hypothetical_text(target), severity="warning")
         for _ in range(target.is_hypothetical)
     ]
-    plan = (*built.layout.findings, *built.plan.findings, *_idle_stages(built))
+    plan = (*built.findings, *built.plan.findings, *_idle_stages(built))
     return [*machine, *budget_findings(built), *integers, *plan, *service.findings]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from compiler.dtypes import DType
+from compiler.frontend.callbacks import CALLBACKS
 from compiler.frontend.rules import gspmd, resize
 from compiler.frontend.rules import vendor_calls as calls
 from compiler.frontend.rules.bits import binary, convert
@@ -123,6 +124,8 @@ def custom_call(site: Site) -> Sequence[Value]:
     target = site.op.attributes["call_target_name"].value
     if target in COMPOSITES:
         return COMPOSITES[target](site)
+    if target in CALLBACKS:
+        return _callback(site)
     if target not in ACTIVATIONS and target not in PASSED_ON:
         _refuse(target)
     results = [site.result_type(i) for i in range(len(site.op.results))]
@@ -135,6 +138,18 @@ def custom_call(site: Site) -> Sequence[Value]:
         return site.operands
     wide = convert(site, site.operands[0], DType.F32)
     return (convert(site, ACTIVATIONS[target](site, wide), given[0].dtype),)
+
+
+def _callback(site: Site) -> Sequence[Value]:
+    """Nothing, of a callback that returns nothing (`frontend/callbacks.py` tells)."""
+    if len(site.op.results):
+        refuse(
+            "NCC_EHCA005",
+            "a callback into Python whose results a step reads (jax.pure_callback, io_callback) is"
+            " not supported: no core runs Python",
+            "compute it with jax.numpy, or before the step, and give it in the batch",
+        )
+    return ()
 
 
 def _refuse(target: str) -> NoReturn:

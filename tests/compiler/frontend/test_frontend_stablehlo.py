@@ -395,7 +395,7 @@ def _in_a_scan(x: jax.Array) -> jax.Array:
         (_solve, "NCC_EHCA005", "custom call"),
         (_product_and_sum, "NCC_ISPP027", "reduce requires one operand, got 2"),
         (_top_k_of_integers, "NCC_EVRF013", "top_k requires float elements, got i32"),
-        (_callback, "NCC_EHCA005", "custom call xla_"),
+        (_callback, "NCC_EHCA005", "callback into Python"),
         (_until, "NCC_EVRF001", "while requires"),
         (_complex, "NCC_EVRF004", "complex<f32>"),
         (_scatter_apply, "NCC_EVRF001", "maximum, got stablehlo.sine"),

@@ -1,0 +1,66 @@
+"""Callbacks from a step into Python on the host: `jax.debug.print`, `jax.pure_callback` and others.
+
+No core runs Python. A callback that returns nothing changes no value, so it is left out, with a
+warning; one whose results the step reads is refused (`rules/custom_call.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler.diagnostics import Diagnostic
+from compiler.frontend.locations import LocationReader
+
+CALLBACKS = frozenset(
+    f"{prefix}_python_{place}_callback"
+    for prefix in ("xla", "xla_ffi", "xla_ffi_partitioned")
+    for place in ("cpu", "gpu")
+)
+"""Targets of the custom calls that JAX lowers callbacks to."""
+
+
+def is_dropped(op: Any) -> bool:
+    """Whether an MLIR op is a callback that returns nothing."""
+    if op.name != "stablehlo.custom_call" or len(op.results):
+        return False
+    return op.attributes["call_target_name"].value in CALLBACKS
+
+
+def dropped_callbacks(module: Any, locations: LocationReader) -> tuple[Diagnostic, ...]:
+    """The warning about callbacks that are left out of `module`; its context must be entered."""
+    places = [locations.read(op.location) for op in _all(module) if is_dropped(op)]
+    if not places:
+        return ()
+    count = "1 callback" if len(places) == 1 else f"{len(places)} callbacks"
+    verb = "is" if len(places) == 1 else "are"
+    return (
+        Diagnostic(
+            "SW_CALLBACK_DROPPED",
+            f"{count} into Python (jax.debug.print, jax.debug.callback) {verb} left out: no core"
+            " runs Python, and nothing of the step depends on it",
+            next((loc for loc in places if loc.file), places[0]),
+            "return the value as a metric to see it",
+            "warning",
+        ),
+    )
+
+
+def erase_callbacks(module: Any) -> bool:
+    """Erase the callbacks that return nothing; whether there were any."""
+    found = [op for op in _all(module) if is_dropped(op)]
+    for op in found:
+        op.erase()
+    return bool(found)
+
+
+def _all(module: Any) -> list[Any]:
+    from jaxlib.mlir import ir
+
+    ops: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        ops.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return ops

@@ -1,0 +1,97 @@
+"""Traced programs (jaxprs) before they are lowered: what a result depends on, and kernels of other
+machines in them.
+
+Calls, loops and branches are equations with programs of their own among their parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from compiler.diagnostics import ImportRuleError, Loc
+from compiler.frontend.locations import LocationReader
+
+
+def used_arguments(program: Any, result: int) -> list[bool]:
+    """Per argument of a closed program whether a result depends on it, also inside of loops and
+    calls."""
+    from jax.interpreters.partial_eval import dce_jaxpr
+
+    wanted = [n == result for n in range(len(program.jaxpr.outvars))]
+    used: list[bool] = dce_jaxpr(_silent(program.jaxpr), wanted)[1]
+    return used
+
+
+def check_kernels(program: Any, base_dir: str | None = None) -> None:
+    """Refuse kernels of Pallas in a closed program, which are written for the units of a GPU or
+    TPU; interpreted ones are ordinary operators.
+
+    Raises: ImportRuleError SW_PALLAS at the user's line.
+    """
+    for equation, *calls in _equations(program.jaxpr, set()):
+        if equation.primitive.name == "pallas_call" and not equation.params["interpret"]:
+            raise ImportRuleError(
+                "SW_PALLAS",
+                "a step requires operators, got a kernel of Pallas, which is written for a GPU or"
+                " TPU",
+                _place((equation, *calls), base_dir),
+                "call its jax.numpy form (attention: implementation='xla'), or give pallas_call"
+                " interpret=True, which is slower code of ordinary operators",
+            )
+
+
+def _place(equations: Sequence[Any], base_dir: str | None) -> Loc:
+    """The user's line of an equation and what calls it: a function that is jitted itself is traced
+    apart, and knows no frames around it."""
+    traces = [e.source_info.traceback for e in equations if e.source_info.traceback]
+    frames = [(frame.file_name, frame.line_num) for trace in traces for frame in trace.frames]
+    return LocationReader(base_dir).innermost(frames)
+
+
+def _equations(
+    program: Any, seen: set[int], calls: tuple[Any, ...] = ()
+) -> Iterator[tuple[Any, ...]]:
+    """All equations, each with those whose programs it is in, the innermost first; each program
+    once, since calls of one function share theirs."""
+    if id(program) in seen:
+        return
+    seen.add(id(program))
+    for equation in program.eqns:
+        yield equation, *calls
+        if equation.primitive.name == "pallas_call":
+            continue
+        for value in equation.params.values():
+            for inner in _programs(value):
+                yield from _equations(inner, seen, (equation, *calls))
+
+
+def _programs(value: Any) -> Iterator[Any]:
+    """The programs in a parameter of an equation."""
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _programs(part)
+    elif hasattr(value, "jaxpr"):
+        yield value.jaxpr
+    elif hasattr(value, "eqns"):
+        yield value
+
+
+def _silent(program: Any) -> Any:
+    """A program without effects: what a step prints of a moment makes it no parameter."""
+    if not program.effects:
+        return program
+    eqns = [
+        eqn.replace(effects=frozenset(), params={k: _quiet(v) for k, v in eqn.params.items()})
+        for eqn in program.eqns
+    ]
+    return program.replace(eqns=eqns, effects=frozenset())
+
+
+def _quiet(value: Any) -> Any:
+    """A parameter of an equation whose programs have no effects."""
+    if isinstance(value, tuple):
+        return tuple(map(_quiet, value))
+    if hasattr(value, "jaxpr"):
+        return value.replace(jaxpr=_silent(value.jaxpr))
+    return _silent(value) if hasattr(value, "eqns") else value
