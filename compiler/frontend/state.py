@@ -1,12 +1,14 @@
 """The state of a task as arrays: what of its pytrees is traced, and what is kept beside.
 
 Users' states hold more than arrays: typed keys of random numbers, and, where a module is the state
-(Equinox), functions and Python numbers. Keys become their data, the rest is no state of a step: it
-goes in as it was and has to come back so. `capture.py` and `reference.py` see arrays alone.
+(Equinox), functions and Python numbers. Keys become their data. The rest is no state of a step, nor
+are arrays without elements: it goes in as it was and has to come back so. `capture.py` and
+`reference.py` see arrays alone.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,14 @@ class _Kept:
     """A leaf that is no array."""
 
     value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Empty:
+    """A leaf without elements: no program has a buffer for it."""
+
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 _ARRAY = object()
@@ -61,6 +71,10 @@ class _Part:
         return self.tree.unflatten([_leaf(given, kind) for _, kind in self.leaves])
 
 
+def _is_kept(kind: Any) -> bool:
+    return isinstance(kind, _Kept | _Empty)
+
+
 @dataclass(frozen=True, slots=True)
 class StateTree:
     """The pytrees of a state. `arrays` has `jax.ShapeDtypeStruct` leaves, or a state's own."""
@@ -76,9 +90,9 @@ class StateTree:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is no array, by name."""
+        """What is no array, or has no elements, by name."""
         rows = (row for part in self.parts for row in part.leaves)
-        return {name: kind.value for name, kind in rows if isinstance(kind, _Kept)}
+        return {name: getattr(kind, "value", kind) for name, kind in rows if _is_kept(kind)}
 
     def whole(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """The user's state around arrays in the structure of `self.arrays`."""
@@ -124,6 +138,8 @@ def array_step(task: TrainTask, tree: StateTree) -> Callable[..., Any]:
 
     It raises UsageError when what is no array comes back changed.
     """
+    import jax
+
     count = len(task.state_names)
 
     def step(*args: Any) -> Any:
@@ -132,9 +148,14 @@ def array_step(task: TrainTask, tree: StateTree) -> Callable[..., Any]:
             return results  # which `split_results` refuses
         after = split_state(task, results[:count])
         _check_kept(tree.kept, after.kept)
-        return (*after.arrays, results[count])
+        return (*after.arrays, jax.tree.map(_with_elements, results[count]))
 
     return step
+
+
+def _with_elements(leaf: Any) -> Any:
+    """A metric; None where it has no elements, so that it is none."""
+    return leaf if math.prod(getattr(leaf, "shape", ())) else None
 
 
 def _check_kept(before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -182,9 +203,9 @@ def _kind(leaf: Any, is_of_module: bool) -> Any:
     import jax
 
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
-        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return _ARRAY
-        return _Key(_generator(leaf))
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return _Key(_generator(leaf))
+        return _ARRAY if math.prod(leaf.shape) else _Empty(tuple(leaf.shape), leaf.dtype)
     is_number = isinstance(leaf, bool | int | float | complex)
     return _ARRAY if is_number and not is_of_module else _Kept(leaf)
 
@@ -202,7 +223,7 @@ def _array(leaf: Any, kind: Any) -> Any:
     """What is traced of a leaf; shapes stay shapes."""
     import jax
 
-    if isinstance(kind, _Kept):
+    if isinstance(kind, _Kept | _Empty):
         return None
     if not isinstance(kind, _Key):
         return leaf
@@ -213,9 +234,12 @@ def _array(leaf: Any, kind: Any) -> Any:
 def _leaf(arrays: Iterator[Any], kind: Any) -> Any:
     """The user's leaf, of the next array where it is made of one."""
     import jax
+    import jax.numpy as jnp
 
     if isinstance(kind, _Kept):
         return kind.value
+    if isinstance(kind, _Empty):
+        return jnp.zeros(kind.shape, kind.dtype)
     array = next(arrays)
     return jax.random.wrap_key_data(array, impl=kind.impl) if isinstance(kind, _Key) else array
 

@@ -18,6 +18,7 @@ from compiler.ir.build import constant_attrs
 from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import BroadcastInDimAttrs, ConstantAttrs, SliceAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
+from compiler.passes.empties import of_nothing
 from compiler.passes.rewrite import Level, with_regions
 
 MAX_FOLDED_ELEMENTS = 64
@@ -84,6 +85,9 @@ def _fold_op(level: _Fold, op: Op) -> Value | None:
     """The value that `op` can be replaced by, if any."""
     if _is_empty(op):
         return level.make_constant(ConstantAttrs(b"", op.result.type), op.loc)
+    known = of_nothing(op)
+    if known is not None:
+        return level.emit(known).result if isinstance(known, Op) else known
     if op.name in _RULES:
         value = _RULES[op.name](level, op)
         if value is not None:

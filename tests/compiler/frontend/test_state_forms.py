@@ -168,3 +168,15 @@ def test_one_state_that_is_no_tuple_is_told_how_to_be_one() -> None:
     with pytest.raises(UsageError, match=r"tuple of 1 \(all\), got dict") as caught:
         capture(task, 4)
     assert '("state",) for (state,)' in caught.value.diagnostic.hint
+
+
+def test_what_has_no_elements_is_no_state_and_no_metric() -> None:
+    def step(state: Any, batch: Any) -> Any:
+        loss = jnp.mean(batch["x"] * state["w"]) + state["pad"].sum()
+        return {"w": state["w"] * 2, "pad": state["pad"] * 2}, {"loss": loss, "seen": state["pad"]}
+
+    task = _nest(step, w=jnp.ones(WIDTH), pad=jnp.ones((0, 4), jnp.bfloat16))
+    captured = capture(task, 4)
+    assert [i.name for i in captured.inputs] == ["all/w", "batch/x", "batch/y"]
+    assert [i.name for i in captured.outputs] == ["all/w", "metrics/loss"]
+    assert set(run_reference(task, steps=2, global_batch=4, keep=(2,)).states[2]) == {"all/w"}
