@@ -40,7 +40,7 @@ CHECKOUT += ("examples", "docs", "pyproject.toml")
 BLOCK = re.compile(r"^```(?P<info>[^\n]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 MASKS = (
     (re.compile(r"^answered .*(\n +.*)*", re.MULTILINE), "answered   in ..."),
-    (re.compile(r"^stored +(?!the answer).*\n( {11}.*\n)*", re.MULTILINE), ""),
+    (re.compile(r"^stored +(?!the answer| ).*\n( {11}.*\n)*", re.MULTILINE), ""),
     (re.compile(r"(─+ )?stored, (the oldest )?\d+ \w+ old"), r"stored, \2... old"),
     (re.compile(r"^files      bundle .*\n( +.*\n)*", re.MULTILINE), "files      ...\n"),
     (re.compile(r"^built .*\n(.*\n)*?(?= +┌)", re.MULTILINE), "built    ...\n"),

@@ -41,11 +41,12 @@ def is_possible(folder: str) -> bool:
 
 
 def planned(folder: str) -> str:
-    """What `plan` prints of an example, from the cache where it is."""
+    """What `plan` prints of an example: a plan of now, a stored one says that it is one."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         job = str(EXAMPLES / folder / "job.toml")
-        code = main(["plan", job, "--tries", "0", "--executor", "inline", "--progress", "quiet"])
+        words = ["plan", job, "--fresh", "--tries", "0", "--executor", "inline"]
+        code = main([*words, "--progress", "quiet"])
     assert code == 0, folder
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
