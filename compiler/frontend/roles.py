@@ -8,9 +8,12 @@ loss depends on parameters and keys, and not on moments, averages, statistics an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from compiler.diagnostics import UsageError
-from compiler.dtypes import DType
+
+if TYPE_CHECKING:
+    from compiler.dtypes import DType
 
 ROLES = ("parameter", "optimizer", "batch", "metric", "rng")
 MOST_NAMED = 4  # leaves that a refusal lists (our choice)
@@ -39,6 +42,8 @@ def role_by_use(dtype: DType, is_used: bool) -> str:
     """The role of a leaf of state that nothing names. The loss depends on parameters, which may be
     quantized to 8 bits, and on the keys and counters of random numbers.
     """
+    from compiler.dtypes import DType  # NumPy, which a stored answer goes without
+
     if not is_used or dtype is DType.PRED:
         return "optimizer"
     return "parameter" if dtype.is_float or dtype is DType.I8 else "rng"
