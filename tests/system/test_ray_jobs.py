@@ -23,7 +23,7 @@ WAITING = """
 import time
 import orchestrator
 
-def task():
+def task(seq_len):
     print("here:", orchestrator.__file__, flush=True)
     time.sleep(600)
 """
