@@ -53,6 +53,7 @@ def test_a_cached_answer_imports_nothing_heavy(tmp_path: Path, capsys, as_json: 
         answers = [json.loads(text) for text in (first, done.stdout)]
         for answer in answers:
             assert answer["whatif"]["tried"] and answer.pop("provenance")
+        assert "stored_s" not in answers[0]["whatif"] and answers[1]["whatif"].pop("stored_s") > 0
         assert answers[0] == answers[1]
     else:
         shown = [
