@@ -33,7 +33,6 @@ TYPES = tuple(d for d in DType if d is not DType.TF32)
 """TF32 is a way to multiply, no type of a program."""
 WIDE = (DType.I64, DType.U64)
 EQUAL, NONE = "=", ""
-IN_FP32 = ("NCC_EVRF035", "NCC_EVRF060", "NCC_EVRF061", "NCC_EVRF063")
 SHAPES = ((1,), (1, 1), (13,))
 RESHAPED = (DType.I32, DType.F32)
 """Types whose rows come in other shapes too: what a shape does is the same in each width."""

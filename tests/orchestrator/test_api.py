@@ -103,7 +103,7 @@ def test_a_task_is_its_own_model_and_of_this_process_alone() -> None:
     with pytest.raises(UsageError, match=r"got model\.preset"):
         api.plan(made_here(8), model__preset="llama2-7b")
     with pytest.raises(UsageError, match=r"SW_MODEL.*TrainTask") as refused:
-        api.run(made_here(8))  # type: ignore[arg-type]
+        api.run(made_here(8))
     assert "model__entry" in refused.value.diagnostic.hint
 
 

@@ -103,7 +103,7 @@ def test_a_fresh_plan_writes_the_trace_that_is_wanted(
         "orchestrator.report.report.base_report", lambda *given: {"given": given[3:]}
     )
     job, path, executor = JobConfig(), tmp_path / "out" / "trace.json", object()
-    shared: Any = plan_cache.Shared(lambda: executor, reads)  # type: ignore[arg-type]
+    shared: Any = plan_cache.Shared(lambda: executor, reads)
     report, read = plan_cache._fresh(job, path if wanted else None, None, shared)
     assert path.exists() is wanted and (not wanted or path.read_bytes() == b"trace")
     assert read == {"file": "digest"}

@@ -137,7 +137,7 @@ def test_an_outage_in_the_middle_costs_sharing_only(
     cache = host(tmp_path / "a", url)
     cache.put("compile", KEY, b"shared")
     away(monkeypatch)
-    cache.stores[1]._bucket.__dict__.pop("_client")  # type: ignore[attr-defined]
+    cache.stores[1]._bucket.__dict__.pop("_client")
     assert cache.put("compile", "1" * 64, b"here")
     assert (cache.get("compile", KEY), cache.get("compile", "1" * 64)) == (b"shared", b"here")
     assert len(cache.warnings) == 1

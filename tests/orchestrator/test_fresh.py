@@ -125,7 +125,7 @@ def test_a_stored_refusal_says_so_and_a_fresh_question_is_asked_again(
                 raise failed.error from failed
 
     monkeypatch.setattr(validate, "predict", predicted)
-    row = validate._told(asked, None, Progress("quiet"))  # type: ignore[arg-type]
+    row = validate._told(asked, None, Progress("quiet"))
     assert isinstance(row, validate.Refused)
     assert re.search(r" \(a stored refusal, \d+ \w+ old\)$", row.reason)
     assert re.fullmatch(

@@ -37,7 +37,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
 
     def check(path: object, writes: bool = True) -> None:
         for text, number in refused.items():
-            if writes and text in os.fspath(path):  # type: ignore[call-overload]
+            if writes and text in os.fspath(path):
                 raise OSError(number, os.strerror(number), str(path))
 
     replace, opened = os.replace, Path.open

@@ -173,7 +173,7 @@ def test_an_address_is_required_and_has_to_answer(
 def state(**changed: object) -> JobState:
     fields = {"id": "j", "status": "FAILED", "ended": True, "exit_code": None, "message": "why"}
     times = {"command": "c", "started_s": 1.0, "ended_s": 2.0}
-    return JobState(**(fields | times | changed))  # type: ignore[arg-type]
+    return JobState(**(fields | times | changed))
 
 
 def test_status_shows_whole_ids_in_eighty_columns(

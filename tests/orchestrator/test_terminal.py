@@ -164,7 +164,7 @@ def test_a_line_is_there_when_it_was_said(monkeypatch: pytest.MonkeyPatch) -> No
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=False)
     monkeypatch.setattr(sys, "stdout", out)
     terminal.say("now")
-    assert out.buffer.getvalue() == b"now\n"  # type: ignore[attr-defined]
+    assert out.buffer.getvalue() == b"now\n"
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])

@@ -24,7 +24,7 @@ integers by their bits, floats within the bound of the harness row, short floats
 the last place of what fp32 rounds to. A code is a warning (SW_INT64: computed with 32 bits;
 NCC_EVRF035 and 060: summed in fp32, not known to stay within 2^24) or a refusal; a warning is of
 inputs that could be anything, and does not come where ranges are known
-([numerics.md](numerics.md)). An empty cell is no StableHLO.
+([numerics.md](numerics.md)). An empty cell is no StableHLO, or nothing XLA:CPU has code for.
 
 """
 _NONE = " "
