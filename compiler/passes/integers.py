@@ -130,7 +130,7 @@ def _wide_type(op: Op) -> str:
 def rounded_operations(graph: Graph) -> list[Op]:
     """Operations on integers whose sums in fp32 are not known to stay within 2^24."""
     sums = [op for op in graph.walk() if op.name in _TERMS and op.result.type.dtype.is_integer]
-    sums = [op for op in sums if getattr(op.attrs, "kind", "add") != "replace"]
+    sums = [op for op in sums if getattr(op.attrs, "kind", "add") == "add"]
     sums = [op for op in sums if getattr(op.attrs, "reduction", "add") in ("add", "min", "max")]
     ranges = integer_ranges(graph) if sums else {}
     return [op for op in sums if _largest_sum(op, ranges) > EXACT_IN_FP32]
