@@ -23,7 +23,7 @@ SHORT := awk '/^ *Downloading .* MB\)/ { split($$2, name, "-"); print "  " name[
 COMMAND := $(VENV)/.command
 TESTS := $(VENV)/.tests
 
-.PHONY: help setup run test matrix everything mutants forge modules check bench docs sessions count format
+.PHONY: help setup run test matrix everything exhaustive mutants forge modules check bench docs sessions count format
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -50,7 +50,10 @@ matrix: setup ## run the long matrices that plain `make test` leaves out
 	$(PYTEST) -m matrix
 
 everything: setup ## run tests and matrices in one go: what files of both share is made once
-	$(PYTEST) -m "matrix or not matrix"
+	$(PYTEST) -m "not exhaustive"
+
+exhaustive: setup ## run all other cells of the matrices, of which those of `make matrix` are a sample
+	$(PYTEST) -m exhaustive
 
 mutants: setup ## damage sources and run the tests of each: COUNT=400, SEED=1, SHARD=0/1; 20 minutes a call
 	$(BIN)/python -m tests.mutants --workers $(WORKERS) --count $(COUNT) --seed $(SEED) --shard $(SHARD)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ from compiler.passes.pipeline import run, step_passes
 from sim_cluster.run_single import run_single
 from tests.corpus.all_spellings import ALL
 from tests.corpus.case import CORPUS, Function, Spelling, is_score
+from tests.support.cells import diagonals, long_in_matrix
 from tests.support.compiled import graph_of, link
 
 KEPT_ON_CHIP = CompileOptions(optlevel=1, attention="flash")
@@ -34,6 +36,10 @@ GAPS = {("talking_heads", way): HEADS for way in WAYS}
 """(spelling, way) whose scores still cross HBM, and why. Their values are held all the same, and
 one that keeps its scores on chip after all fails until it is taken off the list.
 """
+
+
+def both_ways(spellings: Sequence[Spelling]) -> list[tuple[str, str]]:
+    return [(case.name, way) for case in spellings for way in WAYS]
 
 
 class ScoresInMemoryError(Exception):
@@ -78,12 +84,11 @@ def check_values(name: str, way: str, level: str) -> None:
         assert error <= BOUND[case.dtype], (level, number, error)
 
 
-def cases(spellings: Sequence[Spelling]) -> list:
-    """(name, way) of each; gaps must fail, and for their scores only."""
+def gaps(params: Sequence[Any]) -> list[Any]:
+    """Parameters (name, way); gaps must fail, and for their scores only."""
     return [
-        pytest.param(case.name, way, marks=_marks(case.name, way), id=f"{case.name}-{way}")
-        for case in spellings
-        for way in WAYS
+        pytest.param(*p.values, marks=[*p.marks, *_marks(*p.values)], id="-".join(p.values))
+        for p in params
     ]
 
 
@@ -101,7 +106,7 @@ def check(name: str, way: str, *levels: str) -> None:
         raise ScoresInMemoryError(f"{name} {way} keeps {stored}")
 
 
-@pytest.mark.parametrize(("name", "way"), cases(FEW))
+@pytest.mark.parametrize(("name", "way"), gaps(long_in_matrix(both_ways(FEW), ())))
 def test_scores_stay_on_chip(name: str, way: str) -> None:
     check(name, way, "L1")
 
@@ -115,13 +120,12 @@ def test_samples_do_not_count_for_what_a_row_takes() -> None:
     assert sum(is_score(t.shape) for t in tensors) == 2  # the bias and its gradient
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(("name", "way"), cases(ALL))
+@pytest.mark.parametrize(("name", "way"), gaps(diagonals(both_ways(ALL), 3)))
 def test_scores_of_every_spelling_stay_on_chip(name: str, way: str) -> None:
     check(name, way, "L1", "L0")
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_most_spellings_hold_both_ways() -> None:
     hold = [c.name for c in ALL if not any(stored_scores(c.name, way) for way in WAYS)]
     print(f"{len(hold)} of {len(ALL)} spellings keep no score tensor in HBM, both ways")

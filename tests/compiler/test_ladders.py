@@ -17,6 +17,7 @@ from sharding.mesh import make_mesh
 from sharding.plan import build_plan
 from sharding.settings import StrategySettings
 from sharding.shardy import answer_request
+from tests.support.cells import diagonals
 from tests.support.compiled import link
 from tests.support.ladders import BATCH, COUNTED, LOSS, PARAMETER, RUNGS, check_grows, ladder
 
@@ -45,16 +46,14 @@ def check_linear(stage: str, kind: str, rungs: int, most: int) -> None:
     check_grows(lambda n: partial(STAGES[stage], ladder(kind, n)), rungs // 2, most)
 
 
-@pytest.mark.parametrize("rungs", [60, pytest.param(200, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("rungs", [60, pytest.param(200, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kind", [*RUNGS, *COUNTED])
 @pytest.mark.parametrize("stage", ["import", "passes", "plan"])
 def test_calls_of_a_stage_grow_with_the_graph(stage: str, kind: str, rungs: int) -> None:
     check_linear(stage, kind, rungs, 20_000_000)
 
 
-@pytest.mark.parametrize(
-    "kind", [*COUNTED, *(pytest.param(kind, marks=pytest.mark.matrix) for kind in RUNGS)]
-)
+@pytest.mark.parametrize("kind", [*COUNTED, *diagonals(list(RUNGS), 3)])
 def test_a_compilation_ends_and_needs_no_stack_of_calls(kind: str) -> None:
     """Outline, lowering and code; masks and positions are made again inside of regions."""
     link(ladder(kind, 200))

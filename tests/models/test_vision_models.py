@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from compiler.frontend.reference import initial_state, reference_step, task_batches
+from tests.support.cells import diagonals, long_in_matrix
 from tests.support.compiled import check_against_jax, graph_of, run_levels
 from tests.support.models_vision import MODELS, VisionModel
 from tests.support.road import leaf_error, worst
@@ -36,7 +37,7 @@ def inference(model: VisionModel) -> tuple[Any, list[np.ndarray]]:
     return forward, [images, *map(np.asarray, leaves)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_in_matrix(NAMES, ["unet"]))
 def test_inference(name: str) -> None:
     forward, arguments = inference(MODELS[name]())
     check_against_jax(forward, *arguments, bound=FP32_BOUND)
@@ -72,15 +73,7 @@ def precise_step(name: str, dtype: Any = jnp.float32) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("name", "cores"),
-    [
-        ("resnet", 4),
-        *(
-            pytest.param(name, cores, marks=pytest.mark.matrix)
-            for name in NAMES
-            for cores in (1, 4)
-            if (name, cores) != ("resnet", 4)
-        ),
-    ],
+    diagonals([(name, cores) for name in NAMES for cores in (1, 4)], 2, [("resnet", 4)]),
 )
 def test_training_step(name: str, cores: int, tmp_path: Path) -> None:
     errors = errors_after_a_step(MODELS[name](), cores, tmp_path)
@@ -88,8 +81,9 @@ def test_training_step(name: str, cores: int, tmp_path: Path) -> None:
     assert worst(errors)[1] <= FP32_BOUND, worst(errors)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", long_in_matrix(NAMES, ["resnet"], [n for n in NAMES if n != "resnet"])
+)
 def test_training_step_in_bf16(name: str, tmp_path: Path) -> None:
     """Bound by what bf16 costs JAX itself (docs/numerics.md)."""
     errors = errors_after_a_step(MODELS[name](jnp.bfloat16), 1, tmp_path)

@@ -33,6 +33,7 @@ def codes(report: Any, severity: str) -> set[str]:
     return {f["code"] for f in report["findings"] if f["severity"] == severity}
 
 
+@pytest.mark.matrix
 def test_an_instruction_limit_the_user_sets_is_kept(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from compiler.diagnostics import DiagnosticError
 from compiler.frontend.models.presets import PRESETS, SIZED
 from orchestrator import api
+from tests.support.cells import long_in_matrix
 from tests.support.pairwise import Row, covering, pairs_of
 
 NAMES = (*PRESETS, *SIZED)
@@ -40,7 +41,7 @@ ALONE = ("inf2.48xlarge",)
 """Machines without a network between instances for training."""
 ROWS = covering(SETTINGS)
 SAMPLE = range(5, len(ROWS), 16)
-"""What the matrix has of the array; all of it is a long run."""
+"""What the tests have of the array, two of it in the matrix; all of it is a long run."""
 
 
 def answer(folder: Path, row: Row) -> str:
@@ -68,15 +69,14 @@ def test_every_pair_of_settings_stands_in_a_row() -> None:
     )
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("number", SAMPLE)
+@pytest.mark.parametrize("number", long_in_matrix(SAMPLE, SAMPLE[:2], SAMPLE[2:]))
 def test_rows_of_the_array_have_an_answer(number: int, tmp_path: Path) -> None:
     assert answer(tmp_path, ROWS[number])
 
 
 def main() -> None:
     """Plan rows of the array, and behind them every preset as it comes; say what each came to."""
-    first, count = (*map(int, sys.argv[1:]), 0, 10**6)[:2] if len(sys.argv) > 1 else (0, 10**6)
+    first, count = (*map(int, sys.argv[1:]), *(0, 10**6)[len(sys.argv) - 1 :])
     rows = [*ROWS, *({"model__preset": name} for name in NAMES)][first : first + count]
     failed = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from orchestrator.service.executor import InlineExecutor
 from orchestrator.service.service import UnitService
 from orchestrator.validation.predict import Predictor
 from sim_cluster.profiles import fitted_profile
-from tests.support.cells import long_in_matrix
+from tests.support.cells import diagonals
 from tests.support.published_rows import BERT, parsed
 
 MODELS = {"encoder": "BERT", "gpt": "GPT3", "vit": "ViT", "llama": "Llama2"}
@@ -31,7 +31,7 @@ CELLS = tuple(
 )
 """Every pair of two settings of the four; how many micro-batches there are does not tell layouts
 apart, nor dropout families."""
-QUICK = tuple(cell for cell in CELLS if cell[1] == (2, 4, 4))
+QUICK = tuple(cell for cell in CELLS if cell[:2] == ("llama", (2, 4, 4)))
 
 
 def test_cells_are_all_pairs() -> None:
@@ -49,7 +49,7 @@ def predictor(tmp_path: Path) -> Iterator[Predictor]:
 
 @pytest.mark.parametrize(
     ("family", "layout", "micro_batch", "dropout"),
-    long_in_matrix(CELLS, [cell for cell in CELLS if cell not in QUICK]),
+    diagonals(CELLS, 2, QUICK),
 )
 def test_a_run_of_any_family_and_layout_is_predicted(
     predictor: Predictor,

@@ -38,6 +38,7 @@ def test_equal_questions_are_captured_once(tmp_path: Path, counted: list[int]) -
     assert counted == [4]
 
 
+@pytest.mark.matrix
 def test_whatever_changes_the_step_is_captured_again(tmp_path: Path, counted: list[int]) -> None:
     path, traces = write_job(tmp_path), Traces()
     different = [

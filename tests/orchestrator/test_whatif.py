@@ -93,6 +93,7 @@ def test_what_surely_does_not_fit_is_no_idea(job: JobConfig, report: dict[str, A
     assert "strategy.remat=none" not in texts()
 
 
+@pytest.mark.matrix
 def test_tries_are_plans_of_their_own(job: JobConfig, report: dict[str, Any], monkeypatch) -> None:
     section = advised(job)["whatif"]
     assert len(section["tried"]) == 2

@@ -41,7 +41,7 @@ CELLS = [
     ("gqa", "data parallel 4"),
     ("moe", "fsdp ep 8"),
 ]
-IN_OTHERS = (("gqa", "fsdp 4"), ("gqa", "fsdp tp 8"), ("gqa", "data parallel 4"))
+IN_OTHERS = tuple(cell for cell in CELLS if cell[1] not in ("hsdp 8", "zero-1 8"))
 """Their collectives are among those of the others."""
 
 

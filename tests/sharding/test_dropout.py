@@ -77,7 +77,7 @@ def test_every_core_draws_its_part(kind: str, dims: tuple[tuple[str, ...], ...])
         pytest.param("dropout", "tp 4", marks=pytest.mark.matrix),
         ("dropout", "cp 4"),
         pytest.param("bert with dropout", "data parallel 4", marks=pytest.mark.matrix),
-        ("bert with dropout", "tp 4"),
+        pytest.param("bert with dropout", "tp 4", marks=pytest.mark.matrix),
     ],
 )
 def test_a_step_with_dropout_equals_the_unsharded_one(model: str, name: str) -> None:

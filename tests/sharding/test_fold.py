@@ -164,6 +164,7 @@ def test_blocks_with_loops_stay_whole_or_agree() -> None:
         assert dump(a.graph, with_locs=False) == dump(b.graph, with_locs=False)
 
 
+@pytest.mark.matrix
 def test_every_changed_spec_of_the_answer_is_refused_or_changes_nothing_else() -> None:
     """A copy that would read another layout than the answer's is never made."""
     folded, answer = answer_of(flax, 6)

@@ -169,7 +169,7 @@ CELLS: dict[str, tuple[Make, Distribution]] = {
 }
 
 
-MORE = ("re-rolled", "data parallel", "kept")
+MORE = ("re-rolled", "data parallel", "kept", "hybrid with tensor parallelism", "experts")
 
 
 @pytest.mark.parametrize(

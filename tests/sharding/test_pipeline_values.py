@@ -29,6 +29,7 @@ from sharding.pipeline.divide import divide
 from sharding.pipeline.unstack import Staged
 from sharding.plan import Plan, build_plan
 from sharding.shardy import answer_request
+from tests.support.cells import diagonals
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import worst
 from tests.support.staged_runs import Make, captured, plan_of, step_errors
@@ -71,9 +72,8 @@ def test_a_step_on_stages_equals_the_unsharded_step(model: str, name: str) -> No
     check(model, name)
 
 
-@pytest.mark.matrix
 @pytest.mark.cells("pipelines", len(CELLS))
-@pytest.mark.parametrize(("model", "name"), [cell for cell in CELLS if cell not in FEW])
+@pytest.mark.parametrize(("model", "name"), diagonals([c for c in CELLS if c not in FEW], 2))
 def test_values_of_every_cell(model: str, name: str) -> None:
     check(model, name)
 
@@ -203,10 +203,10 @@ def test_a_step_without_gradients_has_no_stages() -> None:
     ("make", "axes"),
     [
         (PIPELINE_MODELS["gqa"], {"pp": 4}),
-        pytest.param(PIPELINE_MODELS["flax"], {"pp": 4}, marks=pytest.mark.matrix),
+        pytest.param(PIPELINE_MODELS["flax"], {"pp": 4}, marks=pytest.mark.exhaustive),
         pytest.param(PIPELINE_MODELS["bert"], {"pp": 2, "tp": 2}, marks=pytest.mark.matrix),
-        pytest.param(tied_gpt, {"tp": 2}, marks=pytest.mark.matrix),
-        pytest.param(dropless, {"pp": 2}, marks=pytest.mark.matrix),
+        pytest.param(tied_gpt, {"tp": 2}, marks=pytest.mark.exhaustive),
+        pytest.param(dropless, {"pp": 2}, marks=pytest.mark.exhaustive),
         pytest.param(moe, {"pp": 2, "tp": 2}, marks=pytest.mark.matrix),
     ],
 )

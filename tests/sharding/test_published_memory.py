@@ -23,6 +23,7 @@ from sharding.mesh import make_mesh
 from sharding.plan import build_plan
 from sharding.settings import StrategySettings
 from sharding.shardy import answer_request
+from tests.support.cells import diagonals
 from tests.support.road import captured_graph
 
 LIMIT = load_target("trn1.32xlarge").limit_bytes
@@ -158,9 +159,7 @@ def planned(row: Row) -> Footprint:
     return plan.footprint
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.matrix) for n in ROWS]
-)
+@pytest.mark.parametrize("name", diagonals(list(ROWS), 2, QUICK))
 def test_what_ran_fits(name: str) -> None:
     found = planned(ROWS[name])
     print(f"{name}: {found.peak_bytes / 2**30:.2f} of {LIMIT / 2**30:.2f} GiB")

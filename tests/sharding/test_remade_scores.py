@@ -16,7 +16,6 @@ from sharding.mesh import make_mesh
 from sharding.plan import Plan, build_plan
 from sharding.shardy import answer_request
 from tests.models import flax_decoder
-from tests.support.cells import long_in_matrix
 from tests.support.road import captured_graph, run_and_compare
 from tests.support.small_job import SIZES
 
@@ -58,7 +57,8 @@ def score_buffers(plan: Plan) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", long_in_matrix(CASES, ("unrolled",)))
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", CASES)
 def test_no_scores_between_forward_and_backward(name: str) -> None:
     """Only the user's arithmetic is repeated: every leaf is off by exactly as much as before."""
     task = CASES[name]()

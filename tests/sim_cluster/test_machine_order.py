@@ -22,9 +22,12 @@ from sim_cluster.network import Network
 from sim_cluster.profiles import PROFILES
 from sim_cluster.run_timing import ClusterLoop
 from sim_cluster.step_time import time_step
+from tests.support.cells import long_in_matrix
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 SIZES = tuple(1 << n for n in range(6, 31, 3))  # elements of the larger side
+COMPILED = (("llama2-7b", 16), ("llama2-70b", 1), ("llama2-70b", 4))
+"""FSDP steps of a preset on a number of instances."""
 MESHES = (
     (1, {"dp": 32}, ("dp",)),
     (1, {"dp": 4, "tp": 8}, ("tp",)),
@@ -124,9 +127,8 @@ def _compare(preset: str, instances: int) -> dict[str, float]:
     return {p: time_step(other, p).step_time_ps / time_step(step, p).step_time_ps for p in PROFILES}
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("preset", "instances"), [("llama2-7b", 16), ("llama2-70b", 1), ("llama2-70b", 4)]
+    ("preset", "instances"), long_in_matrix(COMPILED, COMPILED[-1:], COMPILED[:-1])
 )
 def test_no_compiled_fsdp_step_is_slower(preset: str, instances: int) -> None:
     ratios = _compare(preset, instances)

@@ -93,6 +93,7 @@ def nominal_ps(bundle: Bundle) -> int:
     return time_step(step).step_time_ps
 
 
+@pytest.mark.matrix
 def test_constants_of_the_run_profile_change_times_and_no_byte(
     small_road: Road, small_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,7 +209,7 @@ def processes_of(session: int) -> list[str]:
     ("moment", "whole_group"),
     [
         ("partition", True),
-        ("step", False),
+        pytest.param("step", False, marks=pytest.mark.matrix),
         pytest.param("step", True, marks=pytest.mark.matrix),
     ],
 )

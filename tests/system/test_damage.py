@@ -157,6 +157,7 @@ def test_what_is_no_file_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[s
     verify_refuses(tmp_path, "SW_NEFF_MISSING", capsys)
 
 
+@pytest.mark.matrix
 def test_random_flips_anywhere_are_refused(bundle_copy: Path) -> None:
     """Positions are drawn over the bytes of all files, so that large files get most of them, and
     every second one over the files, so that small ones get some.

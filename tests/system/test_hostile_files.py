@@ -219,6 +219,7 @@ def mutations(value: Any, count: int) -> Iterator[Any]:
         yield changed(value, dice.choice(places), dice.choice(HOSTILE))
 
 
+@pytest.mark.matrix
 def test_a_manifest_with_one_thing_wrong(bundle_copy: Path) -> None:
     """Its cores are bound to it again where that can be, so that the loader goes on."""
     path = file_of(bundle_copy, "manifest")

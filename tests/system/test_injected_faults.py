@@ -28,6 +28,7 @@ from orchestrator.numerics import (
 )
 from sim_cluster.run_values import LocalHosts, ValueRun
 from tests.models import flax_decoder, prime_model
+from tests.support.cells import long_in_matrix
 from tests.support.faulty_host import FaultyHost, Tamper
 from tests.support.small_job import build_on, bundle_of, small_llama
 from tests.system import attention_with_biases
@@ -44,7 +45,7 @@ MODELS: dict[str, Callable[[], TrainTask]] = {
     "prime": partial(prime_model.train_task, seq_len=7),
     "experts": sorted_experts,
 }
-QUICK = "attention with biases"
+IN_MATRIX = ("attention with biases", "prime")
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def with_stale(model: Model, leaf: str) -> Worst:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n == QUICK else pytest.param(n, marks=pytest.mark.matrix) for n in MODELS]
+    "name", long_in_matrix(MODELS, IN_MATRIX, [n for n in MODELS if n not in IN_MATRIX])
 )
 def test_every_fault_fails_and_no_fault_passes(name: str, models: Callable[[str], Model]) -> None:
     model = models(name)

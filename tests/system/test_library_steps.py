@@ -9,13 +9,15 @@ import pytest
 
 from orchestrator.cli import main
 from tests.models.library_steps import STEPS
+from tests.support.cells import long_in_matrix
 
-PARTS_OF_OTHERS = ("haiku_transformer",)
-"""Dropout and biases of keys, which `linen_lm` and `nnx_transformer` have too, in half the time."""
+IN_MATRIX = ("linen_batch_norm", "nnx_transformer", "equinox_rnn", "optax_loss_scaling")
+"""One of each library, with state, dropout and conditions among them."""
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", [name for name in STEPS if name not in PARTS_OF_OTHERS])
+@pytest.mark.parametrize(
+    "name", long_in_matrix(STEPS, IN_MATRIX, [n for n in STEPS if n not in IN_MATRIX])
+)
 def test_a_step_of_a_library_equals_its_unsharded_one(name: str, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(
         f"""

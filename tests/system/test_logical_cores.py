@@ -35,6 +35,7 @@ def planned(capsys: pytest.CaptureFixture[str], folder: Path, *flags: str) -> di
     return report
 
 
+@pytest.mark.matrix
 def test_a_hypothetical_machine_says_so_in_every_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,6 +51,7 @@ def test_a_hypothetical_machine_says_so_in_every_report(
     assert "hypothetical, LNC 2: 16 cores of 32.00 GiB" in capsys.readouterr().out
 
 
+@pytest.mark.matrix
 def test_trn2_has_logical_cores_of_two_unless_told_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,7 @@ def known(folder: Path) -> dict[str, Any]:
     return plan_cache.plan(config.load(job, ["run.executor=inline"]))
 
 
-@pytest.mark.parametrize("form", long_in_matrix(FORMS, ("hlo",)))
+@pytest.mark.parametrize("form", long_in_matrix(FORMS, ("stablehlo", "hlo")))
 def test_a_lowered_step_is_planned_as_the_step_is(folder, known, form, capsys) -> None:
     (file,) = folder.glob(f"{form}.*")
     code, report = plan(folder, str(file), capsys)

@@ -160,6 +160,7 @@ def test_wrong_inputs_are_named(
     )
 
 
+@pytest.mark.matrix
 def test_bf16_says_what_it_needs(elsewhere: Elsewhere, tmp_path: Path) -> None:
     """NumPy has no bf16: a bundle that computes in it asks for ml_dtypes by name."""
     bundle = bundle_of(build_on(small_llama("bf16"), {"dp_shard": 4}), tmp_path / "bundle")

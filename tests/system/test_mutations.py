@@ -111,6 +111,7 @@ def judge(lab: Lab, mutations: Mapping[str, list[Mutation]], count: int) -> None
     assert min(tally["value"], tally["refused"]) >= count // 10
 
 
+@pytest.mark.matrix
 def test_a_few_mutations_show(lab: Lab, mutations: dict[str, list[Mutation]]) -> None:
     judge(lab, mutations, FEW)
 

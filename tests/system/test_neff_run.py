@@ -15,6 +15,7 @@ from compiler.neff.bundle import Bundle
 from orchestrator.cli import main
 from sim_cluster.result import distance
 from sim_cluster.run_values import ValueRun
+from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, bundle_of, small_llama
 
 L0_BOUND = 1e-5
@@ -55,7 +56,7 @@ def run_file(
         return {row["name"]: found[f"out{k}"] for k, row in enumerate(info["outputs"])}
 
 
-@pytest.mark.parametrize("level", ["L0", "L1"])
+@pytest.mark.parametrize("level", long_in_matrix(("L0", "L1"), ("L0",)))
 def test_programs_run_one_by_one_make_the_step(
     level: str, alone: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

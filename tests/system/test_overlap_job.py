@@ -41,6 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Bund
         return base_report(built, timings, service, stages, {}), bundle
 
 
+@pytest.mark.matrix
 def test_streams_and_packets_are_shown(made: tuple[dict[str, Any], Bundle]) -> None:
     report, _ = made
     section = report["streams"]

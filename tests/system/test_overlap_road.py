@@ -51,11 +51,13 @@ KNOBS: dict[str, dict[str, Any]] = {
     LAST: {"reduce_gradients": "last"},
 }
 ALONE = (
-    "both",
     "gathers one layer early",
     "reductions one layer late",
     "buckets of another layer",
-)  # each in another one too
+    "four streams",
+    GROUPS,
+)
+"""In the matrix: `both` and `BUCKETS` have most of what they do."""
 
 
 def _task() -> TrainTask:

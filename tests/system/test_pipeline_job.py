@@ -65,6 +65,7 @@ def test_the_report_says_who_has_what(report: dict) -> None:
     assert "SW_PIPELINE_BUBBLE" not in {f["code"] for f in report["findings"]}
 
 
+@pytest.mark.matrix
 def test_few_micro_batches_are_a_note_with_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from compiler import logical_core
 from compiler.isa.region import RegionProgram, Tensor
 from compiler.logical_core import Way
+from tests.support.cells import long_in_matrix
 from tests.system.test_random_graphs import check, module_of
 
 offered = logical_core._offered
@@ -33,8 +34,9 @@ def test_random_modules_are_cut(first: int) -> None:
         check(module_of(seed), seed, lnc=2)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("first", range(24, 624, 50))
+@pytest.mark.parametrize(
+    "first", long_in_matrix(range(24, 624, 50), range(24, 324, 50), range(324, 624, 50))
+)
 def test_many_random_modules_are_cut(first: int) -> None:
     for seed in range(first, first + 20):
         check(module_of(seed), seed, lnc=2)

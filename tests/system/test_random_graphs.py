@@ -23,6 +23,7 @@ from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph
 from compiler.options import CompileOptions
 from tests.support import random_ops, random_ops_indexed, xla
+from tests.support.cells import long_in_matrix
 from tests.support.compiled import TARGET, run_levels
 from tests.support.random_graphs import Module, Var, random_module
 
@@ -103,9 +104,8 @@ def test_drawn_modules(rng: random.Random, steps: int) -> None:
     check(random_module(rng, GROWTHS, steps))
 
 
-@pytest.mark.matrix
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", long_in_matrix(range(4), (0, 1), (2, 3)))
 def test_hundreds_of_seeded_modules(block: int) -> None:
     for seed in range(1000 + 250 * block, 1100 + 250 * block):
         try:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.ray
 WORKERS = 2
 
 
+@pytest.mark.matrix
 def test_bundles_are_the_same_as_inline(tmp_path: Path) -> None:
     mesh = {"dp_shard": 4}
     road = build_on(small_llama(), mesh, tmp_path / "ray", executor=lambda: RayExecutor(WORKERS))
@@ -127,6 +128,7 @@ print("closed")
 """
 
 
+@pytest.mark.matrix
 def test_a_program_that_has_loaded_jax_and_ray_before_starts_one_with_a_token() -> None:
     """It had no token then, and its client would be refused by the cluster it starts. JAX warns of
     a program that forks, as Ray does where it starts its processes."""

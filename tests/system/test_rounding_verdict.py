@@ -22,9 +22,14 @@ from orchestrator.numerics import (
     measure_rounding,
     run_unsharded,
 )
+from tests.support.cells import long_in_matrix
 
 ENTRY = "tests.system.attention_with_biases:make_task"
 BATCH = 8
+NO_MEANS = (("make_masked", ""), ("make_batch_norm", ""), ("make_dropout", "from rng are"))
+"""Makers of losses that are no means, and what is said of one beyond that."""
+CASTS = ("matmult bf16", "matmult fp16", "matmult tf32", "matmult fp8_e4m3", "all tf32")
+MATRIX_CASTS = ("matmult bf16", "matmult fp8_e4m3")
 Leaves = dict[str, np.ndarray]
 
 
@@ -58,14 +63,7 @@ def test_a_gradient_that_is_zero_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "matmult bf16",
-        pytest.param("matmult fp16", marks=pytest.mark.matrix),
-        pytest.param("matmult tf32", marks=pytest.mark.matrix),
-        pytest.param("matmult fp8_e4m3", marks=pytest.mark.matrix),
-        pytest.param("all tf32", marks=pytest.mark.matrix),
-    ],
+    "kind", long_in_matrix(CASTS, MATRIX_CASTS, [c for c in CASTS if c not in MATRIX_CASTS])
 )
 def test_casts_pass_within_what_they_do(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -76,6 +74,7 @@ def test_casts_pass_within_what_they_do(
     assert found["worst_param_error"]["error"] > 1e-5
 
 
+@pytest.mark.matrix
 def test_a_cast_that_makes_nan_fails_and_the_cast_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +90,7 @@ def test_a_cast_that_makes_nan_fails_and_the_cast_is_named(
     assert "compiler.auto_cast = none" in told
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", long_in_matrix((1, 3), (3,)))
 def test_a_step_that_is_no_mean_over_its_micro_batches_is_told_so(
     steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +108,7 @@ def test_a_step_that_is_no_mean_over_its_micro_batches_is_told_so(
 
 @pytest.mark.parametrize(
     ("make", "said"),
-    [("make_masked", ""), ("make_batch_norm", ""), ("make_dropout", "from rng are")],
+    long_in_matrix(NO_MEANS, NO_MEANS[1:]),
 )
 def test_losses_that_are_no_means_are_told_so(
     make: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -64,6 +64,7 @@ def test_figures_move_by_the_share_that_is_said(name: str) -> None:
     assert small.core.compute_latency_cycles == 2.4
 
 
+@pytest.mark.matrix
 def test_what_a_step_uses_moves_it_and_nothing_else_does(small_road: Road) -> None:
     """A step of microseconds: transfers and collectives cost what they cost however short."""
     found = sensitivity(step_of(small_road.built, small_road.built.programs))

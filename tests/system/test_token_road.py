@@ -50,7 +50,7 @@ def ready(
 
 
 @pytest.mark.parametrize(
-    "name", long_in_matrix(("tokens", "tokens and buckets"), ("tokens and buckets",))
+    "name", long_in_matrix(("tokens", "tokens and buckets"), ("tokens",), ("tokens and buckets",))
 )
 def test_tokens_change_code_and_no_bit(name: str, ready: Callable[[str], Any]) -> None:
     (plain, steps, _), (bundle, given, _) = ready("no tokens"), ready(name)

@@ -30,7 +30,7 @@ MESHES = {
 }
 
 
-@pytest.fixture(scope="module", params=long_in_matrix(MESHES, ("hsdp and tensor",)))
+@pytest.fixture(scope="module", params=long_in_matrix(MESHES, ("pipeline",), ("hsdp and tensor",)))
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The small llama in bf16 on a mesh: sums that depend on their order."""
     path, mesh = tmp_path_factory.mktemp("hosts"), MESHES[request.param]
@@ -94,6 +94,7 @@ def test_replicas_are_compared_across_hosts(small_bundle: Bundle) -> None:
         run.gather([name])
 
 
+@pytest.mark.matrix
 def test_an_index_out_of_bounds_is_told_by_every_host(small_bundle: Bundle) -> None:
     found = []
     for count in (1, 2):

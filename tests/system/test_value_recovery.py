@@ -580,6 +580,7 @@ def test_a_head_with_anything_in_it_is_read_or_refused(
     assert refused > 20
 
 
+@pytest.mark.matrix
 @pytest.mark.ray
 def test_actors_give_the_same_bits_and_are_replaced(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path

@@ -11,6 +11,7 @@ from compiler.ir.ops.gather import SCATTER_KINDS
 from compiler.ir.printer import to_stablehlo
 from tests.harnesses.case import OpCase, build_graph, case_inputs
 from tests.support import xla
+from tests.support.cells import long_in_matrix
 from tests.support.compiled import run_levels
 
 INDEX_TYPES = (DType.I32, DType.I32, DType.U32, DType.I8)
@@ -116,8 +117,7 @@ def test_scatter(seed: int) -> None:
     check(scatter_case(seed))
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("seed", range(100, 400))
+@pytest.mark.parametrize("seed", long_in_matrix(range(100, 400), range(100, 180), range(180, 400)))
 def test_many(seed: int) -> None:
     check(gather_case(seed))
     check(scatter_case(seed))
