@@ -155,10 +155,10 @@ class _Mapper:
     def _of(self, value: Value) -> Iterator[tuple[_Match, set[Op]]]:
         """Matches of one value that save code, each with the ops it makes superfluous."""
         for cut in self.cuts[value]:
-            cone = self._cone(value, cut)
-            if len(cone) > MAX_CONE_OPS or not any(op.name in _CURVED for op in cone):
-                continue
             if any(v.type.shape != value.type.shape for v in cut):
+                continue
+            cone = self._cone(value, cut)
+            if not any(op.name in _CURVED for op in cone):
                 continue
             free = self._only_for(value, cone)
             saved = sum(op.name != "convert" for op in free) - len(cut)
@@ -169,10 +169,13 @@ class _Mapper:
                 yield match, free
 
     def _cone(self, value: Value, cut: Cut) -> list[Op]:
-        """The code between `cut` and `value`, in program order."""
+        """The code between `cut` and `value`, in program order; none where it is more than
+        `MAX_CONE_OPS`."""
         cone: set[Op] = set()
         todo = [value]
         while todo:
+            if len(cone) > MAX_CONE_OPS:
+                return []
             at = todo.pop()
             op = self.producers.get(at)
             if at in cut or op is None or op in cone or self._constant(at) is not None:

@@ -17,7 +17,7 @@ from sharding.mesh import make_mesh
 from sharding.plan import build_plan
 from sharding.settings import StrategySettings
 from sharding.shardy import answer_request
-from tests.support.cells import diagonals
+from tests.support.cells import diagonals, long_in_matrix
 from tests.support.compiled import link
 from tests.support.ladders import BATCH, COUNTED, LOSS, PARAMETER, RUNGS, check_grows, ladder
 
@@ -41,13 +41,16 @@ STAGES: dict[str, Callable[[Graph], object]] = {
 }
 
 
+KINDS = (*RUNGS, *COUNTED)
+
+
 def check_linear(stage: str, kind: str, rungs: int, most: int) -> None:
     """Ladders of half the rungs and of all of them."""
     check_grows(lambda n: partial(STAGES[stage], ladder(kind, n)), rungs // 2, most)
 
 
 @pytest.mark.parametrize("rungs", [60, pytest.param(200, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("kind", [*RUNGS, *COUNTED])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stage", ["import", "passes", "plan"])
 def test_calls_of_a_stage_grow_with_the_graph(stage: str, kind: str, rungs: int) -> None:
     check_linear(stage, kind, rungs, 20_000_000)
@@ -57,3 +60,19 @@ def test_calls_of_a_stage_grow_with_the_graph(stage: str, kind: str, rungs: int)
 def test_a_compilation_ends_and_needs_no_stack_of_calls(kind: str) -> None:
     """Outline, lowering and code; masks and positions are made again inside of regions."""
     link(ladder(kind, 200))
+
+
+RUNGS_OF_A_REGION = {"product": 240}
+"""Up to here more rungs are more to try for each: a code of `MAX_CONE_OPS` may be one function of
+the engine (`passes/activations.py`), and a region takes in operations as long as its tiles fit."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    long_in_matrix(
+        KINDS, ("extreme", "gathered"), [k for k in KINDS if k not in ("extreme", "gathered")]
+    ),
+)
+def test_calls_of_a_compilation_grow_with_the_graph(kind: str) -> None:
+    rungs = RUNGS_OF_A_REGION.get(kind, 120)
+    check_grows(lambda n: partial(link, ladder(kind, n)), rungs, 1_000_000_000)
