@@ -42,6 +42,8 @@ STAGES: dict[str, Callable[[Graph], object]] = {
 
 
 KINDS = (*RUNGS, *COUNTED)
+SOME = ("extreme", "gathered")
+REST = [kind for kind in KINDS if kind not in (*SOME, "product")]
 
 
 def check_linear(stage: str, kind: str, rungs: int, most: int) -> None:
@@ -62,17 +64,22 @@ def test_a_compilation_ends_and_needs_no_stack_of_calls(kind: str) -> None:
     link(ladder(kind, 200))
 
 
-RUNGS_OF_A_REGION = {"product": 240}
-"""Up to here more rungs are more to try for each: a code of `MAX_CONE_OPS` may be one function of
-the engine (`passes/activations.py`), and a region takes in operations as long as its tiles fit."""
+ROUNDS = pytest.mark.xfail(
+    raises=AssertionError,
+    strict=True,
+    reason="a round of `activations` replaces the first twelve functions of a chain of them",
+)
+"""Twice the rungs are twice the rounds, each of which looks at every rung: four times the calls."""
 
 
 @pytest.mark.parametrize(
     "kind",
-    long_in_matrix(
-        KINDS, ("extreme", "gathered"), [k for k in KINDS if k not in ("extreme", "gathered")]
-    ),
+    [
+        *long_in_matrix(SOME, SOME),
+        *long_in_matrix(REST, (), REST),
+        pytest.param("product", marks=(pytest.mark.exhaustive, ROUNDS)),
+    ],
 )
 def test_calls_of_a_compilation_grow_with_the_graph(kind: str) -> None:
-    rungs = RUNGS_OF_A_REGION.get(kind, 120)
-    check_grows(lambda n: partial(link, ladder(kind, n)), rungs, 1_000_000_000)
+    """From 120 rungs on, where regions are as large as their tiles let them."""
+    check_grows(lambda n: partial(link, ladder(kind, n)), 120, 200_000_000)
