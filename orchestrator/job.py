@@ -26,7 +26,13 @@ from orchestrator.dump import dumping
 from orchestrator.dump.step import time_text
 from orchestrator.faults import faults_of
 from orchestrator.host import executor_kind, num_cpus
-from orchestrator.numerics import Reference, Rounding, differences, numerics_section
+from orchestrator.numerics import (
+    Reference,
+    Rounding,
+    differences,
+    metric_findings,
+    numerics_section,
+)
 from orchestrator.packets import packets_of
 from orchestrator.report.page.page import report_page, write_page
 from orchestrator.report.report import base_report
@@ -81,7 +87,9 @@ def _run(job: JobConfig, out: Path, stages: Stages, progress: Progress) -> dict[
     report = base_report(built, timings, service, stages, sizes)
     note("time", lambda: time_text(report))
     report["numerics"] = numerics_section(job, *compared)
-    report["findings"] += [f.as_dict() for f in compared[0].findings]
+    values, reference, _ = compared
+    parts = metric_findings(values, reference, built.layout.num_microbatches)
+    report["findings"] += [finding.as_dict() for finding in (*values.findings, *parts)]
     _write(report, out, timings.trace)
     return report
 

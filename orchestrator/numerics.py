@@ -8,12 +8,13 @@ two correct runs agree on, and an optimizer may make much of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compiler.diagnostics import Diagnostic
 from compiler.dtypes import DType
 from compiler.ir.sampled import sample
 from compiler.passes.auto_cast import casts_of
@@ -59,12 +60,13 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The unsharded run: losses of every step, the state after one step, and the bound that
-    follows."""
+    """The unsharded run: losses of every step, the state after one step, the bound that follows,
+    and the metrics of the first step."""
 
     losses: tuple[float, ...]
     after_one: Leaves
     bound: float
+    metrics: Leaves = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,36 @@ def _parts(reference: Reference, rounding: Rounding | None) -> dict[str, Any] | 
     }
 
 
+def metric_findings(
+    values: Values, reference: Reference | None, num_microbatches: int
+) -> list[Diagnostic]:
+    """Warnings of metrics that are no mean over the samples of a batch: a run gives the mean of
+    their values in each micro-batch. One that is within a per cent, the bound of short floats, may
+    be one."""
+    if reference is None or num_microbatches == 1:
+        return []
+    return [
+        Diagnostic(
+            "SW_METRIC_PARTS",
+            f"{name} of the first step is {_first(given)}, the mean over {num_microbatches}"
+            f" micro-batches, and {_first(reference.metrics[name])} of the whole batch: it is no"
+            " mean over its samples",
+            hint="set strategy.micro_batch to all samples of a rank, or give a mean over samples",
+            severity="warning",
+        )
+        for name, given in values.metrics.items()
+        if name != "metrics/loss"  # which has a verdict
+        and name in reference.metrics
+        and distance(given, reference.metrics[name]) > BF16_BOUND
+    ]
+
+
+def _first(array: np.ndarray) -> str:
+    """A number, or the first of an array and how many there are."""
+    first = f"{float(array.reshape(-1)[0]):g}"
+    return f"{first} (and {array.size - 1} more)" if array.size > 1 else first
+
+
 def _worst_check(checks: Iterable[L0Check]) -> dict[str, Any] | None:
     worst = max(checks, key=lambda check: check.distance / check.allowed, default=None)
     if worst is None:
@@ -240,7 +272,12 @@ def run_unsharded(
         keep=(1,),
         begun=begun,
     )
-    return Reference(losses=run.losses, after_one=run.states[1], bound=least_bound(job))
+    return Reference(
+        losses=run.losses,
+        after_one=run.states[1],
+        bound=least_bound(job),
+        metrics=run.metrics,
+    )
 
 
 def measure_rounding(

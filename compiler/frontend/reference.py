@@ -26,10 +26,12 @@ Leaves = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """Loss of every step, and the states after the steps asked for (0: the first state)."""
+    """Loss of every step, the states after the steps asked for (0: the first state), and the
+    metrics of the first step by path."""
 
     losses: tuple[float, ...]
     states: Mapping[int, Leaves]
+    metrics: Leaves
 
 
 def initial_state(task: TrainTask, seed: int) -> Leaves:
@@ -65,14 +67,17 @@ def batch_leaves(batch: Any) -> Leaves:
     return {name: np.asarray(leaf) for name, leaf in named_leaves("batch", batch)}
 
 
+def _metric_leaves(metrics: Any) -> Leaves:
+    return {name: np.asarray(leaf) for name, leaf in named_leaves("metrics", metrics)}
+
+
 def reference_step(task: TrainTask, state: Mapping[str, np.ndarray], batch: Any) -> Leaves:
     """All leaves after one step from `state` on `batch`: the new state and the metrics, by path
     name.
     """
     results = _jitted(task)(*_unflatten(task, state), batch)
     new_state, metrics = split_results(task, results)
-    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves("metrics", metrics)}
-    return _state_leaves(task, new_state) | leaves
+    return _state_leaves(task, new_state) | _metric_leaves(metrics)
 
 
 def losses_of_parts(
@@ -125,13 +130,15 @@ def run_reference(
     states = {0: _state_leaves(task, state)} if 0 in keep else {}
     if begun is not None:
         begun(_state_leaves(task, state))
-    losses = []
+    losses, first = [], Leaves()
     for number in range(1, steps + 1):
         state, metrics = split_results(task, step(*state, next(batches)))
         losses.append(float(metrics["loss"]))
+        if number == 1:
+            first = _metric_leaves(metrics)
         if number in keep:
             states[number] = _state_leaves(task, state)
-    return ReferenceRun(tuple(losses), states)
+    return ReferenceRun(tuple(losses), states, first)
 
 
 def task_batches(

@@ -55,14 +55,15 @@ Leaves = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What the value run gave: metrics per step, the state after one step, the checks at L0, and
-    warnings.
+    """What the value run gave: the loss of every step, the state after one step, the checks at L0,
+    warnings, and the metrics of the first step, where this process made it.
     """
 
     losses: tuple[float, ...]
     after_one: Leaves
     l0: Mapping[str, L0Check]
     findings: tuple[Diagnostic, ...] = ()
+    metrics: Leaves = field(default_factory=dict)
 
 
 def run_values(
@@ -259,6 +260,7 @@ class Training:
     emit: Emit
     losses: list[float] = field(default_factory=list)
     after_one: Leaves | None = None
+    metrics: Leaves = field(default_factory=dict)  # of the first step
     is_loaded: bool = False
     furthest: int = 0  # steps that were made, also those that are made again
     lost: int = 0  # hosts in a row without a new step in between
@@ -304,8 +306,10 @@ class Training:
         metrics = self.run.step(batch)
         losses = [*self.losses, float(metrics["metrics/loss"])]
         number = len(losses)
-        if number == 1 and self.source.compare:
-            self.after_one = self.run.gather(self._state_names())
+        if number == 1:
+            self.metrics = metrics
+            if self.source.compare:
+                self.after_one = self.run.gather(self._state_names())
         if self.saved.is_due(number, steps):
             path = self.saved.save(self.run, number, losses)
             self.emit("checkpoint.saved", step=number, path=str(path))
@@ -356,7 +360,7 @@ class Training:
         l0 = dict(self.run.result.l0)
         told = [Diagnostic("SW_CHECKPOINT", w, severity="warning") for w in self.saved.warnings]
         findings = (*self.run.findings(), *told)
-        return Values(tuple(self.losses), self.after_one or {}, l0, findings)
+        return Values(tuple(self.losses), self.after_one or {}, l0, findings, self.metrics)
 
 
 def _holders(run: ValueRun) -> dict[str, dict[int, int]]:

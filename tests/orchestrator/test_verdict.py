@@ -20,6 +20,7 @@ from orchestrator.numerics import (
     differences,
     least_bound,
     level_bound,
+    metric_findings,
     numerics_section,
     run_unsharded,
 )
@@ -201,7 +202,7 @@ def unsharded(
 
     def run(task: Any, begun: object = None, **arguments: Any) -> Any:
         runs.append({"task": task.name, **arguments})
-        return SimpleNamespace(losses=(5.0, 4.0), states={1: {"w": np.array([1.0])}})
+        return SimpleNamespace(losses=(5.0, 4.0), states={1: {"w": np.array([1.0])}}, metrics={})
 
     monkeypatch.setattr("compiler.frontend.reference.run_reference", run)
     monkeypatch.setattr("orchestrator.model.resolve_task", lambda _job: short if narrow else full)
@@ -233,7 +234,7 @@ def drawn_state(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> tuple[list[str
 
     def run(task: Any, **arguments: Any) -> Any:
         told.append(arguments.get("begun"))
-        return SimpleNamespace(losses=(1.0,), states={1: {"w": np.ones(1)}})
+        return SimpleNamespace(losses=(1.0,), states={1: {"w": np.ones(1)}}, metrics={})
 
     monkeypatch.setattr("compiler.frontend.reference.initial_state", initial_state)
     monkeypatch.setattr("compiler.frontend.reference.run_reference", run)
@@ -260,3 +261,29 @@ def test_a_run_that_was_not_compared_has_the_bound_of_its_type() -> None:
     section = numerics_section(job, Values((2.0,), {}, checks({"step": 9e-3}, 1e-2)), None)
     assert section["bound"] == 1e-2 and section["passed"] and section["cast"] == "bfloat16"
     assert numerics.FP32_BOUND == 1e-5
+
+
+def test_metrics_are_the_mean_over_micro_batches_or_told_so() -> None:
+    """A loss has a verdict; one micro-batch is the whole batch; a per cent may be rounding."""
+    whole = {"loss": 3.0, "count": 69.0, "mean": 2.0, "rows": [4.0, 6.0], "other": 1.0}
+    given = {"loss": 1.5, "count": 34.5, "mean": 2.01, "rows": [2.0, 3.0]}
+
+    def named(numbers: Mapping[str, object]) -> dict[str, np.ndarray]:
+        return {f"metrics/{name}": np.asarray(x) for name, x in numbers.items()}
+
+    reference = Reference(losses=(3.0,), after_one=LEAF, bound=1e-5, metrics=named(whole))
+    values = Values((3.0,), LEAF, GOOD, metrics=named(given))
+    found = metric_findings(values, reference, 2)
+    assert [f.message.partition(" of the first step is ")[::2] for f in found] == [
+        (
+            "metrics/count",
+            "34.5, the mean over 2 micro-batches, and 69 of the whole batch: it is no mean over"
+            " its samples",
+        ),
+        (
+            "metrics/rows",
+            "2 (and 1 more), the mean over 2 micro-batches, and 4 (and 1 more) of the whole"
+            " batch: it is no mean over its samples",
+        ),
+    ]
+    assert metric_findings(values, reference, 1) == metric_findings(values, None, 2) == []

@@ -94,3 +94,16 @@ def make_batch_norm() -> TrainTask:
 
 def make_dropout() -> TrainTask:
     return task(step_with_key, init_with_key, ("params", "rng"))
+
+
+def make_counted() -> TrainTask:
+    """A mean, beside metrics that are none: how many places are valid, and whether all are few."""
+
+    def step(params: Any, batch: Any) -> Any:
+        params, metrics = descend(
+            lambda p, b: jnp.mean(errors_of(p, b["x"] @ p["inner"])), params, batch
+        )
+        valid = jnp.sum(batch["length"])
+        return params, metrics | {"valid": valid, "few": jnp.all(batch["length"] < 1000)}
+
+    return task(step)

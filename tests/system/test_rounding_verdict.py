@@ -23,6 +23,7 @@ from orchestrator.numerics import (
     run_unsharded,
 )
 from tests.support.cells import long_in_matrix
+from tests.system import no_means
 
 ENTRY = "tests.system.attention_with_biases:make_task"
 BATCH = 8
@@ -171,3 +172,19 @@ def test_a_stale_parameter_and_a_stale_batch_are_more_than_rounding(
     leaf, loss = differences(stale, losses, reference, rounding)
     assert (leaf.name, loss.name) == ("params/out", "step 2")
     assert leaf.share > 10 and loss.share > 10
+
+
+def test_metrics_that_are_no_means_are_told_so(tmp_path: Path) -> None:
+    settings = (
+        "model.entry=tests.system.no_means:make_counted",
+        "strategy.micro_batch=2",
+        "run.steps=1",
+    )
+    code, found = run(tmp_path, *settings)
+    assert code == 0 and found["passed"]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    (told,) = [f for f in report["findings"] if f["code"] == "SW_METRIC_PARTS"]
+    whole = int(next(no_means.batches(0, BATCH, None))["length"].sum())
+    assert told["severity"] == "warning"
+    assert f"metrics/valid of the first step is {whole // 2}, the mean over 2" in told["message"]
+    assert f"and {whole} of the whole batch" in told["message"]
