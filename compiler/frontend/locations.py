@@ -9,6 +9,7 @@ Everything is cached by attribute object, because a module repeats few locations
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Sequence
@@ -24,6 +25,15 @@ UNNAMED = "-"
 MODULE_FILE = "<module>"
 """File name of locations inside a model file whose path only the caller knows."""
 
+CELL_FILE = "<cell>"
+"""File name of locations in cells of a notebook. IPython has another one for each process and each
+text of a cell, which nobody can open and which would make every answer that names it another one.
+"""
+
+_CELL = re.compile(
+    r"[/\\]\.?ipykernel[_/\\]\d+[/\\][^/\\]+$"  # ipykernel, Databricks
+    r"|[/\\<]ipython-input-\d+-\w+(\.py|>)$"  # Colab, IPython in a terminal
+)
 _PACKAGE = os.path.join(Path(__file__).resolve().parents[1], "")  # the folder of `compiler`
 _OWN = ("compiler", "collectives", "orchestrator", "sharding", "sim_cluster")
 _ROOT = os.path.join(Path(__file__).resolve().parents[2], "")  # the folder of all of them
@@ -126,6 +136,8 @@ class LocationReader:
 @cache
 def _shown(file: str, base: str) -> tuple[str, bool]:
     """How `file` is printed, and whether it is library code (our models count as the user's)."""
+    if _CELL.search(file):
+        return CELL_FILE, False
     path = _real(file)
     if path.startswith(_FROZEN):
         return path, True

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -417,7 +418,9 @@ def test_in_the_cells_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     names: dict[str, Any] = {"__name__": "__main__"}
 
     def run(text: str) -> None:
-        exec(compile(text, "<cell>", "exec"), names)
+        # As IPython names cells: by process and text.
+        file = f"/tmp/ipykernel_{os.getpid()}/{zlib.crc32(text.encode())}.py"
+        exec(compile(text, file, "exec"), names)
         monkeypatch.setattr(main, "make", names["make"], raising=False)
 
     with importable(tmp_path):
