@@ -31,6 +31,11 @@ def test_each_cell_is_in_one_place() -> None:
     assert all(name in (["matrix"], ["exhaustive"]) for name in names[1:])
 
 
+def test_cells_of_one_setting_are_counted_off() -> None:
+    names = [[mark.name for mark in param.marks] for param in diagonals("abcdef", 3, quick="b")]
+    assert names == [["matrix"], [], ["exhaustive"], ["matrix"], ["exhaustive"], ["exhaustive"]]
+
+
 def test_what_is_no_cell_is_refused() -> None:
     with pytest.raises(AssertionError):
         long_in_matrix([1, 2], [3])

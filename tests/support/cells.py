@@ -35,8 +35,9 @@ def long_in_matrix(
 def diagonals(cells: Sequence[Cell], every: int, quick: Collection[Cell] = ()) -> list[Any]:
     """`cells` as parameters: `quick` unmarked, one of `every` others behind `matrix` with each
     value of each setting beside one of `every` values of the others, the rest behind `exhaustive`.
+    Of cells that are one value each, one of `every`.
     """
-    held = on_diagonals(cells, every)
+    held = on_diagonals(cells, every) if isinstance(cells[0], tuple) else cells[::every]
     long = [cell for cell in held if cell not in quick]
     return long_in_matrix(cells, long, [c for c in cells if c not in held and c not in quick])
 
