@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 Cell = TypeVar("Cell", bound=Hashable)
+Setting = TypeVar("Setting", bound=tuple[Hashable, ...])
 
 
 def long_in_matrix(
@@ -42,22 +43,21 @@ def diagonals(cells: Sequence[Cell], every: int, quick: Collection[Cell] = ()) -
     return long_in_matrix(cells, long, [c for c in cells if c not in held and c not in quick])
 
 
-def on_diagonals(cells: Sequence[Cell], every: int) -> list[Cell]:
+def on_diagonals(cells: Sequence[Setting], every: int) -> list[Setting]:
     """The cells whose values' places, added up, are a multiple of `every`: a sum that moves with
     each setting. And the first cell of each value that no such cell has."""
-    rows = [cell if isinstance(cell, tuple) else (cell,) for cell in cells]
     places = [
         {value: at for at, value in enumerate(dict.fromkeys(column))}
-        for column in zip(*rows, strict=True)
+        for column in zip(*cells, strict=True)
     ]
     chosen = [
-        sum(place[v] for place, v in zip(places, row, strict=True)) % every == 0 for row in rows
+        sum(place[v] for place, v in zip(places, cell, strict=True)) % every == 0 for cell in cells
     ]
     met = {
-        (i, v) for row, held in zip(rows, chosen, strict=True) if held for i, v in enumerate(row)
+        place for cell, held in zip(cells, chosen, strict=True) if held for place in enumerate(cell)
     }
-    for at, row in enumerate(rows):
-        if not {*enumerate(row)} <= met:
+    for at, cell in enumerate(cells):
+        if not {*enumerate(cell)} <= met:
             chosen[at] = True
-            met |= {*enumerate(row)}
+            met |= {*enumerate(cell)}
     return [cell for cell, held in zip(cells, chosen, strict=True) if held]
