@@ -103,7 +103,7 @@ def roles(report: Report, width: int) -> list[Text]:
     return plain("roles", "; ".join(rows), width, most=2)
 
 
-_ROLE_TEXT = {"parameter": "parameters", "optimizer": "optimizer", "rng": "random keys"}
+_ROLE_TEXT = {"parameter": "parameters", "optimizer": "optimizer", "rng": "random numbers"}
 MOST_PATHS = 3  # of a role that the screen names (our choice)
 
 

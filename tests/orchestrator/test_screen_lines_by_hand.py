@@ -141,7 +141,7 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
                 ]
             },
         },
-        "roles      parameters state/params; optimizer a, b, c and 2 more; random keys key",
+        "roles      parameters state/params; optimizer a, b, c and 2 more; random numbers key",
     ),
     # 500 of 2000 us are a quarter
     (
