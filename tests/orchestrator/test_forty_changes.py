@@ -274,15 +274,22 @@ NEW_CELL = {
 }
 
 
+def held(where: Any, key: Any, value: object) -> Undo:
+    before = where[key]
+    where[key] = value
+    return lambda: where.__setitem__(key, before)
+
+
+def assigned(owner: Any, name: str, value: object) -> Undo:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(owner, name, value)
+    return patch.undo
+
+
 def process_changes(
     world: World, names: dict[str, Any], run: Callable[[str], object], settings: dict[str, Any]
 ) -> Iterator[tuple[str, bool, Callable[[], Undo]]]:
     """`names` are the step's globals, `run` a cell in them, `settings` go to each plan."""
-
-    def held(where: Any, key: Any, value: object) -> Undo:
-        before = where[key]
-        where[key] = value
-        return lambda: where.__setitem__(key, before)
 
     def cell(old: str, new: str) -> Undo:
         text = world.text()
@@ -293,11 +300,6 @@ def process_changes(
     def given(name: str, value: object) -> Undo:
         settings[name] = value
         return lambda: settings.pop(name)
-
-    def of_class(value: int) -> Undo:
-        before = names["Sizes"].batch
-        names["Sizes"].batch = value
-        return lambda: setattr(names["Sizes"], "batch", before)
 
     parts = names["parts"].__dict__
     yield "variable", True, lambda: held(names, "WIDTH", 112)
@@ -322,7 +324,7 @@ def process_changes(
 
     for name, pair in NEW_CELL.items():
         yield name, False, lambda pair=pair: cell(*pair)
-    yield "class nobody asks", False, lambda: of_class(3)
+    yield "class nobody asks", False, lambda: assigned(names["Sizes"], "batch", 3)
     yield "unused", False, lambda: held(names, "UNUSED", 5)
     yield "equal variable", False, lambda: held(names, "WIDTH", int("64"))
     yield "equal list", False, lambda: held(names, "LAYERS", [65])
