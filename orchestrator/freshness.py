@@ -11,10 +11,11 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from orchestrator.config import JobConfig
-from orchestrator.model import source_files
-from orchestrator.reads import loaded_files, observed
+from orchestrator.model import entry_folders
+from orchestrator.reads import is_users, loaded_files, observed
 from orchestrator.service.units import digest
 
 
@@ -63,8 +64,9 @@ _INITIAL: list[str] = []
 
 
 def _is_loaded(job: JobConfig) -> bool:
-    """Whether modules of a job's own files are there before the first question about it."""
+    """Whether modules of a job's own folders are there before the first question about it."""
     if not job.model.entry:
         return False
-    own = {os.path.realpath(path) for path in source_files(job)}
-    return any(os.path.realpath(name) in own for name in loaded_files())
+    folders = {os.path.realpath(folder) for folder in entry_folders(job)}
+    loaded = (Path(os.path.realpath(name)) for name in loaded_files() if is_users(name))
+    return any(path.is_relative_to(folder) for path in loaded for folder in folders)

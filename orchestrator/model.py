@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import site
 import sys
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,11 +184,10 @@ def model_key(job: JobConfig) -> Hashable:
 
 
 def source_files(job: JobConfig) -> Iterable[Path]:
-    """The user's files that the captured graph depends on, for the plan key.
+    """The user's files that `[model]` names: a config, a lowered step, the module of an entry and
+    the packages around it. What a module imports is known only once it is captured (`reads.py`).
 
-    A config or a lowered step is one file. An entry may import anything beside it, so every Python
-    file of the job's folder counts, and of its own package, wherever that is. Raises UsageError for
-    a config that cannot be read.
+    Raises UsageError for a config that cannot be read.
     """
     if job.model.config:
         path = model_path(job)
@@ -196,31 +195,25 @@ def source_files(job: JobConfig) -> Iterable[Path]:
         return [path]
     if job.model.hlo and model_path(job).is_file():  # else the task says what is wrong
         return [model_path(job)]
-    if not job.model.entry:
-        return []
+    return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []
+
+
+def entry_folders(job: JobConfig) -> set[Path]:
+    """The folder of a job and those of its entry, wherever they are."""
+    return {Path(job.base), *(path.parent for path in _entry_files(job))}
+
+
+def _entry_files(job: JobConfig) -> Iterator[Path]:
+    """The files of an entry's packages, and of its module."""
     entry, folder = entry_of(job)
-    top = entry.partition(":")[0].partition(".")[0]
-    spec = PathFinder.find_spec(top, [str(folder), *sys.path])
-    places = [
-        *{Path(job.base), folder},
-        *map(Path, (spec.submodule_search_locations or ()) if spec else ()),
-    ]
-    files = {file for place in places for file in _python_files(place)}
-    if spec and spec.origin and Path(spec.origin).is_file():
-        files.add(Path(spec.origin))
-    return sorted(files)
-
-
-def _python_files(folder: Path) -> Iterator[Path]:
-    """Python files below a folder, without those of environments, caches and hidden folders."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = [f for f in folders if not _is_foreign(Path(place, f))]
-        yield from (Path(place, name) for name in names if name.endswith(".py"))
-
-
-def _is_foreign(folder: Path) -> bool:
-    hidden = folder.name.startswith(".") or folder.name in ("__pycache__", "node_modules")
-    return hidden or (folder / "pyvenv.cfg").exists()
+    places: Sequence[str] | None = [str(folder), *sys.path]
+    for name in entry.partition(":")[0].split("."):
+        spec = PathFinder.find_spec(name, places)
+        if spec is None:
+            return
+        if spec.origin:
+            yield Path(spec.origin)
+        places = spec.submodule_search_locations or ()
 
 
 def installed() -> list[str]:

@@ -37,9 +37,13 @@ if TYPE_CHECKING:
     from orchestrator.stages import Stages, Traces
 
 KIND, READS, WHATIF = "plan", "reads", "whatif"  # of entries
+MOST_LISTS = 16
+"""Lists of what captures read that are kept for one job, the newest first (our choice): which files
+are read depends on what is in others, and who takes a change back asks the older question again."""
 _ABSENT: tuple[None, float] = None, 0.0
 _OWN, _READ = "file ", "model's "
 _NAMES = several(Rule("a name", lambda v: type(v) is str and "\0" not in v))
+_LISTS = several(_NAMES, least=1, most=MOST_LISTS)
 NOT_IN_KEY = ("output", "cache", "run", "base")
 
 
@@ -143,8 +147,13 @@ def plan_parts(job: JobConfig) -> dict[str, str]:
     own = _own_parts(job)
     if not job.model.entry:
         return own
-    stored, _ = _stored(open_cache(job.cache), READS, parts_digest(READS, own), _check_names)
-    return own | _read_parts(observed(stored or ()))
+    cache = open_cache(job.cache)
+    asked = [own | _read_parts(observed(names)) for names in _read_lists(cache, own)] or [own]
+    if len(asked) > 1:  # an earlier list that has its answer: of a change that was taken back
+        for parts in asked:
+            if cache.find(KIND, parts_digest(KIND, parts)) is not None:
+                return parts
+    return asked[0]
 
 
 def _own_parts(job: JobConfig) -> dict[str, str]:
@@ -182,12 +191,18 @@ def _stored(
     return found, entry.about.stored_s
 
 
-def _check_names(found: Any) -> None:
-    _NAMES.require(found, "names of what was read")
+def _check_lists(found: Any) -> None:
+    _LISTS.require(found, "lists of names of what was read")
+
+
+def _read_lists(cache: Cache, own: Mapping[str, str]) -> list[list[str]]:
+    """What captures of a job have read, the newest first."""
+    return _stored(cache, READS, parts_digest(READS, own), _check_lists)[0] or []
 
 
 def _read_parts(digests: Mapping[str, str]) -> dict[str, str]:
-    return {f"{_READ}{path}": value for path, value in digests.items()}
+    """Without what was looked for and is not there, of which there is a lot."""
+    return {f"{_READ}{name}": value for name, value in digests.items() if value}
 
 
 def _stages(shared: Shared | None, task: TrainTask | None = None) -> Stages:
@@ -222,9 +237,11 @@ def _learned(job: JobConfig, parts: Mapping[str, str], reads: Mapping[str, str])
     """The parts of a plan with what its capture read, whose names are kept for the next
     question."""
     own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
+    cache, newest = open_cache(job.cache), list(reads)
+    lists = [newest, *(names for names in _read_lists(cache, own) if names != newest)]
     about = About(f"read by {plan_name(job)}", own)
-    listed = json.dumps(list(reads)).encode()
-    open_cache(job.cache).put(READS, parts_digest(READS, own), listed, about)
+    listed = json.dumps(lists[:MOST_LISTS]).encode()
+    cache.put(READS, parts_digest(READS, own), listed, about)
     return own | _read_parts(reads)
 
 

@@ -21,7 +21,7 @@ from orchestrator.config import JobConfig
 from orchestrator.environment import jax_variables
 from orchestrator.freshness import Folder, jax_settings
 from orchestrator.model import model_key, resolve_task
-from orchestrator.reads import all_recorded, observed
+from orchestrator.reads import observed, recorded
 from orchestrator.service.units import digest
 from sharding.partitioned import slots
 from sharding.reroll import Rerolled, reroll
@@ -114,7 +114,7 @@ class Traces:
         if jax_settings() not in folder.settings:
             self._doubtful.add(model)
         reads = self._reads.setdefault(model, {})
-        with all_recorded(reads) if job.model.entry else nullcontext():
+        with recorded(reads) if job.model.entry else nullcontext():
             found = make()
         folder.learn(reads)
         if model not in self._doubtful:

@@ -11,9 +11,11 @@ import pytest
 
 from compiler.target import load_target
 from orchestrator import environment, plan_cache
+from orchestrator.cache import open_cache
 from orchestrator.config import TABLES, CacheConfig, JobConfig, OutputConfig, RunConfig
 from orchestrator.plan_cache import plan_key
-from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
+from orchestrator.reads import observed
+from orchestrator.service.units import PACKAGES, parts_digest, source_digest
 from orchestrator.validation import predict
 from orchestrator.validation.published import Storage, Workload
 from sim_cluster.profiles import Profile
@@ -112,28 +114,59 @@ def test_the_users_file_is_in_the_key_of_a_plan(key: str, file: str, tmp_path: P
     assert plan_key(job) != before
 
 
-def test_python_files_and_what_they_read_are_in_the_key_of_a_plan(
+def test_what_an_entry_read_is_in_the_key_of_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second once a plan has learned of it."""
+    """Its module at once, the rest once a plan has learned of it."""
     monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
     folder, data = tmp_path / "job", tmp_path / "data.txt"
     folder.mkdir()
-    (folder / "mine.py").write_text("WIDTH = 1")
-    data.write_text("before")
+    mine, beside = folder / "mine.py", folder / "beside.py"
+    mine.write_text("WIDTH = 1")
     job = replace(changed_job("model", "entry", "mine:task"), base=str(folder))
     keys = [plan_key(job)]
-    (folder / "beside.py").write_text("WIDTH = 2")
+    mine.write_text("WIDTH = 3")
     keys.append(plan_key(job))
-    parts = plan_cache.plan_parts(job)
-    learned = plan_cache._learned(job, parts, {f"read {data}": digest([b"before"])})
-    assert parts_digest("plan", learned) == plan_key(job)
+    for path in (data, beside):
+        path.write_text("before")
+    assert plan_key(job) == keys[-1]
+    read = observed((f"read {data}", f"looked for {folder}/jaxlib"))
+    learned = plan_cache._learned(job, plan_cache.plan_parts(job), read)
+    assert parts_digest("plan", learned) == plan_key(job) != keys[-1]
     keys.append(plan_key(job))
+    beside.write_text("after")
+    assert plan_key(job) == keys[-1]
     data.write_text("after")
     keys.append(plan_key(job))
-    data.unlink()
+    (folder / "jaxlib").mkdir()  # another module of a name that was looked for
     keys.append(plan_key(job))
     assert len(set(keys)) == len(keys)
+
+
+def test_a_change_that_is_taken_back_has_its_older_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read depends on what is in another file."""
+    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text("")
+    job = replace(changed_job("model", "entry", "mine:task"), base=str(tmp_path))
+    names = [tmp_path / name for name in ("which", "one", "other")]
+    for path in names:
+        path.write_text(path.name)
+    lists = [[f"read {names[0]}", f"read {path}"] for path in names[1:]]
+    keys = []
+    for word, read in zip(("one", "other"), lists, strict=True):
+        names[0].write_text(word)
+        parts = plan_cache._learned(job, plan_cache.plan_parts(job), observed(read))
+        keys.append(parts_digest("plan", parts))
+        open_cache(job.cache).put("plan", keys[-1], b"{}")
+    assert plan_key(job) == keys[1] != keys[0]
+    names[0].write_text("one")
+    assert plan_key(job) == keys[0]
+    names[2].write_text("changed")  # which the older answer did not read
+    assert plan_key(job) == keys[0]
+    names[1].write_text("changed")
+    assert plan_key(job) not in keys
 
 
 def test_tries_are_keyed_by_plan_and_number() -> None:

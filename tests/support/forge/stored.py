@@ -79,7 +79,7 @@ def plans_judge(given: tuple[str, Stored]) -> Judge:
         if found is None:
             return "set aside"
         if kind == plan_cache.READS:
-            return _ended(lambda: observed(found))
+            return _ended(lambda: [observed(names) for names in found])
         shown = found if kind == plan_cache.KIND else {**reports[0], "whatif": found}
         return _ended(lambda: _shown(shown))
 
@@ -89,13 +89,16 @@ def plans_judge(given: tuple[str, Stored]) -> Judge:
 def _plan_source(reports: list[Any], dice: random.Random) -> tuple[str, Any, Callable[[Any], None]]:
     kind = dice.random()
     if kind < 0.1:
-        return plan_cache.READS, _READ, plan_cache._check_names
+        return plan_cache.READS, _READ, plan_cache._check_lists
     if kind < 0.25:
         return plan_cache.WHATIF, _WHATIF, check_whatif
     return plan_cache.KIND, dice.choice(reports), check_report
 
 
-_READ = ["read /a/b.py", "read /c", "environment HOME", "package jax"]
+_READ = [
+    ["read /a/b.py", "listed /a", "looked for /a/b", "environment HOME", "package jax"],
+    ["read /c"],
+]
 _WHATIF = {
     "tried": [
         {
