@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class DType(enum.Enum):
     @classmethod
     def from_numpy(cls, dtype: np.dtype) -> DType:
         """The type stored as `dtype`. Raises KeyError when there is none."""
-        return _OF_NAME[np.dtype(dtype).name]
+        return _of_numpy(dtype)
 
 
 _FLOATS = frozenset(
@@ -171,3 +171,8 @@ LARGEST = {
     DType.F8E5M2: 57344.0,
 }
 """The largest finite number of each type with infinities. Source: hardware notes, data types."""
+
+
+@cache  # NumPy makes a name anew each time it is asked, longer than small arrays are computed
+def _of_numpy(dtype: np.dtype) -> DType:
+    return _OF_NAME[np.dtype(dtype).name]

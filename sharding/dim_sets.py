@@ -1,13 +1,14 @@
 """Sets of dims that the ops of a graph walk together, for graphs of any number of layers.
 
 Dims are numbered, ops that look alike share one form (`dims.form_of`), and the sets are the
-connected components of arrays of pairs: Python visits every op once, however many kinds of sets are
-asked for. What the sets mean is in `indices.py` and in `ShardClasses`.
+connected components of pairs of such a walk and a dim, in arrays: Python visits every op once,
+however many kinds of sets are asked for. What the sets mean is in `indices.py` and in
+`ShardClasses`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +19,7 @@ from sharding.dims import Dim, Form, factors, form_of, repeated_dims
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+_NO_NUMBERS: Numbers = np.zeros(0, np.int64)
 
 
 class DimTable:
@@ -36,6 +38,7 @@ class DimTable:
             self._enter(op)
         self.own: Mask = np.ones(len(self._dims), bool)
         self.own[[self.number(dim) for dim in repeated_dims(graph)]] = False
+        self._walks: dict[bool, tuple[Numbers, Numbers]] = {}  # by `same_size`
 
     def _number(self, value: Value) -> int:
         """The number of the first dim of a value."""
@@ -77,25 +80,30 @@ class DimTable:
         """Sets of those dims of `kept` that some op walks together, if they are of equal size when
         `same_size`; and of the pairs of `tied`.
         """
-        fresh = len(self._dims)
         given = [(self.number(a), self.number(b)) for a, b in tied]
-        pairs: list[Numbers] = [np.array(given, np.int64).reshape(-1, 2)]
-        for columns in self._columns(same_size):
-            strange = ~kept[columns]
-            count = int(strange.sum())
-            columns[strange] = np.arange(fresh, fresh + count)  # each a place of its own
-            fresh += count
-            pairs += [columns[:, (0, k)] for k in range(1, columns.shape[1])]
-        return DimSets(self, _components(fresh, np.concatenate(pairs)))
+        if same_size not in self._walks:
+            self._walks[same_size] = self._walked(same_size)
+        walks, dims = self._walks[same_size]
+        held = kept[dims]
+        pairs = np.stack((walks[held], dims[held]), 1)
+        count = int(walks[-1]) + 1 if len(walks) else len(self._dims)
+        joined = np.concatenate((np.array(given, np.int64).reshape(-1, 2), pairs))
+        return DimSets(self, _components(count, joined))
 
-    def _columns(self, same_size: bool) -> Iterator[Numbers]:
-        """Per factor of each form, the numbers of its dims: one row per op."""
+    def _walked(self, same_size: bool) -> tuple[Numbers, Numbers]:
+        """Which op's factor walks along which dim: numbers of the factors, which go on behind those
+        of the dims, and of the dims."""
+        first, walks, dims = len(self._dims), [_NO_NUMBERS], [_NO_NUMBERS]
         for form, rows in self._rows.items():
             firsts = np.array(rows, np.int64)
             for factor in form.factors:
                 for group in _by_size(factor) if same_size else [factor]:
                     slots = [slot for slot, _, _ in group]
-                    yield firsts[:, slots] + np.array([d for _, d, _ in group], np.int64)
+                    columns = firsts[:, slots] + np.array([d for _, d, _ in group], np.int64)
+                    walks.append(np.repeat(np.arange(first, first + len(rows)), len(group)))
+                    dims.append(columns.ravel())
+                    first += len(rows)
+        return np.concatenate(walks), np.concatenate(dims)
 
 
 def _by_size(factor: tuple[tuple[int, int, int], ...]) -> list[list[tuple[int, int, int]]]:

@@ -146,7 +146,7 @@ def _answer(
         _check_rules(module, origins)
         _attach(module, specs)
         _tie(module, tied)
-        _run_passes(module, PROPAGATE)
+        _run_passes(module.operation, PROPAGATE)
         reader = ShardyReader(mesh, origins, module.operation.get_asm(large_elements_limit=8))
         imported = import_parsed(module, extra_rules=reader.rules(), hooks=reader.hooks())
         return reader.finish(imported, inputs, outputs)
@@ -175,12 +175,16 @@ def _parse(graph: Graph, mesh: Mesh, specs: Mapping[ValueId, ShardingSpec]) -> A
 
 
 def _run_passes(module: Any, passes: Sequence[str]) -> None:
-    """Run passes one by one. Raises ShardingError naming the one that fails."""
+    """Run passes on a module's operation, one by one. Raises ShardingError naming the one that
+    fails."""
     from jaxlib.mlir import ir, passmanager
 
     for text in passes:
+        manager = passmanager.PassManager.parse(text)
+        # Verified after each of their inner passes, propagation takes three times as long.
+        manager.enable_verifier(text == passes[-1])
         try:
-            passmanager.PassManager.parse(text).run(module.operation)
+            manager.run(module)
         except ir.MLIRError as error:
             raise ShardingError(
                 "SW_PARTITIONER_PASS", f"pass {text} failed: {str(error)[:_ERROR_TAIL]}"
@@ -189,9 +193,7 @@ def _run_passes(module: Any, passes: Sequence[str]) -> None:
 
 def _check_rules(module: Any, origins: Sequence[Loc]) -> None:
     """Refuse ops the partitioner has no rule for: their shardings would be lost without a word."""
-    from jaxlib.mlir import ir
-
-    copy = ir.Module.parse(module.operation.get_asm(binary=False))
+    copy = module.operation.clone()
     _run_passes(copy, [RULES_PASS])
     for op in _walk(_function(copy)):
         if op.name not in RULELESS and "sdy.sharding_rule" not in op.attributes:
@@ -204,10 +206,9 @@ def _check_rules(module: Any, origins: Sequence[Loc]) -> None:
 
 
 def _function(module: Any) -> Any:
-    """The only function of a module."""
-    (function,) = (
-        op.operation for op in module.body.operations if op.operation.name == "func.func"
-    )
+    """The only function of a module's operation."""
+    (block,) = module.regions[0].blocks
+    (function,) = (op.operation for op in block.operations if op.operation.name == "func.func")
     return function
 
 
@@ -227,7 +228,7 @@ def _attach(module: Any, specs: Mapping[ValueId, ShardingSpec]) -> None:
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import sdy
 
-    function = _function(module)
+    function = _function(module.operation)
     kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
     for name, key, types in (
         ("arg_attrs", INPUT, kind.inputs),
@@ -252,7 +253,7 @@ def _tie(module: Any, tied: Ties) -> None:
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import sdy
 
-    block = _function(module).regions[0].blocks[0]
+    block = _function(module.operation).regions[0].blocks[0]
     end = list(block.operations)[-1]
     for number, (i, j) in enumerate(tied):
         for value in (block.arguments[i], end.operation.operands[j]):

@@ -29,7 +29,7 @@ from sharding.pipeline.divide import divide
 from sharding.pipeline.unstack import Staged
 from sharding.plan import Plan, build_plan
 from sharding.shardy import answer_request
-from tests.support.cells import diagonals
+from tests.support.cells import diagonals, long_in_matrix
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import worst
 from tests.support.staged_runs import Make, captured, plan_of, step_errors
@@ -58,6 +58,7 @@ FEW = [
     ("gqa", "pp fsdp cp 8"),
     ("gqa", "pp ring 4"),
 ]
+LONG = [("bert", "pp 2"), ("gqa", "pp tp zero-1 8"), ("flax", "pp fsdp 8"), ("gqa", "pp fsdp cp 8")]
 
 
 def check(model: str, name: str) -> None:
@@ -67,7 +68,7 @@ def check(model: str, name: str) -> None:
 
 
 @pytest.mark.cells("pipelines", len(CELLS))
-@pytest.mark.parametrize(("model", "name"), FEW)
+@pytest.mark.parametrize(("model", "name"), long_in_matrix(FEW, LONG))
 def test_a_step_on_stages_equals_the_unsharded_step(model: str, name: str) -> None:
     check(model, name)
 

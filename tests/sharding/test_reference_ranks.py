@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Callable[[], TrainTask], dict[str, int], int, int]] = {
 }
 
 
-ONLY_IN_MATRIX = [name for name in CASES if name != "scan, hybrid, 2 micro-batches"]
+ONLY_IN_MATRIX = [name for name in CASES if name != "scan, 4 ranks"]
 """From files, `tests/system/test_whole_road.py` runs their like."""
 
 
@@ -142,7 +142,13 @@ def test_memory_of_unrolled_layers_does_not_pile_up() -> None:
     assert deep.argument_bytes["activations"] > 2 * shallow.argument_bytes["activations"]
 
 
-@pytest.mark.parametrize(("make", "unread"), [(scanned, "params/embed"), (flax, "")])
+@pytest.mark.parametrize(
+    ("make", "unread"),
+    [
+        (scanned, "params/embed"),
+        pytest.param(flax, "", marks=pytest.mark.matrix),
+    ],
+)
 def test_kept_weights_are_gathered_once_and_held(
     make: Callable[[], TrainTask], unread: str
 ) -> None:

@@ -53,7 +53,15 @@ CASES = {
 STAGES = {"pp": 2, "tp": 4}
 
 
-@pytest.mark.parametrize(("name", "mesh"), [*((n, TP4) for n in CASES), ("tp", STAGES)])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("tp", TP4),
+        ("fsdp tp", TP4),
+        pytest.param("tp sp zero-1", TP4, marks=pytest.mark.matrix),
+        pytest.param("tp", STAGES, marks=pytest.mark.matrix),
+    ],
+)
 def test_padded_steps_equal_the_unsharded_ones(name: str, mesh: dict[str, int]) -> None:
     """Six heads, 258 tokens and 90 columns on four cores: loss, state and clipping."""
     made = plan(mesh, CASES[name])

@@ -91,7 +91,7 @@ def test_a_cast_that_makes_nan_fails_and_the_cast_is_named(
     assert "compiler.auto_cast = none" in told
 
 
-@pytest.mark.parametrize("steps", long_in_matrix((1, 3), (3,)))
+@pytest.mark.parametrize("steps", long_in_matrix((1, 3), (3,), (1,)))
 def test_a_step_that_is_no_mean_over_its_micro_batches_is_told_so(
     steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

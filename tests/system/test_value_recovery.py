@@ -133,7 +133,7 @@ def test_a_host_that_has_answered_is_not_late(small_bundle: Bundle) -> None:
     hosts.close()
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", long_in_matrix((1, 3), (3,)))
 def test_the_ranks_of_a_lost_host_come_back_elsewhere(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path, every: int
 ) -> None:

@@ -98,7 +98,9 @@ def worst(given: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> tup
     return max((distance(given[name], reference[name]), name) for name in reference)
 
 
-@pytest.mark.parametrize("name", long_in_matrix(FP32, ("llama", "flax", "llama_remat")))
+@pytest.mark.parametrize(
+    "name", long_in_matrix(FP32, ("llama", "flax", "llama_remat", "llama_selective_tied"))
+)
 def test_fp32_step_equals_jax(name: str) -> None:
     ours, reference = leaves_after_a_step(name)
     assert set(ours) == set(reference)
@@ -107,7 +109,7 @@ def test_fp32_step_equals_jax(name: str) -> None:
     assert worst(ours, reference) < (2e-6, "")
 
 
-@pytest.mark.parametrize("name", ["llama_remat", "prime"])
+@pytest.mark.parametrize("name", long_in_matrix(("llama_remat", "prime"), ("llama_remat",)))
 def test_the_step_as_an_hlo_proto_is_the_same_step(name: str) -> None:
     captured, graph = imported(name)
     state, batch = second_step("llama" if name in SAME_STATE else name)

@@ -175,6 +175,7 @@ def test_sharded_step_equals_the_unsharded_one(module: object, remat: str) -> No
     assert worst(errors)[1] <= 1e-5
 
 
+@pytest.mark.matrix
 def test_a_complete_encoder_sharded_equals_the_unsharded_one() -> None:
     """With SGD: the gradient of a key's bias is rounding, which AdamW would make a whole step."""
     sizes = replace(SIZES, complete=True)

@@ -33,7 +33,10 @@ def settled_step(seq_len: int, coded: bool, **sizes: int) -> Settled:
     return settled
 
 
-@pytest.mark.parametrize("coded", [False, True], ids=["legal", "coded"])
+@pytest.mark.parametrize(
+    "coded",
+    [pytest.param(False, id="legal"), pytest.param(True, id="coded", marks=pytest.mark.matrix)],
+)
 @pytest.mark.parametrize("seq_len", [2048, pytest.param(8192, marks=pytest.mark.matrix)])
 def test_bytes_of_a_step(seq_len: int, coded: bool) -> None:
     groups = settled_step(seq_len, coded).groups
