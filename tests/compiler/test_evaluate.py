@@ -15,7 +15,16 @@ from compiler.chain import DMA, Chain
 from compiler.isa.program import Border, Engine, Region
 from compiler.isa.region import RegionProgram
 from compiler.max_plus import ENGINES as QUEUES
-from compiler.max_plus import QUEUE, Body, Timed, TimedLoop, Timeline, merged, timed_loop
+from compiler.max_plus import (
+    QUEUE,
+    Body,
+    Timed,
+    TimedLoop,
+    Timeline,
+    _wrapped_union,
+    merged,
+    timed_loop,
+)
 from tests.support.event_heap import Heap, end_time
 
 ENGINES = [Engine.DMA_IN, Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.DMA_OUT]
@@ -225,3 +234,17 @@ def test_loads_and_stores_share_their_engines_across_regions() -> None:
     waits = Region(RegionProgram("compute", "w"), borders=(Border(Engine.TENSOR, 1),))
     after = [load._replace(borders=(0,)), store._replace(borders=(0,))]
     assert chain_ends([(region, late), (waits, after)], [0, 20])[-1] == 107 + SEEN_PS + 20
+
+
+INTERVALS = st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 15)), max_size=5)
+
+
+@settings(deadline=None)
+@given(INTERVALS, st.integers(1, 12))
+def test_a_union_of_repeated_intervals_is_counted_tick_by_tick(
+    intervals: list[tuple[int, int]], period: int
+) -> None:
+    """Each comes back every `period` ticks."""
+    spans = [(start, start + length) for start, length in intervals]
+    ticks = {tick % period for start, end in spans for tick in range(start, end)}
+    assert _wrapped_union(spans, period) == len(ticks)

@@ -131,12 +131,15 @@ def _names_any(names: set[str], text: str) -> bool:
 
 
 def _statement(text: str, line: int) -> set[int]:
-    """Lines of the innermost statement at a line; of a compound one its head."""
+    """Lines of the innermost statement at a line; of a compound one its head, of the head of a
+    function, which is executed at import alone, its body."""
     best = range(line, line + 1)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
             body = getattr(node, "body", None)
             last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-            if line <= last or line == node.lineno:
+            if isinstance(node, ast.FunctionDef) and node.lineno < line < node.body[0].lineno:
+                best = range(node.body[0].lineno, (node.end_lineno or line) + 1)
+            elif line <= last or line == node.lineno:
                 best = range(node.lineno, max(last, node.lineno) + 1)
     return set(best)

@@ -119,6 +119,9 @@ def test_a_disk_that_refuses_costs_entries_not_the_job_and_is_told_once(
         (finding,) = service.findings
     assert (finding.code, finding.severity) == ("SW_CACHE", "warning")
     assert os.strerror(number) in finding.message
+    assert Cache(tmp_path).put("compile", key(1), b"a") is False
+    monkeypatch.undo()
+    assert Cache(tmp_path).put("compile", key(1), b"a") is True
 
 
 def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:

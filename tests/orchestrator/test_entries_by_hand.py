@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -303,13 +304,19 @@ def test_files_are_regular_and_bounded(tmp_path: Path) -> None:
 def test_a_file_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", synced.append)
+    synced: list[tuple[int, str]] = []
+
+    def sync(file: int) -> None:
+        about = os.fstat(file)
+        synced.append((about.st_size, "") if stat.S_ISREG(about.st_mode) else (0, "folder"))
+
+    monkeypatch.setattr(os, "fsync", sync)
     path = tmp_path / "a" / "b"
     write_atomic(path, b"one")
     assert path.read_bytes() == b"one" and synced == []
     write_atomic(path, b"two", lasting=True)
-    assert path.read_bytes() == b"two" and len(synced) == 2  # the file, and its folder
+    assert path.read_bytes() == b"two"
+    assert synced == [(3, ""), (0, "folder")]  # when all of the file is there
     data: Any = "text"
     with pytest.raises(TypeError):
         write_atomic(path, data)

@@ -186,6 +186,15 @@ def test_fewer_than_two_micro_batches_per_stage_are_worth_a_note(count: int, tol
         assert note.hint == "set strategy.global_batch: 64 for 20%, 128 for 11%, 256 for 6%"
 
 
+def test_one_micro_batch_keeps_stages_waiting() -> None:
+    """(2 - 1) / (1 + 2 - 1) = 50 %."""
+    built = invented(stages=2)
+    built = replace(built, layout=replace(built.layout, num_microbatches=1))
+    built.plan.parts = (("forward0",), ("forward1",))
+    (note,) = report._idle_stages(built)
+    assert note.message.startswith("1 micro-batch keeps 2 stages waiting for each other 50% of")
+
+
 def test_the_pipeline_of_a_report() -> None:
     """2 stages of one part, 3 micro-batches: a bubble of 1 / (3 + 1)."""
     built = invented(stages=2)

@@ -55,6 +55,15 @@ def test_instructions_that_compute_something_else_fail_the_run(l0: float) -> Non
     assert verdict(l0={"forward": 0.0, "backward": l0, "update": 0.0}) == 72
 
 
+def test_the_worst_program_is_the_one_that_uses_most_of_what_it_may() -> None:
+    """2e-5 of 1e-3 is less than 5e-6 of 1e-5."""
+    found = checks({"forward": 2e-5}, 1e-3) | checks({"backward": 5e-6, "update": 1e-9})
+    values = Values((2.0, 1.5), LEAF, found)
+    section = numerics_section(JobConfig(), values, REFERENCE)
+    assert section["worst_l0"]["program"] == "backward"
+    assert (section["worst_l0"]["error"], section["worst_l0"]["allowed"]) == (5e-6, 1e-5)
+
+
 def test_a_wrong_leaf_or_loss_fails_the_run() -> None:
     assert verdict(wrong=1e-3) == 72
     assert verdict(wrong=float("nan")) == 72

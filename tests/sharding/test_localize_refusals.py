@@ -24,6 +24,7 @@ from compiler.ir.ops import (
 )
 from compiler.ir.types import Value
 from sharding.localize import localize
+from sharding.localize.context import _show
 from sharding.mesh import make_mesh
 from tests.support.partitioned import partitioned
 
@@ -396,6 +397,15 @@ RULES |= {
         {"i": (S, N), "y": (S, N)},
         [({"x": (N, R), "y": (S, N)}, DIM, f"dim 1 .*{PART}")],
     ),
+    "gather of blocks of rows": (
+        looked_up(
+            replace(ROWS, offset_dims=(1, 2), collapsed_slice_dims=(), slice_sizes=(2, 4)),
+            (8, 4),
+            (4, 1),
+        ),
+        {"i": (S, N), "y": (S, N, N)},
+        [({"x": (R, N)}, DIM, f"dim 0 .*{PART}")],
+    ),
     "gather in batches": (
         looked_up(PAIRED, (4, 8, 4), (4, 1)),
         {"x": (S, N, N), "i": (S, N), "y": (S, N)},
@@ -429,6 +439,11 @@ def part_of(rule: str, change: Dims) -> Any:
 
 
 WITH_A_GOOD_ONE = [rule for rule in RULES if not rule.startswith("axes ")]
+
+
+def test_dims_are_shown_by_their_axes() -> None:
+    assert _show((("dp_shard", "tp"), (), ("ep",))) == "[dp_shard+tp, , ep]"
+    assert _show(("dp_shard", "tp")) == "[dp_shard, tp]" and _show("dp_shard") == "dp_shard"
 
 
 @pytest.mark.parametrize("rule", WITH_A_GOOD_ONE)

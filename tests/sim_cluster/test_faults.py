@@ -97,6 +97,12 @@ def test_faults_of_several_instances_are_priced_in_step() -> None:
     assert degraded(machines(), ()) is machines()
 
 
+def test_a_machine_without_devices_has_none_to_degrade() -> None:
+    alone = cluster_topology(load_target("trn1.2xlarge"), 1)
+    with pytest.raises(UsageError, match="an EFA device below 0, got efa0"):
+        degraded(alone, pattern_of({("efa", 0): 0.5}))
+
+
 def test_no_device_is_left_only_where_one_instance_has_lost_all() -> None:
     first, second = ({("efa", d): 0.0 for d in half} for half in (range(8), range(8, 16)))
     assert between(first, second) == max(between(first), between(second)) > between()

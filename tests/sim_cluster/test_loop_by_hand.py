@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from compiler.dtypes import DType
 from compiler.evaluate import Segment
 from compiler.isa.program import CollectiveCall
+from sim_cluster.actors import Actor
 from sim_cluster.classes import refine
 from sim_cluster.contention import Demand
 from sim_cluster.faults import Health
+from sim_cluster.loop_state import loop_state
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait
 from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
@@ -120,3 +124,41 @@ def test_waiting_for_a_stage_that_comes_later_is_bubble() -> None:
     early, late = loop.run()
     assert early.charged_ps == {"compute": 30, "bubble": 70, "collective_pp": 100}
     assert late.charged_ps == {"compute": 100, "collective_pp": 100}
+
+
+def state_of(**changed: object) -> object:
+    """Of a class in a stretch of code."""
+    code = Stretch(1000, 2000, 0, Segment("compute", 1000), "f")
+    actor = Actor(0, [code])
+    for name, value in changed.items():
+        setattr(actor, name, value)
+    return loop_state([actor], [(700, 0, None)], 500, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"left": 0.5},
+        {"factor": 2.0},
+        {"began_ps": 100},
+        {"since_ps": 100},
+        {"dma_share": 0.5},
+        {"hbm_share": 0.5},
+        {"wants": Demand(0.5)},
+        {"runs": 1},
+        {"entered_at": -1},
+    ],
+    ids=str,
+)
+def test_what_the_future_depends_on_is_in_the_state(change: dict[str, object]) -> None:
+    assert state_of() == state_of() != state_of(**change)
+
+
+def test_time_itself_is_not_in_the_state() -> None:
+    code = Stretch(1000, 2000, 0, Segment("compute", 1000), "f")
+    states = []
+    for now in (0, 500):
+        actor = Actor(0, [code])
+        actor.since_ps, actor.began_ps = now - 10, now - 20
+        states.append(loop_state([actor], [(now + 200, 0, None)], now, 0))
+    assert states[0] == states[1]

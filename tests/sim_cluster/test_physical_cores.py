@@ -149,6 +149,8 @@ def test_cores_that_wait_for_each_other_are_a_deadlock() -> None:
     first, second = [region(0), region(2)], [region(0), region(2)]
     with pytest.raises(SimulationError, match=r"SW_L0_DEADLOCK.*core 0 waits for 2.*core 1 waits"):
         interleaved((first, second))
+    with pytest.raises(SimulationError, match=r"core 0 waits for 9 .*, which has finished 3$"):
+        interleaved(([region(0), region(9)], [region(0), region(0), region(0)]))
 
 
 def test_the_watch_knows_what_is_ordered() -> None:

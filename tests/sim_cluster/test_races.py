@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
 from compiler.isa.program import AccessPattern, Space, Tile
 from compiler.isa.region import Affine
 from sim_cluster.operands import extent, is_dense
-from sim_cluster.races import strided_key, strides_overlap
+from sim_cluster.past import Access, HbmWatch
+from sim_cluster.races import ENGINES, strided_key, strides_overlap
 from sim_cluster.tiles import Slot, merge
 
 DIMS = st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 4)), max_size=3)
@@ -82,3 +85,24 @@ def test_a_slot_written_in_pieces_of_any_shape_holds_all_of_them() -> None:
     assert slot.holds(*whole)
     slot.renew()
     assert not slot.holds(*whole)
+
+
+def noted(past: Access, access: Access, knows: int) -> None:
+    """An access behind one of an earlier region, of which its queue knows up to time `knows`."""
+    watch = HbmWatch()
+    watch.before = [past]
+    watch.note("operand", access, [knows] * len(ENGINES))
+
+
+def test_what_an_earlier_region_may_still_touch_is_a_race_where_one_of_both_writes() -> None:
+    """Bytes 0..99 of an earlier region at time 7."""
+    for was, now in itertools.product((False, True), repeat=2):
+        past, access = Access(0, was, 0, 100, 7), Access(1, now, 99, 120, 1)
+        if was or now:
+            with pytest.raises(SimulationError, match="SW_L0_RACE"):
+                noted(past, access, 6)
+        else:
+            noted(past, access, 6)
+        noted(past, access, 7)
+        for low, high in ((100, 120), (-20, 0)):
+            noted(past, Access(1, now, low, high, 1), 6)
