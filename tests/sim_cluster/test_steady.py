@@ -167,3 +167,11 @@ def test_what_never_repeats_is_replayed_in_full() -> None:
     loop = ClusterLoop(classes, macros, duration, Health(slow=slow), repeats=together)
     assert [r.end_ps for r in loop.run()] == [r.end_ps for r in full]
     assert skipped(loop) == 0
+
+
+def test_where_a_repetition_begins_and_how_many_are_left() -> None:
+    """A run before, then three times two. From the first head on two more can be gone through, from
+    the last none."""
+    repeats = Repeats(1, 2, 3, ())
+    assert [runs for runs in range(10) if repeats.begins(runs)] == [2, 4, 6]
+    assert [repeats.left(runs) for runs in (2, 4, 6, 7, 8)] == [2, 1, 0, 0, 0]
