@@ -18,7 +18,7 @@ from sim_cluster.classes import refine
 from sim_cluster.contention import Demand
 from sim_cluster.exchange import exchange
 from sim_cluster.functions import CollectiveRequest
-from sim_cluster.macro import Start, Stretch, Wait, schedule_macros
+from sim_cluster.macro import Receive, Send, Start, Stretch, Wait, schedule_macros
 from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
 FORWARD_PS, BACKWARD_PS = 100, 200
@@ -157,6 +157,23 @@ def test_stages_meet_at_a_collective_whatever_their_programs_call_it() -> None:
     first, second = ClusterLoop(classes, programs, lambda call, _: price, stage_stride=1).run()
     assert first.charged_ps == {"compute": 10, "bubble": 30, "collective_pp": 5}
     assert second.charged_ps == {"compute": 40, "collective_pp": 5}
+
+
+def test_messages_of_one_size_are_told_apart_by_their_names() -> None:
+    """The first is there at 7, the second at 107; who takes the second first is at its work from
+    107 to 157 and has the other one then. The sender ends with its message."""
+    first, second = (
+        CollectiveCall("permute", ("pp",), DType.U8, (1, 8, 1), name=name, pairs=((0, 1),))
+        for name in ("a", "b")
+    )
+    programs = [
+        (Send(first), stretch(100, "between"), Send(second)),
+        (Receive(second), stretch(50, "work"), Receive(first)),
+    ]
+    classes = refine({"pp": 2}, [("pp",)], [0, 1])
+    price = CollectiveDuration(7, Demand(0.0), "direct", "", 8, 2)
+    results = ClusterLoop(classes, programs, lambda call, _: price, stage_stride=1).run()
+    assert [result.end_ps for result in results] == [107, 157]
 
 
 def test_values_meet_whatever_their_programs_call_it() -> None:
