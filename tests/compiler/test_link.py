@@ -48,6 +48,9 @@ def test_another_format_is_refused() -> None:
 
     with pytest.raises(LoadError, match="SW_UNIT_FORMAT"):
         unpack_function(msgpack.packb([99, []]))
+    for rows in ([["regions", "", [1]]], [["regions", "", [-1], b""]], [["r", "u9", [1], b""]]):
+        with pytest.raises(LoadError, match=r"SW_UNIT_FORMAT.*sections requires"):
+            unpack_function(msgpack.packb([1, rows]))
 
 
 def test_regions_point_at_the_users_lines() -> None:

@@ -119,7 +119,11 @@ def is_left_out(node: ast.AST) -> bool:
             return is_left_out(call)
         case ast.FunctionDef(name="__repr__" | "__str__"):
             return True
-        case ast.keyword(arg="strict") | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+        case ast.keyword(arg="strict" | "repr") | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return True
+        case ast.Assign(targets=[ast.Name(id="__all__")]):
+            return True
+        case ast.Assign(value=ast.Subscript(value=ast.Name(id="Callable"))):  # an alias of a type
             return True
     return False
 

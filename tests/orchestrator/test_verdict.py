@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
@@ -62,12 +63,18 @@ def test_the_worst_program_is_the_one_that_uses_most_of_what_it_may() -> None:
     section = numerics_section(JobConfig(), values, REFERENCE)
     assert section["worst_l0"]["program"] == "backward"
     assert (section["worst_l0"]["error"], section["worst_l0"]["allowed"]) == (5e-6, 1e-5)
+    assert section["worst_l0"]["note"] == ""
+    values = Values((2.0, 1.5), LEAF, checks({"forward": math.inf, "update": 1e-9}))
+    section = numerics_section(JobConfig(), values, REFERENCE)
+    assert section["worst_l0"]["note"] == "no number on one side"
 
 
 def test_a_wrong_leaf_or_loss_fails_the_run() -> None:
     assert verdict(wrong=1e-3) == 72
     assert verdict(wrong=float("nan")) == 72
     assert verdict(losses=(2.0, 1.6)) == 72
+    assert verdict(losses=(2.0, 1.5 * (1 + 1.5e-5))) == 72  # of 1e-5
+    assert verdict(losses=(2.0, 1.5 * (1 + 0.5e-5))) == 0
     assert verdict(losses=(2.0, float("nan"))) == 72
 
 
@@ -153,7 +160,11 @@ def test_the_worst_leaf_is_that_of_the_reference_with_the_largest_share() -> Non
     ("given", "wanted", "note"),
     [
         ([[1, np.nan]], [[1, 2]], "nan at [0, 1] where the unsharded step has 2"),
-        ([1, np.inf, -np.inf], [1, -np.inf, 3], "inf at [1] where the unsharded step has -inf"),
+        (
+            [1, np.inf, -np.inf],
+            [1, -np.inf, 3],
+            "inf at [1] where the unsharded step has -inf (2 such places)",
+        ),
         (3.0, np.nan, "3 where the unsharded step has nan"),
     ],
 )
@@ -162,7 +173,7 @@ def test_what_is_no_number_on_one_side_is_told_by_its_place(
 ) -> None:
     reference = Reference(losses=(1.0,), after_one={"w": np.array(wanted)}, bound=1e-5)
     leaf, _ = differences({"w": np.array(given, float)}, (1.0,), reference)
-    assert leaf.error == np.inf and leaf.note.startswith(note)
+    assert (leaf.error, leaf.note) == (np.inf, note)
 
 
 def test_numbers_that_are_none_at_the_same_places_are_compared_by_the_others() -> None:

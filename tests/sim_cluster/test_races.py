@@ -99,7 +99,9 @@ def test_what_an_earlier_region_may_still_touch_is_a_race_where_one_of_both_writ
     for was, now in itertools.product((False, True), repeat=2):
         past, access = Access(0, was, 0, 100, 7), Access(1, now, 99, 120, 1)
         if was or now:
-            with pytest.raises(SimulationError, match="SW_L0_RACE"):
+            told = ("read", "write")[now], ("read", "written")[was], ENGINES[0].value
+            text = "{} of HBM is not ordered after it was {} by the {} queue".format(*told)
+            with pytest.raises(SimulationError, match=f"SW_L0_RACE.*{text}"):
                 noted(past, access, 6)
         else:
             noted(past, access, 6)

@@ -240,6 +240,11 @@ EDGES |= {
         product(8, 8, 8, left=at(3, (1, 8)), right=at(3, (1, 8))),
         "requires float operands",
     ),
+    "integers beside floats": (
+        product(8, 8, 8),
+        product(8, 8, 8, right=at(3, (1, 8))),
+        "requires float operands",
+    ),
     "operands": (
         product(8, 8, 8),
         product(8, 8, 8, right=at(1, (1, 8))),
