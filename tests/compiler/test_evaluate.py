@@ -236,6 +236,11 @@ def test_loads_and_stores_share_their_engines_across_regions() -> None:
     assert chain_ends([(region, late), (waits, after)], [0, 20])[-1] == 107 + SEEN_PS + 20
 
 
+def test_a_loop_of_nothing_takes_no_time() -> None:
+    found = evaluated([loop(3), timed(Engine.VECTOR, 40), loop(3, loop(2))], [])
+    assert found.end_ps == evaluated([timed(Engine.VECTOR, 40)], []).end_ps
+
+
 INTERVALS = st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 15)), max_size=5)
 
 
