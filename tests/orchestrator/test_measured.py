@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compiler.diagnostics import UsageError
+from compiler.evaluate import function_segments
 from compiler.target import load_target, logical
+from orchestrator.validation import kernel_times
 from orchestrator.validation.kernel_times import MeasuredKernel, kernel_of, kernel_seconds
 from orchestrator.validation.measured import collectives, kernels
 from orchestrator.validation.published_columns import machines_named
@@ -114,6 +117,16 @@ def test_the_source_of_a_kernel_says_more(
     assert kernel_of(row(*words) | source) == kernel
     plain = kernel_of(row(*words))
     assert (plain.bias, plain.turned, plain.wide) == ("", False, False)
+
+
+def test_nobody_fills_the_stalls_of_a_kernel() -> None:
+    """Whatever share of them neighbours of a region fill on that machine."""
+    kernel = MeasuredKernel("product", (512, 256, 512), "bf16")
+    plain = logical(load_target("trn2.48xlarge"), 1)
+    alone = replace(plain, core=replace(plain.core, stall_recovery=0.0))
+    (function,) = kernel_times._compiled(kernel, plain.name)
+    segments = function_segments(function, alone, recorded=False)
+    assert kernel_seconds(kernel, plain) == sum(s.duration_ps for s in segments) / 1e12
 
 
 def test_what_a_kernel_does_takes_time() -> None:

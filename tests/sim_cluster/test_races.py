@@ -14,7 +14,7 @@ from compiler.dtypes import DType
 from compiler.isa.program import AccessPattern, Space, Tile
 from compiler.isa.region import Affine
 from sim_cluster.operands import extent, is_dense
-from sim_cluster.past import Access, HbmWatch
+from sim_cluster.past import Access, HbmWatch, Past
 from sim_cluster.races import ENGINES, strided_key, strides_overlap
 from sim_cluster.tiles import Slot, merge
 
@@ -108,3 +108,15 @@ def test_what_an_earlier_region_may_still_touch_is_a_race_where_one_of_both_writ
         noted(past, access, 7)
         for low, high in ((100, 120), (-20, 0)):
             noted(past, Access(1, now, low, high, 1), 6)
+
+
+def test_only_a_barrier_ends_what_may_still_be_touched() -> None:
+    """A region of no code lies behind a write of bytes 0..99; the next region reads them."""
+    for is_barrier in (False, True):
+        past, watch = Past(), HbmWatch()
+        past.enter((), watch)
+        watch.found["operand"] = Access(0, True, 0, 100, 7)
+        past.leave((), watch, [[7] + [0] * (len(ENGINES) - 1) for _ in ENGINES])
+        past.skip(is_barrier)
+        past.enter((), watch)
+        assert [access.high for access in watch.before] == ([] if is_barrier else [100])
