@@ -25,7 +25,7 @@ import pytest
 from tests.mutants.runs import Recorder, run_tests
 from tests.mutants.trees import Tree
 
-FILE_BUDGET_S = 60.0  # of processor time per file of tests; what does not fit is not in the map
+FILE_BUDGET_S = 180.0  # of processor time per file of tests; what does not fit is not in the map
 
 
 class Tracing(Recorder):
