@@ -242,7 +242,7 @@ EDGES |= {
     ),
     "integers beside floats": (
         product(8, 8, 8),
-        product(8, 8, 8, right=at(3, (1, 8))),
+        product(8, 8, 8, left=at(2, (1, 8)), right=at(3, (1, 8))),
         "requires float operands",
     ),
     "operands": (
