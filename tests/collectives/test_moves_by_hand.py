@@ -14,6 +14,7 @@ from collectives.algorithms.pairwise import all_to_all, collective_permute
 from collectives.algorithms.recursive import recursive
 from collectives.algorithms.ring import ring
 from collectives.algorithms.tiers import tiers
+from collectives.execute import _assign_rows
 from collectives.ops import CollectiveKind
 from collectives.schedule import Charge, Schedule
 
@@ -126,3 +127,13 @@ def test_direct_exchanges() -> None:
     """Piece `3 * source + target` of an all_to_all; whole sources of a permute."""
     assert moves(all_to_all(3)) == ["0>1:1 0>2:2 1>0:3 1>2:5 2>0:6 2>1:7"]
     assert moves(collective_permute(4, [(0, 2), (3, 0), (1, 1)])) == ["0>2:0 3>0:3"]
+
+
+def test_results_lie_one_after_the_other() -> None:
+    """Two ranks add what both have; rows 0 and 1 are sources, and the results, in whatever order
+    they are wanted, rows 2 and 3."""
+    made = [(np.array([2, 3]), np.array([0, 1]), np.array([1, 0]))]
+    for final in ([[2], [3]], [[3], [2]]):
+        rows = _assign_rows(made, np.array(final), 2)
+        assert rows[[0, 1]].tolist() == [0, 1]
+        assert rows[np.array(final).ravel()].tolist() == [2, 3]

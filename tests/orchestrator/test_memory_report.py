@@ -12,7 +12,7 @@ from orchestrator import config
 from orchestrator.build import planned
 from orchestrator.cli import main
 from orchestrator.job import unit_service
-from orchestrator.report.memory_report import MOMENTS, _highest
+from orchestrator.report.memory_report import MOMENTS, _highest, _timeline
 from orchestrator.stages import Stages
 from sharding.arena import Moment
 from tests.support.small_job import SIZES
@@ -150,3 +150,11 @@ def test_state_that_cannot_fit_is_refused_before_compiling(
     assert failed["code"] == "SW_CAPACITY"
     assert "strategy.zero = 1 (saves" in failed["hint"] and "micro_batch (saves" in failed["hint"]
     assert "mesh.dp_shard" not in failed["hint"]  # zero 0 splits nothing over it
+
+
+def test_bars_show_what_lies_above_named_buffers() -> None:
+    """100 bytes are named: of 300 in use 200 lie above, the full bar of 16; of 200 half of that."""
+    row = {"program": "forward", "what": "add", "repeats": 1}
+    rows = [{**row, "position": n, "live_bytes": size} for n, size in enumerate((300, 200, 100))]
+    memory = {"argument_bytes": {"a": 100}, "timeline": rows, "arena_bytes": {"forward": 300}}
+    assert list(_timeline(memory).columns[-1].cells) == ["#" * 16, "#" * 8, ""]

@@ -5,6 +5,7 @@ collectives, L0 beside L1.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from sim_cluster.exchange import exchange
 from sim_cluster.functions import FunctionCode
 from sim_cluster.layout import sharded_shape
 from sim_cluster.memory import CoreMemory
-from sim_cluster.programs import run_program
+from sim_cluster.programs import ProgramCode, run_program
 from sim_cluster.rank_host import _Shadow
 from sim_cluster.result import distance
 from sim_cluster.run_single import run_single
@@ -577,3 +578,9 @@ def test_host_threads_change_no_bit() -> None:
         results.append(run.step({"x": x})["out"].tobytes())
         run.close()
     assert results[0] == results[1]
+
+
+def test_instructions_of_a_program_are_those_of_its_functions() -> None:
+    code = ProgramCode.__new__(ProgramCode)
+    code.functions = [SimpleNamespace(instructions=n) for n in (3, 4)]
+    assert code.instructions == 7

@@ -300,3 +300,8 @@ def test_what_is_scarcer_decides() -> None:
     assert Stretch(1000, 1600, 0, Segment("compute", 1000), "f").duration_ps(1.0, 0.5) == 1000
     four = stretch(1000, 0, bank=800, scarce=0, cores=4)
     assert four.duration_ps(1.0, 2.5) == pytest.approx(1000 / 1.125)  # half way from 1 to 4
+
+
+def test_code_that_takes_no_time_takes_none_at_any_share() -> None:
+    empty = Stretch(0, 0, 0, Segment("compute", 0), "f")
+    assert [empty.duration_ps(1.0, share) for share in (0.5, 1.0, 2.0)] == [0, 0, 0]
