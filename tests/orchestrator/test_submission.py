@@ -19,7 +19,7 @@ from compiler.diagnostics import ExecutionError, UsageError
 from orchestrator import cli, host
 from orchestrator.config import load
 from orchestrator.service.units import PACKAGES
-from orchestrator.submission import submit
+from orchestrator.submission import ray_jobs, submit
 from orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
 from tests.support.small_job import SIZES
 
@@ -228,10 +228,17 @@ class Breaking:
         )
 
 
-def test_a_log_is_written_once_though_its_connection_breaks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: None)
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that following a job would have slept: of its module alone, because threads
+    that other tests left behind sleep too."""
+    seconds: list[float] = []
+    monkeypatch.setattr(ray_jobs, "time", SimpleNamespace(sleep=seconds.append))
+    return seconds
+
+
+@pytest.mark.usefixtures("slept")
+def test_a_log_is_written_once_though_its_connection_breaks() -> None:
     jobs, client, seen = RayJobs.__new__(RayJobs), Breaking(), list[str]()
     jobs.address, jobs._client = "x", client
     assert jobs.follow("j", seen.append).result == 0
@@ -271,10 +278,8 @@ OUTAGES = [
 
 @pytest.mark.parametrize("error", OUTAGES, ids=lambda e: f"{type(e).__module__}, {e}")
 def test_an_outage_does_not_end_the_log(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
     assert followed(Away(20, error)) == 0
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
     assert 60 < sum(slept) < 180
@@ -292,19 +297,15 @@ class Closing(Breaking):
             yield text
 
 
-def test_a_head_that_ends_does_not_end_the_log(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: None)
+@pytest.mark.usefixtures("slept")
+def test_a_head_that_ends_does_not_end_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     client = Closing()
     assert followed(client) == 0 and client.tails == 2
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
 
 
-def test_a_head_that_was_started_anew_has_forgotten_the_job(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: None)
+@pytest.mark.usefixtures("slept")
+def test_a_head_that_was_started_anew_has_forgotten_the_job() -> None:
     gone = RuntimeError("Request failed with status code 404: no such job")
     with pytest.raises(ExecutionError, match="has forgotten job j"):
         followed(Away(10**6, gone))
