@@ -276,8 +276,6 @@ def _ring(
     ranks = layout.ranks[group][orders]
     source, target = ranks.ravel(), np.roll(ranks, -1, axis=1).ravel()
     members = ranks.shape[1]
-    if members == 1:
-        return _Lane(source[:0], source[:0], 0, 0, 0, 0)
     hops = hop_ps(layout.topology, source, target, costs).reshape(ranks.shape)
     whole, following = hops.sum(axis=1), hops + np.roll(hops, -1, axis=1)
     once = int((whole - hops.min(axis=1)).max())

@@ -40,7 +40,7 @@ def split_step(
     num_microbatches: int = 1,
     reshard_after_forward: bool = True,
     reduce_last: bool = False,
-    wide: bool = True,
+    wide: bool,
     partial: frozenset[Value] | None = None,
 ) -> StepPlan:
     """The programs of a step, their buffers and their schedule.

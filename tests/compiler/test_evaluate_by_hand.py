@@ -14,9 +14,11 @@ import pytest
 
 from compiler.dtypes import DType
 from compiler.evaluate import (
+    EngineSpan,
     RegionTime,
     Segment,
     Shares,
+    engine_spans,
     function_segments,
     instr_cost,
     region_duration_ps,
@@ -263,6 +265,17 @@ def test_a_region_that_waits_for_the_other_core_starts_100_ns_after_it() -> None
     assert found.duration_ps == 3 * ADD2_PS + REACH2_PS + SEEN_PS + ADD2_PS + REACH2_PS
     (free,) = function_segments(function(first, [region(ADD), region(ADD)]), TRN2)
     assert free.duration_ps == 4 * ADD2_PS + 2 * REACH2_PS
+
+
+def test_engines_behind_a_collective_wait_for_the_regions_behind_it() -> None:
+    """Core 1 waits for the three additions of core 0 behind the collective; clocks begin there."""
+    event = region(kind="collective_wait")
+    waits = replace(region(ADD), after=3)
+    first = [region(ADD), event, region(*[ADD] * 3), region(ADD)]
+    spans = list(engine_spans(function(first, [region(ADD), event, region(ADD), waits]), TRN2))
+    assert spans[1] == [{}, {}]
+    begin = 3 * ADD2_PS + REACH2_PS + SEEN_PS
+    assert spans[3][1] == {"vector": EngineSpan(begin, begin + ADD2_PS + REACH2_PS, ADD2_PS)}
 
 
 def test_points_of_a_function_are_evaluated_each() -> None:

@@ -88,7 +88,7 @@ def cut(graph: Graph, count: int = 1, mesh: Mesh = ONE, **options: object) -> St
 
 
 def cut_part(part: PartitionedGraph, count: int = 1, **options: object) -> StepPlan:
-    plan = split_step(localize(part), num_microbatches=count, **options)
+    plan = split_step(localize(part), num_microbatches=count, wide=True, **options)
     for program in plan.programs:
         verify(program.graph)
     return plan
@@ -139,9 +139,13 @@ def test_parts_of_sums_become_sums_on_every_way(place: str) -> None:
     w, m = b.momentum(b.gradient(scaled))
     per_sample = {"gradient": dy, "loss": b.ops[0].result}[place]
     local = localize(partitioned(b.finish(w, m, loss), ONE, None, IN, OUT))
+
+    def cut_with(part: Value) -> None:
+        split_step(local, num_microbatches=2, wide=True, partial=frozenset((local.values[part],)))
+
     with pytest.raises(ShardingError, match="SW_ONE_SAMPLE"):
-        split_step(local, num_microbatches=2, partial=frozenset((local.values[per_sample],)))
-    split_step(local, num_microbatches=2, partial=frozenset((local.values[m],)))
+        cut_with(per_sample)
+    cut_with(m)
 
 
 def test_one_micro_batch_has_no_accumulators() -> None:
@@ -326,6 +330,11 @@ def test_what_cannot_be_cut_runs_as_one_program() -> None:
     state = {"w": floats(WIDTH, WIDTH), "m": floats(WIDTH, WIDTH)}
     x = floats(ROWS, WIDTH)
     np.testing.assert_array_equal(run(plan, state, [x]).gather("m"), x[:WIDTH])
+    b = Step()
+    loss, _ = b.forward()
+    kept = b.slice(b.x, (0, 0), (WIDTH, WIDTH))
+    (step,) = cut(b.finish(b.w, kept, loss)).programs
+    assert step.outputs == ("m", "loss")  # w stays as it is
 
 
 def test_per_sample_outputs_need_one_micro_batch() -> None:

@@ -127,7 +127,7 @@ def test_losses_that_are_no_means_are_told_so(
 def judged() -> tuple[JobConfig, Reference, Rounding]:
     job = load(None, [f"model.entry={ENTRY}", "run.steps=2"])
     reference = run_unsharded(job, BATCH)
-    return job, reference, measure_rounding(job, BATCH, reference)
+    return job, reference, measure_rounding(job, BATCH, reference, 2)
 
 
 def without_mean(leaf: np.ndarray) -> np.ndarray:
@@ -142,6 +142,15 @@ def with_shards_swapped(leaf: np.ndarray) -> np.ndarray:
 def with_one_rank_scaled(leaf: np.ndarray) -> np.ndarray:
     """One of two ranks counts a tenth too much."""
     return np.concatenate([leaf[: len(leaf) // 2] * np.float32(1.1), leaf[len(leaf) // 2 :]])
+
+
+def test_the_loss_of_micro_batches_is_that_of_a_mean_and_its_line_is_known(
+    judged: tuple[JobConfig, Reference, Rounding],
+) -> None:
+    _, reference, rounding = judged
+    assert rounding.parts is not None and rounding.parts.count == 2
+    assert rounding.parts.mean_loss == pytest.approx(reference.losses[0], rel=1e-6)
+    assert "attention_with_biases.py:" in rounding.parts.place
 
 
 @pytest.mark.parametrize("fault", [without_mean, with_shards_swapped, with_one_rank_scaled])
