@@ -95,6 +95,7 @@ class _Work:
         self.chosen |= {Copy(n): Engine.SCALAR for n in roles.panels if self._is_copied(n)}
         self.chosen |= {Copy(n, turned=True): Engine.VECTOR for n in turned}
         self.busy = dict.fromkeys(_ENGINES, 0.0)
+        self._costs: dict[tuple[Work, Engine], dict[Engine, float]] = {}
         for work, engine in self.chosen.items():
             self._add(self.busy, work, engine, 1)
         for n in roles.sums:  # products of `ways` row tiles are added up in SBUF
@@ -149,14 +150,19 @@ class _Work:
         return (Engine.VECTOR,) if movable and engine is Engine.SCALAR else ()
 
     def _add(self, busy: dict[Engine, float], n: Work, engine: Engine, sign: int) -> None:
-        """Count work (or with a `sign` of -1, no longer): a by-product takes Vector a column."""
+        """Count work, or with a `sign` of -1 no longer."""
+        if (n, engine) not in self._costs:
+            self._costs[n, engine] = self._cost(n, engine)
+        for one, ns in self._costs[n, engine].items():
+            busy[one] += sign * ns
+
+    def _cost(self, n: Work, engine: Engine) -> dict[Engine, float]:
+        """Nanoseconds of the engines that a work takes: a by-product takes Vector a column."""
         if self.is_reduction(n) and engine is Engine.SCALAR:
             read = max(self._points(self.space.values[i]) for i in self.space.values[n].inputs)
             cycles = MIN_CYCLES * -(-read // self.room.limits.moving_max)
-            for one in (Engine.SCALAR, Engine.VECTOR):
-                busy[one] += sign * self._ns(one, cycles)
-            return
-        busy[engine] += sign * self._time(n, engine)
+            return {one: self._ns(one, cycles) for one in (Engine.SCALAR, Engine.VECTOR)}
+        return {engine: self._time(n, engine)}
 
     def _counts(self, n: int) -> bool:
         """Selects and predicates are left out: most are decided by where the tile lies."""

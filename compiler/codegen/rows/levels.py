@@ -56,16 +56,26 @@ class Sweeping:
     online: bool = False
 
 
+def _sources(space: Space) -> set[int]:
+    """Values that are made from loads and constants alone."""
+    found: set[int] = set()
+    for n, value in enumerate(space.values):
+        if value.op not in ("reduce", "contract", *SINKS) and found.issuperset(value.inputs):
+            found.add(n)
+    return found
+
+
 class Levels:
     """The level of the stage every row value and sum is made in (`run`)."""
 
     def __init__(self, space: Space, roles: Roles, sweeping: Sweeping) -> None:
         self.space, self.roles, self.sweeping = space, roles, sweeping
         self.run: dict[int, int] = {}
+        self.sources = _sources(space)
         self.numbers = self._needed()
         for n in self.numbers:
             read = [i for i in space.values[n].inputs if i in self.run and not self._is_whole(n, i)]
-            first = -1 if sweeping.early and self._is_source(n) else 0
+            first = -1 if sweeping.early and n in self.sources else 0
             self.run[n] = max([first, *(self._earliest(n, i) for i in read)])
         self._delay()
         self.passes = self._in_passes()
@@ -117,24 +127,20 @@ class Levels:
         """Whether `n` is read transposed and made from `i` alone, which costs one more strip: the
         sweep that makes `i` then has no part in the transposes.
         """
-        if n not in self.sweeping.apart or self._is_source(i) or i in self.roles.panels:
+        if n not in self.sweeping.apart or i in self.sources or i in self.roles.panels:
             return False
         return [m for m in self.space.values[n].inputs if self.inner(m) is not None] == [i]
 
     def _delay(self) -> None:
         """Values made from loads alone, or made again, move to the stage that reads them first."""
         again = self.sweeping.again
-        early = [n for n in self.numbers if n in again or self._is_source(n)]
+        early = [n for n in self.numbers if n in again or n in self.sources]
         users = self.space.users(self.numbers)
         for n in reversed(early):
             readers = [u for u in users.get(n, ()) if not self._is_whole(u, n)]
             if readers and not any(u in self.roles.panels for u in readers):
                 step = {u: self._earliest(u, n) - self.run[n] for u in readers}
                 self.run[n] = min(self.run[u] - step[u] for u in readers)
-
-    def _is_source(self, number: int) -> bool:
-        ops = {self.space.values[m].op for m in self.space.slice([number])}
-        return not ops & {"reduce", "contract", *SINKS}
 
     def is_carried(self, number: int) -> bool:
         """Whether a row value adds up the streamed atom: it is carried from segment to segment."""

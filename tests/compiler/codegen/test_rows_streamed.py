@@ -4,6 +4,7 @@ sums over it are carried on; generated code in L0 equals L1.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from compiler.codegen.rows import plan_rows
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.search import Room
 from compiler.codegen.space import normalise
+from compiler.diagnostics import CapacityError
 from compiler.evaluate import region_time
 from compiler.isa.limits import Limits, limits_for
 from compiler.target import load_target, nominal_machine
@@ -37,12 +39,16 @@ def plan_of(m: Maker, limits: Limits) -> RowPlan:
 
 
 def streamed_limits(m: Maker) -> Limits:
-    """The largest SBUF, in steps, for which the rows are streamed."""
-    for sbuf_bytes in range(120_000, 8_000, -1_500):
-        limits = small(sbuf_bytes)
-        if plan_of(m, limits).streamed:
-            return limits
-    raise AssertionError("never streamed")
+    """The largest SBUF, in steps, for which the rows are streamed: smaller ones never hold more."""
+    sizes = range(120_000, 8_000, -1_500)
+
+    def does_not_hold(sbuf_bytes: int) -> bool:
+        try:
+            return plan_of(m, small(sbuf_bytes)).streamed is not None
+        except CapacityError:
+            return True
+
+    return small(sizes[bisect_left(sizes, True, key=does_not_hold)])
 
 
 def check_streamed(m: Maker, dtype) -> Limits:
