@@ -9,11 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 # Simulated ranks run on threads of ours and tests in several processes, so BLAS must not add its
-# own threads. XLA is asked for eight CPU devices: it is the oracle of eight-way partitioning.
+# own threads: they wait by spinning, more than half of the processor time of tests that multiply.
+# The variables are for processes that tests start: they are read when NumPy is loaded, and here a
+# plugin of pytest (jaxtyping) has loaded it.
 for library in ("OPENBLAS", "OMP", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+threadpool_limits(1)
+# XLA is asked for eight CPU devices: it is the oracle of eight-way partitioning.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # XLA compiles each reference for one run: not optimizing it, and the older emitters of fused loops,
