@@ -105,6 +105,8 @@ def test_the_page_has_every_section_and_its_numbers(report: dict[str, Any]) -> N
     assert "SW_X m" in text and "llama.py:" in text
     for name in ("[model]", "[strategy]", "[mesh]", "[cluster]", "[compiler]", "[goodput]"):
         assert name in text
+    (loss,) = (e for e in found.all("figure") if "Loss over" in e.text)
+    assert [e.text for e in loss.find("span")] == ["step 1", "step 3"]
     (layers,) = (e for e in found.all("section") if e.attrs["id"] == "layers")
     rows = [e.text.strip() for row in layers.find("table")[0].find("tbody") for e in row.find("th")]
     assert [name.rpartition(" ")[2] for name in rows] == [
