@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, rest = split_verb(words, ("compile",))
     args = argparse.Namespace(verb=_compile, words=rest) if verb else _parser().parse_args(words)
     args.again = again(words)
-    # Simulated cores run on threads of ours; BLAS threads inside them only fight for the CPUs. Read
-    # when NumPy is loaded, which no verb has done yet.
+    # As in workers and value runs (`service/process_backend.py`); read when NumPy is loaded, which
+    # no verb has done yet.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, _interrupt)
     collect_rarely()

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from compiler.diagnostics import Loc, SimulationError
 from compiler.isa.program import CollectiveCall, Program
@@ -78,9 +77,6 @@ class RankHost:
         self._codes = {n: ProgramCode(programs[n], level, self.watch) for n in sorted(named)}
         self._pool = ThreadPoolExecutor(threads) if threads > 1 and level == L1 else None
         self._stages: dict[int, _Stage] = {}
-        # Whoever loaded NumPy: threads of BLAS beside cores on threads of ours, or beside hosts in
-        # other processes, wait for work by spinning.
-        self._blas = threadpool_limits(1, "blas")
         self.reset()
 
     @classmethod
@@ -214,8 +210,7 @@ class RankHost:
         return [(name, loc, count) for (name, loc), count in self.watch.counts.items()]
 
     def close(self) -> None:
-        """Stop the host threads; BLAS has its own again."""
-        self._blas.restore_original_limits()
+        """Stop the host threads."""
         if self._pool is not None:
             self._pool.shutdown()
 

@@ -103,7 +103,7 @@ class LocalHosts:
 
     def close(self) -> None:
         """See Hosts."""
-        for host in reversed(self.hosts):  # each gives back what it found when it began
+        for host in self.hosts:
             host.close()
 
 

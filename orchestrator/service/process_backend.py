@@ -59,7 +59,8 @@ def start_worker(module: str, *settings: object) -> Worker:
     path = os.pathsep.join(filter(None, (str(PACKAGES_ROOT), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(theirs.fileno()), *map(str, settings)],
-        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+        # One thread of BLAS: several workers share the host (`values/value_run.py`).
+        env={"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
         start_new_session=True,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from compiler.diagnostics import Diagnostic, ExecutionError, LoadError
 from compiler.neff.bundle import Bundle
@@ -85,7 +86,8 @@ def run_values(
     hosts = hosts_of(job, bundle)
     bound = level_bound(job, {value.type.dtype for value in all_values(built.graph)})
     run = ValueRun(bundle.programs, bundle.manifest, l0_bound=bound, hosts=hosts)
-    with closing(run), closing(events):
+    # Whoever has loaded NumPy: threads of BLAS beside cores on threads of ours wait by spinning.
+    with closing(run), closing(events), threadpool_limits(1, "blas"):
         saved = Checkpoints(_folder(job), job.run.checkpoint_every, _identity(built, bundle))
         training = Training(run, source, saved, progress, events)
         if job.run.resume:

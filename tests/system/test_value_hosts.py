@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info, threadpool_limits
 
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
@@ -47,18 +46,6 @@ def unpacked_hosts(bundle: Bundle, count: int, **settings: object) -> LocalHosts
     programs, manifest = bundle.programs, bundle.manifest
     packed = [packed_host(programs, manifest, spans, n, **settings) for n in range(count)]
     return LocalHosts([RankHost.unpacked(data) for data in packed])
-
-
-def blas_threads() -> set[int]:
-    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
-
-
-def test_blas_has_one_thread_as_long_as_there_are_hosts(bundle: Bundle) -> None:
-    with threadpool_limits(2, "blas"):
-        hosts = unpacked_hosts(bundle, 2)
-        assert blas_threads() == {1}
-        hosts.close()
-        assert blas_threads() == {2}
 
 
 def outcome(

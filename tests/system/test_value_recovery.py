@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from compiler.diagnostics import DiagnosticError, ExecutionError, LoadError
 from compiler.neff.bundle import Bundle
@@ -258,12 +259,22 @@ def test_without_the_comparison_no_more_than_a_part_is_drawn_at_a_time(
     assert tree(tmp_path / "1" / last) == tree(tmp_path / "2" / last)
 
 
+def blas_threads() -> set[int]:
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
 def test_a_job_without_the_comparison_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And multiplies on one thread, however many BLAS had before and has again."""
+    had: list[set[int]] = []
+    step = ValueRun.step
+    monkeypatch.setattr(ValueRun, "step", lambda *a: had.append(blas_threads()) or step(*a))
     job = write_job(tmp_path, run={"steps": 1})
     words = ["run", str(job), "--no-compare", "--hosts", "2", "--executor", "inline"]
-    assert main([*words, "--progress", "quiet", "--out", str(tmp_path / "out")]) == 0
+    with threadpool_limits(2, "blas"):
+        assert main([*words, "--progress", "quiet", "--out", str(tmp_path / "out")]) == 0
+        assert (had, blas_threads()) == ([{1}], {2})
     assert "not compared with the unsharded step" in capsys.readouterr().out
     numerics = json.loads((tmp_path / "out" / "report.json").read_text())["numerics"]
     assert numerics["passed"] and numerics["worst_param_error"] is None
