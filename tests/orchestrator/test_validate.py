@@ -8,10 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from compiler.diagnostics import UsageError
 from compiler.dtypes import DType
+from compiler.frontend.task import TrainTask
 from orchestrator import cli
 from orchestrator.validation import calibrate, validate
 from orchestrator.validation.predict import Timed, job_of, layout_of, shares_of, task_of
@@ -158,6 +160,12 @@ def test_other_words_in_the_recomputation_column_are_refused(tmp_path: Path) -> 
     assert "activation_checkpointing requires one of selective, full, none" in error
 
 
+def shapes(task: TrainTask) -> set[int]:
+    """All sizes of dims of a state."""
+    state = task.state or jax.eval_shape(task.init, jax.random.key(0))
+    return {size for leaf in jax.tree.leaves(state) for size in leaf.shape}
+
+
 def test_a_run_is_a_job_on_its_own_mesh(tmp_path: Path) -> None:
     work = parsed(tmp_path, LLAMA | {"vocab": "97"}).workload
     job, layout = job_of(work), layout_of(work)
@@ -166,6 +174,8 @@ def test_a_run_is_a_job_on_its_own_mesh(tmp_path: Path) -> None:
     assert (job.strategy.name, job.strategy.zero) == ("llm-training", 1)
     assert job.strategy.accumulate_dtype == "float32"
     assert task_of(work).tokens_per_sample == 32
+    # 97 words are padded to 25 on each of four tensor-parallel ranks, as Megatron-LM pads them.
+    assert {100, 97} & shapes(task_of(work)) == {100}
     plain = job_of(parsed(tmp_path, BERT).workload)
     assert (plain.strategy.name, plain.strategy.accumulate_dtype) == ("generic", "auto")
     assert plain.compiler.attention == "fused"

@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from compiler.diagnostics import Loc, ShardingError
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
-from compiler.ir.ops import (
-    GatherAttrs,
-    PadAttrs,
-    ReverseAttrs,
-    ScatterAttrs,
-    ShardingConstraintAttrs,
-)
+from compiler.ir.ops import GatherAttrs, PadAttrs, ReverseAttrs, ScatterAttrs
 from compiler.ir.types import Graph, Value
 from compiler.ir.verify import verify
 from sharding.localize import localize
@@ -361,15 +355,6 @@ def test_operands_that_lie_differently_are_refused() -> None:
     out = b.add(x, y)
     dims = {x: (S, N), y: (R, N), out: (S, N)}  # equal local shapes, other elements
     refuse(partitioned(b.finish(out), HSDP, dims), "SW_LOCALIZE_AXES", "model.py:41", "add")
-
-
-def test_a_constraint_that_moves_elements_is_refused() -> None:
-    """Partitioning has put a collective in front of it; one that is left would be forgotten."""
-    b = Builder(loc=LOC)
-    x = b.input((4, 4))
-    out = b.op("sharding_constraint", x, attrs=ShardingConstraintAttrs(((), ())))
-    dims = {x: (S, N), out: (R, N)}
-    refuse(partitioned(b.finish(out), HSDP, dims), "SW_LOCALIZE_AXES", "model.py:41", "operand")
 
 
 @pytest.mark.parametrize("case", ["slice", "concatenate", "pad", "reverse", "dynamic_slice"])

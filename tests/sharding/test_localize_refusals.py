@@ -20,6 +20,7 @@ from compiler.ir.ops import (
     ReduceWindowAttrs,
     ReverseAttrs,
     ScatterAttrs,
+    ShardingConstraintAttrs,
     SortAttrs,
 )
 from compiler.ir.types import Value
@@ -323,6 +324,16 @@ RULES |= {
         made(lambda b, x: b.all_to_all(x, 0, 1, S)),
         {"x": (N, S), "y": (S, N)},
         [({"x": (S, N)}, AXES, "split and concatenated dims")],
+    ),
+    "collective_permute": (
+        made(lambda b, x: b.collective_permute(x, ((0, 1), (1, 0)), S)),
+        {"x": (R, N), "y": (R, N)},
+        [({"y": (N, N)}, AXES, "operand and result cut alike")],
+    ),
+    "sharding_constraint": (
+        one("sharding_constraint", (4, 4), attrs=ShardingConstraintAttrs(((), ()))),
+        {"x0": (S, N), "y": (S, N)},
+        [({"y": (R, N)}, AXES, ALIKE)],
     ),
     "axes of another mesh": (
         made(lambda b, x: b.all_reduce(x, ("tp",))),

@@ -390,10 +390,14 @@ def test_weights_are_gathered_again_or_kept(reshard: bool) -> None:
     assert plan.buffers["gradient/w"].axes == (S, N)
 
 
-def test_cheap_values_are_computed_again_not_stored() -> None:
+@pytest.mark.parametrize("steps", [0, 1])
+def test_cheap_values_are_computed_again_not_stored(steps: int) -> None:
+    """A row that is spread, and what follows from it element by element."""
     b = Step()
     row = b.reduce(b.dot(b.x, b.w), "add", (1,))
     wide = b.broadcast(row, (ROWS, WIDTH), (0,))
+    for _ in range(steps):
+        wide = b.op("tanh", wide)
     loss = b.reduce(wide, "add", (0, 1))
     w, m = b.momentum(b.gradient(b.multiply(wide, b.x)))
     plan = cut(b.finish(w, m, loss))
