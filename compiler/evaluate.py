@@ -131,9 +131,8 @@ class _Costs:
         latency += self.core.semaphore_ps if signals else 0
         for busy in self.busy:
             busy[instr.engine] += times * interval
-        kept = self.recorded and interval > 0 and instr.engine in _COMPUTE
-        first = Timed(queue, interval, latency, waits, signals, kept, instr.borders)
-        later = first._replace(recorded=False) if kept else first
+        first = Timed(queue, interval, latency, waits, signals, self.recorded, instr.borders)
+        later = first._replace(recorded=False)
         return [first, *[later] * (len(self.rates) - 1)]
 
     def time(self, point: int, body: Sequence[Timed | TimedLoop], chain: Chain) -> RegionTime:

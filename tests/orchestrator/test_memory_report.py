@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,11 @@ def test_the_screen_shows_time_tensors_and_changes(words, capsys) -> None:
     assert "bytes in use over the step" in text and "backward.loop" in text
     assert "largest tensors at the peak" in text and "llama.py:" in text
     assert "strategy.remat=full" in text
+    lines = text[text.index("largest tensors") :].splitlines()
+    at = next(n for n, line in enumerate(lines) if "bytes" in line)
+    header, rows = lines[at], lines[at + 1 : at + 8]
+    ends = {match.end() for row in rows if (match := re.search(r"\d (B|KiB)", row))}
+    assert ends == {header.index("bytes") + len("bytes")}, "sizes stand below each other"
 
 
 def test_state_that_cannot_fit_is_refused_before_compiling(
