@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from collectives.costs import CollectiveCosts
+from collectives.layout import place
 from collectives.ops import (
     CollectiveError,
     CollectiveKind,
@@ -112,6 +113,12 @@ def test_what_else_could_be_used_across_instances() -> None:
     assert meshes == {"hierarchical (mesh inside, mesh across)"}
     lone = ReplicaGroups(((0, 16),))  # one rank of each: a ring through both is a ring across
     assert "flat ring" not in names(REDUCE, grid(2), lone)
+
+
+def test_groups_over_other_numbers_of_chips_are_no_grid() -> None:
+    """Four ranks to a chip: one chip and two chips have other rings."""
+    assert place(grid(), ReplicaGroups(((0, 1), (4, 5)))).grid is not None
+    assert place(grid(), ReplicaGroups(((0, 1), (2, 4)))).grid is None
 
 
 def test_nothing_to_choose_from() -> None:

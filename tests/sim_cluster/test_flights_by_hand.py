@@ -163,6 +163,13 @@ def test_what_nobody_wrote_is_not_sent_and_no_register() -> None:
     assert arrays[1].tolist() == [0.0] * 8
 
 
+def test_more_than_there_is_room_for_does_not_arrive() -> None:
+    made, _ = bound(function(start(0, 1), WAIT))
+    request = next(iter(made.run({})))
+    with refused("SW_SIM_COLLECTIVE.*receives 9 elements, its target has 8"):
+        request.deliver(np.zeros(9, np.float32))
+
+
 def test_collectives_in_an_order_that_cannot_be() -> None:
     with refused("SW_SIM_COLLECTIVE.*waits for collective 0 before it starts"):
         FunctionCode(function(WAIT, start(0, 1)))
