@@ -43,7 +43,7 @@ are read depends on what is in others, and who takes a change back asks the olde
 _ABSENT: tuple[None, float] = None, 0.0
 _OWN, _READ = "file ", "model's "
 _NAMES = several(Rule("a name", lambda v: type(v) is str and "\0" not in v))
-_LISTS = several(_NAMES, least=1, most=MOST_LISTS)
+_LISTS = several(_NAMES, most=MOST_LISTS)
 NOT_IN_KEY = ("output", "cache", "run", "base")
 
 
