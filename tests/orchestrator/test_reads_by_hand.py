@@ -53,7 +53,13 @@ def test_files_that_are_opened_for_reading_in_the_block(tmp_path: Path) -> None:
         files["a.pyc"].read_bytes()
         with contextlib.suppress(FileNotFoundError):
             files["absent"].read_bytes()
-        Path("/proc/self/stat").read_bytes()
+        for system in (
+            "/proc/self/stat",
+            "/dev/null",
+            "/sys/kernel/mm/transparent_hugepage/enabled",
+        ):
+            with contextlib.suppress(FileNotFoundError):
+                Path(system).read_bytes()
         Path(np.__file__).read_bytes()
         Path(os.__file__).read_bytes()
         Path(compiler.__file__ or "").read_bytes()
@@ -69,6 +75,7 @@ def test_files_that_are_opened_for_reading_in_the_block(tmp_path: Path) -> None:
     assert found["kept"] == "1"
     theirs = (Path(np.__file__), Path(os.__file__), Path(compiler.__file__ or ""))
     assert not {f"read {path}" for path in theirs} & found.keys()
+    assert not [name for name in found if name.startswith(("read /proc", "read /dev", "read /sys"))]
 
 
 def test_folders_that_are_listed_in_the_block(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from compiler.diagnostics import Loc, ShardingError
 from compiler.dtypes import DType
 from compiler.ir.analysis import count_ops
 from compiler.ir.build import Builder
-from compiler.ir.ops import ScatterAttrs
+from compiler.ir.ops import ReduceWindowAttrs, ScatterAttrs
 from compiler.ir.reference import evaluate
 from compiler.ir.types import Graph, Value
 from compiler.ir.verify import verify
@@ -388,6 +388,30 @@ def test_weights_are_gathered_again_or_kept(reshard: bool) -> None:
     ranks = run(plan, state, [floats(2 * ROWS, 4)])
     assert ranks.gather("gradient/w").shape == (4, 4)
     assert plan.buffers["gradient/w"].axes == (S, N)
+
+
+ALONE = ReduceWindowAttrs("max", (1, 1), (1, 1), (0, 0), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("of_weights", "is_stored"),
+    [
+        (lambda b: b.op("reduce_window", b.w, attrs=ALONE), True),
+        (lambda b: b.dot(b.w, b.w), True),
+        (lambda b: b.op("negate", b.w), False),
+    ],
+)
+def test_dear_values_of_weights_are_stored(
+    of_weights: Callable[[Step], Value], is_stored: bool
+) -> None:
+    b = Step()
+    made = of_weights(b)
+    y = b.dot(b.x, made)
+    loss = b.reduce(b.multiply(y, y), "add", (0, 1))
+    w, m = b.momentum(b.gradient(b.dot(y, made)))
+    plan = cut(b.finish(w, m, loss))
+    residuals = [i.local_type.shape for i in plan.buffers.values() if i.role == "residual"]
+    assert sorted(residuals) == sorted([(ROWS, WIDTH), *([(WIDTH, WIDTH)] * is_stored)])
 
 
 @pytest.mark.parametrize("steps", [0, 1])
