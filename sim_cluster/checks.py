@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from compiler.diagnostics import SimulationError
 from compiler.isa.attributes import OPTIONAL_ATTRIBUTES
 from compiler.isa.instructions import INSTRUCTIONS, InstrDef
 from compiler.isa.limits import Limits, check_instr, start_is_legal
 from compiler.isa.program import Engine, Instr, Space, Tile
-from sim_cluster.engines.registry import DECODERS, require
+from sim_cluster.engines.registry import require
 
 DMA_ENGINES = (Engine.DMA_IN, Engine.DMA_OUT)
 
@@ -21,9 +22,8 @@ DMA_ENGINES = (Engine.DMA_IN, Engine.DMA_OUT)
 def check_instruction(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> None:
     """Raise SimulationError for an instruction the machine would not accept."""
     definition = INSTRUCTIONS.get(instr.opcode)
-    known = definition is not None and instr.opcode in DECODERS
-    require(known, "SW_L0_OPCODE", f"no instruction is called {instr.opcode}")
-    assert definition is not None
+    if definition is None:
+        raise SimulationError("SW_L0_OPCODE", f"no instruction is called {instr.opcode}")
     require(
         instr.engine in definition.engines,
         "SW_L0_ENGINE",

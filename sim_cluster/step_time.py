@@ -68,7 +68,7 @@ class StepTiming:
     stages_ps: tuple[Mapping[str, int], ...]
     collectives: tuple[CollectiveUse, ...]
     rank_classes: int  # classes of ranks that behave alike
-    lnc: int = 1
+    lnc: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

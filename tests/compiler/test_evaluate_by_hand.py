@@ -39,6 +39,7 @@ from compiler.isa.program import (
     Tile,
 )
 from compiler.isa.region import Affine, RegionProgram, Tensor
+from compiler.max_plus import merged
 from compiler.target import Target, load_target, logical
 
 TRN1N = load_target("trn1n.32xlarge")
@@ -378,3 +379,8 @@ def test_time_with_an_engine_busy_in_loops_of_two() -> None:
     assert apart.compute_ps == 7 * (ADD_PS + 838_571)
     beside = timed(region(Loop(0, 7, [by_vector, by_gpsimd]), tokens=(0, 2)))
     assert beside.compute_ps == 7 * ADD_PS + 838_571
+
+
+def test_intervals_that_touch_are_one_and_empty_ones_are_none() -> None:
+    assert merged([(5, 7), (1, 2), (2, 4), (6, 6), (9, 9)]) == [(1, 4), (5, 7)]
+    assert merged([]) == []

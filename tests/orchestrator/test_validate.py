@@ -121,6 +121,7 @@ def test_host_time_is_beside_that_of_the_step() -> None:
         stages_ps=(),
         collectives=(),
         rank_classes=1,
+        lnc=1,
     )
     timed = shares_of(step, host_us=1000)
     assert timed == Timed(0.004, {"compute": 0.5, "memory": 0.25, "host": 0.25}, {"tensor": 0.25})

@@ -127,6 +127,19 @@ def test_a_step_of_three_runs(profile: str, add_ps: int, busy_ps: int, gather_ps
     assert found.last.placed_ps == {("p", -1): {"launch": 300_000_000}, ("p", 0): of_function}
 
 
+def test_jitter_is_drawn_for_every_micro_batch() -> None:
+    """None is like the one before, so none is taken for it."""
+    step = Step(
+        programs={"p": program(OVERLAPPED)},
+        schedules=(((("p",), 20),),),
+        mesh={"rest": 16, "dp": 2},
+        target=TRN1N,
+        instances=1,
+        faults=Faults(jitter=0.05, seed=3),
+    )
+    assert time_step(step).step_time_ps == time_step(step, traced=True).step_time_ps
+
+
 def test_repeats_and_several_calls() -> None:
     """One launch; 2 + 3 * (1 + 2) = 11 calls of one addition."""
     nest = Repeat(0, 3, (CALL, Repeat(1, 2, (CALL,))))

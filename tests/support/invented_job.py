@@ -111,5 +111,6 @@ def timing(step_time_ps: int, **fields: Any) -> StepTiming:
         "stages_ps": ({"compute": step_time_ps},),
         "collectives": (),
         "rank_classes": 1,
+        "lnc": 1,
     }
     return StepTiming(**(own | fields))
