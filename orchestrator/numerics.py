@@ -281,7 +281,7 @@ def run_unsharded(
 
 
 def measure_rounding(
-    job: JobConfig, global_batch: int, reference: Reference, num_microbatches: int = 1
+    job: JobConfig, global_batch: int, reference: Reference, num_microbatches: int
 ) -> Rounding:
     """What rounding does to the leaves and losses of a job, as its model, its precision policy and
     `auto_cast` round; and what its micro-batches give, where there are several.

@@ -13,13 +13,13 @@ import pytest
 
 from compiler.diagnostics import UsageError
 from compiler.dtypes import DType
-from compiler.frontend.task import TrainTask
 from orchestrator import cli
 from orchestrator.validation import calibrate, validate
 from orchestrator.validation.predict import Timed, job_of, layout_of, shares_of, task_of
 from orchestrator.validation.published import (
     PublishedRun,
     UnreadableRun,
+    Workload,
     read_runs,
 )
 from orchestrator.validation.run_settings import profiles, release
@@ -161,10 +161,13 @@ def test_other_words_in_the_recomputation_column_are_refused(tmp_path: Path) -> 
     assert "activation_checkpointing requires one of selective, full, none" in error
 
 
-def shapes(task: TrainTask) -> set[int]:
-    """All sizes of dims of a state."""
-    state = task.state or jax.eval_shape(task.init, jax.random.key(0))
-    return {size for leaf in jax.tree.leaves(state) for size in leaf.shape}
+def shape(work: Workload, *path: str) -> tuple[int, ...]:
+    """Of a weight of the task of a run."""
+    task = task_of(work)
+    leaf, *_ = task.state or jax.eval_shape(task.init, jax.random.key(0))
+    for name in path:
+        leaf = leaf[name]
+    return leaf.shape
 
 
 def test_a_run_is_a_job_on_its_own_mesh(tmp_path: Path) -> None:
@@ -176,7 +179,11 @@ def test_a_run_is_a_job_on_its_own_mesh(tmp_path: Path) -> None:
     assert job.strategy.accumulate_dtype == "float32"
     assert task_of(work).tokens_per_sample == 32
     # 97 words are padded to 25 on each of four tensor-parallel ranks, as Megatron-LM pads them.
-    assert {100, 97} & shapes(task_of(work)) == {100}
+    assert shape(work, "lm_head") == (64, 100)
+    # Two key-value heads of 16, or one on each of the four ranks.
+    shared = dataclasses.replace(work, kv_heads=2)
+    assert shape(shared, "layers", "wk") == (4, 64, 32)
+    assert shape(dataclasses.replace(shared, replicated_kv=True), "layers", "wk") == (4, 64, 64)
     plain = job_of(parsed(tmp_path, BERT).workload)
     assert (plain.strategy.name, plain.strategy.accumulate_dtype) == ("generic", "auto")
     assert plain.compiler.attention == "fused"

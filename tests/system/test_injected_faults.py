@@ -122,7 +122,7 @@ def built(name: str, folder: Path) -> Model:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orchestrator.model.resolve_task", lambda _: task)
         reference = run_unsharded(job, BATCH)
-        rounding = measure_rounding(job, BATCH, reference)
+        rounding = measure_rounding(job, BATCH, reference, 1)
     *_, host = trained((task, bundle))
     return Model(task, bundle, reference, rounding, host.calls[: len(host.calls) // STEPS])
 
