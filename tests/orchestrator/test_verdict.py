@@ -16,6 +16,7 @@ from orchestrator import numerics
 from orchestrator.config import JobConfig, load
 from orchestrator.job import Values, exit_code
 from orchestrator.numerics import (
+    Parts,
     Reference,
     Rounding,
     differences,
@@ -154,6 +155,24 @@ def test_the_worst_leaf_is_that_of_the_reference_with_the_largest_share() -> Non
     assert (loss.name, loss.share) == ("step 2", pytest.approx(0.1 / 0.2))
     with pytest.raises(ValueError, match="longer"):
         differences(given, (1.0,), reference)
+
+
+def test_parts_are_told_where_their_mean_is_another_loss() -> None:
+    """The loss is 2; rounding alone moves it by a hundredth, so a mean may be 4 % off."""
+    rounding = Rounding(dict.fromkeys(LEAF, 0.0), (0.01, 0.0))
+
+    def told(mean_loss: float) -> dict[str, Any] | None:
+        parts = Parts(2, mean_loss, "m.py:7")
+        values = Values((2.0, 1.5), LEAF, GOOD)
+        return numerics_section(JobConfig(), values, REFERENCE, replace(rounding, parts=parts))[
+            "parts"
+        ]
+
+    assert told(3.0) == {"count": 2, "mean_loss": 3.0, "loss": 2.0, "place": "m.py:7"}
+    assert told(2.09) is not None and told(2.07) is None
+    for none in (None, rounding):
+        found = numerics_section(JobConfig(), Values((2.0, 1.5), LEAF, GOOD), REFERENCE, none)
+        assert found["parts"] is None
 
 
 @pytest.mark.parametrize(
