@@ -184,7 +184,9 @@ def test_a_run_is_a_job_on_its_own_mesh(tmp_path: Path) -> None:
     shared = dataclasses.replace(work, kv_heads=2)
     assert shape(shared, "layers", "wk") == (4, 64, 32)
     assert shape(dataclasses.replace(shared, replicated_kv=True), "layers", "wk") == (4, 64, 64)
-    plain = job_of(parsed(tmp_path, BERT).workload)
+    bert = parsed(tmp_path, BERT).workload
+    assert shape(bert, "b_pool") == (bert.hidden,)  # what published checkpoints hold
+    plain = job_of(bert)
     assert (plain.strategy.name, plain.strategy.accumulate_dtype) == ("generic", "auto")
     assert plain.compiler.attention == "fused"
 

@@ -173,6 +173,8 @@ def test_parts_are_told_where_their_mean_is_another_loss() -> None:
     for none in (None, rounding):
         found = numerics_section(JobConfig(), Values((2.0, 1.5), LEAF, GOOD), REFERENCE, none)
         assert found["parts"] is None
+        # Three draws, four times what they do: docs/numerics.md.
+        assert found["rounding"] == (none and {"samples": 3, "times": 4})
 
 
 @pytest.mark.parametrize(

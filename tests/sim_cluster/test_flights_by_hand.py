@@ -163,6 +163,20 @@ def test_what_nobody_wrote_is_not_sent_and_no_register() -> None:
     assert arrays[1].tolist() == [0.0] * 8
 
 
+def test_two_collectives_in_flight_touch_what_each_of_them_names() -> None:
+    """The second sends 2 into 3: the first has landed when the other core reads what it brought."""
+
+    def of_second(region: Region) -> Region:
+        attrs = {**region.program.attrs, "collective": 1}
+        return replace(region, program=replace(region.program, attrs=attrs))
+
+    late = replace(copy(1, 4), after=3)
+    own = (start(0, 1), of_second(start(2, 3)), WAIT, of_second(WAIT))
+    given = function(*own, partner=[IDLE, IDLE, late, IDLE])
+    arrays = run(replace(given, collectives=given.collectives * 2))
+    assert [a[0] for a in arrays] == [0.0, 0.0, 2.0, 4.0]
+
+
 def test_more_than_there_is_room_for_does_not_arrive() -> None:
     made, _ = bound(function(start(0, 1), WAIT))
     request = next(iter(made.run({})))
