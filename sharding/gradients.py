@@ -94,10 +94,7 @@ def with_reduced(graph: Graph, labels: dict[Value, Label]) -> dict[Value, Label]
 
 
 def find_cut(
-    view: StepView,
-    outputs: Sequence[Value],
-    accumulated: bool = True,
-    reduce_last: bool = False,
+    view: StepView, outputs: Sequence[Value], accumulated: bool, reduce_last: bool
 ) -> list[Value]:
     """The sums over samples through which `outputs` depend on the batch, cheapest to store, in
     program order: in fp32 when micro-batches are added up, else in their own type. With
