@@ -206,9 +206,13 @@ def _read_transfer(row: list[Any]) -> Transfer:
     return Transfer(**dict(zip(names, row, strict=True)))
 
 
+def _read_part(row: list[Any]) -> LeafPart:
+    leaf, dim, first = row
+    return LeafPart(_text(leaf), _count(dim), _count(first))
+
+
 def _read_buffer(row: list[Any]) -> NamedBuffer:
     name, role, dtype, local, global_, axes, initial, offset, part, stages, slots = row
-    leaf, dim, first = part or (name, 0, 0)
     return NamedBuffer(
         name=_text(name),
         role=_text(role),
@@ -218,7 +222,7 @@ def _read_buffer(row: list[Any]) -> NamedBuffer:
         axes=tuple(tuple(map(_text, a)) for a in axes),
         initial=_text(initial),
         offset_bytes=_count(offset),
-        part=LeafPart(_text(leaf), _count(dim), _count(first)) if part else None,
+        part=_read_part(part) if part else None,
         stages=_counts(stages),
         slots=_counts(slots),
     )

@@ -79,6 +79,13 @@ def test_what_one_host_stored_another_has_and_keeps(
     assert host(tmp_path / "b", url).get("compile", KEY) == b"payload"
 
 
+def test_what_is_stored_here_alone_is_on_no_other_host(tmp_path: Path, url: str) -> None:
+    """A failure may be this host's own."""
+    own = host(tmp_path / "a", url)
+    assert own.put("failed", KEY, b"why", here=True) and own.get("failed", KEY) == b"why"
+    assert host(tmp_path / "b", url).get("failed", KEY) is None
+
+
 def test_the_first_writer_wins(tmp_path: Path, url: str) -> None:
     host(tmp_path / "a", url).put("compile", KEY, b"first")
     late = host(tmp_path / "b", url)

@@ -321,6 +321,7 @@ def test_state_that_keeps_samples_refuses_micro_batches_with_the_line() -> None:
     assert caught.value.loc == LOC
     assert "slice" in str(caught.value)
     assert "single samples" in str(caught.value)
+    assert "one sample in all" not in str(caught.value)
 
 
 def test_what_cannot_be_cut_runs_as_one_program() -> None:
@@ -412,6 +413,21 @@ def test_dear_values_of_weights_are_stored(
     plan = cut(b.finish(w, m, loss))
     residuals = [i.local_type.shape for i in plan.buffers.values() if i.role == "residual"]
     assert sorted(residuals) == sorted([(ROWS, WIDTH), *([(WIDTH, WIDTH)] * is_stored)])
+
+
+def test_a_collective_of_weights_is_not_repeated() -> None:
+    b = Builder(loc=LOC)
+    w, m, x = b.input((4, 4)), b.input((4, 4)), b.input((ROWS, 4))
+    made = b.all_reduce(w, S)
+    y = b.dot(x, made)
+    squares = b.multiply(y, y)
+    loss = b.all_reduce(b.reduce(squares, "add", (0, 1)), S)
+    dy = b.dot(y, made)
+    grad = b.all_reduce(b.dot(x, dy, ((0,), (0,))), S)
+    graph = b.finish(b.op("subtract", w, grad), b.add(m, grad), loss)
+    plan = cut_part(partitioned(graph, DP, dict.fromkeys([x, y, squares, dy], (S, N)), IN, OUT))
+    residuals = [i.local_type.shape for i in plan.buffers.values() if i.role == "residual"]
+    assert residuals == [(4, 4), (ROWS // 2, 4)]  # the sum of weights, and the product
 
 
 @pytest.mark.parametrize("steps", [0, 1])
