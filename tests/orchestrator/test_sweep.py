@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from compiler.diagnostics import UsageError
@@ -240,16 +241,12 @@ def test_files_hold_every_point(swept: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [r["status"] for r in rows] == [FITS, FITS, REFUSED, REFUSED]
     assert float(rows[0]["tokens_per_s"]) > float(rows[1]["tokens_per_s"])
-    if (swept / "out" / "sweep.parquet").exists():
-        pandas = pytest.importorskip("pandas")
-        frame = pandas.read_parquet(swept / "out" / "sweep.parquet")
-        assert list(frame.columns) == list(rows[0]) and len(frame) == 4
+    frame = pandas.read_parquet(swept / "out" / "sweep.parquet")
+    assert list(frame.columns) == list(rows[0]) and len(frame) == 4
 
 
 def test_a_figure_that_points_set_has_one_type(tmp_path: Path) -> None:
     """A refused point has it as text alone, and a plan as a number."""
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
     rows = [
         Row("a", {"instances": "2"}, FITS, metrics={"instances": 2, "target": "t"}),
         Row("b", {"instances": "3"}, REFUSED, "SW_A", "why"),
@@ -259,7 +256,6 @@ def test_a_figure_that_points_set_has_one_type(tmp_path: Path) -> None:
 
 
 def test_pictures_show_what_fits_and_are_the_same_every_time(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     rows = [
         Row(f"{tp}{remat}", {"mesh.tp": tp, "remat": remat}, status, metrics=figures(int(tp)))
         for tp, remat, status in (
