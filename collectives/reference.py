@@ -62,12 +62,12 @@ def reference(
 
 def reduce_whole(blocks: Sequence[Array], reduction: str) -> Array:
     """All blocks reduced in order, narrow floats in fp32."""
-    dtype = blocks[0].dtype
-    wide = np.dtype(np.float32) if is_narrow_float(dtype) else dtype
-    total = blocks[0].astype(wide)
-    for block in blocks[1:]:
+    first, *others = blocks
+    wide = np.dtype(np.float32) if is_narrow_float(first.dtype) else first.dtype
+    total = first.astype(wide)
+    for block in others:
         total = ufunc(reduction)(total, block.astype(wide))
-    return total.astype(dtype)
+    return total.astype(first.dtype)
 
 
 def is_narrow_float(dtype: np.dtype[Any]) -> bool:

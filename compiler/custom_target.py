@@ -200,8 +200,8 @@ def _value(fact: Any) -> Any:
 def _wrong(key: str, value: Any) -> str:
     rule = RULES.get(key)
     if rule is None:
-        near = difflib.get_close_matches(key, RULES, 1)
-        return f"unknown fact {key!r}" + (f", did you mean {near[0]!r}" if near else "")
+        near = (f", did you mean {name!r}" for name in difflib.get_close_matches(key, RULES, 1))
+        return "".join((f"unknown fact {key!r}", *near))
     if not rule.holds(value):
         return f"{key} requires {rule.text}, got {value!r}"
     largest = max(filter(_is_number, value if isinstance(value, list) else [value]), default=0)

@@ -213,7 +213,7 @@ def metric_findings(
 
 def _first(array: np.ndarray) -> str:
     """A number, or the first of an array and how many there are."""
-    first = f"{float(array.reshape(-1)[0]):g}"
+    first = f"{float(array.flat[0]):g}"
     return f"{first} (and {array.size - 1} more)" if array.size > 1 else first
 
 

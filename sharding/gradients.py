@@ -184,7 +184,7 @@ def _weights(view: StepView, zone: set[Value], accumulated: bool) -> dict[Value,
         for value in op.results:
             if value not in zone:
                 continue
-            before = max((scalings.get(v, 0) for v in op.operands), default=0)
+            before = max(scalings.get(v, 0) for v in op.operands)
             scalings[value] = min(before + (op.name in SCALINGS), _FINE - 1)
             width = ACCUMULATOR_BYTES if accumulated else value.type.dtype.bytes
             size = value.type.num_elements * width

@@ -61,7 +61,7 @@ class LocalStore:
     poll_s = 0.05
     """Our choice: a lock takes 0.2 ms to try, a unit takes tens of milliseconds or more."""
 
-    def __init__(self, directory: Path, max_bytes: int = 10 * GIB) -> None:
+    def __init__(self, directory: Path, max_bytes: int) -> None:
         self.place = str(directory)
         self.directory = directory
         self._max_bytes = max_bytes

@@ -48,6 +48,8 @@ def test_another_format_is_refused() -> None:
 
     with pytest.raises(LoadError, match="SW_UNIT_FORMAT"):
         unpack_function(msgpack.packb([99, []]))
+    with pytest.raises(LoadError, match=r"SW_UNIT_FORMAT.*makes no sense: TypeError"):
+        unpack_function(msgpack.packb(5))
     for rows in ([["regions", "", [1]]], [["regions", "", [-1], b""]], [["r", "u9", [1], b""]]):
         with pytest.raises(LoadError, match=r"SW_UNIT_FORMAT.*sections requires"):
             unpack_function(msgpack.packb([1, rows]))

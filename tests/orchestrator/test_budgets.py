@@ -11,6 +11,7 @@ import pytest
 from compiler import budget
 from compiler.isa import limits
 from orchestrator.cli import main
+from orchestrator.plan_cache import exit_code
 from tests.support.small_job import write_job
 
 
@@ -31,6 +32,22 @@ def answer(capsys: pytest.CaptureFixture[str], verb: str, job: Path, *sets: str)
 
 def codes(report: Any, severity: str) -> set[str]:
     return {f["code"] for f in report["findings"] if f["severity"] == severity}
+
+
+@pytest.mark.parametrize(
+    ("fits", "severities", "code"),
+    [
+        (True, (), 0),
+        (True, ("warning", "info"), 0),
+        (True, ("warning", "error"), 70),
+        (False, ("error",), 71),
+    ],
+)
+def test_a_plan_ends_with_the_code_of_the_budget_that_is_broken(
+    fits: bool, severities: tuple[str, ...], code: int
+) -> None:
+    findings = [{"severity": severity} for severity in severities]
+    assert exit_code({"memory": {"fits": fits}, "findings": findings}) == code
 
 
 @pytest.mark.matrix

@@ -250,7 +250,7 @@ def test_leftovers_of_dead_writers_go_and_foreign_files_stay(tmp_path: Path) -> 
 
 
 def test_clearing_locks_leaves_those_that_are_held(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = LocalStore(tmp_path, max_bytes=0)
     for number in range(4):
         release = store.lock(EntryName("compile", key(number)))
         assert release is not None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator import age, api, cli, plan_cache
-from orchestrator.cache import About, Cache
+from orchestrator.cache import About, Cache, open_cache
 from orchestrator.cache.entry import EntryName, pack_entry
 from orchestrator.cli import main
 from orchestrator.config import JobConfig, asked_now, from_store, load
@@ -180,6 +180,9 @@ def test_the_screen_of_a_stored_plan(
     assert re.search(told, before)
     report = json.loads(shown(["plan", "job.toml", "--json"], capsys))["provenance"]
     assert 0 < report["stored_s"] < time.time()
+    cache = open_cache(load(planned, []).cache)
+    counts = cache.tally.read()
+    assert counts["plan hits"] >= 2, "every command adds its own to the store"
     assert report["again"] == "shardwright plan --fresh job.toml --json"
     fresh = json.loads(shown(["plan", "--fresh", "job.toml", "--json"], capsys))
     assert "stored_s" not in fresh["provenance"]

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import os
+import py_compile
 import sys
 import threading
 from collections.abc import Callable
@@ -125,7 +126,10 @@ def test_modules_that_are_looked_for_in_the_block(
     (second / "a_package" / "part.py").write_text("")
     for folder in (second, first):
         monkeypatch.syspath_prepend(str(folder))
-    names = ("that_raises", "that_is_nowhere", "a_package.part", "a_package.other")
+    (second / "of_no_source.py").write_text("raise ImportError('not here')")
+    py_compile.compile(str(second / "of_no_source.py"), str(second / "of_no_source.pyc"))
+    (second / "of_no_source.py").unlink()
+    names = ("that_raises", "that_is_nowhere", "of_no_source", "a_package.part", "a_package.other")
 
     def tried() -> None:
         for name in names:
@@ -139,10 +143,11 @@ def test_modules_that_are_looked_for_in_the_block(
         del sys.modules["a_package"]
         own = {name: value for name, value in found.items() if str(tmp_path) in name}
         raises, package = second / "that_raises.py", second / "a_package"
-        places = [f"{folder}/{name}" for folder in (first, second) for name in names[:2]]
+        places = [f"{folder}/{name}" for folder in (first, second) for name in names[:3]]
         places += [f"{first}/a_package", *(f"{package}/{name}" for name in ("part", "other"))]
         assert own == dict.fromkeys((f"looked for {place}" for place in places), "") | {
             f"looked for {second}/that_raises": str(raises),
+            f"looked for {second}/of_no_source": str(second / "of_no_source.pyc"),
             f"looked for {package}": str(package / "__init__.py"),
             f"looked for {package}/part": str(package / "part.py"),
             f"read {raises}": sha(raises.read_bytes()),

@@ -77,6 +77,12 @@ def test_the_search_has_twenty_steps_along_each_constant(run: PublishedRun) -> N
     assert found.stall_recovery == pytest.approx(0.35, abs=1e-9)
 
 
+def test_a_fit_stays_between_the_corners(run: PublishedRun) -> None:
+    """Of a run that is faster than at (1, 1), 0.5 s, where both constants end."""
+    rows = [Surface(measured_in(run, "A", 0.1), ((4.0, 2.0), (2.0, 0.5)))]
+    assert calibrate.best_fit(rows) == Fit(1.0, 1.0)
+
+
 # When a fit is taken
 
 

@@ -430,9 +430,11 @@ def test_a_collective_of_weights_is_not_repeated() -> None:
     assert residuals == [(4, 4), (ROWS // 2, 4)]  # the sum of weights, and the product
 
 
-@pytest.mark.parametrize("steps", [0, 1])
-def test_cheap_values_are_computed_again_not_stored(steps: int) -> None:
-    """A row that is spread, and what follows from it element by element."""
+@pytest.mark.parametrize(("steps", "stored"), [(0, (ROWS,)), (6, (ROWS,)), (7, (ROWS, WIDTH))])
+def test_cheap_values_are_computed_again_not_stored(steps: int, stored: tuple[int, ...]) -> None:
+    """A row that is spread, and what follows from it element by element; of more than six ops
+    behind one that could be repeated the last is stored.
+    """
     b = Step()
     row = b.reduce(b.dot(b.x, b.w), "add", (1,))
     wide = b.broadcast(row, (ROWS, WIDTH), (0,))
@@ -442,7 +444,7 @@ def test_cheap_values_are_computed_again_not_stored(steps: int) -> None:
     w, m = b.momentum(b.gradient(b.multiply(wide, b.x)))
     plan = cut(b.finish(w, m, loss))
     residuals = [i.local_type.shape for i in plan.buffers.values() if i.role == "residual"]
-    assert residuals == [(ROWS,)]
+    assert residuals == [stored]
 
 
 def test_coordinates_are_inputs_even_inside_loops() -> None:
