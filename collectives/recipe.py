@@ -57,7 +57,7 @@ class Recipe:
         """Pieces every chunk is cut into."""
         if self.patterns:
             return num_parts(self.patterns, self.rings)
-        return len(self.rings) if self.algorithm in ("ring", "flat_ring") else 1
+        return len(self.rings) or 1
 
     def positions(self) -> IntArray:
         """The grid as an array."""

@@ -63,16 +63,16 @@ def reference(
 def reduce_whole(blocks: Sequence[Array], reduction: str) -> Array:
     """All blocks reduced in order, narrow floats in fp32."""
     first, *others = blocks
-    wide = np.dtype(np.float32) if is_narrow_float(first.dtype) else first.dtype
+    wide = _accumulated_in(first.dtype)
     total = first.astype(wide)
     for block in others:
         total = ufunc(reduction)(total, block.astype(wide))
     return total.astype(first.dtype)
 
 
-def is_narrow_float(dtype: np.dtype[Any]) -> bool:
-    """True for float types below 32 bits; extension types (bf16, fp8) report kind V."""
-    return dtype.itemsize < 4 and dtype.kind in "fV"
+def _accumulated_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Floats in fp32 or wider; extension types (bf16, fp8) report kind V."""
+    return np.promote_types(dtype, np.float32) if dtype.kind in "fV" else dtype
 
 
 def ufunc(reduction: str) -> np.ufunc:

@@ -328,18 +328,18 @@ def _grid_routes(fabric: _Fabric, pairs: Sequence[tuple[int, int]]) -> IntArray:
     """
     number = {pair: i for i, pair in enumerate(pairs)}
     chips = math.prod(fabric.shape)
-    table = [[_walk(a, b, fabric) for b in range(chips)] for a in range(chips)]
-    longest = max(1, max(len(path) - 1 for line_ in table for path in line_))
+    table = [[_hops(a, b, fabric) for b in range(chips)] for a in range(chips)]
+    longest = max(len(hops) for row in table for hops in row)
     routes = np.full((chips, chips, longest), -1, dtype=np.int64)
     for a in range(chips):
         for b in range(chips):
-            for i, hop in enumerate(pairwise(table[a][b])):
+            for i, hop in enumerate(table[a][b]):
                 routes[a, b, i] = number[hop]
     return routes
 
 
-def _walk(a: int, b: int, fabric: _Fabric) -> list[int]:
-    """Chips from `a` to `b`, both included."""
+def _hops(a: int, b: int, fabric: _Fabric) -> list[tuple[int, int]]:
+    """Pairs of neighbours on the way from `a` to `b`."""
     place, goal = _place(a, fabric.shape), _place(b, fabric.shape)
     path = [a]
     for side in reversed(range(len(fabric.shape))):
@@ -347,7 +347,7 @@ def _walk(a: int, b: int, fabric: _Fabric) -> list[int]:
         for step in _steps(place[side], goal[side], size, fabric.wrap):
             place = _with(place, side, (place[side] + step) % size)
             path.append(_chip(place, fabric.shape))
-    return path
+    return list(pairwise(path))
 
 
 def _place(chip: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def _one_psum_one_sbuf(o: Operands) -> bool:
 
 
 def _fast_tensor_tensor(o: Operands) -> bool:
-    unit = all(len(p.dims) < 2 or p.dims[-1][0] == 1 for p in o.patterns)
+    unit = all(p.dims[-1][0] == 1 for p in o.patterns)
     fast_bf16 = _all_bf16(o) and unit and o.op in ("add", "multiply", "subtract")
     return _one_psum_one_sbuf(o) or fast_bf16
 

@@ -108,7 +108,7 @@ def unpack_entry(data: bytes, entry: EntryName | None = None) -> Entry | None:
 def _described(data: bytes) -> tuple[str, About] | None:
     """Which entry this says it is, and its description, unchecked."""
     size = _about_bytes(data)
-    if not data.startswith(_MAGIC) or not 0 < size <= min(MAX_ABOUT_BYTES, len(data)):
+    if not data.startswith(_MAGIC) or size > min(MAX_ABOUT_BYTES, len(data)):
         return None
     try:
         found = msgpack.unpackb(data[_HEAD_BYTES : _HEAD_BYTES + size])

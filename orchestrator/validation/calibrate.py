@@ -49,15 +49,15 @@ class Surface:
 
     def at(self, fit: Fit) -> float:
         """Seconds at a point of the grid's range, linear in the logarithm."""
-        i, u = _place(STREAMING_GRID, fit.streaming)
-        j, v = _place(RECOVERY_GRID, fit.stall_recovery)
+        u, v = _part(STREAMING_GRID, fit.streaming), _part(RECOVERY_GRID, fit.stall_recovery)
+        (slow, slow_filled), (fast, fast_filled) = self.seconds
         corners = (
-            (i, j, (1 - u) * (1 - v)),
-            (i + 1, j, u * (1 - v)),
-            (i, j + 1, (1 - u) * v),
-            (i + 1, j + 1, u * v),
+            (slow, (1 - u) * (1 - v)),
+            (fast, u * (1 - v)),
+            (slow_filled, (1 - u) * v),
+            (fast_filled, u * v),
         )
-        return math.exp(sum(w * math.log(self.seconds[m][n]) for m, n, w in corners))
+        return math.exp(sum(weight * math.log(seconds) for seconds, weight in corners))
 
     def error(self, fit: Fit) -> float:
         """Predicted over published, less 1."""
@@ -75,11 +75,10 @@ def grid_profiles() -> list[list[Profile]]:
     ]
 
 
-def _place(grid: Sequence[float], value: float) -> tuple[int, float]:
-    """(interval, part of it) of `value` in an ascending grid."""
-    last = len(grid) - 2
-    i = next((n for n in range(last) if value <= grid[n + 1]), last)
-    return i, (value - grid[i]) / (grid[i + 1] - grid[i])
+def _part(grid: tuple[float, float], value: float) -> float:
+    """How far `value` is from the first to the last point of a grid."""
+    low, high = grid
+    return (value - low) / (high - low)
 
 
 def best_fit(surfaces: Sequence[Surface]) -> Fit:
@@ -100,8 +99,8 @@ def chosen(surfaces: Sequence[Surface]) -> Fit:
     return best_fit(surfaces) if unseen < _loss(surfaces, DOCUMENTED) else DOCUMENTED
 
 
-def _along(grid: Sequence[float]) -> list[float]:
-    low, high = grid[0], grid[-1]
+def _along(grid: tuple[float, float]) -> list[float]:
+    low, high = grid
     return [low + (high - low) * n / _STEPS for n in range(_STEPS + 1)]
 
 

@@ -265,9 +265,6 @@ def test_a_written_fit_has_three_digits_and_widens_its_band(
 
 
 def test_the_place_in_a_grid() -> None:
-    """Between 1 and 2, 2 and 4, 4 and 8; a point of the grid ends its interval, what lies outside
-    goes on along the nearest one."""
-    grid = (1.0, 2.0, 4.0, 8.0)
-    places = {0.5: (0, -0.5), 1.5: (0, 0.5), 2.0: (0, 1.0), 3.0: (1, 0.5), 4.0: (1, 1.0)}
-    places |= {5.0: (2, 0.25), 8.0: (2, 1.0), 12.0: (2, 2.0)}
-    assert {value: calibrate._place(grid, value) for value in places} == places
+    """From 2 to 6; what lies outside goes on."""
+    parts = {2.0: 0.0, 3.0: 0.25, 6.0: 1.0, 0.0: -0.5, 8.0: 1.5}
+    assert {value: calibrate._part((2.0, 6.0), value) for value in parts} == parts
