@@ -164,3 +164,5 @@ def test_bars_show_what_lies_above_named_buffers() -> None:
     rows = [{**row, "position": n, "live_bytes": size} for n, size in enumerate((300, 200, 100))]
     memory = {"argument_bytes": {"a": 100}, "timeline": rows, "arena_bytes": {"forward": 300}}
     assert list(_timeline(memory).columns[-1].cells) == ["#" * 16, "#" * 8, ""]
+    memory["timeline"] = rows[2:]  # nothing lies above
+    assert list(_timeline(memory).columns[-1].cells) == [""]

@@ -191,6 +191,14 @@ def test_a_row_that_no_sweep_writes_counts_as_absent(
     assert list(Journal(path).read()) == ["b"]
 
 
+def test_a_row_without_a_digest_counts_as_absent(tmp_path: Path) -> None:
+    path = tmp_path / "points.jsonl"
+    path.write_text(json.dumps(row("a").as_dict()) + "\n")
+    journal = Journal(path)
+    journal.add(row("b"))
+    assert list(journal.read()) == ["b"]
+
+
 def test_progress_says_what_a_point_came_to(capsys: pytest.CaptureFixture[str]) -> None:
     """Seconds where there are some; a point may also be too large before it is timed."""
     timed = row("a", TOO_LARGE, step_time_s=0.5)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -283,6 +284,17 @@ def test_scatter_into_sharded_rows_drops_what_others_hold(kind: str) -> None:
     out = b.op("scatter", table, ids, updates, attrs=embedding_gradient(kind))
     part = partitioned(b.finish(out), DP, {table: (S, N), out: (S, N)})
     indices = np.array([[0], [7], [3], [99], [-1]], np.int32)
+    check(part, [floats(8, 4), indices, floats(5, 4)])
+
+
+def test_scatter_of_whole_rows_has_no_place_along_them() -> None:
+    """Its index names both dims; of rows that are sharded, what begins at their begin fits."""
+    b = Builder()
+    table, ids, updates = b.input((8, 4)), b.input((5, 2), DType.I32), b.input((5, 4))
+    attrs = replace(embedding_gradient(), scatter_dims_to_operand_dims=(0, 1))
+    out = b.op("scatter", table, ids, updates, attrs=attrs)
+    part = partitioned(b.finish(out), DP, dict.fromkeys([table, updates, out], (N, S)))
+    indices = np.array([[0, 0], [7, 0], [3, 1], [9, 0], [5, -1]], np.int32)
     check(part, [floats(8, 4), indices, floats(5, 4)])
 
 

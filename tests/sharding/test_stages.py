@@ -447,6 +447,20 @@ def test_cheap_values_are_computed_again_not_stored(steps: int, stored: tuple[in
     assert residuals == [stored]
 
 
+def test_what_follows_from_batch_and_weights_by_cheap_ops_is_not_stored() -> None:
+    """However many they are; the product of weights is."""
+    b = Step()
+    row = b.reduce(b.dot(b.w, b.w), "add", (0,))
+    wide = b.add(b.x, b.broadcast(row, (ROWS, WIDTH), (1,)))
+    for _ in range(8):
+        wide = b.op("tanh", wide)
+    loss = b.reduce(wide, "add", (0, 1))
+    w, m = b.momentum(b.gradient(wide))
+    plan = cut(b.finish(w, m, loss))
+    residuals = [i.local_type.shape for i in plan.buffers.values() if i.role == "residual"]
+    assert residuals == [(WIDTH, WIDTH)]
+
+
 def test_coordinates_are_inputs_even_inside_loops() -> None:
     b = Builder()
     w, m, x = b.input((4, 4)), b.input((4, 4)), b.input((ROWS, 4))

@@ -3,6 +3,7 @@ function is bound to."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from l0_cases import hbm, instr
+from l0_cases import hbm, instr, node
 
-from compiler.diagnostics import SimulationError
+from compiler.diagnostics import SimulationError, UsageError
 from compiler.dtypes import DType
 from compiler.isa.program import (
     Call,
@@ -29,7 +30,7 @@ from sim_cluster.functions import Bound, FunctionCode
 from sim_cluster.memory import CoreMemory
 from sim_cluster.programs import ProgramCode
 
-F32, I32 = DType.F32, DType.I32
+F32, I32, BF16 = DType.F32, DType.I32, DType.BF16
 HERE = Affine()
 
 
@@ -49,8 +50,15 @@ def copy(source: int, target: int) -> Region:
     return Region(RegionProgram("compute", f"copy to {target}"), [], [move])
 
 
-def register(tensor: int, **bounds: int) -> Region:
-    attrs = {"register": 4, "view": View(tensor, HERE, ())} | bounds
+def computed(source: int, target: int) -> Region:
+    """Tensor to tensor, as the nodes of L1."""
+    at = [View(tensor, HERE, (1,)) for tensor in (source, target)]
+    nodes = node("load", (), (0,), view=at[0]), node("store", (0,), (0,), view=at[1])
+    return Region(RegionProgram("compute", f"copy to {target}", (8,), nodes))
+
+
+def register(tensor: int, at: int = 0, **bounds: int) -> Region:
+    attrs = {"register": 4, "view": View(tensor, Affine(at), ())} | bounds
     return Region(RegionProgram("register_load", "load", attrs=attrs))
 
 
@@ -163,6 +171,29 @@ def test_what_nobody_wrote_is_not_sent_and_no_register() -> None:
     assert arrays[1].tolist() == [0.0] * 8
 
 
+@pytest.mark.parametrize(("at", "code"), [(7, ""), (8, "SW_L0_UNINITIALISED")])
+def test_what_arrives_is_written_and_what_lies_behind_it_is_not(at: int, code: str) -> None:
+    """8 elements arrive in a tensor of 9."""
+    given = function(start(0, View(4, HERE, (1,))), WAIT, register(4, at))
+    given.tensors[4] = replace(given.tensors[4], shape=(9,))
+    arrays = [np.zeros(32, np.uint8) for _ in range(4)]
+    made = FunctionCode(given, "L0").bind(arrays, [], np.zeros(36, np.uint8))
+    with refused(code):
+        assert len(_requests(made, lambda sent: sent)) == 1
+
+
+def test_what_is_sent_is_copied_where_a_donated_output_overwrites_it() -> None:
+    """Tensor 3 takes the memory of input 0, and is written between start and wait."""
+    given = function(start(0, 1), computed(2, 3), WAIT)
+    given.tensors[3] = replace(given.tensors[3], kind="output", alias=0)
+    given = replace(given, inputs=(0, 1, 2), outputs=(3,))
+    arrays = [np.full(8, n, np.float32) for n in (5, 1, 2)]
+    inputs = [a.view(np.uint8) for a in arrays]
+    made = FunctionCode(given, "L1").bind(inputs, [inputs[0]], np.zeros(32, np.uint8))
+    assert _requests(made, lambda sent: sent) == [[5.0] * 8]
+    assert [a[0] for a in arrays] == [2.0, 5.0, 2.0]
+
+
 def test_two_collectives_in_flight_touch_what_each_of_them_names() -> None:
     """The second sends 2 into 3: the first has landed when the other core reads what it brought."""
 
@@ -195,6 +226,16 @@ def test_collectives_in_an_order_that_cannot_be() -> None:
         FunctionCode(function(), "L2")
     with refused("SW_NEFF_CONTENT.*region load of function f: KeyError"):
         FunctionCode(function(Region(RegionProgram("register_load", "load"))))
+
+
+def test_a_region_that_needs_a_package_is_no_damaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy has no bf16."""
+    given = function(computed(0, 1))
+    given.tensors[0] = replace(given.tensors[0], dtype=BF16)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    monkeypatch.delitem(vars(BF16), "numpy", raising=False)  # what is known of it already
+    with pytest.raises(UsageError, match="SW_NEEDS_ML_DTYPES"):
+        FunctionCode(given, "L1")
 
 
 def test_tensors_are_bound_to_as_many_bytes_as_they_have() -> None:

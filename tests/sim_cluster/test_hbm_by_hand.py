@@ -11,6 +11,7 @@ import pytest
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
 from compiler.isa.program import ProgramBuffer
+from sim_cluster.functions import _overwritten
 from sim_cluster.memory import POISON, CoreMemory
 from sim_cluster.physical_cores import CoreWatch
 from sim_cluster.step_parts import ProgramRun, _bounded
@@ -82,6 +83,27 @@ def test_a_copy_has_the_named_buffers_and_nothing_else() -> None:
     other.named["x"][:] = 0
     assert memory.array("x", F32).tolist() == [1.0]
     assert (other.arena.size, other.scratch.size, other.slots) == (0, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("written", "lost"),
+    [
+        (None, [True, True]),
+        ([True, False, False], [True, False]),
+        ([False, True, False], [False, True]),
+        ([False, False, True], [False, True]),
+        ([False, False, False], [False, False]),
+    ],
+)
+def test_what_is_overwritten_of_another_tensor(
+    written: list[bool] | None, lost: list[bool]
+) -> None:
+    """Of fp32 in bytes 0 to 15, three numbers of 2 bytes from byte 6 on meet the second element,
+    which begins at byte 4, with one, and the third with two."""
+    memory = np.zeros(16, np.uint8)
+    mask = None if written is None else np.array(written)
+    at, found = _overwritten(memory[6:12].view(np.int16), mask, memory.view(np.float32))
+    assert (at, found.tolist()) == (1, lost)
 
 
 # Two physical cores, and a key of four bytes in a row

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from compiler.dtypes import DType
-from compiler.evaluate import Segment
+from compiler.evaluate import RegionTime, Segment
 from compiler.isa.program import CollectiveCall
 from sim_cluster.actors import Actor
 from sim_cluster.classes import refine
@@ -124,6 +124,18 @@ def test_waiting_for_a_stage_that_comes_later_is_bubble() -> None:
     early, late = loop.run()
     assert early.charged_ps == {"compute": 30, "bubble": 70, "collective_pp": 100}
     assert late.charged_ps == {"compute": 100, "collective_pp": 100}
+
+
+def test_what_a_core_does_adds_up() -> None:
+    """Two stretches: 5 and 7 ps of them one physical core works alone, engines 20 and 30 ps."""
+    macros: list[MacroOp] = []
+    for lone, busy in ((5, 20), (7, 30)):
+        region = RegionTime("r", 100, {}, 100, 0, lone_ps=lone)
+        segment = Segment("compute", 100, 100, {"tensor": busy}, regions=(region,))
+        macros.append(Stretch(100, 100, 100, segment, "f"))
+    found = charged(macros, {GATHER: 1}, {"dp": 2})
+    assert (found.end_ps, found.lone_ps, found.busy_ps) == (200, 12, {"tensor": 50})
+    assert [(r.start_ps, r.end_ps) for r in found.ran] == [(0, 100), (100, 200)]
 
 
 def state_of(**changed: object) -> object:

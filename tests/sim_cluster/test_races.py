@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
-from compiler.isa.program import AccessPattern, Space, Tile
+from compiler.isa.program import AccessPattern, Border, Space, Tile
 from compiler.isa.region import Affine
 from sim_cluster.operands import extent, is_dense
 from sim_cluster.past import Access, HbmWatch, Past
@@ -108,6 +108,25 @@ def test_what_an_earlier_region_may_still_touch_is_a_race_where_one_of_both_writ
         noted(past, access, 7)
         for low, high in ((100, 120), (-20, 0)):
             noted(past, Access(1, now, low, high, 1), 6)
+
+
+def test_of_an_operand_the_whole_range_is_kept_and_the_last_time() -> None:
+    watch = HbmWatch()
+    for low, high, time in ((40, 60, 1), (100, 120, 2), (0, 8, 3)):
+        watch.note("operand", Access(1, True, low, high, time), [0] * len(ENGINES))
+    assert watch.found == {"operand": Access(1, True, 0, 120, 3)}
+
+
+def test_a_border_lies_at_a_region_that_has_run() -> None:
+    """Two have: at their ends the clock of every queue stood at 3 and at 5."""
+    past, watch = Past(), HbmWatch()
+    for time in (3, 5):
+        past.leave((), watch, [[time] * len(ENGINES) for _ in ENGINES])
+    borders = [Border(ENGINES[0], back) for back in (1, 2)]
+    assert past.passed(borders) == [[5] * len(ENGINES), [3] * len(ENGINES)]
+    for back in (0, 3):
+        with pytest.raises(SimulationError, match=f"SW_L0_OPERANDS.*{back} regions back"):
+            past.passed([Border(ENGINES[0], back)])
 
 
 def test_only_a_barrier_ends_what_may_still_be_touched() -> None:

@@ -140,6 +140,11 @@ EDGES: dict[str, tuple[Instr, Instr, str]] = {
         copy(at(0, (100, 3), (2, 5), offset=49_152 - 208), at(0, ONE)),
         "leaves tile s",
     ),
+    "end of a tile, backwards": (
+        copy(at(0, ONE), at(0, (-3, 5), offset=49_151)),
+        copy(at(0, ONE), at(0, (-3, 5), offset=49_152)),
+        "leaves tile s",
+    ),
     "begin of a tile": (
         copy(at(0, ONE), at(0, (-3, 5), offset=12)),
         copy(at(0, ONE), at(0, (-3, 5), offset=11)),
