@@ -225,6 +225,25 @@ def test_gather_with_two_index_entries_and_both_dims_sharded() -> None:
     check(part, [floats(8, 4), RNG.integers(-1, 9, (5, 2)).astype(np.int32)])
 
 
+@pytest.mark.parametrize("width", [4, 8])
+def test_gather_of_whole_rows_has_no_place_along_them(width: int) -> None:
+    """Its index names both dims; of rows that are sharded every rank has its part, be it one
+    element."""
+    b = Builder()
+    table, ids = b.input((8, width)), b.input((5, 2), DType.I32)
+    attrs = GatherAttrs(
+        offset_dims=(1,),
+        collapsed_slice_dims=(0,),
+        start_index_map=(0, 1),
+        index_vector_dim=1,
+        slice_sizes=(1, width),
+    )
+    out = b.op("gather", table, ids, attrs=attrs)
+    part = partitioned(b.finish(out), DP, dict.fromkeys([table, out], (N, S)))
+    indices = np.array([[0, 0], [7, 0], [3, 1], [9, 0], [5, -1]], np.int32)
+    check(part, [floats(8, width), indices])
+
+
 def batched(kind: str) -> GatherAttrs | ScatterAttrs:
     """take_along_axis over the last dim of [B, V] with indices [B, T, 1], and its transpose."""
     if kind == "gather":

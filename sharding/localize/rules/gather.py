@@ -122,7 +122,8 @@ def _gather(context: Localizer, op: Op) -> Sequence[Value]:
             sizes[d] = context.env[operand].type.shape[d]
         elif d not in attrs.start_index_map or sizes[d] != 1:
             require_whole(context, op, d, dims[d], "it takes a part")
-    hit = [d for d in attrs.start_index_map if dims[d] and sizes[d] == 1 < operand.type.shape[d]]
+    parts = [d for d, size in enumerate(attrs.slice_sizes) if size < operand.type.shape[d]]
+    hit = [d for d in attrs.start_index_map if dims[d] and d in parts]
     _check_disjoint(context, op, hit, attrs.start_indices_batching_dims)
     local = dataclasses.replace(attrs, slice_sizes=tuple(sizes))
     return _masked_gather(context, op, local, hit) if hit else context.keep(op, local)
