@@ -129,11 +129,10 @@ class ClusterLoop:
             waits[actor.index] = what, actor.since_ps
         return waits
 
-    def _post(self, when: int, actor: Actor | None, job: Job | None) -> None:
+    def _post(self, when: int, mover: Actor | Job) -> None:
         self.sequence += 1
-        index = actor.index if actor else -1
-        version = actor.version if actor else job.version if job else -1
-        heapq.heappush(self.events, (when, self.sequence, index, version, job))
+        index, job = (mover.index, None) if isinstance(mover, Actor) else (-1, mover)
+        heapq.heappush(self.events, (when, self.sequence, index, mover.version, job))
 
     def _proceed(self, actor: Actor, now: int) -> None:
         """Take macro-operations until one needs time."""
@@ -250,7 +249,7 @@ class ClusterLoop:
             rate = min(self.actors[m].rates[job] for m in job.members)
             if rate != job.rate:
                 job.speed(rate, now)
-                self._post(job.end_ps, None, job)
+                self._post(job.end_ps, job)
         if self.steady:
             self.steady.settled(self.events, now)
 
@@ -272,7 +271,6 @@ class ClusterLoop:
 
     def _finished(self, job: Job, now: int) -> None:
         actors = [self.actors[m] for m in sorted(job.members)]
-        job.version += 1
         for actor in actors:
             actor.active.remove(job)
             self.unsettled[actor] = None
@@ -305,7 +303,7 @@ class ClusterLoop:
     def _announce(self, actor: Actor) -> None:
         """Say when the current stretch ends at the current rate."""
         actor.version += 1
-        self._post(actor.stretch_end_ps, actor, None)
+        self._post(actor.stretch_end_ps, actor)
 
     def _stretch_done(self, actor: Actor, now: int) -> None:
         stretch = actor.stretch

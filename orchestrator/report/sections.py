@@ -283,7 +283,7 @@ def stages(report: Report, width: int) -> list[Text]:
 def stored(report: Report, width: int) -> list[Text]:
     """That the answer is a stored one, how old it is and the command that asks anew."""
     since = _stored_s(report)
-    text = counted_text(1 if since else 0, 1, "answer", since, _again(report))
+    text = counted_text(1, 1, "answer", since, _again(report))
     return plain("stored", text, width, most=3) if text else []
 
 

@@ -160,5 +160,5 @@ def write(fit: Fit, runs: Sequence[PublishedRun], method: str) -> None:
 
 def _with_entry(text: str, table: str, key: str, entry: str) -> str:
     found = re.search(rf"\[{table}\](?:\n(?!\[).*)*?\n{key} = (.*)", text)
-    assert found, (table, key)
+    assert found, f"[{table}] has no {key}"
     return text[: found.start(1)] + entry + text[found.end(1) :]

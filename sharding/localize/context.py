@@ -149,7 +149,8 @@ class Localizer:
 
     def value(self, name: str, operands: Sequence[Value], attrs: Any = None) -> Value:
         """Append an op with one result and return it."""
-        return self.emit(name, operands, attrs)[0]
+        (result,) = self.emit(name, operands, attrs)
+        return result
 
     def keep(self, op: Op, attrs: Any = None) -> tuple[Value, ...]:
         """Append `op` with local operands, and `attrs` in place of its own when given."""

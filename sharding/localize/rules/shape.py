@@ -124,8 +124,8 @@ def _pad(context: Localizer, op: Op) -> Sequence[Value]:
 
 @localizes("reverse")
 def _reverse(context: Localizer, op: Op) -> Sequence[Value]:
-    dims = context.dims(op.result)
-    require_dims(context, op, "operand and result", context.dims(op.operands[0]), dims)
+    (operand,), dims = op.operands, context.dims(op.result)
+    require_dims(context, op, "operand and result", context.dims(operand), dims)
     for d in op.attrs.dims:
         require_whole(context, op, d, dims[d], "it is reversed")
     return context.keep(op)
