@@ -96,6 +96,16 @@ def test_moves_between_instances_use_the_devices_of_both_chips(trn1):
     assert topology.bytes_per_s[used[0]] == 12_500_000_000
 
 
+def test_an_efa_device_is_at_the_first_of_its_chips(trn1):
+    """8 devices for 16 chips: one for two neighbours."""
+    topology = trn1(2)
+    first = [0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14]
+    assert topology.link_source[topology.efa_out].tolist() == first
+    assert topology.link_target[topology.efa_in].tolist() == first
+    assert set(topology.link_target[topology.efa_out].tolist()) == {-1}
+    assert set(topology.link_source[topology.efa_in].tolist()) == {-1}
+
+
 def test_without_efa_instances_cannot_talk():
     topology = unlinked(ranks_per_chip=2, instances=2)
     with pytest.raises(CollectiveError, match="require EFA"):

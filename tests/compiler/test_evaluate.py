@@ -135,6 +135,19 @@ def test_a_nest_entered_in_the_same_state_is_evaluated_once_and_records_the_same
     assert len(again.known) < len(apart.known) == 6
 
 
+def test_tokens_of_inner_loops_move_on_with_the_outer_one() -> None:
+    """Two panels are loaded, 10 ps each, as soon as their two places are free, and used, 20 ps
+    each; all is known 7 ps later. The first is used from 17 to 37 and the second to 57: places are
+    free at 44 and 64, and a turn of 10 + 7 + 20 + 7 ps later again. After ten turns the second is
+    free at 64 + 9 * 44 = 460, when what needs both begins.
+    """
+    load = loop(2, timed(Engine.DMA_IN, 10, (1,), (0,)))
+    use = loop(2, timed(Engine.TENSOR, 20, (0,), (1,)))
+    behind = timed(Engine.VECTOR, 5, (1, 1))
+    found = evaluated([loop(10, load, use), behind], [0, 2])
+    assert found.clock[QUEUE[Engine.VECTOR]] == 465 and found.end_ps == 472
+
+
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=40))
 @settings(deadline=None)
 def test_merged_intervals_cover_the_same_points(pairs: list[tuple[int, int]]) -> None:

@@ -178,7 +178,7 @@ def test_a_full_directory_gives_up_the_oldest_and_a_tenth_more(tmp_path: Path) -
 
 
 def test_locks_that_are_older_make_no_room(tmp_path: Path) -> None:
-    """Of 4 bytes one is wanted by a second entry, two locks lie before the first one."""
+    """Of 4 bytes one is wanted by a second entry, two locks lie before the first one, and stay."""
     given = store(tmp_path, 4)
     fill(given, 1, 4)
     for name in names(3)[1:]:
@@ -188,7 +188,7 @@ def test_locks_that_are_older_make_no_room(tmp_path: Path) -> None:
     for lock in tmp_path.rglob("*.lock"):
         os.utime(lock, (1, 1))
     fill(given, 2, 1, first=1)
-    assert held(given, 2) == [1]
+    assert held(given, 2) == [1] and len(list(tmp_path.rglob("*.lock"))) == 2
 
 
 def test_a_bound_of_nothing_is_none_and_an_entry_may_fill_it(tmp_path: Path) -> None:

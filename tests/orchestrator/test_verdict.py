@@ -93,6 +93,17 @@ def test_the_bound_itself_passes(l0: float, code: int) -> None:
     assert verdict(l0={"forward": l0}) == code
 
 
+@pytest.mark.parametrize(
+    ("last", "loss", "passed"), [(4.625, 2.25, True), (4.75, 2.25, False), (4.625, 2.5, False)]
+)
+def test_a_leaf_or_loss_at_its_bound_passes(last: float, loss: float, passed: bool) -> None:
+    """An eighth: 0.625 of the length 5 of (3, 4), and 0.25 of 2."""
+    wanted, given = (np.array([3.0, end], np.float32) for end in (4.0, last))
+    reference = Reference(losses=(2.0,), after_one={"w": wanted}, bound=0.125)
+    section = numerics_section(JobConfig(), Values((loss,), {"w": given}, GOOD), reference)
+    assert section["passed"] is passed
+
+
 def test_the_section_names_the_worst_leaf_and_the_largest_loss_error() -> None:
     """Leaf b is off by 0.3 of 1.5 (0.2), a by 0.1 of 1 (0.1); losses by 1 and 10 %."""
     one, two = np.float32(1.0), np.float32(1.5)

@@ -391,7 +391,33 @@ def test_weights_are_gathered_again_or_kept(reshard: bool) -> None:
     assert plan.buffers["gradient/w"].axes == (S, N)
 
 
+def step_with_the_size_of_its_gradient(rows: int = ROWS) -> Graph:
+    b = Step(rows)
+    _, dy = b.forward()
+    gradient = b.gradient(dy)
+    w, m = b.momentum(gradient)
+    return b.finish(w, m, b.reduce(b.multiply(gradient, gradient), "add", (0, 1)))
+
+
+def test_a_metric_that_follows_from_gradients_is_computed_behind_them() -> None:
+    """The squares of the mean over four micro-batches, which no micro-batch has."""
+    make = step_with_the_size_of_its_gradient
+    plan = cut(make(), 4)
+    assert [(p.name, "loss" in p.outputs) for p in plan.programs] == [
+        ("backward", False),
+        ("update", True),
+    ]
+    same_as_whole_batch(make, 4, plan)
+
+
 ALONE = ReduceWindowAttrs("max", (1, 1), (1, 1), (0, 0), (0, 0))
+ADDED = ScatterAttrs(
+    update_window_dims=(0, 1),
+    inserted_window_dims=(),
+    scatter_dims_to_operand_dims=(0,),
+    index_vector_dim=0,
+    kind="add",
+)
 
 
 @pytest.mark.parametrize(
@@ -399,6 +425,11 @@ ALONE = ReduceWindowAttrs("max", (1, 1), (1, 1), (0, 0), (0, 0))
     [
         (lambda b: b.op("reduce_window", b.w, attrs=ALONE), True),
         (lambda b: b.dot(b.w, b.w), True),
+        (
+            lambda b: b.op("scatter", b.w, b.constant(np.zeros(1), DType.I32), b.w, attrs=ADDED),
+            True,
+        ),
+        (lambda b: b.loop(2, [b.w], lambda inner, _, carries: carries)[0], True),
         (lambda b: b.op("negate", b.w), False),
     ],
 )
@@ -445,6 +476,41 @@ def test_cheap_values_are_computed_again_not_stored(steps: int, stored: tuple[in
     plan = cut(b.finish(w, m, loss))
     residuals = [i.local_type.shape for i in plan.buffers.values() if i.role == "residual"]
     assert residuals == [stored]
+
+
+MOVES: dict[str, Callable[[Builder, Value], Value]] = {
+    "slice": lambda b, row: b.slice(
+        b.broadcast(row, (ROWS, 2 * WIDTH), (0,)), (0, 0), (ROWS, WIDTH)
+    ),
+    "dynamic slice": lambda b, row: b.dynamic_slice(
+        b.broadcast(row, (ROWS, 2 * WIDTH), (0,)),
+        [b.constant(n, DType.I32) for n in (0, 1)],
+        (ROWS, WIDTH),
+    ),
+    "reshape": lambda b, row: b.reshape(
+        b.broadcast(row, (ROWS, 2, WIDTH // 2), (0,)), (ROWS, WIDTH)
+    ),
+    "transpose": lambda b, row: b.transpose(b.broadcast(row, (WIDTH, ROWS), (1,)), (1, 0)),
+    "reverse": lambda b, row: b.reverse(b.broadcast(row, (ROWS, WIDTH), (0,)), (1,)),
+    "pad": lambda b, row: b.pad(
+        b.broadcast(row, (ROWS, WIDTH - 1), (0,)), b.constant(0.0), (0, 1), (0, 0)
+    ),
+    "concatenate": lambda b, row: b.concatenate(
+        [b.broadcast(row, (ROWS, WIDTH // 2), (0,))] * 2, 1
+    ),
+    "barrier": lambda b, row: b.barrier(b.broadcast(row, (ROWS, WIDTH), (0,)))[0],
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_what_moves_a_row_is_done_again(move: str) -> None:
+    b = Step()
+    wide = MOVES[move](b, b.reduce(b.dot(b.x, b.w), "add", (1,)))
+    loss = b.reduce(wide, "add", (0, 1))
+    w, m = b.momentum(b.gradient(b.multiply(wide, b.x)))
+    plan = cut(b.finish(w, m, loss))
+    residuals = [i.local_type.shape for i in plan.buffers.values() if i.role == "residual"]
+    assert residuals == [(ROWS,)]
 
 
 def test_what_follows_from_batch_and_weights_by_cheap_ops_is_not_stored() -> None:

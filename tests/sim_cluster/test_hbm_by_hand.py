@@ -14,7 +14,8 @@ from compiler.isa.program import ProgramBuffer
 from sim_cluster.functions import _overwritten
 from sim_cluster.memory import POISON, CoreMemory
 from sim_cluster.physical_cores import CoreWatch
-from sim_cluster.step_parts import ProgramRun, _bounded
+from sim_cluster.step_parts import ProgramRun, _bounded, _longest
+from sim_cluster.trace import Slice
 
 F32, BF16 = DType.F32, DType.BF16
 
@@ -202,6 +203,18 @@ def test_neighbouring_runs_become_one_where_they_are_too_many(
     assert [(r.start_ps, r.end_ps) for r in found] == [(0, 27), (30, 47), (0, 27), (30, 37)]
     monkeypatch.setattr("sim_cluster.step_parts.MAX_RUNS", 8)
     assert [r.runs for r in _bounded(runs)] == [4, 4, 2, 4, 4]
+
+
+def test_the_shortest_slices_beyond_1200_are_left_out() -> None:
+    """1250 slices of 1 to 1250 ps on two tracks: those of 51 ps and more are kept."""
+    slices = [Slice(str(ps), ps, 2 * ps, {}) for ps in range(1, 1251)]
+    kept, left_out = _longest([("odd", slices[::2]), ("even", slices[1::2])])
+    assert left_out == 50
+    assert [(name, len(own), own[0].name) for name, own in kept] == [
+        ("odd", 600, "51"),
+        ("even", 600, "52"),
+    ]
+    assert _longest([("all", slices[:1200])]) == ([("all", slices[:1200])], 0)
 
 
 def test_poison_is_no_number() -> None:

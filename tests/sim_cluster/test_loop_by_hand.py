@@ -138,6 +138,19 @@ def test_what_a_core_does_adds_up() -> None:
     assert [(r.start_ps, r.end_ps) for r in found.ran] == [(0, 100), (100, 200)]
 
 
+def test_only_another_share_is_something_new() -> None:
+    """Of 1000 ps with all DMA engines, 2000 with half, 300 are done when half is left: 0.7 of the
+    work, 1400 ps. Who says the same shares again changes nothing."""
+    actor = Actor(0, [Stretch(1000, 2000, 0, Segment("compute", 1000), "f")])
+    actor.begin(1.0, 0)
+    assert not actor.share(1.0, 1.0, 100)
+    assert (actor.since_ps, actor.left) == (0, 1.0)
+    assert actor.share(0.5, 1.0, 300)
+    assert (actor.since_ps, actor.left, actor.stretch_end_ps) == (300, 0.7, 1700)
+    assert not actor.share(0.5, 1.0, 500)
+    assert (actor.since_ps, actor.left, actor.stretch_end_ps) == (300, 0.7, 1700)
+
+
 def state_of(**changed: object) -> object:
     """Of a class in a stretch of code."""
     code = Stretch(1000, 2000, 0, Segment("compute", 1000), "f")

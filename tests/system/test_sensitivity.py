@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
 from compiler.target import altered, facts_of, load_target, logical, target_names
 from orchestrator.job import step_of
 from sim_cluster.calibration import constants
-from sim_cluster.sensitivity import COUNTED, EFA, SHARE, TIMED, assumptions, sensitivity, with_moved
+from sim_cluster.sensitivity import (
+    COUNTED,
+    EFA,
+    SHARE,
+    TIMED,
+    _moved,
+    assumptions,
+    sensitivity,
+    with_moved,
+)
 from tests.support.small_job import Road
 
 
@@ -36,6 +46,21 @@ def test_assumptions_have_a_source_and_leave_out_what_is_not_there() -> None:
     assert found["collective_touch"].status == "fitted"
     assert "efa_gbps" in found
     assert not {"efa_gbps", EFA} & set(assumptions(load_target("inf2.48xlarge")))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "lower", "higher"),
+    [
+        ("streaming", 0.5, 0.4, 0.6),
+        ("stall_recovery", 0.5, 0.3, 0.7),
+        ("stall_recovery", 0.1, 0, 0.3),
+    ],
+)
+def test_figures_are_moved_by_a_fifth(name: str, value: float, lower: float, higher: float) -> None:
+    """Of themselves; what is a share of something, by a fifth of all."""
+    step: Any = None  # these figures are the cores' alone
+    moved = [getattr(credit, name) for _, credit in _moved(step, "nominal", name, value)]
+    assert moved == pytest.approx([lower, higher])
 
 
 FIELDS = {

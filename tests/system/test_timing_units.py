@@ -29,6 +29,7 @@ from sim_cluster.sensitivity import with_moved
 from sim_cluster.step_time import Step, StepTiming, time_step
 from sim_cluster.timing_unit import decode_answer, encode_question
 from sim_cluster.trace import trace_json
+from tests.support import invented_job
 from tests.support.small_job import Road
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,6 +133,18 @@ def test_a_trace_from_a_cache_that_others_write_is_bounded(
         data = msgpack.packb(row | {"trace": row["trace"][:-9]})
     with pytest.raises(LoadError, match="trace of a stored time"):
         decode_answer(data)
+
+
+@pytest.mark.parametrize("lnc", ["1", 1.5, None])
+def test_a_stored_time_of_other_types_is_refused(lnc: object) -> None:
+    known = invented_job.timing(70)
+    own = {f.name: getattr(known, f.name) for f in fields(StepTiming)}
+    parts = {"functions": [], "runs": [], "timelines": []}
+    row = {"timing": own, "parts": parts, "trace": b""}
+    assert decode_answer(msgpack.packb(row)).timing == known
+    row["timing"] = {**own, "lnc": lnc}
+    with pytest.raises(LoadError, match=r"SW_UNIT_FORMAT.*timing\.lnc requires"):
+        decode_answer(msgpack.packb(row))
 
 
 def test_a_step_that_hangs_is_a_stored_refusal(step: Step, tmp_path: Path) -> None:
