@@ -25,6 +25,7 @@ from compiler.isa.program import Program
 from compiler.link import link
 from compiler.options import CompileOptions
 from compiler.outline import outline
+from compiler.trial import forget
 from orchestrator.build import Built, build_task, layout_of
 from orchestrator.config import JobConfig, load
 from orchestrator.job import unit_service
@@ -89,6 +90,7 @@ def built(model: Model, cache: str) -> Built:
 def compile_all(model: Built, level: int) -> tuple[dict[str, Program], float]:
     """The programs at a level, and CPU seconds of all compile units."""
     target, options = model.layout.target.name, CompileOptions(optlevel=level)
+    forget()  # what the step was planned with
     outlined = outline(model.plan.step)
     start = time.process_time()
     compiled = [compile_function(f.payload, target, options) for f in outlined.functions]
