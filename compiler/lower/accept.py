@@ -44,6 +44,12 @@ descriptors (our choice).
 """
 
 
+QUICK_MARGIN = 0.4
+"""How much slower than its parts a row region may be at -O1, which keeps scores on chip without a
+search (our choice).
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What the optimization level and the model type mean for merges.
@@ -59,9 +65,9 @@ class Policy:
 
 
 def policy_of(options: CompileOptions) -> Policy:
-    """-O1 times row regions, by their first tiling as every level does, and leaves epilogues alone;
-    -O2 times epilogues; -O3 times large strip regions too. What a model type changes is in
-    `compiler/model_types.py`.
+    """-O1 times row regions, by their first tiling as every level does, keeps those that are a
+    little slower (`QUICK_MARGIN`), and leaves epilogues alone; -O2 times epilogues; -O3 times large
+    strip regions too. What a model type changes is in `compiler/model_types.py`.
 
     Without the clock a row region would stand wherever it has code. One of both products of an MLP
     has, where a row fits on chip: a hundred times as slow as two regions.
@@ -72,7 +78,7 @@ def policy_of(options: CompileOptions) -> Policy:
         budget=Budget(LARGE_STRIP_BYTES if model.wide_norms else STRIP_BYTES, ROW_BYTES),
         coded=frozenset(("row", "epilogue", *(("strip",) if model.wide_norms else ()))),
         timed=frozenset(phases),
-        margin=model.keep_scores,
+        margin=max(model.keep_scores, QUICK_MARGIN if level == 1 else 0.0),
     )
 
 

