@@ -7,7 +7,6 @@ to its worker. Real units through every back end: `tests/system/test_ray.py`, `t
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -123,11 +122,11 @@ def test_a_crashed_child_is_no_refusal(executor: Executor) -> None:
 
 
 def test_a_unit_that_wants_too_much_memory_ends_alone(executor: Executor) -> None:
-    """Its answer is larger than the 64 MiB that a unit may add; the worker lives on."""
-    head = "printf '\\201\\245graph\\306\\005\\000\\000\\000'"  # {"graph": 80 MiB}
-    script = f'({head}; head -c 83886080 /dev/zero) > "$answer"'
-    # In this process: what earlier tests left would be given back within the unit, for it to use.
-    gc.collect()
+    """Its answer is larger than the 64 MiB that a unit may add, and than what earlier tests left
+    free in this process, which a unit may use; the worker lives on.
+    """
+    head = "printf '\\201\\245graph\\306\\100\\000\\000\\000'"  # {"graph": 1 GiB}
+    script = f'{head} > "$answer"; truncate -s +1G "$answer"'
     (outcome,) = run(executor, [unit("big", script)])
     assert outcome.error is not None
     assert (outcome.error.code, outcome.attempts) == ("SW_UNIT_MEMORY", 1)
