@@ -1,8 +1,9 @@
 """Mechanical damages of the product's sources: which does no test notice?
 
 `python -m tests.mutants --count N --seed S --shard I/M` draws damages, each is written into a copy
-of the repository, and the quick tests that execute it are run. A call stops after its budget of
-minutes and the next one goes on from the journal. Coverage of the tests is measured first, once.
+of the repository, and the tests that execute it are run, those of the matrices too. A call stops
+after its budget of minutes and the next one goes on from the journal. Coverage of the tests is
+measured first, once.
 """
 
 from __future__ import annotations

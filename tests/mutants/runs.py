@@ -36,7 +36,7 @@ LIBRARIES = (
 OPTIONS = (
     "-q",
     "-m",
-    "not matrix and not exhaustive and not ray",
+    "not exhaustive and not ray",
     "-p",
     "no:cacheprovider",
     "-p",

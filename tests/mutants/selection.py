@@ -20,7 +20,7 @@ TABLES = {
 """What reads a table: its tests are the tests of the table."""
 FIRST_FILES = 5  # importing a file of tests takes as long as many of its tests
 WHOLE_FILE_S = 2.0  # such a file is run as a whole: caches hide which of its tests need a line
-LIMIT_S = 40.0  # processor time of the tests of one damage
+LIMIT_S = 100.0  # processor time of the tests of one damage
 
 
 class Batch(NamedTuple):
