@@ -22,6 +22,12 @@ _TOKENS = ("wait", "signal")
 _EVENTS = ("collective_start", "collective_wait")
 _COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
+JUDGED_RECOVERY = 0.5
+"""Part of a region's stalls that its neighbours are taken to fill when code is chosen: the middle
+of what they may do (our choice, docs/design/0061). At 0 code wins that waits less and works more,
+which a step that fills stalls pays for; at 1 code that only waits costs nothing.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class RegionTime:
@@ -215,9 +221,12 @@ def region_time(
     return region_times(region, tensors, target, (Shares(),), recorded)[0]
 
 
-def region_duration_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
-    """The duration alone, for those who compare many tilings."""
-    return region_time(region, tensors, target, recorded=False).duration_ps
+def judged_ps(region: Region, tensors: Sequence[Tensor], target: Target) -> int:
+    """How long a region is judged to take by those who choose between codes and merges: beside
+    neighbours that fill `JUDGED_RECOVERY` of its stalls.
+    """
+    core = replace(target.core, stall_recovery=JUDGED_RECOVERY)
+    return region_time(region, tensors, replace(target, core=core), recorded=False).duration_ps
 
 
 def function_segments(

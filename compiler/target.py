@@ -67,7 +67,7 @@ class CoreModel:
     peak_bf16_flops_per_s: float
     stall_recovery: float = 0.0
     """Share of the time in which a region waits, while none of its engines is the bottleneck, that
-    neighbouring regions fill. Of runs only: code is chosen and judged at 0."""
+    neighbouring regions fill. Of runs only: code is chosen at `evaluate.JUDGED_RECOVERY`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from compiler.codegen.generate import Codes, Generated, Recipe, generate
 from compiler.codegen.in_place import root_of
 from compiler.codegen.relocate import relocated
 from compiler.diagnostics import DiagnosticError
-from compiler.evaluate import region_duration_ps
+from compiler.evaluate import judged_ps
 from compiler.isa.region import RegionProgram, Tensor, View
 from compiler.options import CompileOptions
 from compiler.target import Target
@@ -120,7 +120,7 @@ class Trial:
         except DiagnosticError as error:
             return error
         self._codes[meaning(program, tensors)] = made, _tensors(program)
-        return region_duration_ps(made.region, tensors, self.target)
+        return judged_ps(made.region, tensors, self.target)
 
     def generate(
         self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int
@@ -157,7 +157,7 @@ class Trial:
 
     def _found(self, made: Generated, tensors: Sequence[Tensor]) -> Found:
         assert made.recipe is not None
-        return Found(made.recipe, region_duration_ps(made.region, tensors, self.target))
+        return Found(made.recipe, judged_ps(made.region, tensors, self.target))
 
     def _repeated(
         self, key: Hashable, program: RegionProgram, tensors: Sequence[Tensor]

@@ -28,7 +28,7 @@ from compiler.codegen.turns import is_turn, turn_candidates
 from compiler.codegen.windows import has_windows, window_candidates
 from compiler.diagnostics import CapacityError, CompileError
 from compiler.engine_order import order_engines
-from compiler.evaluate import instr_cost, region_duration_ps
+from compiler.evaluate import instr_cost, judged_ps
 from compiler.isa.limits import Limits, check_region, limits_for
 from compiler.isa.program import Region
 from compiler.isa.region import RegionProgram, Tensor
@@ -242,7 +242,7 @@ class Codes:
         return Generated(region, builder.next_register)
 
     def _time(self, made: Generated) -> int:
-        return region_duration_ps(made.region, self.tensors, self.machine)
+        return judged_ps(made.region, self.tensors, self.machine)
 
 
 Plan = Callable[[Space, list[int], Room], Sequence[Candidate]]

@@ -7,10 +7,13 @@ fact, so the loop ends.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from compiler.attention import find_attention
+from compiler.diagnostics import DiagnosticError
 from compiler.ir.types import Graph, Value
 from compiler.lower.accept import Judge, Trials, policy_of
 from compiler.lower.body import IDENTITY, UPDATES, Body
@@ -20,7 +23,7 @@ from compiler.lower.excess import stored_wide_elsewhere
 from compiler.lower.expand import expand
 from compiler.lower.group import Groups
 from compiler.lower.narrow import narrow
-from compiler.lower.remake import cost, remade
+from compiler.lower.remake import cost, halved, remade
 from compiler.lower.row_rule import RowRule
 from compiler.lower.rule import Budget, Rule
 from compiler.lower.scalars import parameter
@@ -74,6 +77,12 @@ class _Try:
     dense: set[Value] = field(default_factory=set)
     apart: set[int] = field(default_factory=set)
     early: set[Value] = field(default_factory=set)
+    row_first: bool = False
+
+    def anew(self, **changes: Any) -> _Try:
+        """The question with `changes`, of which nothing is found out yet."""
+        unknown = {name: set[Any]() for name in ("forced", "dense", "apart", "early")}
+        return replace(self, **unknown, **changes)
 
 
 def lower_function(
@@ -105,21 +114,74 @@ def settle(
     _check_sizes(graph)
     budget = budget or policy_of(options).budget
     alone = _softmax_operators(graph, options)
-    attempt = _Try(graph, signature, options, budget, judge, alone)
+    first = _Try(graph, signature, options, budget, judge, alone)
+    flash = options.attention == "flash" and options.optlevel > 1
+    found = _remade(first) if flash else (first, _settled(first))
+    if flash and judge is not None:
+        found = _quicker(found, [_remade(first.anew(row_first=True))], judge)
+        found = _halved(found, judge)
+    return found[1]
+
+
+_Found = tuple[_Try, Settled]
+
+
+def _remade(attempt: _Try) -> _Found:
+    """A lowered function, and again with what still crosses from region to region made again, for
+    as long as that costs less.
+    """
     settled = _settled(attempt)
-    rounds = MAX_REMAKES if options.attention == "flash" and options.optlevel > 1 else 0
-    for _ in range(rounds):
+    for _ in range(MAX_REMAKES):
         made = remade(attempt.graph, settled.groups)
         if made is None:
             break
-        copy, twins = made
-        attempt = _Try(copy, signature, options, budget, judge, alone, attempt.twins + twins)
-        again = _settled(attempt)
-        if cost(again.groups, budget) >= MIN_GAIN * cost(settled.groups, budget):
+        other = _with_copies(attempt, made)
+        again = _settled(other)
+        if cost(again.groups, attempt.budget) >= MIN_GAIN * cost(settled.groups, attempt.budget):
             break
-        settled = again
-        step("remade", copy)
-    return settled
+        attempt, settled = other, again
+        step("remade", attempt.graph)
+    return attempt, settled
+
+
+def _with_copies(attempt: _Try, made: tuple[Graph, Sequence[tuple[Value, Value]]]) -> _Try:
+    graph, twins = made
+    return attempt.anew(graph=graph, twins=[*attempt.twins, *twins])
+
+
+def _halved(found: _Found, judge: Judge) -> _Found:
+    """The function with every row region in two that is faster so, though it computes twice what
+    both halves read: a region of forward and backward attention holds all panels of both.
+    """
+    done: set[frozenset[Value]] = set()
+    while True:
+        attempt, settled = found
+        groups = settled.groups
+        for part in groups.parts.values():
+            results = frozenset(groups.body.tasks[n].result for n in part.members)
+            if part.phase == RowRule.phase and results not in done:
+                done.add(results)
+                made = halved(attempt.graph, groups, part)
+                if made is not None:
+                    other = _with_copies(attempt, made)
+                    found = _quicker(found, [(other, _settled(other))], judge)
+                if found[0] is not attempt:
+                    break
+        else:
+            return found
+
+
+def _quicker(found: _Found, others: Iterable[_Found], judge: Judge) -> _Found:
+    """The fastest of a function's forms, all regions together; the first on a tie."""
+    forms = [found, *others]
+    return min(forms, key=lambda form: _duration_ps(form[1].lowered, judge))
+
+
+def _duration_ps(lowered: Lowered, judge: Judge) -> float:
+    try:
+        return sum(judge(region, lowered.tensors) for region in lowered.regions)
+    except DiagnosticError:
+        return math.inf
 
 
 def _settled(attempt: _Try) -> Settled:
@@ -159,7 +221,7 @@ def _attempt(given: _Try) -> Settled:
     inputs = [v for v in graph.inputs if v not in counters]
     storage = Storage(body, inputs, aliases, given.apart)
     alone = {t.number for t in body.tasks if t.result in given.alone}
-    rules = rules_of(given.options, given.budget, alone)
+    rules = rules_of(given.options, given.budget, alone, given.row_first)
     number = {t.result: t.number for t in body.tasks}
     twins = {(number[a], number[b]) for a, b in given.twins if a in number and b in number}
     clashes: set[tuple[int, int]] = set()
@@ -178,14 +240,18 @@ def _attempt(given: _Try) -> Settled:
             storage.reset()
 
 
-def rules_of(options: CompileOptions, budget: Budget, alone: Collection[int]) -> tuple[Rule, ...]:
-    """The phases of growth, in order. `alone`: softmax operators that pass through HBM."""
-    rules: list[Rule] = [StripRule(budget, alone)]
+def rules_of(
+    options: CompileOptions, budget: Budget, alone: Collection[int], row_first: bool = False
+) -> tuple[Rule, ...]:
+    """The phases of growth, in order. `alone`: softmax operators that pass through HBM;
+    `row_first`: row regions take what they can before epilogues do.
+    """
+    later: list[Rule] = []
     if options.optlevel > 1:
-        rules.append(EpilogueRule(budget, alone))
+        later.append(EpilogueRule(budget, alone))
     if options.attention == "flash":
-        rules.append(RowRule(budget))
-    return tuple(rules)
+        later.insert(0 if row_first else len(later), RowRule(budget))
+    return StripRule(budget, alone), *later
 
 
 def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:

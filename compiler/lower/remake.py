@@ -8,6 +8,7 @@ and row sums). The result is a new graph, which is lowered again and kept if it 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from compiler.ir.opdef import OPS
@@ -33,8 +34,46 @@ def remade(graph: Graph, groups: Groups) -> tuple[Graph, list[tuple[Value, Value
     """`graph` with copies for the regions that read quadratic values of others, and the pairs
     (original, copy), which may not share a region. None when there is nothing to copy.
     """
+    return _with_copies(graph, groups, list(groups.parts.values()))
+
+
+def halved(
+    graph: Graph, groups: Groups, part: Part
+) -> tuple[Graph, list[tuple[Value, Value]]] | None:
+    """`remade` for a row region cut in two: what its smallest result needs stays, the rest makes
+    again what it reads of that. None when the region has one result, or there is nothing to copy.
+    """
+    needs = [_needed(groups, part, n) for n in part.members if _is_result(groups, part, n)]
+    first = min(needs, key=len, default=part.members)
+    rest = part.members - first
+    if not any(groups.body.tasks[n].kind == CONTRACT for n in rest):
+        return None
+    return _with_copies(graph, groups, [Part(part.region, rest)])
+
+
+def _is_result(groups: Groups, part: Part, number: int) -> bool:
+    task = groups.body.tasks[number]
+    return task.kind == CONTRACT and groups.is_stored(task, part.members)
+
+
+def _needed(groups: Groups, part: Part, number: int) -> frozenset[int]:
+    """The tasks of a region that one of them needs, itself among them."""
+    found: set[int] = set()
+    todo = [number]
+    while todo:
+        task = groups.body.tasks[todo.pop()]
+        if task.number in part.members and task.number not in found:
+            found.add(task.number)
+            makers = (groups.body.producer.get(groups.body.base(v)[0]) for v in task.data)
+            todo += [maker.number for maker in makers if maker is not None]
+    return frozenset(found)
+
+
+def _with_copies(
+    graph: Graph, groups: Groups, parts: Collection[Part]
+) -> tuple[Graph, list[tuple[Value, Value]]] | None:
     recipes, copies = Recipes(graph), _Copies()
-    for part in groups.parts.values():
+    for part in parts:
         _serve(graph, groups, part, recipes, copies)
     if not copies.reads:
         return None

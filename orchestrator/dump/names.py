@@ -54,6 +54,7 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "memory": "LIVENESS of tensors between regions, and the scratch zone",
             "overlap": "OVERLAP: what every engine does when; collectives and what runs beside",
             "listing": "the code: every instruction with its waits and signals",
+            "chosen": "the code of the level asked for beside that of the default: who won",
             "refused": "why the function cannot be compiled",
         },
     }

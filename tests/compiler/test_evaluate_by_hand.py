@@ -21,7 +21,7 @@ from compiler.evaluate import (
     engine_spans,
     function_segments,
     instr_cost,
-    region_duration_ps,
+    judged_ps,
     region_time,
     region_times,
     segments_at,
@@ -131,10 +131,14 @@ def test_a_load_an_addition_and_a_store() -> None:
         2 * MOVED_BYTES,
     )
     assert timed(chain_of_three()) == wanted
-    assert region_duration_ps(chain_of_three(), TENSORS, TRN1N) == 8_568_966
     assert region_time(chain_of_three(), TENSORS, TRN1N, recorded=False) == replace(
         wanted, compute_ps=0
     )
+
+
+def test_code_is_chosen_beside_neighbours_that_fill_half_of_its_stalls() -> None:
+    """Of 8,568,966 the DMA queues need 2 x 1,993,412; half of the other 4,582,142 is filled."""
+    assert judged_ps(chain_of_three(), TENSORS, TRN1N) == 8_568_966 - 2_291_071
 
 
 @pytest.mark.parametrize(
