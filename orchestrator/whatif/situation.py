@@ -16,12 +16,14 @@ from sharding.strategies.registry import MANUAL
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """A job as rules see it; sizes of the mesh are those a job names (`ep` is a part of
-    `dp_shard`)."""
+    `dp_shard`). With `has_wide_products` most of its products are of fp32 and nothing casts them.
+    """
 
     job: JobConfig
     mesh: Mapping[str, int]
     global_batch: int
     num_microbatches: int
+    has_wide_products: bool = False
 
     @property
     def strategy(self) -> StrategySettings:
@@ -67,4 +69,10 @@ def situation_of(job: JobConfig, report: Mapping[str, Any]) -> Situation:
         mesh=given_sizes(report["mesh"]),
         global_batch=report["batch"]["global_batch"],
         num_microbatches=report["batch"]["num_microbatches"],
+        has_wide_products=job.compiler.auto_cast == "none" and _wide(report) > 0.5,
     )
+
+
+def _wide(report: Mapping[str, Any]) -> float:
+    """The share of the FLOPs of products that are of fp32."""
+    return float(report["graph"].get("product_types", {}).get("f32", 0.0))

@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.report import bars
-from orchestrator.report.plan_screen import LINES, effect_text, plan_screen, screen_lines
+from orchestrator.report.bottleneck import kind_shares
+from orchestrator.report.plan_screen import LINES, plan_screen, screen_lines
 from orchestrator.report.shape import check_report
 from orchestrator.report.text import count_text, share_text
+from orchestrator.report.tried import effect_text
 from tests.support.cells import long_in_matrix
 from tests.support.plans import report_of
 
@@ -41,8 +43,8 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return report_of(tmp_path_factory.mktemp("screen"), **JOBS[request.param])
 
 
-def texts(report: dict[str, Any], width: int = 80) -> list[str]:
-    return [line.plain for line in screen_lines(report, width)]
+def texts(report: dict[str, Any], width: int = 80, room: int = 0) -> list[str]:
+    return [line.plain for line in screen_lines(report, width, room)]
 
 
 def cells(line: str) -> int:
@@ -54,7 +56,7 @@ def test_a_report_is_what_reports_are_held_to(report: dict[str, Any]) -> None:
 
 
 def test_one_screen_that_answers(report: dict[str, Any]) -> None:
-    lines = texts(report)
+    lines = texts(report, room=LINES)
     assert len(lines) <= LINES and max(map(len, lines)) <= 80
     titles = [line[: line.find(" ")] for line in lines]
     for title in ("job", "memory", "time", "rates", "cost", "limited", "confidence"):
@@ -84,10 +86,20 @@ def test_bars_sum(report: dict[str, Any]) -> None:
 
 def test_the_bottleneck_is_the_largest_share(report: dict[str, Any]) -> None:
     found = report["bottleneck"]
-    breakdown = report["timing"]["breakdown_ps"]
-    assert breakdown[found["category"]] == max(breakdown.values())
-    assert found["share"] == breakdown[found["category"]] / report["timing"]["step_time_ps"]
+    shares = kind_shares(report)
+    assert found["share"] == shares[found["kind"]] == max(shares.values())
+    assert math.isclose(sum(shares.values()), 1.0)
     assert found["text"][:20] in " ".join(texts(report))
+
+
+def test_hfu_is_never_below_mfu(report: dict[str, Any]) -> None:
+    timing = report["timing"]
+    assert 0 < timing["mfu_causal"] < timing["mfu"] <= timing["hfu"]
+    counts = timing["flops"]
+    per_flop = timing["step_time_s"] * timing["peak_flops_per_s"]
+    assert math.isclose(timing["hfu"] * per_flop, counts["executed"])
+    assert counts["causal"] < counts["model"] <= counts["captured"]
+    assert timing["attention"] == "causal"
 
 
 @pytest.mark.parametrize("width", [60, 79, 80, 100, 200])
@@ -117,8 +129,9 @@ def test_nothing_breaks_the_screen(plain: dict[str, Any]) -> None:
     row["message"] = "no " * 99
     report["whatif"] = {"tried": [row, row], "left": ["mesh.tp=2 " * 30] * 2}
     report["timing"]["confidence_why"] = "because " * 60
-    lines = texts(report)
-    assert len(lines) <= LINES and max(map(len, lines)) <= 80
+    lines = texts(report, room=LINES)
+    assert max(map(len, lines)) <= 80
+    assert "SW_FIRST" not in "\n".join(lines) and "SW_FIRST" in "\n".join(texts(report))
     assert "SW_Y" in "\n".join(lines)
 
 
