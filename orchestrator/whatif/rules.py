@@ -64,9 +64,9 @@ def _rules(table: Mapping[str, tuple[Rule, ...]], kinds: Sequence[str]) -> list[
 
 def _by_gain(now: Situation, report: Mapping[str, Any]) -> list[str]:
     """Kinds of what takes a share of the step, the largest first. A step has to compute: of that
-    counts what is done twice, or all of it in a type that takes longer."""
+    counts what is done twice, or all of it where a shorter type or another generator may do."""
     found = {name: share for name, share in kind_shares(report).items() if share > RANKED_SHARE}
-    if "compute" in found and not now.has_wide_products:
+    if "compute" in found and not (now.has_wide_products or now.draws_in_code):
         found["compute"] *= recomputed(report)
     return sorted(found, key=lambda name: -found[name])
 
@@ -135,6 +135,11 @@ def _spread(now: Situation) -> dict[str, Any]:
 def _cast_products(now: Situation) -> Iterator[Idea]:
     if now.has_wide_products:
         yield Idea({"compiler.auto_cast": "matmult"})
+
+
+def _machines_generator(now: Situation) -> Iterator[Idea]:
+    if now.draws_in_code:
+        yield Idea({"model.generator": "rbg"})
 
 
 def _loops_kept(now: Situation) -> Iterator[Idea]:
@@ -343,6 +348,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         "compute": (
             _cast_products,
             _shorter_type,
+            _machines_generator,
             _no_remat,
             _larger_micro_batch,
             _less_tensor_parallel,
