@@ -83,12 +83,10 @@ def _compute(report: Mapping[str, Any], share: float) -> str:
     if engines:
         engine, busy = max(engines.items(), key=lambda item: item[1])
         text += f", the {engine} engine {share_text(busy)}"
-    if (again := recomputed(report)) > WORTH_A_WORD:
-        what = "recomputation" if _is_recomputed(report["job"]) else "beyond three forward passes"
-        text += f"; {share_text(again)} of the FLOPs that run are {what}"
-    if (copied := replicated(report)) > WORTH_A_WORD:
-        text += f"; {share_text(copied)} of the FLOPs that run are of replicas or padding"
-    return text
+    what = "recomputation" if _is_recomputed(report["job"]) else "beyond three forward passes"
+    parts = {what: recomputed(report), "of replicas or padding": replicated(report)}
+    told = [f"{share_text(part)} {name}" for name, part in parts.items() if part > WORTH_A_WORD]
+    return f"{text}; of the FLOPs that run {', '.join(told)}" if told else text
 
 
 def _is_recomputed(job: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rich.text import Text
@@ -333,12 +334,14 @@ def _again(report: Report) -> str:
 
 
 def findings(report: Report, width: int) -> list[Text]:
-    """Findings with what to do, errors first; refusals are a verdict."""
+    """Findings, errors first, and what to do about those of one kind; refusals are a verdict."""
     lines: list[Text] = []
     rows = [row for row in report["findings"] if row["code"] not in VENDOR_LIMITS]
-    for row in sorted(rows, key=lambda row: row["severity"] != "error"):
-        lines += plain(row["severity"], f"{row['code']}: {row['message']}", width)
-        lines += plain("", row["hint"], width) if row["hint"] else []
+    rows.sort(key=lambda row: row["severity"] != "error")
+    for (severity, code, hint), same in groupby(rows, key=itemgetter("severity", "code", "hint")):
+        for n, row in enumerate(same):
+            lines += plain("" if n else severity, f"{code}: {row['message']}", width)
+        lines += plain("", hint, width) if hint else []
     return lines
 
 

@@ -223,8 +223,8 @@ def test_waiting_on_idle_queues_is_no_traffic(queues: float, kind: str, share: f
         (
             {"compute": 60, "memory": 40},
             "compute",
-            "compute: engines are busy 60 % of the step, the vector engine 50 %; 22 % of the FLOPs"
-            " that run are recomputation",
+            "compute: engines are busy 60 % of the step, the vector engine 50 %; of the FLOPs that"
+            " run 22 % recomputation",
         ),
         (
             {"compute": 40, "memory": 60},
@@ -271,11 +271,15 @@ def test_recomputation_above_a_twentieth_is_worth_a_word(captured: int, told: bo
 
 
 def test_replicas_are_told_apart_from_recomputation() -> None:
-    """Of 400 that run 300 are captured: a quarter is what ranks do alike."""
+    """Of 400 that run 300 are captured: a quarter is what ranks do alike. With 350 an eighth each
+    is recomputation and replicas."""
     one = report(compute=100)
     one["timing"]["flops"] |= {"captured": 300}
     text = bottleneck(one)["text"]
-    assert text.endswith("; 25 % of the FLOPs that run are of replicas or padding")
+    assert text.endswith("; of the FLOPs that run 25 % of replicas or padding")
+    one["timing"]["flops"] |= {"captured": 350}
+    text = bottleneck(one)["text"]
+    assert text.endswith("; of the FLOPs that run 12 % recomputation, 12 % of replicas or padding")
 
 
 def test_memory_that_does_not_fit_comes_first() -> None:

@@ -336,12 +336,17 @@ def test_errors_are_first_and_refusals_are_a_verdict() -> None:
         finding(2, "warning", "do"),
         finding(3, "error"),
         finding(4, "warning") | {"code": "NCC_EXTP004"},
+        finding(2, "warning", "do") | {"message": "another"},
+        finding(2, "warning", "do otherwise"),
     ]
     assert lines(sections.findings, report() | {"findings": found}) == [
         "error      SW_3: m3",
         "note       SW_1: m1",
         "warning    SW_2: m2",
+        "           SW_2: another",
         "           do",
+        "warning    SW_2: m2",
+        "           do otherwise",
     ]
 
 
