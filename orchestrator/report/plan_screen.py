@@ -76,8 +76,8 @@ def next_lines(report: Report, width: int) -> list[Text]:
         text = f"{short_change(row['change'])}: {effect_text(row, counted(report))}"
         lines += plain(title, text, width)
     if section["left"] and len(section["tried"]) < TRIES:
-        more = " other" if lines else ""
-        text = f"no{more} change was tried, to answer in time (--tries {TRIES} tries {TRIES})"
+        what = "nothing else" if lines else "nothing"
+        text = f"{what} was tried, to answer in time; --tries {TRIES} tries {TRIES} changes"
         lines += plain("" if lines else "next", text, width)
     return lines or plain("next", "nothing known that is worth trying", width)
 
