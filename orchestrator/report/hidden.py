@@ -88,7 +88,7 @@ class _Levels:
             return
         choices = [op] if op.name == "select" else []
         if op.name == "add":
-            choices = [made for v in op.operands if (made := self._made(v)).name == "select"]
+            choices = [one for v in op.operands if (one := self._made(v)) and one.name == "select"]
         for choice in choices:
             predicate, on_true, on_false = choice.operands
             share = self._share(self._made(predicate))
@@ -96,23 +96,24 @@ class _Levels:
                 yield 1 - share if self._is_far_below(on_false) else 0.0
                 yield share if self._is_far_below(on_true) else 0.0
 
-    def _made(self, value: Value) -> Op:
-        """What made a value, behind what only spreads it out; a constant for an argument."""
+    def _made(self, value: Value) -> Op | None:
+        """What made a value, behind what only spreads it out; None for an argument."""
         value = self.outer.get(value, value)
         op = self.producers.get(value)
         while op is not None and op.name in _SPREADING:
-            value = op.operands[0]
+            value = op.operands[op.results.index(value)]  # of a barrier the one in its place
             value = self.outer.get(value, value)
             op = self.producers.get(value)
-        return op or Op("argument", (), (value,))
+        return op
 
     def _is_far_below(self, value: Value) -> bool:
-        number = _number(self._made(value))
+        op = self._made(value)
+        number = _number(op) if op else None
         return number is not None and float(number[0]) <= FAR_BELOW
 
-    def _share(self, op: Op) -> float | None:
+    def _share(self, op: Op | None) -> float | None:
         """The share of pairs of positions for which a comparison holds; None for anything else."""
-        if op.name != "compare":
+        if op is None or op.name != "compare":
             return None
         left, right = (self._along(v) for v in op.operands)
         if left is None or right is None or -1 in (left.dim, right.dim) or left.dim == right.dim:
@@ -133,8 +134,9 @@ class _Levels:
         if value in self.outer:
             return (self.outer[value],)
         op = self.producers.get(value)
-        is_read = op is not None and (op.name in _MOVED or OPS[op.name].elementwise)
-        return op.operands if op is not None and is_read else ()
+        if op is None or not (op.name in _MOVED or OPS[op.name].elementwise):
+            return ()
+        return op.operands
 
     def _found(self, value: Value) -> _Along | None:
         if value in self.outer:

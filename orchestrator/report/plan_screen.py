@@ -44,20 +44,27 @@ def plan_screen(report: Report) -> None:
 def screen_lines(report: Report, width: int, room: int = 0) -> list[Text]:
     """Lines of at most `width` columns: all of them, or with `room` at most so many, as far as what
     is always there allows."""
-    blocks = [(part.rank, part.most, part.lines(report, width)) for part in _PARTS]
-    if room and sum(len(lines) for _, _, lines in blocks) > room:
-        blocks = [(rank, most, cut(lines, most, width)) for rank, most, lines in blocks]
-    while room and sum(len(lines) for _, _, lines in blocks) > room:
-        rank, n = max((rank if lines else -1, n) for n, (rank, _, lines) in enumerate(blocks))
-        if rank <= _ALWAYS:
-            break
-        blocks[n] = (rank, 0, [])
-    return [line for _, _, lines in blocks for line in lines]
+    blocks = [part.lines(report, width) for part in _PARTS]
+    if room:
+        _make_room(blocks, room, width)
+    return [line for lines in blocks for line in lines]
 
 
-def cut(lines: list[Text], most: int, width: int) -> list[Text]:
-    """At most `most` lines, if that is not 0; the last says that there were more."""
-    if not most or len(lines) <= most:
+def _make_room(blocks: list[list[Text]], room: int, width: int) -> None:
+    """Cut sections, then leave some out, until there are no more lines than `room`."""
+    last_first = sorted(range(len(blocks)), key=lambda n: (_PARTS[n].rank, n), reverse=True)
+    for n in last_first:
+        excess = sum(map(len, blocks)) - room
+        if excess > 0 and _PARTS[n].most:
+            blocks[n] = _cut(blocks[n], max(_PARTS[n].most, len(blocks[n]) - excess), width)
+    for n in last_first:
+        if sum(map(len, blocks)) > room and _PARTS[n].rank != _ALWAYS:
+            blocks[n] = []
+
+
+def _cut(lines: list[Text], most: int, width: int) -> list[Text]:
+    """At most `most` lines; the last says that there were more."""
+    if len(lines) <= most:
         return lines
     last = lines[most - 1].copy()
     last.truncate(width - 3)

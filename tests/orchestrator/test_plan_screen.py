@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
 import re
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from orchestrator.report import bars
 from orchestrator.report.bottleneck import kind_shares
+from orchestrator.report.page.page import report_page
 from orchestrator.report.plan_screen import LINES, plan_screen, screen_lines
 from orchestrator.report.shape import check_report
 from orchestrator.report.text import count_text, share_text
@@ -150,6 +153,34 @@ def test_piped_output_has_no_colours_and_the_width_of_a_page(plain, capsys) -> N
     plan_screen(plain)
     text = capsys.readouterr().out
     assert "\x1b" not in text and text.splitlines() == texts(plain)
+
+
+@pytest.mark.parametrize("height", [10, 24, 34, 50])
+def test_a_terminal_shows_what_it_has_lines_for(
+    plain: dict[str, Any], height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one line for the prompt, but never less than 24."""
+    report = copy.deepcopy(plain)
+    finding = {"code": "SW_X", "severity": "warning", "message": "word " * 40, "hint": ""}
+    report["findings"] = [finding] * 9
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, height=height, color_system=None)
+    monkeypatch.setattr("orchestrator.terminal.console", lambda **_: console)
+    plan_screen(report)
+    shown = len(out.getvalue().splitlines())
+    assert len(texts(report)) > 50 and shown <= max(LINES, height - 1)
+    assert shown > max(LINES, height - 1) - 5, "as much as there is room for"
+
+
+def test_a_report_of_before_there_was_anything_to_compare_with(plain: dict[str, Any]) -> None:
+    older = copy.deepcopy(plain)
+    for key in ("mfu_causal", "attention", "flops", "published"):
+        del older["timing"][key]
+    del older["graph"]["product_types"]
+    check_report(older)
+    shown = "\n".join(texts(older))
+    assert "MFU" in shown and "published" not in shown.replace("published run", "")
+    assert "Best published" not in report_page(older)
 
 
 ROW = {
