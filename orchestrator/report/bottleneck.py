@@ -85,8 +85,8 @@ def _compute(report: Mapping[str, Any], share: float) -> str:
         text += f", the {engine} engine {share_text(busy)}"
     what = "recomputation" if _is_recomputed(report["job"]) else "beyond three forward passes"
     parts = {what: recomputed(report), "of replicas or padding": replicated(report)}
-    told = [f"{share_text(part)} {name}" for name, part in parts.items() if part > WORTH_A_WORD]
-    return f"{text}; of the FLOPs that run {', '.join(told)}" if told else text
+    told = [f"{share_text(part)} are {name}" for name, part in parts.items() if part > WORTH_A_WORD]
+    return f"{text}; of the FLOPs that run, {', '.join(told)}" if told else text
 
 
 def _is_recomputed(job: Mapping[str, Any]) -> bool:

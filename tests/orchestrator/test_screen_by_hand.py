@@ -224,7 +224,7 @@ def test_waiting_on_idle_queues_is_no_traffic(queues: float, kind: str, share: f
             {"compute": 60, "memory": 40},
             "compute",
             "compute: engines are busy 60 % of the step, the vector engine 50 %; of the FLOPs that"
-            " run 22 % recomputation",
+            " run, 22 % are recomputation",
         ),
         (
             {"compute": 40, "memory": 60},
@@ -276,10 +276,12 @@ def test_replicas_are_told_apart_from_recomputation() -> None:
     one = report(compute=100)
     one["timing"]["flops"] |= {"captured": 300}
     text = bottleneck(one)["text"]
-    assert text.endswith("; of the FLOPs that run 25 % of replicas or padding")
+    assert text.endswith("; of the FLOPs that run, 25 % are of replicas or padding")
     one["timing"]["flops"] |= {"captured": 350}
     text = bottleneck(one)["text"]
-    assert text.endswith("; of the FLOPs that run 12 % recomputation, 12 % of replicas or padding")
+    assert text.endswith(
+        "; of the FLOPs that run, 12 % are recomputation, 12 % are of replicas or padding"
+    )
 
 
 def test_memory_that_does_not_fit_comes_first() -> None:
