@@ -80,13 +80,18 @@ class Planned:
     plan: Plan
     tokens_per_sample: int
     name: str
+    loss: int = 0  # which output of the graph
     repeats: tuple[str, ...] = ()  # what became of repeated layers, line by line
     findings: tuple[Diagnostic, ...] = ()  # about the capture, and the mesh where it was left to us
 
     @property
     def flops_per_step(self) -> int:
         """Every operation of the captured step, for all samples."""
-        return flops(self.graph) * self.layout.global_batch // self.traced_samples
+        return self.of_a_step(flops(self.graph))
+
+    def of_a_step(self, count: int) -> int:
+        """For all samples of a step what the graph has `count` of."""
+        return count * self.layout.global_batch // self.traced_samples
 
     @property
     def placement(self) -> str:
@@ -376,6 +381,7 @@ def plan_task(
             plan=plan,
             tokens_per_sample=task.tokens_per_sample,
             name=decided.traced.name,
+            loss=[slot.name for slot in decided.traced.step.outputs].index("metrics/loss"),
             repeats=decided.traced.step.notes,
             findings=(*decided.traced.findings, *layout.findings),
         )

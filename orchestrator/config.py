@@ -64,6 +64,11 @@ class ModelConfig:
     clip: float = 1.0
     """Global gradient norm; 0 turns clipping off."""
 
+    generator: str = choice("auto", "auto", "threefry2x32", "rbg", "unsafe_rbg")
+    """What draws random numbers of your own step (`entry`) where its code names no generator. auto:
+    jax's own choice, Threefry unless JAX_DEFAULT_PRNG_IMPL says otherwise; rbg is the machine's
+    generator, with other numbers of the same distributions."""
+
 
 def axis() -> Any:
     """A mesh axis: its size, or "auto" for all remaining cores; 0 leaves the axis out."""

@@ -32,8 +32,23 @@ def resolve_task(job: JobConfig) -> TrainTask:
     if model.entry:
         from compiler.frontend.task import load_task
 
-        return load_task(*entry_of(job), settings=own_settings(job))
+        task = load_task(*entry_of(job), settings=own_settings(job))
+        return task if model.generator == "auto" else _drawn_by(task, model.generator)
+    if model.generator != "auto":
+        raise UsageError(
+            "SW_MODEL_SETTING",
+            f"model.generator = {model.generator!r} requires a step of your own (model.entry), got"
+            f" {model.preset or model.config or model.hlo}",
+            hint="leave the setting out: presets and configs draw nothing, and a lowered step says"
+            " itself what draws",
+        )
     return _ours(job)
+
+
+def _drawn_by(task: TrainTask, generator: str) -> TrainTask:
+    from compiler.frontend.generator import drawn_by
+
+    return drawn_by(task, generator)
 
 
 def check_named(job: JobConfig) -> None:

@@ -10,24 +10,45 @@ from typing import Any
 
 from orchestrator.report.text import share_text, size_text
 
-CAPACITY, COLLECTIVE = "capacity", "collective"
+CAPACITY, COLLECTIVE, LATENCY = "capacity", "collective", "latency"
 _PREFIX = "collective_"
+_DMA = "dma"
+WORTH_A_WORD = 0.05  # our choice: of the FLOPs that run; less changes no decision
 
 
 def bottleneck(report: Mapping[str, Any]) -> dict[str, Any]:
-    """`{kind, category, share, text}`: the kind picks what is worth trying (`whatif/rules.py`),
-    the category is that of the breakdown, or of memory."""
+    """`{kind, category, share, text}`: the kind picks what is worth trying (`whatif/rules.py`) and
+    has the share; the category is the largest of that kind, of the breakdown or of memory."""
     memory = report["memory"]
     if not memory["fits"]:
         return _capacity(memory)
-    ranked = shares(report)
-    category, share = next(iter(ranked.items()))
-    kind = kind_of(category)
-    text = _SENTENCES[kind](report, category)
+    kind, share = next(iter(kind_shares(report).items()))
+    category = "memory" if kind == LATENCY else _largest(report, kind)
+    text = _SENTENCES[kind](report, share)
     return {"kind": kind, "category": category, "share": share, "text": text}
 
 
-def shares(report: Mapping[str, Any]) -> dict[str, float]:
+def kind_shares(report: Mapping[str, Any]) -> dict[str, float]:
+    """The shares of the step by kind, largest first: collectives of all axes are one kind. Of the
+    time in which no compute engine is busy, what queues move data in at most is `memory`; the rest
+    is `latency`, in which cores wait for what depends on each other."""
+    found: dict[str, float] = {}
+    for category, share in _ranked(report).items():
+        kind = kind_of(category)
+        found[kind] = found.get(kind, 0.0) + share
+    if "memory" in found:
+        waits = max(0.0, found["memory"] - queues_busy(report))
+        found |= {"memory": found["memory"] - waits, LATENCY: waits}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def queues_busy(report: Mapping[str, Any]) -> float:
+    """The share of the step in which DMA queues move data; loads and stores share their engines."""
+    engines = report["timing"]["engines"].items()
+    return float(sum(engine["share"] for name, engine in engines if name.startswith(_DMA)))
+
+
+def _ranked(report: Mapping[str, Any]) -> dict[str, float]:
     """The shares of the step by category, largest first."""
     timing = report["timing"]
     total = timing["step_time_ps"] or 1
@@ -38,6 +59,10 @@ def shares(report: Mapping[str, Any]) -> dict[str, float]:
 def kind_of(category: str) -> str:
     """The kind of a category of the breakdown."""
     return COLLECTIVE if category.startswith(_PREFIX) else category
+
+
+def _largest(report: Mapping[str, Any], kind: str) -> str:
+    return next(name for name in _ranked(report) if kind_of(name) == kind)
 
 
 def _capacity(memory: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,76 +76,101 @@ def _capacity(memory: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": CAPACITY, "category": category, "share": share, "text": text}
 
 
-def _compute(report: Mapping[str, Any], category: str) -> str:
+def _compute(report: Mapping[str, Any], share: float) -> str:
     timing = report["timing"]
-    share = shares(report)[category]
-    engines = {n: e["share"] for n, e in timing["engines"].items() if not n.startswith("dma")}
+    engines = {n: e["share"] for n, e in timing["engines"].items() if not n.startswith(_DMA)}
     text = f"compute: engines are busy {share_text(share)} of the step"
     if engines:
         engine, busy = max(engines.items(), key=lambda item: item[1])
         text += f", the {engine} engine {share_text(busy)}"
-    again = 1 - timing["mfu"] / timing["hfu"] if timing["hfu"] else 0.0
-    if again > 0.05 and report["job"]["strategy"]["remat"] == "full":  # our choice: worth a word
-        text += f"; {share_text(again)} of its FLOPs are not the model's (recomputation)"
-    return text
+    what = "recomputation" if _is_recomputed(report["job"]) else "beyond three forward passes"
+    parts = {what: recomputed(report), "of replicas or padding": replicated(report)}
+    told = [f"{share_text(part)} are {name}" for name, part in parts.items() if part > WORTH_A_WORD]
+    return f"{text}; of the FLOPs that run, {', '.join(told)}" if told else text
 
 
-def _memory(report: Mapping[str, Any], category: str) -> str:
-    moved = ", ".join(
-        f"{name} {share_text(engine['share'])}"
-        for name, engine in report["timing"]["engines"].items()
-        if name.startswith("dma")
-    )
+def _is_recomputed(job: Mapping[str, Any]) -> bool:
+    """Whether it is a setting of the job that a model of ours computes again."""
+    is_ours = job["model"]["preset"] or job["model"]["config"]
+    return bool(is_ours) and job["strategy"]["remat"] != "none"
+
+
+def recomputed(report: Mapping[str, Any]) -> float:
+    """The share of the FLOPs that run which the captured step has beyond those of its model."""
+    counts = report["timing"]["flops"]
+    return float(max(0, counts["captured"] - counts["model"]) / (counts["executed"] or 1))
+
+
+def replicated(report: Mapping[str, Any]) -> float:
+    """The share of the FLOPs that run which ranks do alike, or on padding."""
+    counts = report["timing"]["flops"]
+    return float(max(0, counts["executed"] - counts["captured"]) / (counts["executed"] or 1))
+
+
+def _memory(report: Mapping[str, Any], share: float) -> str:
     return (
-        f"HBM traffic: engines wait for data {share_text(shares(report)[category])} of the step;"
-        f" queues are busy: {moved}"
+        f"HBM traffic: engines wait for data {share_text(share)} of the step; queues are busy:"
+        f" {_queues(report)}"
     )
 
 
-def _collective(report: Mapping[str, Any], category: str) -> str:
-    axes = category.removeprefix(_PREFIX)
-    rows = [r for r in report["collectives"] if r["exposed_ps"] and _same(r["axis"], axes)]
-    text = f"communication over {axes}: cores wait {share_text(shares(report)[category])} of"
-    text += " the step"
+def _queues(report: Mapping[str, Any]) -> str:
+    engines = report["timing"]["engines"].items()
+    busy = (f"{n} {share_text(e['share'])}" for n, e in engines if n.startswith(_DMA))
+    return ", ".join(busy) or "none"
+
+
+def _latency(report: Mapping[str, Any], share: float) -> str:
+    return (
+        f"latency: {share_text(share)} of the step or more no engine computes and no queue moves"
+        f" data, each waits for another; queues are busy: {_queues(report)}"
+    )
+
+
+def _collective(report: Mapping[str, Any], share: float) -> str:
+    parts = {n: part for n, part in _ranked(report).items() if n.startswith(_PREFIX) and part}
+    axes = {name.removeprefix(_PREFIX): part for name, part in parts.items()}
+    text = f"communication over {next(iter(axes))}: cores wait {share_text(share)} of the step"
+    if len(axes) > 1:
+        each = ", ".join(f"{name} {share_text(part)}" for name, part in axes.items())
+        text = f"communication: cores wait {share_text(share)} of the step; {each}"
+    rows = [r for r in report["collectives"] if r["exposed_ps"]]
     if not rows:
         return text
     worst = max(rows, key=lambda row: row["exposed_ps"])
     exposed = worst["exposed_ps"] / (worst["time_ps"] or 1)
     return (
         f"{text}; most for {worst['kind']} of {size_text(worst['bytes'])} over"
-        f" {worst['group_size']} ranks ({worst['algorithm']}), {share_text(exposed)} exposed"
+        f" {worst['group_size']} ranks of {worst['axis']} ({worst['algorithm']}),"
+        f" {share_text(exposed)} exposed"
     )
 
 
-def _same(shown: str, axes: str) -> bool:
-    """Whether the axes of a row (`tp`, `dp_shard(4 of 8)+ep`) are those of a category."""
-    return "_".join(part.partition("(")[0] for part in shown.split("+")) == axes
-
-
-def _bubble(report: Mapping[str, Any], category: str) -> str:
+def _bubble(report: Mapping[str, Any], share: float) -> str:
     pipeline = report["pipeline"]
     count = pipeline["num_microbatches"]
     batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
     return (
-        f"pipeline: cores wait for other stages {share_text(shares(report)[category])} of the step;"
+        f"pipeline: cores wait for other stages {share_text(share)} of the step;"
         f" {len(pipeline['stages'])} stages, {batches}, {pipeline['schedule']}"
     )
 
 
-def _launch(report: Mapping[str, Any], category: str) -> str:
+def _launch(_: Mapping[str, Any], share: float) -> str:
     return (
-        f"launches: starting programs takes {share_text(shares(report)[category])} of the step,"
+        f"launches: starting programs takes {share_text(share)} of the step,"
         " which has little work for a core"
     )
 
 
-def _idle(report: Mapping[str, Any], category: str) -> str:
-    return f"cores have nothing to do {share_text(shares(report)[category])} of the step"
+def _idle(_: Mapping[str, Any], share: float) -> str:
+    return f"cores have nothing to do {share_text(share)} of the step"
 
 
-_SENTENCES: dict[str, Callable[[Mapping[str, Any], str], str]] = {
+_SENTENCES: dict[str, Callable[[Mapping[str, Any], float], str]] = {
     "compute": _compute,
     "memory": _memory,
+    LATENCY: _latency,
     COLLECTIVE: _collective,
     "bubble": _bubble,
     "launch": _launch,

@@ -30,6 +30,7 @@ def explain(_job: JobConfig, report: Report) -> dict[str, Any]:
     lines = [*_code_lines(report), *_waits(report)]
     return {
         "step_time_ps": report["timing"]["step_time_ps"],
+        "physical_cores": report["logical_cores"]["lnc"],
         "functions": functions,
         "lines": sorted(lines, key=lambda row: -row["time_ps"]),
     }
@@ -79,7 +80,7 @@ def show(section: Mapping[str, Any]) -> None:
     console = terminal.console()
     total = section["step_time_ps"] or 1
     console.print(_functions(section["functions"], total))
-    console.print(_lines(section["lines"], total))
+    console.print(_lines(section["lines"], total, section["physical_cores"]))
 
 
 def _functions(rows: list[dict[str, Any]], total: int) -> Table:
@@ -100,11 +101,13 @@ def _functions(rows: list[dict[str, Any]], total: int) -> Table:
     return table
 
 
-def _lines(rows: list[dict[str, Any]], total: int) -> Table:
+def _lines(rows: list[dict[str, Any]], total: int, cores: int) -> Table:
+    """The busiest engine of a line is busy a share of the step, on all physical cores: beside the
+    line's own time it may be more, since its work begins while the line before is still at work."""
     table = Table(title="by source line", title_justify="left", pad_edge=False)
     table.add_column("line", overflow="fold")
     table.add_column("what", overflow="fold")
-    for name in ("of step", "busiest engine", "FLOP", "HBM"):
+    for name in ("of step", "busiest engine, of step", "FLOP", "HBM"):
         table.add_column(name, justify="right")
     for row in [row for row in rows if row["time_ps"] >= _LEAST * total][:_SHOWN]:
         engine, busy = next(iter(row["engines_ps"].items()), ("", 0))
@@ -112,7 +115,7 @@ def _lines(rows: list[dict[str, Any]], total: int) -> Table:
             row["line"].rpartition("/")[2],
             row["what"],
             f"{row['time_ps'] / total:.1%}",
-            f"{engine} {busy / max(row['time_ps'], 1):.0%}" if engine else "",
+            f"{engine} {busy / cores / total:.1%}" if engine else "",
             count_text(row["flops"]) if row["flops"] else "",
             size_text(row["hbm_bytes"]) if row["hbm_bytes"] else "",
         )

@@ -1,22 +1,22 @@
-"""The screen of `plan`: what fits a terminal of 24 lines and 80 columns, also without colours.
+"""The screen of `plan`: what fits a terminal, of 24 lines at least, also without colours; what is
+no terminal gets everything.
 
-What answers the question is always there; what explains it is left out, least important first,
-when there is no line for it.
+What answers the question is always there, and what decides it (`verdict.py`) is last; what explains
+it is cut or left out, least important first, when there is no line for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from rich.text import Text
 
 from orchestrator import terminal
+from orchestrator.config import TRIES
 from orchestrator.report import sections
 from orchestrator.report.sections import Report, Section, plain
-from orchestrator.report.text import counted, seconds_text, share_text, size_text, usd_text
+from orchestrator.report.text import counted
+from orchestrator.report.tried import effect_text, short_change
 
 LINES = 24
 WIDTH = 80  # of what is not a terminal
@@ -25,73 +25,68 @@ _ALWAYS = 0
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A section, and what it counts: parts of higher numbers are left out first."""
+    """A section, and what it counts: parts of higher numbers are left out first, and of more than
+    `most` lines (0: all) the rest is cut."""
 
     lines: Section
     rank: int = _ALWAYS
+    most: int = 0
 
 
 def plan_screen(report: Report) -> None:
     """Print the screen."""
     console = terminal.console()
-    for line in screen_lines(report, console.width if console.is_terminal else WIDTH):
+    size = (console.width, max(LINES, console.height - 1)) if console.is_terminal else (WIDTH, 0)
+    for line in screen_lines(report, *size):
         console.print(line, soft_wrap=True)
 
 
-def screen_lines(report: Report, width: int) -> list[Text]:
-    """At most `LINES` lines of at most `width` columns."""
-    blocks = [(part.rank, part.lines(report, width)) for part in _PARTS]
-    while sum(len(lines) for _, lines in blocks) > LINES:
-        last = max(range(len(blocks)), key=lambda n: blocks[n][0] if blocks[n][1] else -1)
-        blocks[last] = (blocks[last][0], [])
-    return [line for _, lines in blocks for line in lines]
+def screen_lines(report: Report, width: int, room: int = 0) -> list[Text]:
+    """Lines of at most `width` columns: all of them, or with `room` at most so many, as far as what
+    is always there allows."""
+    blocks = [part.lines(report, width) for part in _PARTS]
+    if room:
+        _make_room(blocks, room, width)
+    return [line for lines in blocks for line in lines]
+
+
+def _make_room(blocks: list[list[Text]], room: int, width: int) -> None:
+    """Cut sections, then leave some out, until there are no more lines than `room`."""
+    last_first = sorted(range(len(blocks)), key=lambda n: (_PARTS[n].rank, n), reverse=True)
+    for n in last_first:
+        excess = sum(map(len, blocks)) - room
+        if excess > 0 and _PARTS[n].most:
+            blocks[n] = _cut(blocks[n], max(_PARTS[n].most, len(blocks[n]) - excess), width)
+    for n in last_first:
+        if sum(map(len, blocks)) > room and _PARTS[n].rank != _ALWAYS:
+            blocks[n] = []
+
+
+def _cut(lines: list[Text], most: int, width: int) -> list[Text]:
+    """At most `most` lines; the last says that there were more."""
+    if len(lines) <= most:
+        return lines
+    last = lines[most - 1].copy()
+    last.truncate(width - 3)
+    return [*lines[: most - 1], last.append("...")]
 
 
 def next_lines(report: Report, width: int) -> list[Text]:
-    """The next things worth trying, each with what it did; what was tried and did not help; or what
+    """The next things worth trying, each with what it did; what was tried and did not help; that
     there was no time to try."""
     section = report.get("whatif")
     if not section:
         return []
     lines: list[Text] = []
-    for row in section["tried"][:2]:
+    for row in section["tried"]:
         title = "next" if row["helps"] else "no gain"
-        lines += plain(
-            title, f"{_words(row['change'])}: {effect_text(row, counted(report))}", width, most=2
-        )
-    left = section["left"][: 2 - len(section["tried"])]
-    if left:
-        names = "; ".join(_words(text) for text in left)
-        text = f"not tried, to answer in time: {names} (--tries 2 tries them)"
-        lines += plain("" if lines else "next", text, width, most=2)
+        text = f"{short_change(row['change'])}: {effect_text(row, counted(report))}"
+        lines += plain(title, text, width)
+    if section["left"] and len(section["tried"]) < TRIES:
+        what = "nothing else" if lines else "nothing"
+        text = f"{what} was tried, to answer in time; --tries {TRIES} tries {TRIES} changes"
+        lines += plain("" if lines else "next", text, width)
     return lines or plain("next", "nothing known that is worth trying", width)
-
-
-def _words(change: str) -> str:
-    """A change without the names of tables where they say nothing new."""
-    return change.replace("strategy.", "").replace("cluster.", "")
-
-
-def effect_text(row: Mapping[str, Any], unit: str) -> str:
-    """What a try did, per million of a unit: `fits, 1.420 s (-12 %), $2.06/Mtoken (-12 %)`."""
-    if row["status"] in ("refused", "failed"):
-        return f"{row['code']}, {row['message']}"
-    text = f"{row['status']}, {size_text(row['peak_bytes'])}"
-    if row["status"] == "does not fit":
-        return text
-    text = f"fits, {seconds_text(row['step_time_s'])} per step"
-    if row["same_batch"]:
-        text += f" ({_signed(row['time_change'])})"
-    else:
-        faster = 1 / (1 + row["time_change"]) - 1
-        text += f" of {row['global_batch']:,} samples ({_signed(faster)} {unit}s/s)"
-    if row["cost_change"] is not None:
-        text += f", {usd_text(row['usd_per_1e6_tokens'])}/M{unit} ({_signed(row['cost_change'])})"
-    return text
-
-
-def _signed(change: float) -> str:
-    return f"{'+' if change >= 0 else '-'}{share_text(abs(change))}"
 
 
 def _tool(report: Report, width: int) -> list[Text]:
@@ -117,11 +112,12 @@ _PARTS = (
     _Part(sections.cost),
     _Part(sections.goodput, 6),
     _Part(sections.faults, 1),
-    _Part(sections.limited_by),
-    _Part(sections.confidence),
-    _Part(next_lines),
-    _Part(partial(sections.findings, most=1), 2),
+    _Part(sections.limited_by, most=2),
+    _Part(sections.confidence, most=3),
+    _Part(next_lines, most=4),
+    _Part(sections.findings, 2, most=5),
     _Part(sections.stored, 6),
     _Part(sections.stored_units, 8),
     _Part(_tool, 8),
+    _Part(sections.verdict),
 )

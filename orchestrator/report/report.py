@@ -15,10 +15,10 @@ from typing import Any
 from collectives.placement import place_mesh, where
 from compiler.budget import count_instructions
 from compiler.diagnostics import Diagnostic
-from compiler.ir.analysis import CONTRACTIONS, count_ops, flops
+from compiler.ir.analysis import count_ops
 from compiler.isa.program import Call, Function, Program, Repeat
 from compiler.passes.integers import downcasts
-from compiler.target import PS_PER_S, hypothetical_text
+from compiler.target import PS_PER_S, Target, hypothetical_text
 from orchestrator.budgets import budget_findings
 from orchestrator.build import Built
 from orchestrator.bundling import compiler_version
@@ -26,12 +26,21 @@ from orchestrator.packets import packets_of
 from orchestrator.report.bottleneck import bottleneck
 from orchestrator.report.goodput import goodput_section
 from orchestrator.report.leaf_roles import role_rows
-from orchestrator.report.limits import Asked, asked, confidence, limits_section
+from orchestrator.report.limits import (
+    EXTRAPOLATED,
+    Asked,
+    Confidence,
+    asked,
+    confidence,
+    limits_section,
+)
 from orchestrator.report.memory_report import memory_section
+from orchestrator.report.rates import product_types, step_flops
 from orchestrator.report.step_report import function_rows, step_chart, timelines
 from orchestrator.service.service import UnitService
 from orchestrator.stages import Stages
 from orchestrator.timing import Timings
+from orchestrator.validation.published_mfu import best_run
 from sharding.mesh import Mesh
 from sharding.pipeline.balance import by_stage
 from sharding.pipeline.schedules import bubble
@@ -116,7 +125,7 @@ def provenance(stages: Stages) -> dict[str, Any]:
 
 def graph_section(built: Built) -> dict[str, Any]:
     """Size of the captured step; `flops_per_step` counts every op of the graph, recomputation
-    included."""
+    included, `product_types` shares out those of contractions."""
     parameters = [b for b in built.plan.step.buffers.values() if b.role == "parameter"]
     return {
         "name": built.name,
@@ -125,6 +134,7 @@ def graph_section(built: Built) -> dict[str, Any]:
         "params": sum(b.global_type.num_elements for b in parameters),
         "roles": role_rows(built.plan.step.buffers.values()),
         "flops_per_step": built.flops_per_step,
+        "product_types": product_types(built.graph),
     }
 
 
@@ -240,23 +250,26 @@ def timing_section(
     MFU divides by the published bf16 peak of the cores.
     """
     seconds = timing.step_time_ps / PS_PER_S
-    times = [t.step_time_ps / PS_PER_S for t in timings.values()]
     layout = built.layout
     peak = layout.target.published_flops_per_s_per_core * layout.mesh.num_cores
     tokens = layout.global_batch * built.tokens_per_sample
     trust = confidence(_asked(built))
+    counted = step_flops(built)
+    found = counted.rates(seconds, peak)
+    published = published_section(layout.target, counted.attention, found["mfu"])
+    times = [t.step_time_ps / PS_PER_S for t in timings.values()]
     return {
         "profile": timing.profile,
         "confidence": trust.text,
         "confidence_why": trust.why,
         "step_time_ps": timing.step_time_ps,
         "step_time_s": seconds,
-        "band_s": [min(times), max(times)],
+        "band_s": band(times, seconds, published, trust),
         "breakdown_ps": dict(timing.breakdown_ps),
         "hidden_ps": dict(timing.hidden_ps),
         "peak_flops_per_s": peak,
-        "mfu": model_flops(built) / seconds / peak,
-        "hfu": built.flops_per_step / seconds / peak,
+        **found,
+        "published": published,
         "tokens_per_s": tokens / seconds,
         "engines": {
             name: {"busy_ps": ps, "share": ps / timing.step_time_ps / layout.target.lnc}
@@ -268,6 +281,28 @@ def timing_section(
         ],
         "collective_profile": timing.profile,
     }
+
+
+def published_section(target: Target, attention: str, mfu: float) -> dict[str, Any] | None:
+    """The best published run of a machine and a kind of model, and how many times its MFU ours is;
+    None where none is in the set."""
+    best = best_run(target, attention)
+    if best is None:
+        return None
+    theirs = best.mfu(target.published_flops_per_s_per_core)
+    told = {key: getattr(best, key) for key in ("id", "model", "cores", "release", "source")}
+    return {"mfu": theirs, "times": mfu / theirs, **told, "machines": list(best.machines)}
+
+
+def band(
+    times: Sequence[float], seconds: float, published: Mapping[str, Any] | None, trust: Confidence
+) -> list[float]:
+    """The fastest and the slowest step over all profiles; of a kind that nobody has published, down
+    to the best MFU that somebody has."""
+    slowest = max(times)
+    if published is not None and trust.text == EXTRAPOLATED:
+        slowest = max(slowest, seconds * published["times"])
+    return [min(times), slowest]
 
 
 def fault_section(built: Built, timings: Timings) -> dict[str, Any]:
@@ -283,23 +318,6 @@ def fault_section(built: Built, timings: Timings) -> dict[str, Any]:
             "rank_classes": timings.chosen.rank_classes,
         }
     }
-
-
-def model_flops(built: Built) -> float:
-    """FLOPs the model needs per step: three times the contractions of the forward pass, no
-    recomputation.
-
-    Source: PaLM appendix B counts 6 per matmul parameter and token plus attention; this is the
-    same count taken from the forward program's own contractions, so that it holds for any
-    architecture.
-    """
-    step = built.plan.step
-    cores = built.layout.mesh.num_cores // len(step.schedules)  # that run each program
-    whole = [flops(p.graph, CONTRACTIONS) for p in step.programs if p.name == "step"]
-    forward = [
-        3.0 * flops(p.graph, CONTRACTIONS) for p in step.programs if p.name.startswith("forward")
-    ]
-    return sum(whole or forward) * built.layout.num_microbatches * cores
 
 
 def collective_rows(timing: StepTiming, mesh: Mesh) -> list[dict[str, Any]]:

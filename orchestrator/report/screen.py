@@ -55,14 +55,15 @@ def run_screen(report: dict[str, Any]) -> None:
     files = report["provenance"]["files"]
     for name, path in files.items():
         _print(console, plain("files" if name == "bundle" else "", f"{name} {path}", width))
+    _print(console, sections.verdict(report, width))
 
 
 def report_lines(report: Mapping[str, Any], width: int = WIDTH) -> list[str]:
-    """A report in about twenty lines of plain text: what is wrong with the values of a run, the
-    screen of a plan, and what the values of a run came to."""
+    """A report in plain text: what is wrong with the values of a run, what they came to, and the
+    screen of a plan, whose last lines decide."""
     lines = _failure(report, width) if "numerics" in report else []
-    lines += screen_lines(report, width)
     lines += _values(report["numerics"], width) if "numerics" in report else []
+    lines += screen_lines(report, width)
     return [printable(line.plain.rstrip()) for line in lines]
 
 

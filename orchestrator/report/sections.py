@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rich.text import Text
@@ -24,6 +25,7 @@ from orchestrator.report.text import (
     size_text,
     usd_text,
 )
+from orchestrator.report.verdict import VENDOR_LIMITS, published_text, verdicts
 from sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
 Report = Mapping[str, Any]
@@ -199,13 +201,36 @@ def timing(report: Report, width: int) -> list[Text]:
 
 
 def rates(report: Report, width: int) -> list[Text]:
-    """Utilisation, with its denominator, and tokens."""
+    """Utilisation, with its denominator and what it counts of attention, and tokens; beside it the
+    best that is published."""
     section = report["timing"]
+    again = f"(HFU {section['hfu']:.2%})"
+    if section.get("attention") == "causal":
+        again = f"(attention in full; causal {section['mfu_causal']:.2%}), HFU {section['hfu']:.2%}"
     text = (
-        f"{section['tokens_per_s']:,.0f} {counted(report)}s/s, MFU {section['mfu']:.2%} (HFU"
-        f" {section['hfu']:.2%}) of {count_text(section['peak_flops_per_s'])}FLOP/s bf16 peak"
+        f"{section['tokens_per_s']:,.0f} {counted(report)}s/s, MFU {section['mfu']:.2%} {again} of"
+        f" {count_text(section['peak_flops_per_s'])}FLOP/s bf16 peak"
     )
-    return plain("rates", text, width)
+    return [*plain("rates", text, width), *_published(report, width)]
+
+
+def _published(report: Report, width: int) -> list[Text]:
+    """What there is to compare with, if the report says."""
+    section = report["timing"]
+    if "published" not in section:
+        return []
+    best, machine = section["published"], report["job"]["cluster"]["target"]
+    if best is None:
+        kind = _NOBODY[section["attention"]]
+        return plain("", f"none published of {kind} on {machine}", width)
+    return plain("", f"best published: {published_text(best)}", width)
+
+
+_NOBODY = {
+    "causal": "causal attention",
+    "full": "attention in full",
+    "none": "models without attention",
+}
 
 
 def cost(report: Report, width: int) -> list[Text]:
@@ -223,7 +248,7 @@ def cost(report: Report, width: int) -> list[Text]:
 
 def limited_by(report: Report, width: int) -> list[Text]:
     """The bottleneck in a sentence."""
-    return plain("limited by", report["bottleneck"]["text"], width, most=2)
+    return plain("limited by", report["bottleneck"]["text"], width)
 
 
 def confidence(report: Report, width: int) -> list[Text]:
@@ -233,7 +258,7 @@ def confidence(report: Report, width: int) -> list[Text]:
         f"{section['confidence']}: {section['confidence_why']}; {assumed} figures assumed,"
         " docs/model.md"
     )
-    return plain("confidence", text, width, most=3)
+    return plain("confidence", text, width)
 
 
 def goodput(report: Report, width: int) -> list[Text]:
@@ -308,13 +333,21 @@ def _again(report: Report) -> str:
     return command
 
 
-def findings(report: Report, width: int, most: int = 3) -> list[Text]:
-    """The first findings, with what to do; how many more there are."""
+def findings(report: Report, width: int) -> list[Text]:
+    """Findings, errors first, and what to do about those of one kind; refusals are a verdict."""
     lines: list[Text] = []
-    rows = sorted(report["findings"], key=lambda row: row["severity"] != "error")
-    for row in rows[:most]:
-        lines += plain(row["severity"], f"{row['code']}: {row['message']}", width, most=2)
-        lines += plain("", row["hint"], width, most=2) if row["hint"] else []
-    if len(rows) > most:
-        lines += plain("", f"{len(rows) - most} more findings in report.json (--json)", width)
+    rows = [row for row in report["findings"] if row["code"] not in VENDOR_LIMITS]
+    rows.sort(key=lambda row: row["severity"] != "error")
+    for (severity, code, hint), same in groupby(rows, key=itemgetter("severity", "code", "hint")):
+        for n, row in enumerate(same):
+            lines += plain("" if n else severity, f"{code}: {row['message']}", width)
+        lines += plain("", hint, width) if hint else []
+    return lines
+
+
+def verdict(report: Report, width: int) -> list[Text]:
+    """What decides; nothing where nothing does."""
+    lines: list[Text] = []
+    for one in verdicts(report):
+        lines += titled("" if lines else "verdict", Text(one.text, "bold red"), width)
     return lines

@@ -113,6 +113,24 @@ _MEMORY = _open(
     ),
     largest=Items(_open(name=TEXT, category=TEXT, bytes=NUMBER, loc=TEXT)),
 )
+_PUBLISHED = _open(
+    mfu=POSITIVE,
+    times=AMOUNT,
+    id=TEXT,
+    model=TEXT,
+    machines=_TEXTS,
+    cores=SIZE,
+    release=TEXT,
+    source=TEXT,
+)
+
+
+def _is_published(value: Any) -> bool:
+    if value is not None:
+        _PUBLISHED.require(value, "report.timing.published")
+    return True
+
+
 _TIMING = _open(
     profile=TEXT,
     confidence=TEXT,
@@ -128,6 +146,12 @@ _TIMING = _open(
     tokens_per_s=POSITIVE,
     engines=Entries(_open(busy_ps=AMOUNT, share=AMOUNT)),
     per_stage=Items(_open(stage=NUMBER, step_time_ps=NUMBER, breakdown_ps=PARTS)),
+    optional={
+        "mfu_causal": AMOUNT,
+        "attention": one_of("causal", "full", "none"),
+        "flops": _open(model=AMOUNT, causal=AMOUNT, captured=AMOUNT, executed=AMOUNT),
+        "published": Rule("a published run or null", _is_published),
+    },
 )
 _REGION = _open(
     name=TEXT, loc=TEXT, time_ps=AMOUNT, busy_ps=_AMOUNTS, flops=AMOUNT, hbm_bytes=AMOUNT
@@ -272,12 +296,19 @@ _TRIED = _open(
     time_change=Rule("a change above -1", lambda v: _is_figure(v) and v > -1),
     usd_per_1e6_tokens=MAYBE,
     cost_change=MAYBE,
+    optional={"refused": _TEXTS},
 )
 _SECTIONS: dict[str, Shape] = {
     "schema": one_of(1),
     "job": _JOB,
     "provenance": _open(stages_s=_AMOUNTS, optional={"stored_s": TIME, "again": TEXT}),
-    "graph": _open(name=TEXT, repeats=_TEXTS, params=NUMBER, flops_per_step=AMOUNT),
+    "graph": _open(
+        name=TEXT,
+        repeats=_TEXTS,
+        params=NUMBER,
+        flops_per_step=AMOUNT,
+        optional={"product_types": _AMOUNTS},
+    ),
     "mesh": Entries(SIZE),
     "cores": SIZE,
     "neffs": NUMBER,

@@ -8,13 +8,14 @@ compare; where one cannot, rates do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from compiler.target import load_target, logical
-from orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, kind_of, shares
+from orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, LATENCY, kind_shares, recomputed
+from orchestrator.report.verdict import refusals
 from orchestrator.whatif.situation import Situation
 from sharding.settings import DISTRIBUTED_OPTIMIZER
 from sharding.strategies.decisions import WEIGHTS
@@ -44,26 +45,30 @@ Rule = Callable[[Situation], Iterator[Idea]]
 
 
 def ideas(now: Situation, report: Mapping[str, Any]) -> Iterator[Idea]:
-    """What is worth trying, the most promising first: for a job that does not fit what saves
-    memory, else by what could be gained, in the order of the table."""
+    """What is worth trying, the most promising first: what cures a refusal of the vendor's
+    compiler, for a job that does not fit what saves memory, else settings by what could be gained,
+    in the order of the table, and other machines at last."""
     kinds = _by_gain(now, report) if report["memory"]["fits"] else [CAPACITY]
+    cures = CURES if refusals(report) else ()
     seen: list[Mapping[str, Any]] = []
-    for rule in (rule for kind in dict.fromkeys(kinds) for rule in WORTH[kind]):
+    for rule in (*cures, *_rules(WORTH, kinds), *_rules(MACHINES, kinds)):
         for idea in rule(now):
             if idea.keys not in seen and is_open(idea, now) and may_fit(idea, report["memory"]):
                 seen.append(idea.keys)
                 yield idea
 
 
+def _rules(table: Mapping[str, tuple[Rule, ...]], kinds: Sequence[str]) -> list[Rule]:
+    return [rule for kind in kinds for rule in table.get(kind, ())]
+
+
 def _by_gain(now: Situation, report: Mapping[str, Any]) -> list[str]:
     """Kinds of what takes a share of the step, the largest first. A step has to compute: of that
-    counts what is done twice, or all of it in a type that takes longer."""
-    timing, gains = report["timing"], shares(report)
-    again = 1 - timing["mfu"] / timing["hfu"] if timing["hfu"] else 0.0
-    found = {name: share for name, share in gains.items() if share > RANKED_SHARE}
-    if "compute" in found and not now.is_full_precision:
-        found["compute"] *= again
-    return [kind_of(name) for name in sorted(found, key=lambda name: -found[name])]
+    counts what is done twice, or all of it where a shorter type or another generator may do."""
+    found = {name: share for name, share in kind_shares(report).items() if share > RANKED_SHARE}
+    if "compute" in found and not (now.has_wide_products or now.draws_in_code):
+        found["compute"] *= recomputed(report)
+    return sorted(found, key=lambda name: -found[name])
 
 
 def saving(now: Situation) -> Iterator[Idea]:
@@ -125,6 +130,22 @@ def _spread(now: Situation) -> dict[str, Any]:
     if now.strategy.micro_batch % 2 == 0:
         return _same_samples(now, micro_batch=now.strategy.micro_batch // 2)
     return _strategy(global_batch=2 * now.global_batch)
+
+
+def _cast_products(now: Situation) -> Iterator[Idea]:
+    if now.has_wide_products:
+        yield Idea({"compiler.auto_cast": "matmult"})
+
+
+def _machines_generator(now: Situation) -> Iterator[Idea]:
+    if now.draws_in_code:
+        yield Idea({"model.generator": "rbg"})
+
+
+def _loops_kept(now: Situation) -> Iterator[Idea]:
+    """-O1: tile loops are not unrolled, so that there are fewer instructions."""
+    if now.job.compiler.optlevel > 1:
+        yield Idea({"compiler.optlevel": 1})
 
 
 def _shorter_type(now: Situation) -> Iterator[Idea]:
@@ -325,21 +346,26 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _next_machine,
         ),
         "compute": (
+            _cast_products,
             _shorter_type,
+            _machines_generator,
             _no_remat,
-            _less_tensor_parallel,
             _larger_micro_batch,
-            _cheaper_network,
-            _next_machine,
+            _less_tensor_parallel,
             _early_gathers,
         ),
         "memory": (
+            _cast_products,
             _shorter_type,
             _larger_micro_batch,
             _less_tensor_parallel,
             _no_remat,
-            _cheaper_network,
-            _next_machine,
+            _more_samples,
+        ),
+        LATENCY: (
+            _larger_micro_batch,
+            _less_tensor_parallel,
+            _no_remat,
             _more_samples,
         ),
         COLLECTIVE: (
@@ -355,7 +381,6 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _late_reductions,
             _second_stream,
             _keep_gathered,
-            _faster_network,
             _more_samples,
         ),
         "bubble": (
@@ -369,3 +394,15 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
     }
 )
 """By the kind of bottleneck (`report/bottleneck.py`), the most promising first."""
+
+MACHINES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
+    {
+        "compute": (_cheaper_network, _next_machine),
+        "memory": (_cheaper_network, _next_machine),
+        COLLECTIVE: (_faster_network,),
+    }
+)
+"""The same of machines, which nobody changes as easily as a setting: behind all of those."""
+
+CURES: tuple[Rule, ...] = (_loops_kept, _smaller_micro_batch, _more_tensor_parallel)
+"""What lowers the instructions of the largest operator, the least costly first."""

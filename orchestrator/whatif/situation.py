@@ -12,16 +12,22 @@ from sharding.settings import StrategySettings
 from sharding.strategies.decisions import zero_of
 from sharding.strategies.registry import MANUAL
 
+COMPUTE = ("tensor", "vector", "scalar", "gpsimd")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """A job as rules see it; sizes of the mesh are those a job names (`ep` is a part of
-    `dp_shard`)."""
+    `dp_shard`). With `has_wide_products` most of its products are of fp32 and nothing casts them;
+    with `draws_in_code` GpSimd is its busiest engine, and it may be the generator that it runs.
+    """
 
     job: JobConfig
     mesh: Mapping[str, int]
     global_batch: int
     num_microbatches: int
+    has_wide_products: bool = False
+    draws_in_code: bool = False
 
     @property
     def strategy(self) -> StrategySettings:
@@ -67,4 +73,20 @@ def situation_of(job: JobConfig, report: Mapping[str, Any]) -> Situation:
         mesh=given_sizes(report["mesh"]),
         global_batch=report["batch"]["global_batch"],
         num_microbatches=report["batch"]["num_microbatches"],
+        has_wide_products=job.compiler.auto_cast == "none" and _wide(report) > 0.5,
+        draws_in_code=_draws_in_code(job, report),
     )
+
+
+def _draws_in_code(job: JobConfig, report: Mapping[str, Any]) -> bool:
+    """Whether the step is a user's own, leaves the generator to jax, and is busiest with integers
+    on GpSimd, of which Threefry's are exclusive ors."""
+    if not job.model.entry or job.model.generator != "auto" or "xor" not in report["graph"]["ops"]:
+        return False
+    engines = {n: e["share"] for n, e in report["timing"]["engines"].items() if n in COMPUTE}
+    return max(engines, key=engines.__getitem__, default="") == "gpsimd"
+
+
+def _wide(report: Mapping[str, Any]) -> float:
+    """The share of the FLOPs of products that are of fp32."""
+    return float(report["graph"].get("product_types", {}).get("f32", 0.0))

@@ -18,6 +18,7 @@ from compiler.diagnostics import DiagnosticError, InternalError
 from orchestrator.build import planned
 from orchestrator.config import TRIES, JobConfig
 from orchestrator.job import unit_service
+from orchestrator.report.verdict import refusals
 from orchestrator.service.service import UnitService
 from orchestrator.stages import Stages, Traces
 from orchestrator.terminal import say
@@ -56,17 +57,19 @@ def advice(
 
 
 def affordable(tries: int, report: Mapping[str, Any], started: float) -> int:
-    """How many tries there may be. auto: `TRIES`, as far as they are expected to be over in time.
+    """How many tries there may be. auto: `TRIES`, as far as they are expected to be over in time;
+    one in any case where the vendor's compiler would refuse the job, since its cure decides.
 
     `started` is when the answer was asked for (`time.perf_counter()`).
     """
     if tries != AUTO:
         return tries
+    least = 1 if refusals(report) else 0
     provenance = report["provenance"]
     took = provenance.get("computed_in_s", sum(provenance["stages_s"].values()))
     once = sum(provenance["stages_s"].get(stage, 0.0) for stage in ("capture", "import"))
     spare = DUE_S - (time.perf_counter() - started)
-    return max(0, min(TRIES, int(spare / max(TRY_SHARE * (took - once), 0.1))))
+    return max(least, min(TRIES, int(spare / max(TRY_SHARE * (took - once), 0.1))))
 
 
 def _changes(job: JobConfig, report: Mapping[str, Any], count: int) -> Iterator[Change]:
@@ -162,15 +165,18 @@ def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, A
         "time_change": base["timing"]["tokens_per_s"] / timing["tokens_per_s"] - 1,
         "usd_per_1e6_tokens": usd,
         "cost_change": usd / before - 1 if usd and before else None,
+        "refused": list(refusals(report)),
     }
-    better = not base["memory"]["fits"] or _gain(row) < -WORTHWHILE
-    return row | {"helps": memory["fits"] and better}
+    worse = len(row["refused"]) - len(refusals(base))
+    better = not base["memory"]["fits"] or worse < 0 or _gain(row) < -WORTHWHILE
+    return row | {"helps": memory["fits"] and worse <= 0 and better}
 
 
-def _rank(row: Mapping[str, Any]) -> tuple[int, float]:
-    """What fits first, then by the time or the cost of a token, whichever falls more."""
+def _rank(row: Mapping[str, Any]) -> tuple[int, int, float]:
+    """What fits first, then what the vendor's compiler takes, then by the time or the cost of a
+    token, whichever falls more."""
     order = ("fits", "does not fit", "refused", FAILED).index(row["status"])
-    return order, 0.0 if order else _gain(row)
+    return (order, 0, 0.0) if order else (order, len(row["refused"]), _gain(row))
 
 
 def _gain(row: Mapping[str, Any]) -> float:

@@ -90,7 +90,7 @@ def test_a_task_is_planned_as_it_is(plans: list[api.Report]) -> None:
     assert first.data["job"]["model"]["entry"] == "" and first.fits
 
     told = repr(again).splitlines()
-    assert 12 <= len(told) <= 24 and max(map(len, told)) <= 80
+    assert len(told) >= 12 and max(map(len, told)) <= 80
     assert told[0].startswith("step  ") and any(line.startswith("memory ") for line in told)
     assert any(line.endswith("ask anew: cache__fresh=True") for line in told)
     shown = again._repr_html_()

@@ -15,6 +15,7 @@ from compiler.lower.function import Signature
 from compiler.options import CompileOptions
 from compiler.target import load_target
 from orchestrator.cli import main
+from orchestrator.report import explain_time
 from orchestrator.report.explain_fusion import notes_of
 from tests.support.small_job import SIZES
 
@@ -105,6 +106,20 @@ def test_time_sums_to_the_step_by_line_and_by_function(job, capsys) -> None:
     assert main([*job, "--explain", "time"]) == 0
     text = capsys.readouterr().out
     assert "by source line" in text and "llama.py:" in text
+
+
+def test_no_engine_is_busy_longer_than_the_step(capsys) -> None:
+    """Two physical cores are busy 150 of 2 x 100 ps, in lines that add 60 and 40 ps to the step: 75
+    %, in the first with work that hides behind the second."""
+    line = {"what": "dot", "flops": 0, "hbm_bytes": 0}
+    lines = [
+        line | {"line": "a.py:1", "time_ps": 60, "engines_ps": {"tensor": 140, "vector": 60}},
+        line | {"line": "a.py:2", "time_ps": 40, "engines_ps": {"tensor": 10}},
+    ]
+    section = {"step_time_ps": 100, "physical_cores": 2, "functions": [], "lines": lines}
+    explain_time.show(section)
+    shown = capsys.readouterr().out
+    assert "tensor 70.0%" in shown and "tensor 5.0%" in shown
 
 
 def test_every_collective_has_its_reason_and_the_other_algorithms(job, capsys) -> None:

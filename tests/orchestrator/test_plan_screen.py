@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
 import re
@@ -12,11 +13,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from orchestrator.report import bars
-from orchestrator.report.plan_screen import LINES, effect_text, plan_screen, screen_lines
+from orchestrator.report.bottleneck import kind_shares
+from orchestrator.report.page.page import report_page
+from orchestrator.report.plan_screen import LINES, plan_screen, screen_lines
 from orchestrator.report.shape import check_report
 from orchestrator.report.text import count_text, share_text
+from orchestrator.report.tried import effect_text
 from tests.support.cells import long_in_matrix
 from tests.support.plans import report_of
 
@@ -41,8 +46,8 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return report_of(tmp_path_factory.mktemp("screen"), **JOBS[request.param])
 
 
-def texts(report: dict[str, Any], width: int = 80) -> list[str]:
-    return [line.plain for line in screen_lines(report, width)]
+def texts(report: dict[str, Any], width: int = 80, room: int = 0) -> list[str]:
+    return [line.plain for line in screen_lines(report, width, room)]
 
 
 def cells(line: str) -> int:
@@ -54,7 +59,7 @@ def test_a_report_is_what_reports_are_held_to(report: dict[str, Any]) -> None:
 
 
 def test_one_screen_that_answers(report: dict[str, Any]) -> None:
-    lines = texts(report)
+    lines = texts(report, room=LINES)
     assert len(lines) <= LINES and max(map(len, lines)) <= 80
     titles = [line[: line.find(" ")] for line in lines]
     for title in ("job", "memory", "time", "rates", "cost", "limited", "confidence"):
@@ -84,10 +89,20 @@ def test_bars_sum(report: dict[str, Any]) -> None:
 
 def test_the_bottleneck_is_the_largest_share(report: dict[str, Any]) -> None:
     found = report["bottleneck"]
-    breakdown = report["timing"]["breakdown_ps"]
-    assert breakdown[found["category"]] == max(breakdown.values())
-    assert found["share"] == breakdown[found["category"]] / report["timing"]["step_time_ps"]
+    shares = kind_shares(report)
+    assert found["share"] == shares[found["kind"]] == max(shares.values())
+    assert math.isclose(sum(shares.values()), 1.0)
     assert found["text"][:20] in " ".join(texts(report))
+
+
+def test_hfu_is_never_below_mfu(report: dict[str, Any]) -> None:
+    timing = report["timing"]
+    assert 0 < timing["mfu_causal"] < timing["mfu"] <= timing["hfu"]
+    counts = timing["flops"]
+    per_flop = timing["step_time_s"] * timing["peak_flops_per_s"]
+    assert math.isclose(timing["hfu"] * per_flop, counts["executed"])
+    assert counts["causal"] < counts["model"] <= counts["captured"]
+    assert timing["attention"] == "causal"
 
 
 @pytest.mark.parametrize("width", [60, 79, 80, 100, 200])
@@ -117,8 +132,9 @@ def test_nothing_breaks_the_screen(plain: dict[str, Any]) -> None:
     row["message"] = "no " * 99
     report["whatif"] = {"tried": [row, row], "left": ["mesh.tp=2 " * 30] * 2}
     report["timing"]["confidence_why"] = "because " * 60
-    lines = texts(report)
-    assert len(lines) <= LINES and max(map(len, lines)) <= 80
+    lines = texts(report, room=LINES)
+    assert max(map(len, lines)) <= 80
+    assert "SW_FIRST" not in "\n".join(lines) and "SW_FIRST" in "\n".join(texts(report))
     assert "SW_Y" in "\n".join(lines)
 
 
@@ -137,6 +153,34 @@ def test_piped_output_has_no_colours_and_the_width_of_a_page(plain, capsys) -> N
     plan_screen(plain)
     text = capsys.readouterr().out
     assert "\x1b" not in text and text.splitlines() == texts(plain)
+
+
+@pytest.mark.parametrize("height", [10, 24, 34, 50])
+def test_a_terminal_shows_what_it_has_lines_for(
+    plain: dict[str, Any], height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one line for the prompt, but never less than 24."""
+    report = copy.deepcopy(plain)
+    finding = {"code": "SW_X", "severity": "warning", "message": "word " * 40, "hint": ""}
+    report["findings"] = [finding] * 9
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, height=height, color_system=None)
+    monkeypatch.setattr("orchestrator.terminal.console", lambda **_: console)
+    plan_screen(report)
+    shown = len(out.getvalue().splitlines())
+    assert len(texts(report)) > 50 and shown <= max(LINES, height - 1)
+    assert shown > max(LINES, height - 1) - 5, "as much as there is room for"
+
+
+def test_a_report_of_before_there_was_anything_to_compare_with(plain: dict[str, Any]) -> None:
+    older = copy.deepcopy(plain)
+    for key in ("mfu_causal", "attention", "flops", "published"):
+        del older["timing"][key]
+    del older["graph"]["product_types"]
+    check_report(older)
+    shown = "\n".join(texts(older))
+    assert "MFU" in shown and "published" not in shown.replace("published run", "")
+    assert "Best published" not in report_page(older)
 
 
 ROW = {

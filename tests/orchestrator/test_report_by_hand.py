@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from compiler.dtypes import DType
+from compiler.ir.build import Builder
 from compiler.isa.program import CollectiveCall
 from compiler.target import load_target
 from orchestrator.config import GoodputConfig, JobConfig
 from orchestrator.report import report
 from orchestrator.report.goodput import Failures, goodput_section
 from orchestrator.report.leaf_roles import role_rows
+from orchestrator.report.rates import product_types, step_flops
 from orchestrator.timing import Timings
 from sharding.mesh import make_mesh
 from sharding.pipeline.schedules import bubble
@@ -60,37 +62,63 @@ def test_step_time_and_band() -> None:
 
 
 def test_mfu_is_three_forward_passes_over_the_published_peak() -> None:
-    """A core runs 2 x 10 x 20 x 30 = 12,000 FLOP of products per micro-batch; the additions beside
-    them, what the backward pass computes, and what is recomputed do not count. Three times that in
-    3 micro-batches on 64 cores: 6,912,000. The peak is 64 x 1e6 FLOP/s, 1,280,000 in 0.02 s.
+    """The loss of the captured step of 16 samples takes 2 x 40 x 20 x 32 = 51,200 FLOP of products;
+    the additions beside them do not count. Three times that for three times the samples: 460,800.
+    The peak is 64 x 1e6 FLOP/s, 1,280,000 in 0.02 s.
 
     Source: PaLM, appendix B: a training step is three times its forward pass.
     """
     own = programs(forward=product(10, 20, 30), backward=product(50, 60, 70))
-    assert report.model_flops(invented(programs=own)) == 3 * 12_000 * 3 * 64 == 6_912_000
-    found = section(invented(programs=own))
+    schedule = ((("forward", "backward"), 3),)
+    built = invented(programs=own, schedules=(schedule,))
+    assert step_flops(built).model == 51_200 * 3 * 3 == 460_800
+    found = section(built)
     assert found["peak_flops_per_s"] == 64e6
-    assert found["mfu"] == close(6_912_000 / 1_280_000) == close(5.4)
+    assert found["mfu"] == found["mfu_causal"] == close(460_800 / 1_280_000) == close(0.36)
+    assert found["attention"] == "none" and found["published"] is None
 
 
-def test_the_model_of_a_pipeline_is_the_sum_of_its_stages() -> None:
-    """Each stage is on 32 of 64 cores: (12,000 + 2 x 4 x 5 x 6 = 240) x 3 x 3 x 32."""
+def test_hfu_is_every_product_that_runs_over_the_same_peak() -> None:
+    """A core runs 2 x 10 x 20 x 30 = 12,000 and 2 x 50 x 60 x 70 = 420,000 FLOP of products per
+    micro-batch, three times on 64 cores: 82,944,000 FLOP in 0.02 s of 64 x 1e6 FLOP/s."""
+    own = programs(forward=product(10, 20, 30), backward=product(50, 60, 70))
+    built = invented(programs=own, schedules=(((("forward", "backward"), 3),),))
+    assert step_flops(built).executed == 432_000 * 3 * 64 == 82_944_000
+    assert section(built)["hfu"] == close(82_944_000 / 1_280_000) == close(64.8)
+    assert step_flops(built).captured == 51_200 * 3
+
+
+def test_cores_of_a_stage_run_its_programs() -> None:
+    """Each stage is on 32 of 64 cores: (12,000 + 2 x 4 x 5 x 6 = 240) x 3 x 32."""
     own = programs(forward0=product(10, 20, 30), forward1=product(4, 5, 6))
-    assert report.model_flops(invented(programs=own, stages=2)) == 12_240 * 9 * 32 == 3_525_120
+    schedules = (((("forward0",), 3),), ((("forward1",), 3),))
+    built = invented(programs=own, stages=2, schedules=schedules)
+    assert step_flops(built).executed == 12_240 * 3 * 32 == 1_175_040
 
 
-def test_a_step_that_was_not_cut_counts_once() -> None:
-    """Its products are those of forward and backward: 12,000 x 3 micro-batches x 64 cores."""
+def test_what_the_model_needs_is_no_more_than_what_runs() -> None:
+    """12,000 x 3 micro-batches x 64 cores are 2,304,000; a step without a backward pass of its own,
+    of 2 x 2 x 3 x 5 = 60 on 64 cores, runs 11,520 of the 460,800 that three passes would be."""
     own = programs(step=product(10, 20, 30))
-    assert report.model_flops(invented(programs=own)) == 12_000 * 3 * 64 == 2_304_000
+    built = invented(programs=own, schedules=(((("step",), 3),),))
+    assert (step_flops(built).model, step_flops(built).executed) == (460_800, 2_304_000)
+    small = invented(programs=programs(step=product(2, 3, 5)), schedules=(((("step",), 3),),))
+    counts = step_flops(small)
+    assert counts.model == counts.executed == 60 * 3 * 64 == 11_520
+    assert section(small)["mfu"] == section(small)["hfu"]
 
 
-def test_hfu_is_all_arithmetic_over_the_same_peak() -> None:
-    """The captured step of 16 samples: 2 x 40 x 20 x 32 = 51,200 of products and 40 x 32 = 1,280
-    additions; three times as many samples in a step: 157,440. In 0.02 s of 64 x 1e6 FLOP/s."""
-    built = invented()
-    assert built.flops_per_step == (51_200 + 1_280) * 3 == 157_440
-    assert section(built)["hfu"] == close(157_440 / 1_280_000) == close(0.123)
+def test_types_of_products_are_shares_of_their_flops() -> None:
+    """2 x 4 x 8 x 2 = 128 FLOP in bf16, and 2 x 6 x 8 x 4 = 384 in fp32."""
+    b = Builder()
+    short = b.dot(b.input((4, 8), DType.BF16), b.input((8, 2), DType.BF16))
+    wide = b.dot(b.input((6, 8)), b.input((8, 4)))
+    assert product_types(b.finish(short, wide)) == {"f32": close(0.75), "bf16": close(0.25)}
+
+
+def test_arithmetic_of_every_op_is_counted_beside_it() -> None:
+    """51,200 of products and 40 x 32 = 1,280 additions; three times as many samples in a step."""
+    assert invented().flops_per_step == (51_200 + 1_280) * 3 == 157_440
 
 
 def test_arithmetic_of_a_step_is_rounded_down_to_a_whole_number() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.report.bars import EMPTY, LIMIT, apportioned, bar, bar_to_limit, percents
-from orchestrator.report.bottleneck import bottleneck, kind_of, shares
+from orchestrator.report.bottleneck import bottleneck, kind_of, kind_shares
 from orchestrator.report.text import count_text, seconds_text, share_text, size_text, usd_text
 
 MIB, GIB = 2**20, 2**30
@@ -127,7 +127,10 @@ def test_shares_in_percent() -> None:
 
 def report(**charged: int) -> dict[str, Any]:
     return {
-        "job": {"strategy": {"remat": "full"}},
+        "job": {
+            "strategy": {"remat": "full"},
+            "model": {"preset": "llama2-7b", "config": ""},
+        },
         "memory": {
             "fits": True,
             "peak_bytes": 4 * GIB,
@@ -143,8 +146,7 @@ def report(**charged: int) -> dict[str, Any]:
                 "dma_in": {"share": 0.75},
                 "dma_out": {"share": 0.125},
             },
-            "mfu": 0.3,
-            "hfu": 0.4,
+            "flops": {"model": 300, "causal": 280, "captured": 390, "executed": 400},
         },
         "collectives": [
             {
@@ -180,9 +182,39 @@ def report(**charged: int) -> dict[str, Any]:
 
 
 def test_shares_are_of_the_step_and_the_largest_is_first() -> None:
-    found = shares(report(compute=30, memory=50, idle=20))
-    assert list(found) == ["memory", "compute", "idle"]
-    assert list(found.values()) == pytest.approx([0.5, 0.3, 0.2])
+    """Queues are busy 7/8 of the step, more than the half in which nothing computes."""
+    found = kind_shares(report(compute=30, memory=50, idle=20))
+    assert list(found) == ["memory", "compute", "idle", "latency"]
+    assert list(found.values()) == pytest.approx([0.5, 0.3, 0.2, 0.0])
+
+
+def test_collectives_are_summed_over_axes_before_they_are_compared() -> None:
+    """37 of 100 are the largest category and 22 + 18 the largest kind."""
+    one = report(compute=37, memory=23, collective_tp=22, collective_dp_shard_ep=18)
+    found = bottleneck(one)
+    assert (found["kind"], found["category"]) == ("collective", "collective_tp")
+    assert found["share"] == pytest.approx(0.4)
+    assert found["text"] == (
+        "communication: cores wait 40 % of the step; tp 22 %, dp_shard_ep 18 %; most for"
+        " all_reduce of 1.00 MiB over 4 ranks of tp (mesh), 100 % exposed"
+    )
+    more = report(compute=41, memory=19, collective_tp=22, collective_dp_shard_ep=18)
+    assert bottleneck(more)["kind"] == "compute"
+
+
+@pytest.mark.parametrize(
+    ("queues", "kind", "share"),
+    [(0.2, "latency", 0.4), (0.31, "memory", 0.31), (0.7, "memory", 0.6)],
+)
+def test_waiting_on_idle_queues_is_no_traffic(queues: float, kind: str, share: float) -> None:
+    """No engine computes in 60 % of the step: what queues do not move data in is latency."""
+    one = report(compute=25, memory=60, idle=15)
+    engines = one["timing"]["engines"]
+    engines["dma_in"]["share"], engines["dma_out"]["share"] = queues - 0.125, 0.125
+    found = bottleneck(one)
+    assert (found["kind"], found["category"]) == (kind, "memory")
+    assert found["share"] == pytest.approx(share)
+    assert found["text"].startswith("latency: 40 % " if kind == "latency" else "HBM traffic: ")
 
 
 @pytest.mark.parametrize(
@@ -191,8 +223,8 @@ def test_shares_are_of_the_step_and_the_largest_is_first() -> None:
         (
             {"compute": 60, "memory": 40},
             "compute",
-            "compute: engines are busy 60 % of the step, the vector engine 50 %; 25 % of its FLOPs"
-            " are not the model's (recomputation)",
+            "compute: engines are busy 60 % of the step, the vector engine 50 %; of the FLOPs that"
+            " run, 22 % are recomputation",
         ),
         (
             {"compute": 40, "memory": 60},
@@ -203,8 +235,8 @@ def test_shares_are_of_the_step_and_the_largest_is_first() -> None:
         (
             {"compute": 20, "collective_dp_shard_ep": 80},
             "collective_dp_shard_ep",
-            "communication over dp_shard_ep: cores wait 80 % of the step; most for all_gather of"
-            " 2.00 MiB over 8 ranks (ring), 75 % exposed",
+            "communication over dp_shard_ep: cores wait 80 % of the step; most for all_reduce of"
+            " 1.00 MiB over 4 ranks of tp (mesh), 100 % exposed",
         ),
         (
             {"compute": 20, "bubble": 80},
@@ -227,13 +259,29 @@ def test_the_bottleneck_in_a_sentence(charged: dict[str, int], category: str, te
     assert found["text"] == text
 
 
-@pytest.mark.parametrize(("mfu", "told"), [(0.379, True), (0.381, False)])
-def test_recomputation_above_a_twentieth_is_worth_a_word(mfu: float, told: bool) -> None:
+@pytest.mark.parametrize(("captured", "told"), [(321, True), (319, False)])
+def test_recomputation_above_a_twentieth_is_worth_a_word(captured: int, told: bool) -> None:
+    """Of 400 that run, 20 are a twentieth; 300 are the model's."""
     one = report(compute=100)
-    one["timing"]["mfu"] = mfu
+    one["timing"]["flops"] |= {"captured": captured, "executed": 400}
     assert ("recomputation" in bottleneck(one)["text"]) is told
     one["job"]["strategy"]["remat"] = "none"
-    assert "recomputation" not in bottleneck(one)["text"]
+    text = bottleneck(one)["text"]
+    assert "recomputation" not in text and ("beyond three forward passes" in text) is told
+
+
+def test_replicas_are_told_apart_from_recomputation() -> None:
+    """Of 400 that run 300 are captured: a quarter is what ranks do alike. With 350 an eighth each
+    is recomputation and replicas."""
+    one = report(compute=100)
+    one["timing"]["flops"] |= {"captured": 300}
+    text = bottleneck(one)["text"]
+    assert text.endswith("; of the FLOPs that run, 25 % are of replicas or padding")
+    one["timing"]["flops"] |= {"captured": 350}
+    text = bottleneck(one)["text"]
+    assert text.endswith(
+        "; of the FLOPs that run, 12 % are recomputation, 12 % are of replicas or padding"
+    )
 
 
 def test_memory_that_does_not_fit_comes_first() -> None:

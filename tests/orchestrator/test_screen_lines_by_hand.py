@@ -205,11 +205,47 @@ def test_a_section_of_one_line(
     assert lines(section, changed(**tables)) == [line]
 
 
+BEST = {
+    "mfu": 0.25,
+    "times": 1.6,
+    "id": "T9",
+    "model": "Llama2-13B",
+    "machines": ["trn1.32xlarge", "trn1n.32xlarge"],
+    "cores": 1024,
+    "release": "2.18.0",
+}
+
+
+def test_what_is_published_stands_beside_what_is_predicted() -> None:
+    told = {"attention": "causal", "mfu_causal": 0.385, "published": BEST}
+    assert lines(sections.rates, changed(timing=told)) == [
+        "rates      12,346 tokens/s, MFU 40.00% (attention in full; causal 38.50%), HFU 51.25% of"
+        " 6.08 PFLOP/s bf16 peak",
+        "           best published: 25.0 % (Llama2-13B on 1,024 cores, SDK 2.18.0, T9)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attention", "kind"),
+    [
+        ("causal", "causal attention"),
+        ("full", "attention in full"),
+        ("none", "models without attention"),
+    ],
+)
+def test_that_nothing_is_published_is_said(attention: str, kind: str) -> None:
+    one = changed(timing={"attention": attention, "mfu_causal": 0.4, "published": None})
+    found = lines(sections.rates, one)
+    assert found[1] == f"           none published of {kind} on trn1n.32xlarge"
+    assert ("attention in full; causal" in found[0]) is (attention == "causal")
+
+
 def test_sections_that_have_nothing_to_say() -> None:
     assert lines(sections.logical_cores, changed(logical_cores={"lnc": 1})) == []
     assert lines(sections.placement, changed(placement={"axes": {}})) == []
     assert lines(sections.faults, report()) == []
     assert lines(sections.findings, report()) == []
+    assert lines(sections.verdict, report()) == []
     one = changed(timing={"per_stage": [staged(5)]})
     assert lines(sections.stages, one) == []
 
@@ -294,22 +330,24 @@ def finding(number: int, severity: str, hint: str = "") -> dict[str, Any]:
     return {"severity": severity, "code": f"SW_{number}", "message": f"m{number}", "hint": hint}
 
 
-def test_errors_are_first_and_what_is_left_out_is_counted() -> None:
+def test_errors_are_first_and_refusals_are_a_verdict() -> None:
     found = [
         finding(1, "note"),
         finding(2, "warning", "do"),
         finding(3, "error"),
-        finding(4, "note"),
+        finding(4, "warning") | {"code": "NCC_EXTP004"},
+        finding(2, "warning", "do") | {"message": "another"},
+        finding(2, "warning", "do otherwise"),
     ]
     assert lines(sections.findings, report() | {"findings": found}) == [
         "error      SW_3: m3",
         "note       SW_1: m1",
         "warning    SW_2: m2",
+        "           SW_2: another",
         "           do",
-        "           1 more findings in report.json (--json)",
+        "warning    SW_2: m2",
+        "           do otherwise",
     ]
-    three = lines(sections.findings, report() | {"findings": found[:3]})
-    assert len(three) == 4 and "more findings" not in three[-1]
 
 
 def test_titles_and_wrapped_text() -> None:

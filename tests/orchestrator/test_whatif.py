@@ -16,8 +16,8 @@ from compiler.diagnostics import ExecutionError
 from orchestrator import plan_cache
 from orchestrator.config import TRIES, JobConfig
 from orchestrator.plan_cache import advised, plan, plan_parts
-from orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, bottleneck
-from orchestrator.report.plan_screen import effect_text
+from orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, LATENCY, bottleneck
+from orchestrator.report.tried import effect_text
 from orchestrator.whatif import tries
 from orchestrator.whatif.change import changed
 from orchestrator.whatif.rules import WORTH, ideas
@@ -25,7 +25,7 @@ from orchestrator.whatif.situation import situation_of
 from sharding.settings import AUTO
 from tests.support.plans import job_of
 
-KINDS = ("compute", "memory", COLLECTIVE, "bubble", "launch", "idle")
+KINDS = ("compute", "memory", LATENCY, COLLECTIVE, "bubble", "launch", "idle")
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,10 @@ def limited(report: dict[str, Any], kind: str) -> dict[str, Any]:
     """The report of a step that is mostly of one category."""
     found = copy.deepcopy(report)
     timing = found["timing"]
-    category = "collective_tp" if kind == COLLECTIVE else kind
+    category = {COLLECTIVE: "collective_tp", LATENCY: "memory"}.get(kind, kind)
     timing["breakdown_ps"] = {category: timing["step_time_ps"]}
+    for name, engine in timing["engines"].items():
+        engine["share"] = 1.0 if (name, kind) == ("dma_in", "memory") else 0.0
     found["pipeline"] = {"num_microbatches": 2, "schedule": "1f1b", "stages": [{}, {}]}
     return found
 

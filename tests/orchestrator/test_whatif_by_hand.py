@@ -232,6 +232,33 @@ def test_what_helps(base: dict[str, Any], changes: dict[str, Any], helps: bool) 
     assert tried(planned(**base), **changes)["helps"] is helps
 
 
+TOLD = {"code": "NCC_EXTP004", "message": "too many", "severity": "warning", "hint": ""}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "tokens_per_s", "helps"),
+    [
+        ([TOLD], [], 3.9e12, True),  # slower, and the vendor's compiler takes it
+        ([TOLD], [TOLD], 3.9e12, False),
+        ([TOLD], [TOLD], 5e12, True),
+        ([], [TOLD], 5e12, False),  # faster, if it could be compiled
+    ],
+)
+def test_a_refusal_that_goes_helps_and_one_that_comes_does_not(
+    before: list[Any], after: list[Any], tokens_per_s: float, helps: bool
+) -> None:
+    base = planned() | {"findings": before}
+    found = tries._measured(planned(tokens_per_s=tokens_per_s) | {"findings": after}, base)
+    assert found["refused"] == [row["code"] for row in after] and found["helps"] is helps
+
+
+def test_what_the_vendor_takes_is_before_what_is_faster() -> None:
+    base = planned() | {"findings": [TOLD]}
+    taken = tries._measured(planned(tokens_per_s=3e12), base)
+    faster = tries._measured(planned(tokens_per_s=8e12) | {"findings": [TOLD]}, base)
+    assert tries._rank(taken) < tries._rank(faster)
+
+
 def test_tries_are_ranked_by_fit_and_gain() -> None:
     base = planned()
     rows = [
@@ -242,8 +269,8 @@ def test_tries_are_ranked_by_fit_and_gain() -> None:
         tried(base, tokens_per_s=4e12, usd=1.0),
     ]
     ranks = [tries._rank(row) for row in rows]
-    assert [order for order, _ in ranks] == [3, 2, 1, 0, 0]
-    assert ranks[4] < ranks[3] < ranks[2] and ranks[2][1] == 0.0
+    assert [order for order, _, _ in ranks] == [3, 2, 1, 0, 0]
+    assert ranks[4] < ranks[3] < ranks[2] and ranks[2][2] == 0.0
     assert [row.get("code") for row in rows[:2]] == ["SW_X", "SW_Y"]
 
 
@@ -267,8 +294,11 @@ def test_as_many_tries_as_will_be_over(
     the two that are wanted; 7 s for none of 7.35 s."""
     monkeypatch.setattr(tries.time, "perf_counter", lambda: 100.0 + spent)
     stages = {"capture": 1.5, "import": 0.5, "compile": took}
-    report = {"provenance": {"stages_s": stages}}
+    report = {"provenance": {"stages_s": stages}, "findings": []}
     assert tries.affordable(AUTO, report, 100.0) == count
+    refused = report | {"findings": [{"code": "NCC_EXTP004"}]}
+    assert tries.affordable(AUTO, refused, 100.0) == max(count, 1)
+    assert tries.affordable(0, refused, 100.0) == 0
     assert tries.affordable(7, report, 100.0) == 7
 
 

@@ -66,6 +66,7 @@ def invented(
     buffers: tuple[BufferInfo, ...] = (),
     stages: int = 1,
     goodput: GoodputConfig | None = None,
+    schedules: tuple[Schedule, ...] = (),
     **keys: Any,
 ) -> Built:
     """The job; `keys` replace fields of `Built`."""
@@ -73,7 +74,7 @@ def invented(
         mesh={"dp_shard": 64},
         buffers={b.name: b for b in buffers},
         programs=programs,
-        schedules=(SCHEDULE,) * stages,
+        schedules=schedules or (SCHEDULE,) * stages,
         num_microbatches=3,
     )
     sizes = {"pp": stages, "dp_shard": 64 // stages} if stages > 1 else {"dp_shard": 64}

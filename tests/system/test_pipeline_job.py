@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.__main__ import main
-from orchestrator.report.plan_screen import plan_screen
+from orchestrator.report.plan_screen import LINES, plan_screen, screen_lines
 from tests.support.small_job import SIZES, write_job
 
 STAGES, MICRO_BATCHES = 4, 8
@@ -53,7 +53,7 @@ def test_the_screen_shows_the_pipeline(report: dict, capsys: pytest.CaptureFixtu
     assert "4 stages" in lines[at]
     shown = " ".join(lines[at + 1 : at + 3])
     assert shown.count("bubble") >= 2 and "0: 1 layers, bubble" in shown
-    assert len(lines) <= 24
+    assert len(screen_lines(report, 80, LINES)) <= LINES
 
 
 def test_the_report_says_who_has_what(report: dict) -> None:

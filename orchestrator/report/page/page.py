@@ -20,7 +20,8 @@ from orchestrator import outputs
 from orchestrator.age import AGAIN
 from orchestrator.report import text
 from orchestrator.report.page import charts, words
-from orchestrator.report.plan_screen import effect_text
+from orchestrator.report.tried import effect_text
+from orchestrator.report.verdict import published_text, verdicts
 
 FUNCTIONS = 40  # with their regions on a page
 REGIONS = 12
@@ -58,6 +59,7 @@ def report_page(report: Mapping[str, Any]) -> str:
         tried=[(row["change"], effect_text(row, text.counted(report))) for row in _tried(report)],
         moments=_highest(report["memory"]["timeline"]),
         stored=_stored(report["provenance"]),
+        verdicts=verdicts(report),
     )
 
 
@@ -134,6 +136,7 @@ def _environment() -> Environment:
         "flops": words.flops_text,
         "dollars": words.dollars,
         "plain": words.plain,
+        "published": published_text,
         "number": _number,
     }
     made.globals |= {

@@ -1,0 +1,95 @@
+"""FLOPs of a step, and what MFU and HFU make of them: one definition for every model.
+
+MFU counts what the model needs: three times the contractions that its loss depends on, attention in
+full. Source: PaLM, appendix B, 6 P + 12 L h s per token, counted on the captured graph, so that it
+holds for any architecture; published figures are compared by the same formula (`published_mfu.py`).
+HFU counts the contractions that cores run: recomputation, replicas of ranks and padding too, masked
+scores where the code goes over them or not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.ir.analysis import CONTRACTIONS, flops
+from compiler.ir.opdef import OPS
+from compiler.ir.types import Graph
+from compiler.neff.schedule import run_counts
+from compiler.passes.dce import dce
+from orchestrator.build import Built
+from orchestrator.report.hidden import attention_flops, levels
+
+TRAINED = 3  # a backward pass has two contractions per contraction of the forward pass
+CAUSAL, FULL, NO_ATTENTION = "causal", "full", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlops:
+    """FLOPs of contractions of one step, all samples: what the model needs with its attention in
+    full, and without scores that a causal mask hides; what is captured, recomputation included;
+    what cores run. `attention` says what kind the model has.
+    """
+
+    model: int
+    causal: int
+    captured: int
+    executed: int
+    attention: str
+
+    def rates(self, seconds: float, peak: float) -> dict[str, Any]:
+        """The rates of a step of so many seconds on cores of that peak, in FLOP/s."""
+        counts = {"model": self.model, "causal": self.causal}
+        counts |= {"captured": self.captured, "executed": self.executed}
+        return {
+            "mfu": self.model / seconds / peak,
+            "mfu_causal": self.causal / seconds / peak,
+            "hfu": self.executed / seconds / peak,
+            "attention": self.attention,
+            "flops": counts,
+        }
+
+
+def step_flops(built: Built) -> StepFlops:
+    """Those of a built job. The model needs no more than what runs: first layers and frozen weights
+    have fewer than two contractions of the backward pass."""
+    forward, executed = _forward(built), _executed(built)
+    attention = attention_flops(forward)
+    model = min(built.of_a_step(TRAINED * flops(forward, CONTRACTIONS)), executed)
+    kind = CAUSAL if attention.hidden else FULL if attention.whole else NO_ATTENTION
+    return StepFlops(
+        model=model,
+        causal=max(0, model - built.of_a_step(TRAINED * attention.hidden)),
+        captured=built.of_a_step(flops(built.graph, CONTRACTIONS)),
+        executed=executed,
+        attention=kind,
+    )
+
+
+def product_types(graph: Graph) -> dict[str, float]:
+    """The share of the FLOPs of contractions by what type their operands have, largest first."""
+    found = Counter[str]()
+    for level, times in levels(graph):
+        for op in level.ops:
+            if op.name in CONTRACTIONS:
+                widest = max((v.type.dtype for v in op.operands), key=lambda dtype: dtype.bytes)
+                found[widest.value] += times * OPS[op.name].flops(op)
+    total = sum(found.values()) or 1
+    return {name: count / total for name, count in found.most_common()}
+
+
+def _forward(built: Built) -> Graph:
+    """What the loss depends on."""
+    graph = built.graph
+    return dce(Graph(graph.inputs, graph.ops, (graph.outputs[built.loss],), graph.name))
+
+
+def _executed(built: Built) -> int:
+    """Contractions of the programs as cores run them, replicas and padding included."""
+    step = built.plan.step
+    runs = Counter[str]()
+    for schedule in step.schedules:
+        runs.update(run_counts(schedule))
+    cores = built.layout.mesh.num_cores // len(step.schedules)  # that run each program
+    return sum(cores * runs[p.name] * flops(p.graph, CONTRACTIONS) for p in step.programs)

@@ -1,0 +1,86 @@
+"""What decides about a step before its time does: it does not fit, the vendor's compiler would
+refuse it, it would be faster than anything that was published.
+
+Read from a report alone. Screens end with these lines and pages begin with their badges, whatever
+else there is no room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.report.text import counted, share_text, size_text
+from orchestrator.report.tried import effect_text, short_change
+
+Report = Mapping[str, Any]
+VENDOR_LIMITS = ("NCC_EBVF030", "NCC_EXTP004")
+"""Codes with which the vendor's compiler refuses a program that runs here all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One of them: in two or three words, and in a sentence."""
+
+    badge: str
+    text: str
+
+
+def verdicts(report: Report) -> list[Verdict]:
+    """All that hold, the most decisive first."""
+    return [*_memory(report), *_refused(report), *_above(report)]
+
+
+def refusals(report: Report) -> dict[str, Mapping[str, Any]]:
+    """The first finding of each code with which the vendor's compiler would refuse a program."""
+    return {f["code"]: f for f in report["findings"][::-1] if f["code"] in VENDOR_LIMITS}
+
+
+def _memory(report: Report) -> Iterator[Verdict]:
+    memory = report["memory"]
+    if not memory["fits"]:
+        peak, limit = memory["peak_bytes"], memory["limit_bytes"]
+        text = f"a core needs {size_text(peak)}, {size_text(peak - limit)} more than it may use"
+        yield Verdict("does not fit", f"does not fit: {text}")
+
+
+def _refused(report: Report) -> Iterator[Verdict]:
+    for code, found in refusals(report).items():
+        text = f"neuronx-cc would refuse this, {code}: {found['message']}; {_cure(report, found)}"
+        yield Verdict(f"refused by neuronx-cc: {code}", text)
+
+
+def _cure(report: Report, found: Mapping[str, Any]) -> str:
+    """The change that was tried and cures a refusal, with what it costs; else what was tried and
+    does not, or what may be."""
+    rows = [row for row in report.get("whatif", {}).get("tried", ()) if "refused" in row]
+    for row in rows:
+        if found["code"] not in row["refused"]:
+            effect = effect_text(row, counted(report))
+            return f"{short_change(row['change'])} cures it: {effect}"
+    if rows:
+        tried = " and ".join(short_change(row["change"]) for row in rows)
+        return f"refused with {tried} as well"
+    return str(found["hint"])
+
+
+def _above(report: Report) -> Iterator[Verdict]:
+    timing = report["timing"]
+    best = timing.get("published")
+    if best is None or best["times"] <= 1:
+        return
+    text = (
+        f"above anything published: MFU {share_text(timing['mfu'], digits=1)} is"
+        f" {best['times']:.2f} times the best of this machine and kind of model,"
+        f" {published_text(best)}"
+    )
+    if timing["band_s"][1] >= timing["step_time_s"] * best["times"]:
+        text += "; the slow end of the band reaches down to it"
+    yield Verdict("above anything published", text)
+
+
+def published_text(best: Mapping[str, Any]) -> str:
+    """A published MFU and whose it is: `32.1 % (Llama2-13B on 1,024 cores, SDK 2.18.0, T151)`."""
+    run = f"{best['model']} on {best['cores']:,} cores, SDK {best['release']}, {best['id']}"
+    return f"{share_text(best['mfu'], digits=1)} ({run})"

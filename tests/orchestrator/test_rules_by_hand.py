@@ -1,0 +1,111 @@
+"""Which changes are tried, and in which order, from reports that are written here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.config import load
+from orchestrator.whatif.change import changed
+from orchestrator.whatif.rules import ideas
+from orchestrator.whatif.situation import situation_of
+
+GIB = 2**30
+TWO = ("cluster.target=trn1.32xlarge", "cluster.instances=2")
+EXTP = {"code": "NCC_EXTP004", "severity": "warning", "message": "", "hint": ""}
+
+
+def report(**charged: int) -> dict[str, Any]:
+    """A step on 32 cores, of 300 FLOP of 400 that run; Vector is its busiest engine."""
+    return {
+        "mesh": {"dp_shard": 32},
+        "batch": {"global_batch": 64, "num_microbatches": 2},
+        "graph": {"product_types": {"bf16": 1.0}, "ops": {"dot_general": 9, "xor": 40}},
+        "memory": {
+            "fits": True,
+            "peak_bytes": GIB,
+            "limit_bytes": 16 * GIB,
+            "categories": {},
+            "argument_bytes": {"activations": GIB // 8},
+        },
+        "timing": {
+            "step_time_ps": sum(charged.values()),
+            "breakdown_ps": charged,
+            "engines": {
+                "tensor": {"share": 0.2},
+                "vector": {"share": 0.5},
+                "gpsimd": {"share": 0.4},
+                "dma_in": {"share": 0.5},
+            },
+            "flops": {"model": 300, "causal": 300, "captured": 400, "executed": 400},
+        },
+        "findings": [],
+    }
+
+
+def tried(one: dict[str, Any], *keys: str) -> list[str]:
+    job = load(None, keys or ["model.preset=llama2-7b"])
+    now = situation_of(job, one)
+    return [changed(job, idea.keys).text for idea in ideas(now, one)]
+
+
+def test_casts_of_fp32_products_are_first() -> None:
+    one = report(compute=80, collective_dp_shard=20)
+    one["graph"]["product_types"] = {"f32": 0.9, "bf16": 0.1}
+    preset = "model.preset=gpt3-125m"
+    assert tried(one, preset, "model.dtype=float32")[:2] == [
+        "compiler.auto_cast=matmult",
+        "model.dtype=bfloat16",
+    ]
+    cast = tried(one, preset, "model.dtype=float32", "compiler.auto_cast=matmult")
+    assert "compiler.auto_cast=matmult" not in cast
+    own = tried(one, "model.entry=own:task")
+    assert own[0] == "compiler.auto_cast=matmult" and "model.dtype=bfloat16" not in own
+    one["graph"]["product_types"] = {"f32": 0.1, "bf16": 0.9}
+    assert "compiler.auto_cast=matmult" not in tried(one, preset)
+
+
+def test_the_machines_generator_where_integers_keep_gpsimd_busy() -> None:
+    one = report(compute=90, memory=10)
+    own = "model.entry=own:task"
+    assert "model.generator=rbg" not in tried(one, own)  # Vector is busier
+    one["timing"]["engines"]["gpsimd"]["share"] = 0.7
+    assert tried(one, own)[0] == "model.generator=rbg"
+    assert "model.generator=rbg" not in tried(one, own, "model.generator=threefry2x32")
+    assert "model.generator=rbg" not in tried(one)  # a preset draws nothing
+    del one["graph"]["ops"]["xor"]
+    assert "model.generator=rbg" not in tried(one, own)
+
+
+def test_settings_are_tried_before_machines() -> None:
+    """Recomputation is a quarter of what runs: 0.8 x 0.25 = 0.2, less than the 0.2 + 0.05 of
+    collectives, which are first; machines of either are behind all settings."""
+    one = report(compute=75, collective_tp=20, collective_dp_shard=5)
+    found = tried(one, "model.preset=llama2-7b", *TWO)
+    machines = [n for n, text in enumerate(found) if "cluster.target" in text]
+    assert machines == [len(found) - 2, len(found) - 1]
+    assert found.index("strategy.bucket_mb=64") < found.index("strategy.remat=none")
+
+
+def test_collectives_of_all_axes_are_what_limits_together() -> None:
+    """19 % x 0.25 of compute, 11 + 10 + 9 % of collectives, 20 % of memory traffic."""
+    one = report(compute=50, memory=20, collective_tp=11, collective_dp_shard=10, collective_cp=9)
+    assert "reduce_gradients=last" in tried(one)[0]
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_the_cure_of_a_refusal_is_tried_before_what_is_faster(level: int) -> None:
+    one = report(compute=100) | {"findings": [EXTP]}
+    found = tried(one, "model.preset=llama2-7b", f"compiler.optlevel={level}")
+    assert found[0] == "compiler.optlevel=1"
+    assert "compiler.optlevel=1" not in tried(report(compute=100))
+    kept = tried(one, "model.preset=llama2-7b", "compiler.optlevel=1", "strategy.micro_batch=2")
+    assert kept[0] == "strategy.global_batch=64 strategy.micro_batch=1"
+
+
+def test_latency_has_ideas_of_its_own() -> None:
+    """No engine computes in 80 % of the step, and queues are busy 5 % of it."""
+    one = report(compute=20, memory=80)
+    one["timing"]["engines"]["dma_in"]["share"] = 0.05
+    assert tried(one)[0] == "strategy.global_batch=64 strategy.micro_batch=2"

@@ -1,0 +1,138 @@
+"""What decides about a step, from reports that are written here: when it is said, and when not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.report import sections
+from orchestrator.report.plan_screen import screen_lines
+from orchestrator.report.verdict import verdicts
+from tests.orchestrator.test_screen_lines_by_hand import BEST, GIB, changed, report
+
+EXTP = {
+    "severity": "warning",
+    "code": "NCC_EXTP004",
+    "message": "operator dot requires 434112, the limit is 300000",
+    "hint": "compile with -O1",
+}
+
+
+def badges(one: dict[str, Any]) -> list[str]:
+    return [found.badge for found in verdicts(one)]
+
+
+def texts(one: dict[str, Any]) -> list[str]:
+    return [found.text for found in verdicts(one)]
+
+
+def tried(change: str, refused: list[str], **figures: Any) -> dict[str, Any]:
+    """A try of 2.5 ms per step, 25 % slower."""
+    row = {
+        "change": change,
+        "status": "fits",
+        "helps": not refused,
+        "peak_bytes": GIB,
+        "global_batch": 1500,
+        "same_batch": True,
+        "step_time_s": 2.5e-3,
+        "time_change": 0.25,
+        "usd_per_1e6_tokens": None,
+        "cost_change": None,
+        "refused": refused,
+    }
+    return row | figures
+
+
+def test_nothing_decides_about_a_step_that_fits() -> None:
+    assert verdicts(report()) == []
+    assert verdicts(report() | {"findings": [EXTP | {"code": "SW_X"}]}) == []
+
+
+def test_what_does_not_fit() -> None:
+    one = changed(memory={"fits": False, "limit_bytes": 3 * GIB})
+    assert badges(one) == ["does not fit"]
+    assert texts(one) == ["does not fit: a core needs 4.00 GiB, 1.00 GiB more than it may use"]
+
+
+def test_a_refusal_with_its_cure_and_what_that_costs() -> None:
+    rows = [tried("compiler.optlevel=1", []), tried("strategy.micro_batch=2", ["NCC_EXTP004"])]
+    one = report() | {"findings": [EXTP], "whatif": {"tried": rows, "left": []}}
+    assert badges(one) == ["refused by neuronx-cc: NCC_EXTP004"]
+    assert texts(one) == [
+        "neuronx-cc would refuse this, NCC_EXTP004: operator dot requires 434112, the limit is"
+        " 300000; compiler.optlevel=1 cures it: fits, 2.500 ms per step (+25 %)"
+    ]
+
+
+def test_a_refusal_that_nothing_cures_says_so() -> None:
+    rows = [
+        tried("compiler.optlevel=1", ["NCC_EXTP004"]),
+        tried("strategy.micro_batch=2", ["NCC_EXTP004"]),
+        {"change": "mesh.tp=2", "status": "refused", "helps": False, "code": "A", "message": "b"},
+    ]
+    one = report() | {"findings": [EXTP], "whatif": {"tried": rows, "left": []}}
+    (text,) = texts(one)
+    assert text.endswith("; refused with compiler.optlevel=1 and micro_batch=2 as well")
+    cures = [tried("x=1", ["NCC_EBVF030"])]
+    (text,) = texts(one | {"whatif": {"tried": cures, "left": []}})
+    assert text.endswith(
+        "x=1 cures it: fits, 2.500 ms per step (+25 %); neuronx-cc would refuse it, NCC_EBVF030"
+    )
+
+
+def test_a_refusal_of_which_nothing_was_tried_says_what_may_be() -> None:
+    one = report() | {"findings": [EXTP, EXTP | {"message": "another"}]}
+    (text,) = texts(one)
+    assert text.endswith("the limit is 300000; compile with -O1")
+
+
+@pytest.mark.parametrize(("times", "said"), [(1.6, True), (1.0, False), (0.4, False)])
+def test_a_figure_above_anything_published(times: float, said: bool) -> None:
+    """40 % against 25 %; a slow end of 3.5 ms is more than 1.6 x 2 ms."""
+    one = changed(timing={"published": BEST | {"times": times}})
+    assert badges(one) == (["above anything published"] if said else [])
+    if said:
+        (text,) = texts(one)
+        assert text == (
+            "above anything published: MFU 40.0 % is 1.60 times the best of this machine and kind"
+            " of model, 25.0 % (Llama2-13B on 1,024 cores, SDK 2.18.0, T9); the slow end of the"
+            " band reaches down to it"
+        )
+
+
+def test_a_band_that_ends_above_what_is_published_claims_nothing() -> None:
+    one = changed(timing={"published": BEST, "band_s": [1e-3, 3.1e-3]})
+    (text,) = texts(one)
+    assert text.endswith("T9)")
+    assert verdicts(changed(timing={"published": None})) == []
+
+
+def everything() -> dict[str, Any]:
+    one = changed(
+        memory={"fits": False, "limit_bytes": 3 * GIB},
+        timing={"published": BEST, "attention": "full"},
+    )
+    more = {"code": "SW_LONG", "severity": "warning", "message": "words " * 99, "hint": ""}
+    findings = {"findings": [EXTP, *[more] * 5], "units": []}
+    return one | findings | {"provenance": {"stages_s": {"capture": 1.0}}}
+
+
+@pytest.mark.parametrize("room", [0, 24, 30, 60])
+def test_what_decides_is_last_whatever_the_room(room: int) -> None:
+    one = everything() | {"job": everything()["job"] | {"model": {"entry": "", "hlo": ""}}}
+    decided = [line.plain for line in sections.verdict(one, 80)]
+    assert len(decided) > 5 and decided[0].startswith("verdict    does not fit")
+    shown = [line.plain for line in screen_lines(one, 80, room)]
+    assert shown[-len(decided) :] == decided
+    assert shown[0].startswith("llama")
+
+
+def test_a_taller_screen_shows_more_and_a_pipe_everything() -> None:
+    one = everything() | {"job": everything()["job"] | {"model": {"entry": "", "hlo": ""}}}
+    sizes = [len(screen_lines(one, 80, room)) for room in (24, 40, 60, 0)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[1] < sizes[3]
+    assert all(size <= room for size, room in zip(sizes[1:3], (40, 60), strict=True))
+    whole = "\n".join(line.plain for line in screen_lines(one, 80))
+    assert whole.count("SW_LONG") == 5 and "..." not in whole
