@@ -56,6 +56,7 @@ def planned(
             "confidence": "documented",
         },
         "cost": {"usd_per_hour": 64.5, "usd_per_step": 1e-9, "usd_per_1e6_tokens": usd},
+        "goodput": {"goodput": 0.75},
         "findings": [],
         "provenance": {},
     }
@@ -84,9 +85,7 @@ def test_figures_of_a_row() -> None:
         "bubble": 0.15,
         "peak_gib": 3.0,
         "limit_gib": 4.0,
-        "usd_per_hour": 64.5,
-        "usd_per_step": 1e-9,
-        "usd_per_1e6_tokens": 2.0,
+        "goodput": 0.75,
         "confidence": "documented",
         "mesh": "dp_shard=12,tp=8",
         "over_gib": 0.0,
@@ -126,6 +125,8 @@ def test_which_way_figures_are_better() -> None:
         "exposed",
         "peak_gib",
         "s_per_1e6_tokens",
+        "days",
+        "usd",
     }
 
 
