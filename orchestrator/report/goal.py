@@ -19,6 +19,7 @@ from orchestrator.report.cost import S_PER_HOUR, cost_section, price_of
 from orchestrator.report.text import count_text, large_usd_text, long_text, share_text, usd_text
 
 S_PER_DAY = 24 * S_PER_HOUR
+_LEAST_GOODPUT = 1e-9  # our choice: below, failures leave no time for steps
 _ROUNDING = 1e-12  # our choice: what a few operations lose is less
 
 
@@ -78,8 +79,9 @@ class Answer:
 
 def answer(goal: GoalConfig, pace: Pace) -> Answer:
     """What a goal comes to at a pace."""
-    steps = math.ceil(goal.tokens / pace.tokens_per_step)
-    days = steps * pace.step_s / pace.goodput / S_PER_DAY if pace.goodput else None
+    steps = -(-goal.tokens // pace.tokens_per_step)
+    gets_on = pace.goodput > _LEAST_GOODPUT
+    days = steps * pace.step_s / pace.goodput / S_PER_DAY if gets_on else None
     usd = None if days is None or pace.usd_per_hour is None else days * 24 * pace.usd_per_hour
     found = Answer(
         tokens=goal.tokens,

@@ -103,11 +103,9 @@ def _cells(row: Row | None, asked: bool) -> tuple[str, ...]:
     """The figures of a row; with days and dollars, where a goal is `asked` for."""
     if row is None or not row.metrics:
         return ("-",) * (6 if asked else 4)
-    days, usd = (row.metrics.get(name) for name in ("days", "usd"))
-    more = (
-        "-" if days is None else METRICS["days"].text(row),
-        "-" if usd is None else large_usd_text(usd).removeprefix("$").replace(" ", ""),
-    )
+    usd = METRICS["usd"].of(row)
+    short = "-" if usd is None else large_usd_text(usd).removeprefix("$").replace(" ", "")
+    more = (METRICS["days"].text(row), short)
     speed = count_text(row.metrics["tokens_per_s"]).replace(" ", "")
     cost = METRICS["usd_per_1e6_tokens"].of(row)
     return (

@@ -162,6 +162,7 @@ def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, A
         "time_change": base["timing"]["tokens_per_s"] / timing["tokens_per_s"] - 1,
         "usd_per_1e6_tokens": usd,
         "cost_change": usd / before - 1 if usd and before else None,
+        "unpriced": usd is None and before is not None,
     }
     better = not base["memory"]["fits"] or _gain(row) < -WORTHWHILE
     return row | {"helps": memory["fits"] and better}

@@ -115,8 +115,10 @@ def test_a_budget_is_not_judged_without_a_price() -> None:
 
 def test_what_does_not_fit_or_never_gets_on_meets_nothing() -> None:
     assert answer(asked(5000.0), pace(fits=False)).met is False
-    never = answer(asked(5000.0), pace(goodput=0.0))
-    assert (never.days, never.usd, never.met, never.needs) == (None, None, False, None)
+    for goodput in (0.0, 1e-200):
+        never = answer(asked(5000.0), pace(goodput=goodput))
+        assert (never.days, never.usd, never.met, never.needs) == (None, None, False, None)
+    assert goal_rows(never.as_dict())[0] == ("time", "-", "1.39 hours", "-")
 
 
 POSITIVE = st.floats(1e-3, 1e6)

@@ -215,7 +215,10 @@ def test_changes_are_per_token() -> None:
     assert found["cost_change"] == pytest.approx(-0.15, rel=1e-12)
     assert (found["global_batch"], found["same_batch"], found["status"]) == (64, True, "fits")
     assert found["helps"] and tries._gain(found) == pytest.approx(-0.2)
-    assert tried(planned(usd=None), usd=1.7)["cost_change"] is None
+    free = tried(planned(usd=None), usd=1.7)
+    assert (free["cost_change"], free["unpriced"]) == (None, False)
+    unpriced = tried(planned(), usd=None)
+    assert (unpriced["cost_change"], unpriced["unpriced"]) == (None, True)
 
 
 @pytest.mark.parametrize(
