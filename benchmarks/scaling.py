@@ -43,8 +43,9 @@ Steps are nominal, with the band from `peak` to `conservative`.
 - *Efficiency* is tokens per second and instance against the smallest number of instances whose
   memory suffices. *Exposed* is the part of the step that waits for collectives.
 - Rows whose state does not fit the memory of a core are timed all the same and say so.
-- Prices are on demand; that of trn2.48xlarge is of Capacity Blocks, as others quote it
-  (`compiler/targets/trn2.48xlarge.json`).
+- Prices are on demand; trn2.48xlarge is not sold so, and has no dollars here. `--price-kind
+  capacity-block` compares it with trn1.32xlarge
+  ([the buyer's question](sweep.md#the-buyers-question)).
 
 The same for your own job:
 

@@ -83,6 +83,7 @@ RULES = {
     "efa_gbps": _AT_LEAST_0,
     "efa_devices": _count(0, 4096),
     "price_usd_per_hour_on_demand": _either(_AT_LEAST_0, _one_of(None)),
+    "price_usd_per_hour_capacity_block": _either(_AT_LEAST_0, _one_of(None)),
     "tensor_clock_ghz": _number(),
     "vector_clock_ghz": _number(),
     "scalar_clock_ghz": _number(),

@@ -24,17 +24,26 @@ PS_PER_S = 10**12
 FIRST_TARGET = "trn1n.32xlarge"
 HYPOTHETICAL_LNC = (1, 2)
 UNCOMPILED = "v1"
+_PRICES = {
+    "on-demand": "price_usd_per_hour_on_demand",
+    "capacity-block": "price_usd_per_hour_capacity_block",
+}
+PRICE_KINDS = tuple(_PRICES)
+"""How an instance may be paid for, of what is published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
     """One figure of a machine, in data-sheet units. `status` is documented, inferred, unknown (the
-    value is a default), or given: by the user's own file.
+    value is a default), or given: by the user's own file. A price has the day of its list and the
+    region, where the source names one.
     """
 
     value: Any
     status: str
     source: str
+    date: str = ""
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +119,7 @@ class Target:
     efa_bytes_per_s: float  # whole instance
     efa_devices: int
     collectives: CollectiveFacts
-    usd_per_hour: float | None  # None: not published
+    prices: Mapping[str, Fact]  # USD per hour by kind (PRICE_KINDS), those that are published
     digest: str  # of the data files
     lnc: int = 1  # physical cores per logical core
 
@@ -194,7 +203,7 @@ def load_target(name: str) -> Target:
 @cache
 def _load(name: str) -> Target:
     core, facts, digest = _described(name)
-    return _target(name, core, _values(facts), digest)
+    return _target(name, core, facts, digest)
 
 
 def facts_of(target: Target) -> dict[str, Fact]:
@@ -205,7 +214,8 @@ def facts_of(target: Target) -> dict[str, Fact]:
 def altered(target: Target, values: Mapping[str, Any]) -> Target:
     """`target` with other values of some of its facts: a what-if for runs, never for compiling."""
     core, facts, _ = _described(target.name)
-    other = _target(target.name, core, _values(facts) | dict(values), target.digest)
+    moved = {key: replace(facts[key], value=value) for key, value in values.items()}
+    other = _target(target.name, core, facts | moved, target.digest)
     return logical(other, target.lnc, hypothetical=target.is_hypothetical)
 
 
@@ -235,7 +245,13 @@ def _known(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
     core_data, core_digest = _read(data["neuroncore"])
     digest = hashlib.sha256((digest + core_digest).encode()).hexdigest()
     facts = {
-        key: Fact(fact["value"], fact["status"], fact["source"])
+        key: Fact(
+            fact["value"],
+            fact["status"],
+            fact["source"],
+            fact.get("date", ""),
+            fact.get("region", ""),
+        )
         for key, fact in (core_data["facts"] | data["facts"]).items()
     }
     return core_data, facts, digest
@@ -257,6 +273,11 @@ def _read(name: str) -> tuple[dict[str, Any], str]:
 
 def _values(facts: Mapping[str, Fact]) -> dict[str, Any]:
     return {key: fact.value for key, fact in facts.items()}
+
+
+def _prices_of(facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    prices = {kind: facts[key] for kind, key in _PRICES.items() if key in facts}
+    return {kind: fact for kind, fact in prices.items() if fact.value is not None}
 
 
 def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
@@ -286,7 +307,8 @@ def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
     )
 
 
-def _target(name: str, core: Mapping[str, Any], f: Mapping[str, Any], digest: str) -> Target:
+def _target(name: str, core: Mapping[str, Any], facts: Mapping[str, Fact], digest: str) -> Target:
+    f = _values(facts)
     cores_per_chip = f["physical_cores_per_chip"]
     reserve_mb = f["model_code_overhead_mb_per_physical_core"] + f["dma_ring_reserve_mb_per_core"]
     return Target(
@@ -305,7 +327,7 @@ def _target(name: str, core: Mapping[str, Any], f: Mapping[str, Any], digest: st
         efa_bytes_per_s=f["efa_gbps"] * 1e9 / 8,
         efa_devices=f["efa_devices"],
         collectives=_collectives(f),
-        usd_per_hour=f["price_usd_per_hour_on_demand"],
+        prices=_prices_of(facts),
         digest=digest,
     )
 

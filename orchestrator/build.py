@@ -43,7 +43,7 @@ from sharding.one_sample import (
 from sharding.partitioned import slots
 from sharding.partitioner import PartitionUnit
 from sharding.plan import Plan, Prepared, complete, partitioned, prepare
-from sharding.settings import AUTO
+from sharding.settings import AUTO, StrategySettings
 from sharding.strategies.decisions import zero_of
 from sharding.strategies.manual import data_ways, user_mesh
 from sharding.strategies.ranks import mesh_for_state
@@ -114,8 +114,9 @@ class OwnMesh:
     data_ways: int
 
 
-def layout_of(job: JobConfig, own: OwnMesh | None = None) -> Layout:
-    """Mesh and batch of a job; `own` is the step's mesh, where the strategy takes that.
+def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int = 0) -> Layout:
+    """Mesh and batch of a job; `own` is the step's mesh, where the strategy takes that. A batch in
+    tokens counts once it is known how many a sample has.
 
     Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
     not fill the cores or is not the step's, a placement that does not name its axes, a batch that
@@ -135,15 +136,7 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None) -> Layout:
     _check_placement(job, target, mesh)
     ways = own.data_ways if own else mesh.size(DATA_AXES)
     captured = job.strategy.micro_batch * ways
-    global_batch = job.strategy.global_batch or captured
-    if global_batch % captured:
-        raise UsageError(
-            "SW_BATCH",
-            f"strategy.global_batch requires a multiple of micro_batch {job.strategy.micro_batch} x"
-            f" {ways} data-parallel ranks = {captured}, got {global_batch}",
-            None,
-            f"use {max(1, round(global_batch / captured)) * captured}",
-        )
+    global_batch = asked_batch(job.strategy, ways, tokens_per_sample) or captured
     return Layout(
         target=target,
         mesh=mesh,
@@ -151,6 +144,34 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None) -> Layout:
         global_batch=global_batch,
         num_microbatches=global_batch // captured,
     )
+
+
+def asked_batch(strategy: StrategySettings, ways: int, tokens_per_sample: int) -> int:
+    """The samples of a step as they are asked for; 0 where they are not, or not known yet. Raises
+    UsageError."""
+    samples, tokens = strategy.global_batch, strategy.global_batch_tokens
+    if samples and tokens:
+        raise UsageError(
+            "SW_BATCH",
+            "a batch requires samples or tokens, got strategy.global_batch"
+            f" {samples} and strategy.global_batch_tokens {tokens:,}",
+            None,
+            "leave one of them out",
+        )
+    key, asked, each = "global_batch", samples, 1
+    of = f"micro_batch {strategy.micro_batch} x {ways} data-parallel ranks"
+    if tokens and tokens_per_sample:
+        key, asked, each = "global_batch_tokens", tokens, tokens_per_sample
+        of = f"{each} tokens per sample x {of}"
+    step = each * strategy.micro_batch * ways
+    if asked % step:
+        raise UsageError(
+            "SW_BATCH",
+            f"strategy.{key} requires a multiple of {of} = {step}, got {asked}",
+            None,
+            f"use {max(1, round(asked / step)) * step}",
+        )
+    return asked // each
 
 
 def _machine(job: JobConfig) -> Target:
@@ -240,7 +261,8 @@ def placed_task(job: JobConfig, stages: Stages) -> tuple[Layout, TrainTask]:
     with stages.timed("capture"):
         task = stages.traces.task(job)
         own = _read_own_mesh(job, task) if is_own else None
-    layout = layout or layout_of(job, own)
+    if layout is None or job.strategy.global_batch_tokens:
+        layout = layout_of(job, own, task.tokens_per_sample)
     if is_own or _given_axes(job):
         return layout, task
     return _with_shared_state(job, layout, task, stages), task

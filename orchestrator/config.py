@@ -22,6 +22,8 @@ from typing import Any
 from compiler.diagnostics import UsageError
 from compiler.documents import parse_toml, read_text
 from compiler.options import DEFAULTS, CompileOptions, choice
+from compiler.quantities import DURATION, MONEY, TOKENS, amount
+from compiler.target import PRICE_KINDS, target_names
 from orchestrator.host import inside_ray_job
 from sharding import settings as strategy_settings
 from sharding.settings import AUTO, MOST, StrategySettings, limited
@@ -164,6 +166,59 @@ class GoodputConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GoalConfig:
+    """What the training is for; it changes no plan, a stored one answers any goal."""
+
+    tokens: int = amount(TOKENS, 1e18)
+    """Tokens to train on (samples, where those are not made of tokens): `1T`; 0: no goal."""
+
+    deadline: float = amount(DURATION, 1e10)
+    """The time there is, failures and checkpoints included: `30d`; in seconds, 0: any."""
+
+    budget: float = amount(MONEY, 1e15)
+    """The dollars there are, for instances alone: `2M`; 0: any."""
+
+
+Prices = tuple[tuple[str, float], ...]
+"""Machines, and dollars per hour of an instance of each."""
+
+
+def _read_prices(value: Any) -> Prices | None:
+    """A number, for the job's own machine; `MACHINE=NUMBER, ...`; or a table of TOML."""
+    if isinstance(value, str) and "=" in value:
+        pairs = [part.rpartition("=") for part in value.split(",")]
+        given = [(machine.strip(), text) for machine, _, text in pairs]
+    elif isinstance(value, dict):
+        given = list(value.items())
+    else:
+        only = MONEY.read(value)
+        return () if value == "" else None if only is None else (("", only),)
+    found = {machine: MONEY.read(usd) for machine, usd in given if machine}
+    prices = tuple((machine, usd) for machine, usd in found.items() if usd is not None)
+    return prices if len(prices) == len(given) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceConfig:
+    """What an instance costs; it changes dollars, no plan. One kind of price for a whole
+    comparison: a machine that has none of it has no dollars."""
+
+    kind: str = choice("auto", "auto", *PRICE_KINDS)
+    """Which published price counts. auto: that on demand. With prices of your own: what they
+    are."""
+
+    usd_per_hour: Prices = field(
+        default=(),
+        metadata={
+            "read": _read_prices,
+            "form": "dollars per hour of an instance, 21.5 for the job's machine, or"
+            " trn1.32xlarge=9.5,trn2.48xlarge=36",
+        },
+    )
+    """Prices of your own, per hour of an instance; with one, no published price counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """The value run."""
 
@@ -258,6 +313,8 @@ class JobConfig:
     cluster: ClusterConfig = ClusterConfig()
     faults: FaultsConfig = FaultsConfig()
     goodput: GoodputConfig = GoodputConfig()
+    goal: GoalConfig = GoalConfig()
+    price: PriceConfig = PriceConfig()
     compiler: CompileOptions = DEFAULTS
     run: RunConfig = RunConfig()
     cache: CacheConfig = CacheConfig()
@@ -271,6 +328,7 @@ class JobConfig:
         """Plain data, in the order of the tables."""
         tables = dataclasses.asdict(self)
         del tables["given"]
+        tables["price"]["usd_per_hour"] = dict(self.price.usd_per_hour)
         for name, kind in TABLES.items():
             for key in dataclasses.fields(kind):
                 if "key" in key.metadata:
@@ -322,7 +380,29 @@ def load(
     tables = {name: _table(kind, name, data.get(name, {}), source) for name, kind in TABLES.items()}
     given = frozenset(f"{table}.{key}" for table, keys in data.items() for key in keys)
     base = str(path.resolve().parent if path else Path.cwd())
-    return asked_now(JobConfig(**tables, base=base, given=given))
+    return asked_now(_bought(JobConfig(**tables, base=base, given=given)))
+
+
+def _bought(job: JobConfig) -> JobConfig:
+    """The job with its price under the name of its machine. Raises UsageError for a deadline or a
+    budget of nothing, and for prices of machines that are unknown."""
+    if (job.goal.deadline or job.goal.budget) and not job.goal.tokens:
+        raise UsageError(
+            "SW_GOAL",
+            "a deadline or a budget requires goal.tokens, got none",
+            None,
+            "say how much is to be trained: --tokens 1T",
+        )
+    own = tuple((name or job.cluster.target, usd) for name, usd in job.price.usd_per_hour)
+    known = (*target_names(), job.cluster.target)
+    if unknown := [name for name, _ in own if name not in known and not name.endswith(".json")]:
+        raise UsageError(
+            "SW_PRICE",
+            f"price.usd_per_hour requires machines that are known, got {unknown[0]}",
+            None,
+            f"machines are {', '.join(target_names())}, or a JSON file",
+        )
+    return dataclasses.replace(job, price=dataclasses.replace(job.price, usd_per_hour=own))
 
 
 def asked_now(job: JobConfig) -> JobConfig:
@@ -379,10 +459,11 @@ def _value(
     spec: dataclasses.Field[Any],
     source: str,
 ) -> Any:
-    word = value if isinstance(value, str) else None
-    converted = spec.metadata.get("words", {}).get(word, _convert(value, hint))
+    word, read = value if isinstance(value, str) else None, spec.metadata.get("read")
+    converted = read(value) if read else _convert(value, hint)
+    converted = spec.metadata.get("words", {}).get(word, converted)
     if converted is None:
-        name = getattr(hint, "__name__", str(hint))
+        name = spec.metadata.get("form") or getattr(hint, "__name__", str(hint))
         raise UsageError("SW_USAGE", f"{source}: {key} requires {name}, got {value!r}")
     choices = spec.metadata.get("choices")
     if choices and converted not in choices:

@@ -37,7 +37,16 @@ _FLAGS = {
     "dtype": ("model.dtype", "compute type: float32 or bfloat16"),
     "micro-batch": ("strategy.micro_batch", "samples per rank and micro-batch"),
     "global-batch": ("strategy.global_batch", "samples per optimizer step"),
+    "global-batch-tokens": ("strategy.global_batch_tokens", "the same in tokens, for example 4Mi"),
     "remat": ("strategy.remat", "recomputation: none, selective or full"),
+    "tokens": ("goal.tokens", "tokens to train on, for example 1T: how long, for how much"),
+    "deadline": ("goal.deadline", "the time there is for them, for example 30d"),
+    "budget": ("goal.budget", "the dollars there are for them, for example 2M"),
+    "price": (
+        "price.usd_per_hour",
+        "your own dollars per instance hour: 21.5, or MACHINE=9,...",
+    ),
+    "price-kind": ("price.kind", "which published price: on-demand (default) or capacity-block"),
     "tries": ("run.tries", "changes that plan tries and reports; auto: two, if time allows"),
     "out": ("output.dir", "output directory"),
 }

@@ -26,6 +26,7 @@ from orchestrator.config import TRIES, JobConfig
 from orchestrator.environment import always
 from orchestrator.model import own_settings, source_files
 from orchestrator.reads import observed
+from orchestrator.report.goal import bought
 from orchestrator.report.shape import check_report, check_whatif
 from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
 from sharding.settings import AUTO
@@ -44,7 +45,7 @@ _ABSENT: tuple[None, float] = None, 0.0
 _OWN, _READ = "file ", "model's "
 _NAMES = several(Rule("a name", lambda v: type(v) is str and "\0" not in v))
 _LISTS = several(_NAMES, most=MOST_LISTS)
-NOT_IN_KEY = ("output", "cache", "run", "base")
+NOT_IN_KEY = ("output", "cache", "run", "goal", "price", "base")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def plan(
         provenance["plan_key"], provenance["stored_s"] = key, stored_s
         provenance["computed_in_s"] = round(sum(provenance["stages_s"].values()), 3)
         provenance["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
-        return report
+        return bought(report, job, load_target(job.cluster.target))
     stages = stages or _stages(shared)
     with _dumped(dump_dir):
         report, reads = _fresh(job, trace, progress, shared, stages)
@@ -114,7 +115,7 @@ def advised(
     cache = open_cache(job.cache)
     plan_key, wanted = report["provenance"]["plan_key"], job.run.tries
     for tries in (TRIES, AUTO) if wanted == AUTO else (wanted,):
-        key = parts_digest(WHATIF, _whatif_parts(plan_key, tries))
+        key = parts_digest(WHATIF, _whatif_parts(job, plan_key, tries))
         stored, stored_s = _stored(cache, WHATIF, key, check_whatif)
         if stored is not None:
             return report | {"whatif": {**stored, "stored_s": stored_s}}
@@ -123,14 +124,16 @@ def advised(
     count = affordable(wanted, report, start)
     section = advice(job, report, count, progress)
     if not any(row["status"] == FAILED for row in section["tried"]):
-        parts = _whatif_parts(plan_key, count if count == TRIES else wanted)
+        parts = _whatif_parts(job, plan_key, count if count == TRIES else wanted)
         about = About(f"tries of {plan_name(job)}", parts)
         cache.put(WHATIF, parts_digest(WHATIF, parts), json.dumps(section).encode(), about)
     return report | {"whatif": section}
 
 
-def _whatif_parts(plan_key: str, tries: int) -> dict[str, str]:
-    return {"plan": plan_key, "tries": str(tries)}
+def _whatif_parts(job: JobConfig, plan_key: str, tries: int) -> dict[str, str]:
+    """What tries depend on: also the price, by which they are judged."""
+    price = json.dumps(job.as_dict()["price"])
+    return {"plan": plan_key, "tries": str(tries), "price": price}
 
 
 def exit_code(report: Mapping[str, Any]) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.options import choice
+from compiler.quantities import TOKENS, amount
 
 AUTO = -1
 DISTRIBUTED_OPTIMIZER = 1
@@ -41,6 +42,8 @@ class StrategySettings:
     """Samples per data-parallel rank and micro-batch."""
     global_batch: int = limited(0, 0, MOST)
     """Samples per optimizer step; 0 means one micro-batch per rank."""
+    global_batch_tokens: int = amount(TOKENS, MOST * 10**6)
+    """The same in tokens, `4Mi`; 0: in samples, or not said."""
 
     remat: str = choice("full", "none", "selective", "full")
     """Recomputation of layer activations in the backward pass (presets and configs); "selective"

@@ -61,6 +61,7 @@ COUNTED = (
     "model_code_overhead_mb_per_physical_core",
     "physical_cores_per_chip",
     "physical_cores_per_hbm_bank",
+    "price_usd_per_hour_capacity_block",
     "price_usd_per_hour_on_demand",
     "psum_bank_bytes_per_partition",
     "psum_bytes_per_partition",

@@ -81,7 +81,7 @@ class _Try:
 
     def anew(self, **changes: Any) -> _Try:
         """The question with `changes`, of which nothing is found out yet."""
-        unknown = {name: set[Any]() for name in ("forced", "dense", "apart", "early")}
+        unknown: dict[str, Any] = {n: set() for n in ("forced", "dense", "apart", "early")}
         return replace(self, **unknown, **changes)
 
 

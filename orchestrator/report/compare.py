@@ -121,7 +121,19 @@ def _summary(a: Report, b: Report) -> list[dict[str, Any]]:
         }
 
     first, second = of(a), of(b)
-    return [{"name": name, "a": first[name], "b": second[name]} for name in first]
+    rows = [{"name": name, "a": first[name], "b": second[name]} for name in first]
+    if _basis(a) == _basis(b):
+        return rows
+    return [row | OTHER_PRICE if row["name"].startswith("usd") else row for row in rows]
+
+
+OTHER_PRICE = {"why_not": "other kind of price"}
+
+
+def _basis(report: Report) -> tuple[Any, ...]:
+    """What has to be equal where dollars are compared."""
+    price = report.get("price") or {}
+    return price.get("kind"), price.get("given")
 
 
 def _both(a: Mapping[str, int], b: Mapping[str, int], absent: int = 0) -> list[dict[str, Any]]:
@@ -183,7 +195,9 @@ _MANY = 10  # times as much; less is a percentage
 
 
 def change(row: Mapping[str, Any]) -> str:
-    """How much more the second amount is."""
+    """How much more the second amount is, or why they cannot be compared."""
+    if "why_not" in row:
+        return str(row["why_not"])
     first, second = row["a"], row["b"]
     if first is None or second is None or first == second:
         return ""

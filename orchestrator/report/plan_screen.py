@@ -110,6 +110,7 @@ _PARTS = (
     _Part(sections.stages, 3),
     _Part(sections.rates),
     _Part(sections.cost),
+    _Part(sections.goal),
     _Part(sections.goodput, 6),
     _Part(sections.faults, 1),
     _Part(sections.limited_by, most=2),

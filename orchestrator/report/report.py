@@ -24,6 +24,7 @@ from orchestrator.build import Built
 from orchestrator.bundling import compiler_version
 from orchestrator.packets import packets_of
 from orchestrator.report.bottleneck import bottleneck
+from orchestrator.report.goal import bought
 from orchestrator.report.goodput import goodput_section
 from orchestrator.report.leaf_roles import role_rows
 from orchestrator.report.limits import (
@@ -49,7 +50,6 @@ from sim_cluster.step_time import StepTiming
 
 SCHEMA = 1
 FEW_MICROBATCHES = 2  # per stage: below, a note says what more would do
-USD_TOKENS = 1e6
 
 
 def base_report(
@@ -86,11 +86,10 @@ def base_report(
         "timelines": timelines(timings.parts, built.programs),
         "collectives": collective_rows(timing, built.plan.mesh),
         "streams": stream_section(built, timing),
-        "cost": cost_section(built, timing),
         "goodput": goodput_section(built, timing),
         "limits": limits_section(_asked(built), timing.profile),
     }
-    return report | {"bottleneck": bottleneck(report)}
+    return bought(report | {"bottleneck": bottleneck(report)}, built.job, built.layout.target)
 
 
 def _asked(built: Built) -> Asked:
@@ -358,18 +357,3 @@ def stream_section(built: Built, timing: StepTiming) -> dict[str, Any]:
             }
         )
     return {"compute_packet_bytes": packets.compute_bytes, "streams": rows}
-
-
-def cost_section(built: Built, timing: StepTiming) -> dict[str, float | None]:
-    """On-demand price of the instances for the time of a step; None where none is published."""
-    price = built.layout.target.usd_per_hour
-    if price is None:
-        return dict.fromkeys(("usd_per_hour", "usd_per_step", "usd_per_1e6_tokens"))
-    usd_per_hour = price * built.job.cluster.instances
-    usd_per_step = usd_per_hour * timing.step_time_ps / PS_PER_S / 3600
-    tokens = built.layout.global_batch * built.tokens_per_sample
-    return {
-        "usd_per_hour": usd_per_hour,
-        "usd_per_step": usd_per_step,
-        "usd_per_1e6_tokens": usd_per_step / tokens * USD_TOKENS,
-    }

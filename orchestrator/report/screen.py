@@ -24,6 +24,7 @@ _SECTIONS = (
     sections.stages,
     sections.rates,
     sections.cost,
+    sections.goal,
     sections.goodput,
     sections.faults,
     sections.limited_by,

@@ -16,6 +16,8 @@ from compiler.target import PS_PER_S
 from orchestrator import terminal
 from orchestrator.age import AGAIN, FLAG, age_text, counted_text, oldest
 from orchestrator.report.bars import bar, bar_to_limit, legend, percents
+from orchestrator.report.cost import basis_text, missing_text
+from orchestrator.report.goal import goal_texts
 from orchestrator.report.text import (
     KIB,
     count_text,
@@ -234,16 +236,24 @@ _NOBODY = {
 
 
 def cost(report: Report, width: int) -> list[Text]:
-    """On-demand cost, where a price is published."""
-    section = report["cost"]
+    """Dollars at the price that was asked for, where there is one."""
+    section, price = report["cost"], report.get("price")
     if section["usd_per_hour"] is None:
-        return plain("cost", "no price is published for this machine", width)
+        return plain("cost", missing_text(price), width)
     text = (
         f"{usd_text(section['usd_per_step'])} per step,"
-        f" {usd_text(section['usd_per_1e6_tokens'])} per million {counted(report)}s, on demand"
-        f" ({usd_text(section['usd_per_hour'])} per hour)"
+        f" {usd_text(section['usd_per_1e6_tokens'])} per million {counted(report)}s,"
+        f" {basis_text(price)} ({usd_text(section['usd_per_hour'])} per hour)"
     )
     return plain("cost", text, width)
+
+
+def goal(report: Report, width: int) -> list[Text]:
+    """How long and for how much what is to be trained takes, and what would have to change."""
+    if "goal" not in report:
+        return []
+    told, needs = goal_texts(report["goal"], counted(report), basis_text(report.get("price")))
+    return plain("goal", told, width) + (plain("it needs", needs, width) if needs else [])
 
 
 def limited_by(report: Report, width: int) -> list[Text]:

@@ -40,6 +40,7 @@ POSITIVE = Rule("a number above 0", lambda v: _is_figure(v) and v > 0)
 NUMBER = Rule("a whole number from 0", lambda v: type(v) is int and 0 <= v <= _LARGEST)
 SIZE = Rule("a whole number from 1", lambda v: type(v) is int and 1 <= v <= _LARGEST)
 MAYBE = Rule("a number or null", lambda v: v is None or _is_figure(v))
+_NO_LESS = Rule("a number from 0 or null", lambda v: v is None or AMOUNT.holds(v))
 _AMOUNTS = Entries(AMOUNT)
 _FIGURES = either(FIGURE, FLAG, TEXT, several(FIGURE))
 _TEXTS = Items(TEXT)
@@ -298,6 +299,16 @@ _TRIED = _open(
     cost_change=MAYBE,
     optional={"refused": _TEXTS},
 )
+
+
+def _is_needs(value: Any) -> bool:
+    if type(value) is not dict:
+        return value is None
+    given = all(AMOUNT.holds(value.get(name)) for name in ("speedup", "tokens"))
+    maybe = (value.get(name) for name in ("instances", "usd_per_instance_hour"))
+    return given and all(map(_NO_LESS.holds, maybe))
+
+
 _SECTIONS: dict[str, Shape] = {
     "schema": one_of(1),
     "job": _JOB,
@@ -361,9 +372,36 @@ _SECTIONS: dict[str, Shape] = {
     ),
     "bottleneck": _open(kind=TEXT, category=TEXT, share=FIGURE, text=TEXT),
 }
+_PRICE = _open(
+    machine=TEXT,
+    kind=one_of("on-demand", "capacity-block", "own"),
+    given=FLAG,
+    usd_per_hour=_NO_LESS,
+    date=TEXT,
+    region=TEXT,
+    status=TEXT,
+    source=TEXT,
+    published=Items(one_of("on-demand", "capacity-block")),
+)
+_GOAL = _open(
+    tokens=SIZE,
+    deadline_s=_NO_LESS,
+    budget_usd=_NO_LESS,
+    steps=SIZE,
+    goodput=AMOUNT,
+    days=_NO_LESS,
+    usd=_NO_LESS,
+    slack_days=MAYBE,
+    slack_usd=MAYBE,
+    fits=FLAG,
+    met=Rule("true, false or null", lambda v: v is None or type(v) is bool),
+    needs=Rule("what would meet a goal, or null", _is_needs),
+)
 _FAULTS = _open(healthy_step_time_ps=AMOUNT, slowdown=AMOUNT, rank_classes=NUMBER)
 REPORT = Table(
-    _SECTIONS, {"faults": _FAULTS, "numerics": _NUMERICS, "whatif": WHATIF}, is_open=True
+    _SECTIONS,
+    {"faults": _FAULTS, "numerics": _NUMERICS, "whatif": WHATIF, "price": _PRICE, "goal": _GOAL},
+    is_open=True,
 )
 """A report of `plan` or `run`."""
 

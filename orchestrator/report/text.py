@@ -53,6 +53,29 @@ def share_text(part: float, whole: float = 1, digits: int = 0) -> str:
     return f"{percent:.{digits}f} %"
 
 
+_LONG = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"), (1.0, "second"))
+
+
+def long_text(seconds: float) -> str:
+    """A long time in three digits of the unit that reads best: 41.2 days, 9.75 hours."""
+    size, name = next((unit for unit in _LONG if seconds >= 0.9995 * unit[0]), _LONG[-1])
+    number = digits_text(seconds / size)
+    return f"{number} {name}" if number == "1" else f"{number} {name}s"
+
+
+def digits_text(number: float) -> str:
+    """Three digits that mean something, all of those before the point: 1,234, 41.2, 30."""
+    return f"{number:,.0f}" if number >= 999.5 else f"{number:.3g}"
+
+
+def large_usd_text(usd: float) -> str:
+    """Dollars of a whole training: $1.22 M, $785 K, $12.50."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if usd >= 0.9995 * size:
+            return f"${digits_text(usd / size)} {unit}"
+    return usd_text(usd) if usd else "$0"
+
+
 def usd_text(usd: float) -> str:
     """Dollars with three digits that mean something: $8.65, $0.00213, $1,234."""
     if usd >= 100:

@@ -28,6 +28,8 @@ def effect_text(row: Mapping[str, Any], unit: str) -> str:
         text += f" of {row['global_batch']:,} samples ({_signed(faster)} {unit}s/s)"
     if row["cost_change"] is not None:
         text += f", {usd_text(row['usd_per_1e6_tokens'])}/M{unit} ({_signed(row['cost_change'])})"
+    elif row.get("unpriced"):
+        text += ", no price of this kind"
     if codes := row.get("refused"):
         text += f"; neuronx-cc would refuse it, {', '.join(codes)}"
     return text

@@ -20,7 +20,9 @@ class Change:
 
 def changed(job: JobConfig, keys: Mapping[str, Any]) -> Change:
     """The job with other values of some `table.key`s; a mesh is given whole, and the axes it does
-    not name are left out."""
+    not name are left out, and so is a batch in tokens beside one in samples."""
+    if "strategy.global_batch" in keys and job.strategy.global_batch_tokens:
+        keys = {**keys, "strategy.global_batch_tokens": 0}
     tables: dict[str, dict[str, Any]] = {}
     for key, value in keys.items():
         table, _, name = key.partition(".")

@@ -89,6 +89,7 @@ def _sweep(args: argparse.Namespace) -> int:
         console = terminal.console()
         sort = METRICS[_OBJECTIVES[args.sort or args.objective]]
         table.show(console, swept, sort, varied, args.limit if args.limit > 0 else len(asked))
+        table.show_bought(console, swept)
         pictures.show(console, rows)
         _tell_stored(swept, args.again)
         _tell_files(written)
@@ -101,9 +102,11 @@ def _scale(args: argparse.Namespace) -> int:
 
     counts = _counts(getattr(args, "cluster.instances"))
     setattr(args, "cluster.instances", None)
+    if len(machines := _words(args.targets)) == 1:  # which a price without a name is for
+        setattr(args, "cluster.target", machines[0])
     host = job_config(args)
     study = scale.Study(
-        targets=_words(args.targets) or [host.cluster.target],
+        targets=machines or [host.cluster.target],
         instances=counts,
         modes=scale.MODES if args.mode == "both" else (args.mode,),
         most_shards=scale.MOST_SHARDS if args.most_shards is None else args.most_shards,
@@ -111,7 +114,7 @@ def _scale(args: argparse.Namespace) -> int:
     asked = scale.points(study, host, lambda keys: job_config(args, keys))
     folder, swept = _swept(args, host, asked)
     found = scale.curves(swept.rows)
-    data = scale_screen.document(found, swept.interrupted)
+    data = scale_screen.document(found, swept)
     written = []
     if not swept.interrupted:
         with writing(folder):
@@ -122,6 +125,7 @@ def _scale(args: argparse.Namespace) -> int:
     else:
         console = terminal.console()
         scale_screen.show(console, found)
+        table.show_bought(console, swept)
         scale_screen.show_plot(console, found)
         _tell_stored(swept, args.again)
         _tell_files(written)

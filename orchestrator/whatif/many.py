@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator.config import JobConfig
 from orchestrator.host import num_cpus
 from orchestrator.job import executor_of
-from orchestrator.plan_cache import Shared, plan
+from orchestrator.plan_cache import NOT_IN_KEY, Shared, plan
 from orchestrator.service.events import EventLog
 from orchestrator.service.shared import SharedExecutor
 from orchestrator.stages import Traces
@@ -56,7 +56,8 @@ def _in_flight(host: JobConfig) -> int:
 
 
 def _on(host: JobConfig, job: JobConfig) -> JobConfig:
-    return replace(job, run=host.run, output=host.output, cache=host.cache)
+    own = {name: getattr(host, name) for name in NOT_IN_KEY if name != "base"}
+    return replace(job, **own)
 
 
 def _plan(job: JobConfig, share: Shared) -> Report:

@@ -71,7 +71,7 @@ def _keys(values: Values) -> dict[str, Any]:
     if idle:
         raise UsageError(
             "SW_USAGE",
-            f"a sweep requires keys that answers depend on, got {idle}",
+            f"a sweep requires keys that plans depend on, got {idle}",
             None,
             f"give {idle} to the whole sweep, for example with --set",
         )

@@ -16,7 +16,7 @@ from compiler.target import PS_PER_S
 from orchestrator.service.unit_errors import stored_at
 
 FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
-TEXTS = ("target", "confidence", "mesh")
+TEXTS = ("target", "confidence", "mesh", "price_kind")
 """The metrics that are no figures."""
 GIB = 2**30
 TOKENS = 1e6
@@ -98,6 +98,8 @@ METRICS = {
         Metric("exposed", "exposed", "share of exposed collectives", "{:.1%}"),
         Metric("peak_gib", "GiB", "GiB per core", "{:.3g}"),
         Metric("s_per_1e6_tokens", "s/Mtok", "seconds per million tokens", "{:.4g}"),
+        Metric("days", "days", "days to the goal", "{:,.2f}"),
+        Metric("usd", "$", "USD to the goal", "{:,.0f}"),
     )
 }
 
@@ -134,7 +136,7 @@ def may_pass(error: DiagnosticError) -> bool:
 
 
 def _metrics(report: Mapping[str, Any]) -> dict[str, Any]:
-    timing, memory, cost = report["timing"], report["memory"], report["cost"]
+    timing, memory = report["timing"], report["memory"]
     cluster, total = report["job"]["cluster"], report["timing"]["step_time_ps"] or 1
     shares = {name: ps / total for name, ps in timing["breakdown_ps"].items()}
     low, high = timing["band_s"]
@@ -154,9 +156,7 @@ def _metrics(report: Mapping[str, Any]) -> dict[str, Any]:
         "bubble": shares.get("bubble", 0.0),
         "peak_gib": memory["peak_bytes"] / GIB,
         "limit_gib": memory["limit_bytes"] / GIB,
-        "usd_per_hour": cost["usd_per_hour"],
-        "usd_per_step": cost["usd_per_step"],
-        "usd_per_1e6_tokens": cost["usd_per_1e6_tokens"],
+        "goodput": report["goodput"]["goodput"],
         "confidence": timing["confidence"],
         "mesh": ",".join(f"{axis}={size}" for axis, size in report["mesh"].items()),
     }

@@ -14,6 +14,7 @@ from typing import Any
 
 from compiler.diagnostics import UsageError
 from compiler.target import load_target, logical
+from orchestrator.build import asked_batch
 from orchestrator.config import JobConfig
 from orchestrator.whatif.points import Point
 from orchestrator.whatif.rows import FITS, METRICS, Metric, Row
@@ -70,24 +71,37 @@ def points(
 
     Raises UsageError for a mesh in which nothing can grow, and for unknown machines.
     """
-    found = []
+    found, strong_batch = [], _strong_batch(study, base)
     for mode, target, count in itertools.product(study.modes, study.targets, study.instances):
         values = {"mode": mode, "target": target, "instances": str(count)}
-        changes = _changes(study, base, mode, target, count)
+        changes = _changes(study, base, strong_batch, mode, target, count)
         found.append(Point(values, job({**changes, "cluster.target": target})))
     return found
 
 
-def _changes(study: Study, base: JobConfig, mode: str, target: str, count: int) -> dict[str, Any]:
+def _strong_batch(study: Study, base: JobConfig) -> int:
+    """The samples of a step of the job, 0 where it does not say. Raises UsageError for tokens that
+    are no whole number of micro-batches."""
+    if STRONG not in study.modes or not base.strategy.global_batch_tokens:
+        return base.strategy.global_batch
+    from orchestrator.model import resolve_task
+
+    return asked_batch(base.strategy, 1, resolve_task(base).tokens_per_sample)
+
+
+def _changes(
+    study: Study, base: JobConfig, strong_batch: int, mode: str, target: str, count: int
+) -> dict[str, Any]:
     """What makes a point of the job: mesh and batch of so many instances."""
     cluster = base.cluster
     machine = logical(load_target(target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
-    batch = (base.strategy.global_batch or STRONG_BATCH) if mode == STRONG else 0
+    batch = (strong_batch or STRONG_BATCH) if mode == STRONG else 0
     samples = batch // base.strategy.micro_batch  # that ranks may have, one each at least
     sizes = mesh_sizes(_axes(base), machine.cores * count, study.most_shards, samples)
     return {
         "cluster.instances": count,
         "strategy.global_batch": batch,
+        "strategy.global_batch_tokens": 0,
         **{f"mesh.{axis}": size for axis, size in sizes.items()},
     }
 

@@ -13,15 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator import plots, text_plots
-from orchestrator.report.text import count_text
+from orchestrator.report.text import count_text, large_usd_text
 from orchestrator.whatif.rows import FITS, METRICS, Row
 from orchestrator.whatif.scale import QUESTIONS, Curve, orders, verdicts
+from orchestrator.whatif.sweep import Swept
 from orchestrator.whatif.table import reasons
 
 SCHEMA = 1
 
 
-def document(found: Sequence[Curve], interrupted: bool) -> dict[str, Any]:
+def document(found: Sequence[Curve], swept: Swept) -> dict[str, Any]:
     """What `--json` prints and `scale.json` holds."""
     modes = dict.fromkeys(curve.mode for curve in found)
     by_mode = {
@@ -33,8 +34,10 @@ def document(found: Sequence[Curve], interrupted: bool) -> dict[str, Any]:
     }
     return {
         "schema": SCHEMA,
-        "interrupted": interrupted,
+        "interrupted": swept.interrupted,
         "orders": by_mode,
+        "prices": list(swept.prices),
+        "goal": swept.goal,
         "points": [row.as_dict() for row in all_rows(found)],
     }
 
@@ -77,12 +80,14 @@ def _tables(console: Console, mode: str, own: Sequence[Curve]) -> list[Table]:
 def _table(mode: str, own: Sequence[Curve], names: Mapping[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column(f"{mode}\nn", justify="right", no_wrap=True)
+    asked = any("days" in row.metrics for row in all_rows(own))
     for curve in own:
-        for title in (f"{names[curve.target]}\ntokens/s", "\neff", "\nexp", "\n$/M"):
+        more = ("\ndays", "\n$") if asked else ()
+        for title in (f"{names[curve.target]}\ntokens/s", "\neff", "\nexp", "\n$/M", *more):
             table.add_column(title, justify="right", no_wrap=True)
     counts = sorted({count for curve in own for count in curve.rows})
     for count in counts:
-        cells = [cell for curve in own for cell in _cells(curve.rows.get(count))]
+        cells = [cell for curve in own for cell in _cells(curve.rows.get(count), asked)]
         table.add_row(str(count), *cells)
     return table
 
@@ -94,16 +99,21 @@ def _short_names(found: Sequence[Curve]) -> dict[str, str]:
     return {t: name if several[name] == 1 else t for t, name in families.items()}
 
 
-def _cells(row: Row | None) -> tuple[str, ...]:
+def _cells(row: Row | None, asked: bool) -> tuple[str, ...]:
+    """The figures of a row; with days and dollars, where a goal is `asked` for."""
     if row is None or not row.metrics:
-        return ("-",) * 4
+        return ("-",) * (6 if asked else 4)
+    usd = METRICS["usd"].of(row)
+    short = "-" if usd is None else large_usd_text(usd).removeprefix("$").replace(" ", "")
+    more = (METRICS["days"].text(row), short)
     speed = count_text(row.metrics["tokens_per_s"]).replace(" ", "")
-    cost = row.metrics["usd_per_1e6_tokens"]
+    cost = METRICS["usd_per_1e6_tokens"].of(row)
     return (
         speed if row.status == FITS else f"({speed})",
         f"{row.metrics['efficiency']:.0%}",
         f"{row.metrics['exposed']:.0%}",
         "-" if cost is None else f"{cost:.3g}",
+        *(more if asked else ()),
     )
 
 
@@ -185,8 +195,9 @@ def _xs(curve: Curve) -> list[int]:
 
 def _ys(curve: Curve, name: str) -> list[float]:
     """A figure along the curve; nothing where a point has none."""
-    values = [row.metrics[name] for row in _answered(curve).values()]
-    return [] if None in values else values
+    values = [row.metrics.get(name) for row in _answered(curve).values()]
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []
 
 
 def _band(curve: Curve) -> tuple[list[float], list[float]]:

@@ -19,6 +19,7 @@ from orchestrator.age import counted_text, oldest
 from orchestrator.config import JobConfig
 from orchestrator.plan_cache import plan_key
 from orchestrator.terminal import say
+from orchestrator.whatif.buyer import bought, check_prices, goal_section, prices_section
 from orchestrator.whatif.journal import Journal
 from orchestrator.whatif.points import Point
 from orchestrator.whatif.rows import Row, may_pass, refused_row, row_of
@@ -37,6 +38,8 @@ class Swept:
     known: int  # of the rows: from the journal
     began_s: float = 0.0  # Unix time
     interrupted: bool = False
+    prices: Sequence[Mapping[str, Any]] = ()  # of the machines among the rows
+    goal: Mapping[str, Any] | None = None  # and which rows meet it
 
     def stored_text(self, command: str) -> str:
         """How many of the rows were stored before, since when, and the command that asks anew."""
@@ -51,10 +54,12 @@ def sweep(
     note: Note,
     begin: Begin = lambda _known, _missing: None,
 ) -> Swept:
-    """The rows of all points; `host` says where they are planned. An interrupt keeps what is done.
+    """The rows of all points; `host` says where they are planned, and at which price and for which
+    goal they are compared. An interrupt keeps what is done.
 
-    Raises UsageError for a machine that is unknown.
+    Raises UsageError for a machine that is unknown, and for a price of one that is not compared.
     """
+    check_prices(host, (point.job.cluster.target for point in points))
     keys = [plan_key(point.job) for point in points]
     began_s, stored = time.time(), journal.read(since_s=host.cache.since_s)
     done = {key: stored[key] for key in keys if key in stored}
@@ -73,11 +78,18 @@ def sweep(
     except KeyboardInterrupt:
         interrupted = True
     rows = [
-        replace(done[key], values=point.values)
+        bought(replace(done[key], values=point.values), host)
         for key, point in zip(keys, points, strict=True)
         if key in done
     ]
-    return Swept(rows=rows, known=known, began_s=began_s, interrupted=interrupted)
+    return Swept(
+        rows=rows,
+        known=known,
+        began_s=began_s,
+        interrupted=interrupted,
+        prices=prices_section(rows, host),
+        goal=goal_section(rows, host),
+    )
 
 
 def _planned(

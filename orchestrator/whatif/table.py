@@ -15,10 +15,12 @@ from rich.text import Text
 
 from compiler.neff.files import write_atomic
 from orchestrator.strict_json import dumps
+from orchestrator.whatif.buyer import prices_text
 from orchestrator.whatif.rows import FITS, METRICS, REFUSED, Metric, Row, ordered
 from orchestrator.whatif.sweep import Swept
 
 SCHEMA = 1
+_GOAL = ("days", "usd")
 _SHOWN = ("step_time_s", "tokens_per_s", "mfu", "exposed", "peak_gib", "usd_per_1e6_tokens")
 _COLOURS = {FITS: "", REFUSED: "dim"}
 
@@ -30,6 +32,8 @@ def document(swept: Swept, objective: Metric, varied: Sequence[str]) -> dict[str
         "varied": list(varied),
         "objective": objective.name,
         "interrupted": swept.interrupted,
+        "prices": list(swept.prices),
+        "goal": swept.goal,
         "points": [row.as_dict() for row in ordered(swept.rows, objective)],
     }
 
@@ -83,18 +87,27 @@ def show(console: Console, swept: Swept, sort: Metric, varied: Sequence[str], li
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in short_names(varied).values():
         table.add_column(Text(name), overflow="fold")
-    for name in _SHOWN:
+    shown = (*_SHOWN, *(name for name in _GOAL if any(name in row.metrics for row in rows)))
+    for name in shown:
         metric = METRICS[name]
         table.add_column(metric.title, justify="right", no_wrap=True)
     table.add_column("")
     for row in rows[:limit]:
         values = [Text(row.values.get(name, "")) for name in varied]
-        figures = [METRICS[name].text(row) for name in _SHOWN]
+        figures = [METRICS[name].text(row) for name in shown]
         table.add_row(*values, *figures, Text(_verdict(row)), style=_COLOURS.get(row.status, "red"))
     console.print(table)
     if len(rows) > limit:
         console.print(f"{len(rows) - limit} more rows in the files; --limit 0 shows all")
     reasons(console, rows)
+
+
+def show_bought(console: Console, swept: Swept) -> None:
+    """At which prices points are compared, and which meets the goal."""
+    if swept.prices:
+        console.print(Text(f"prices: {prices_text(swept.prices)}"))
+    for line in swept.goal["text"] if swept.goal else ():
+        console.print(Text(line))
 
 
 def _verdict(row: Row) -> str:

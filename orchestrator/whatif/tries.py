@@ -166,6 +166,7 @@ def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, A
         "usd_per_1e6_tokens": usd,
         "cost_change": usd / before - 1 if usd and before else None,
         "refused": list(refusals(report)),
+        "unpriced": usd is None and before is not None,
     }
     worse = len(row["refused"]) - len(refusals(base))
     better = not base["memory"]["fits"] or worse < 0 or _gain(row) < -WORTHWHILE

@@ -38,6 +38,7 @@ OTHERS: dict[str, tuple[list[Any], list[Any]]] = {  # fact -> what it may be, an
     "shape": ([[1], [4096, 1]], [[0, 4], [4097], [], 4, [1.5], ["4"]]),
     RATE: ([0, 96, 1.5, [0, 3.5]], [-1, [96, -1], [], "96", None]),
     "price_usd_per_hour_on_demand": ([None, 0, 3.5], [-1, "free"]),
+    "price_usd_per_hour_capacity_block": ([None, 0, 3.5], [-1, "free"]),
     "collective_mesh": (["flat", "grouped"], ["round", True]),
     "kangaring": ([True, False], [1, 0, None, "yes"]),
 }

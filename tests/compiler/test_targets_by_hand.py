@@ -192,12 +192,14 @@ AROUND: dict[str, Around] = {
     "trn1.2xlarge": ("none", (1,), (0.0,), 0, 0, 1.34375),
     "trn1.32xlarge": ("torus", (4, 4), (48.0, 48.0), 800, 8, 21.5),  # T1: 384 / 4 / 2
     "trn1n.32xlarge": ("torus", (4, 4), (96.0, 96.0), 1600, 16, 24.78),  # T1: 768 / 4 / 2
-    "trn2.48xlarge": ("torus", (4, 4), (128.0, 128.0), 3200, 16, 35.7608),  # T2: 1024 / 4 / 2
-    # T2: 256 / 2 / 2 along the third side; four instances in EFA and price
-    "trn2-ultraserver": ("torus", (4, 4, 4), (64.0, 128.0, 128.0), 12_800, 64, 143.04),
+    "trn2.48xlarge": ("torus", (4, 4), (128.0, 128.0), 3200, 16, None),  # T2: 1024 / 4 / 2
+    # T2: 256 / 2 / 2 along the third side; four instances in EFA
+    "trn2-ultraserver": ("torus", (4, 4, 4), (64.0, 128.0, 128.0), 12_800, 64, None),
     "trn3-gen1-ultraserver": ("switch", (16, 64), (256.0, 320.0), 12_800, 64, None),  # T3
     "trn3-gen2-ultraserver": ("switch", (4, 72, 144), (256.0, 320.0, 128.0), 28_800, 144, None),
 }
+IN_BLOCKS = {"trn1.32xlarge": 9.532, "trn2.48xlarge": 35.7608, "trn2-ultraserver": 143.0432}
+"""USD per hour in a Capacity Block (CB); an ultraserver is four instances."""
 CHIPS = {
     "inf1.6xlarge": 4,
     "inf1.24xlarge": 16,
@@ -219,7 +221,10 @@ def test_what_is_around_the_chips_of_every_machine(name: str) -> None:
     assert (target.topology, target.shape) == (topology, shape)
     assert target.link_bytes_per_s == tuple(gb * 1_000_000_000 for gb in links)
     assert target.efa_bytes_per_s == efa_gbps * 125_000_000  # a byte has 8 bits
-    assert (target.efa_devices, target.usd_per_hour) == (devices, price)
+    assert target.efa_devices == devices
+    prices = {"on-demand": price, "capacity-block": IN_BLOCKS.get(name)}
+    wanted = {kind: usd for kind, usd in prices.items() if usd is not None}
+    assert {kind: fact.value for kind, fact in target.prices.items()} == wanted
     assert target.chips == CHIPS.get(name, 1)
     assert target.cores == CHIPS.get(name, 1) * PER_CORE[family(name)][0]
 

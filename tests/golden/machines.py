@@ -108,7 +108,7 @@ def _limits(target: Target) -> Rows:
         "on chip": on_chip,
         "cores": {"all": target.cores, "chips": target.chips, "of a bank": core.hbm_bank_cores},
         "logical cores": {"allowed": list(target.allowed_lnc), "physical": target.lnc},
-        "price": {"usd_per_hour": target.usd_per_hour},
+        "price": {kind: fact.value for kind, fact in target.prices.items()},
     }
 
 

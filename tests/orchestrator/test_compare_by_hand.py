@@ -101,7 +101,7 @@ def test_every_table() -> None:
         ("memory per core", "3.00 MiB", "3.00 MiB", ""),
         ("memory limit", "4.00 MiB", "4.00 MiB", ""),
         ("cost per step", "$1.50", "$1.50", ""),
-        ("cost per million tokens or samples", "no published price", "no published price", ""),
+        ("cost per million tokens or samples", "no price", "no price", ""),
         ("cores", "64", "64", ""),
         ("FLOP per step", "2.5e+15", "2.5e+15", ""),
         ("parameters", "1,234,567", "1,234,567", ""),
@@ -249,6 +249,8 @@ def test_the_document_and_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "varied": ["mesh.tp"],
         "objective": "tokens_per_s",
         "interrupted": True,
+        "prices": [],
+        "goal": None,
     }
     frames: list[Any] = []
     monkeypatch.setattr(table, "_write_parquet", lambda *given: frames.append(given))

@@ -12,8 +12,16 @@ import pytest
 from compiler.target import load_target
 from orchestrator import environment, plan_cache
 from orchestrator.cache import open_cache
-from orchestrator.config import TABLES, CacheConfig, JobConfig, OutputConfig, RunConfig
-from orchestrator.plan_cache import plan_key
+from orchestrator.config import (
+    TABLES,
+    CacheConfig,
+    GoalConfig,
+    JobConfig,
+    OutputConfig,
+    PriceConfig,
+    RunConfig,
+)
+from orchestrator.plan_cache import NOT_IN_KEY, plan_key
 from orchestrator.reads import observed
 from orchestrator.service.units import PACKAGES, parts_digest, source_digest
 from orchestrator.validation import predict
@@ -28,7 +36,7 @@ KEYS = [
     pytest.param(table, row.name, id=f"{table}.{row.name}")
     for table, kind in TABLES.items()
     for row in dataclasses.fields(kind)
-    if table not in ("output", "cache", "run") and "key" not in row.metadata
+    if table not in NOT_IN_KEY and "key" not in row.metadata
 ]
 
 
@@ -55,6 +63,8 @@ def test_every_key_of_a_job_is_in_the_key_of_its_plan(
         JobConfig(output=OutputConfig(dir="elsewhere", events="events.jsonl")),
         JobConfig(cache=CacheConfig(max_gib=1.0)),
         JobConfig(run=RunConfig(steps=9, seed=4, executor="process", workers=3, progress="json")),
+        JobConfig(goal=GoalConfig(tokens=10**12, deadline=3600.0, budget=2e6)),
+        JobConfig(price=PriceConfig(kind="capacity-block", usd_per_hour=((TRN1N, 3.0),))),
         JobConfig(base="/"),
     ],
 )
@@ -169,10 +179,14 @@ def test_a_change_that_is_taken_back_has_its_older_answer(
     assert plan_key(job) not in keys
 
 
-def test_tries_are_keyed_by_plan_and_number() -> None:
-    rows = {("a", 2), ("a", 3), ("b", 2)}
-    keys = {parts_digest("whatif", plan_cache._whatif_parts(*row)) for row in rows}
-    assert len(keys) == len(rows)
+def test_tries_are_keyed_by_price_plan_and_number() -> None:
+    """By the price, since what helps also costs less; by no goal."""
+    usual, block = JobConfig(), JobConfig(price=PriceConfig(kind="capacity-block"))
+    rows = [(usual, "a", 2), (usual, "a", 3), (usual, "b", 2), (block, "a", 2)]
+    keys = [parts_digest("whatif", plan_cache._whatif_parts(*row)) for row in rows]
+    assert len(set(keys)) == len(rows)
+    asked = replace(usual, goal=GoalConfig(tokens=7))
+    assert parts_digest("whatif", plan_cache._whatif_parts(asked, "a", 2)) == keys[0]
 
 
 # Predictions of published runs

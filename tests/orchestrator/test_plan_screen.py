@@ -203,6 +203,10 @@ ROW = {
         ({}, "fits, 1.420 s per step (-12 %), $2.06/Mtoken (-12 %)"),
         ({"cost_change": None}, "fits, 1.420 s per step (-12 %)"),
         (
+            {"cost_change": None, "unpriced": True},
+            "fits, 1.420 s per step (-12 %), no price of this kind",
+        ),
+        (
             {"same_batch": False, "time_change": -0.5},
             "fits, 1.420 s per step of 64 samples (+100 % tokens/s), $2.06/Mtoken (-12 %)",
         ),

@@ -71,6 +71,13 @@ def report() -> dict[str, Any]:
             "per_stage": [staged(100_000_000), staged(50_000_000), staged(50_000_000)],
         },
         "cost": {"usd_per_hour": 49.56, "usd_per_step": 0.0275, "usd_per_1e6_tokens": 1.25},
+        "price": {
+            "machine": "trn1n.32xlarge",
+            "kind": "on-demand",
+            "given": False,
+            "usd_per_hour": 24.78,
+            "published": ["on-demand"],
+        },
         "bottleneck": {"text": "compute: engines are busy"},
         "limits": {"assumed": ["a", "b", "c"]},
         "goodput": {
@@ -180,8 +187,8 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
     ),
     (
         sections.cost,
-        {"cost": {"usd_per_hour": None}},
-        "cost       no price is published for this machine",
+        {"cost": {"usd_per_hour": None}, "price": {"usd_per_hour": None, "published": []}},
+        "cost       no on-demand price is published for trn1n.32xlarge; give your own with --price",
     ),
     (sections.limited_by, {}, "limited by compute: engines are busy"),
     (

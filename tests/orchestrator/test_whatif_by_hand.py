@@ -56,6 +56,7 @@ def planned(
             "confidence": "documented",
         },
         "cost": {"usd_per_hour": 64.5, "usd_per_step": 1e-9, "usd_per_1e6_tokens": usd},
+        "goodput": {"goodput": 0.75},
         "findings": [],
         "provenance": {},
     }
@@ -84,9 +85,7 @@ def test_figures_of_a_row() -> None:
         "bubble": 0.15,
         "peak_gib": 3.0,
         "limit_gib": 4.0,
-        "usd_per_hour": 64.5,
-        "usd_per_step": 1e-9,
-        "usd_per_1e6_tokens": 2.0,
+        "goodput": 0.75,
         "confidence": "documented",
         "mesh": "dp_shard=12,tp=8",
         "over_gib": 0.0,
@@ -126,6 +125,8 @@ def test_which_way_figures_are_better() -> None:
         "exposed",
         "peak_gib",
         "s_per_1e6_tokens",
+        "days",
+        "usd",
     }
 
 
@@ -214,7 +215,10 @@ def test_changes_are_per_token() -> None:
     assert found["cost_change"] == pytest.approx(-0.15, rel=1e-12)
     assert (found["global_batch"], found["same_batch"], found["status"]) == (64, True, "fits")
     assert found["helps"] and tries._gain(found) == pytest.approx(-0.2)
-    assert tried(planned(usd=None), usd=1.7)["cost_change"] is None
+    free = tried(planned(usd=None), usd=1.7)
+    assert (free["cost_change"], free["unpriced"]) == (None, False)
+    unpriced = tried(planned(), usd=None)
+    assert (unpriced["cost_change"], unpriced["unpriced"]) == (None, True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from compiler.ir.build import Builder
 from compiler.ir.types import Graph
 from compiler.neff.schedule import Schedule
 from compiler.program import BufferInfo, StepPlan, StepProgram
-from compiler.target import Target, load_target
+from compiler.target import Fact, Target, load_target
 from orchestrator.build import Built, Layout
 from orchestrator.config import ClusterConfig, GoodputConfig, JobConfig
 from sharding.mesh import make_mesh
@@ -27,7 +27,8 @@ SCHEDULE: Schedule = ((("forward",), 3),)
 
 def machine(**facts: Any) -> Target:
     """The machine, with other figures where they are given."""
-    own = {"published_flops_per_s_per_core": 1e6, "usd_per_hour": 21.0}
+    price = Fact(21.0, "documented", "a list", "2026-01-02", "us-west-2")
+    own = {"published_flops_per_s_per_core": 1e6, "prices": {"on-demand": price}}
     return replace(load_target("trn1n.32xlarge"), **(own | facts))
 
 

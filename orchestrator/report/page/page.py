@@ -18,7 +18,8 @@ from markupsafe import Markup
 from compiler.diagnostics import UsageError
 from orchestrator import outputs
 from orchestrator.age import AGAIN
-from orchestrator.report import text
+from orchestrator.report import cost, text
+from orchestrator.report.goal import goal_rows, goal_texts
 from orchestrator.report.page import charts, words
 from orchestrator.report.tried import effect_text
 from orchestrator.report.verdict import published_text, verdicts
@@ -56,6 +57,7 @@ def report_page(report: Mapping[str, Any]) -> str:
         timelines=[(one, charts.engines(one)) for one in report["timelines"]],
         losses=_losses(report),
         longest=_longest(report),
+        goal=_goal(report),
         tried=[(row["change"], effect_text(row, text.counted(report))) for row in _tried(report)],
         moments=_highest(report["memory"]["timeline"]),
         stored=_stored(report["provenance"]),
@@ -69,6 +71,15 @@ def _stored(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     when = datetime.fromtimestamp(stored_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return [("stored", when), ("ask anew", provenance.get("again", AGAIN))]
+
+
+def _goal(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What a goal comes to, in sentences and as rows; nothing without one."""
+    if "goal" not in report:
+        return {}
+    found, basis = report["goal"], cost.basis_text(report.get("price"))
+    told, needs = goal_texts(found, text.counted(report), basis)
+    return {"told": told, "needs": needs, "rows": goal_rows(found)}
 
 
 def _losses(report: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -135,6 +146,7 @@ def _environment() -> Environment:
         "counted": text.counted,
         "flops": words.flops_text,
         "dollars": words.dollars,
+        "price_told": words.price_told,
         "plain": words.plain,
         "published": published_text,
         "number": _number,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from compiler.target import PS_PER_S
+from orchestrator.report.cost import list_text, missing_text
 from orchestrator.report.text import count_text, seconds_text, usd_text
 
 
@@ -20,7 +22,14 @@ def flops_text(number: float) -> str:
 
 def dollars(amount: float | None) -> str:
     """A price."""
-    return "no published price" if amount is None else usd_text(amount)
+    return "no price" if amount is None else usd_text(amount)
+
+
+def price_told(report: Mapping[str, Any]) -> str:
+    """What kind of price dollars are of, with its list, or that there is none."""
+    price = report.get("price")
+    none = report["cost"]["usd_per_hour"] is None
+    return missing_text(price) if none else list_text(price)
 
 
 def plain(value: Any) -> str:
@@ -29,6 +38,8 @@ def plain(value: Any) -> str:
         return str(value).lower()
     if value in ("", None):
         return "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={plain(one)}" for key, one in value.items()) or "-"
     if isinstance(value, list | tuple):
         return ", ".join(map(plain, value))
     return str(value)

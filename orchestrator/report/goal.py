@@ -1,0 +1,251 @@
+"""The buyer's question: so many tokens, by when, for how much, and what would have to change.
+
+Failures and checkpoints are in every figure: a step takes its time over the goodput. The answer
+follows from a handful of figures of a plan, so that a report and a row of a sweep have the same,
+and a stored plan answers any goal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.target import Target
+from orchestrator.config import GoalConfig, JobConfig
+from orchestrator.report.cost import S_PER_HOUR, cost_section, price_of
+from orchestrator.report.text import count_text, large_usd_text, long_text, share_text, usd_text
+
+S_PER_DAY = 24 * S_PER_HOUR
+_LEAST_GOODPUT = 1e-9  # our choice: below, failures leave no time for steps
+_ROUNDING = 1e-12  # our choice: what a few operations lose is less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How a job gets on: what of a plan a goal depends on."""
+
+    tokens_per_step: int
+    step_s: float
+    goodput: float
+    instances: int
+    usd_per_hour: float | None  # of all instances
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What would meet a goal that is missed, each by itself but for the price, which goes with the
+    instances where both are there: so many times the speed on these instances; that many instances
+    that are as efficient, and at most that price of one; or so many tokens at most."""
+
+    speedup: float
+    instances: int | None  # for the deadline
+    usd_per_instance_hour: float | None  # for the budget
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How long and for how much, and how much of both is left (below 0: missing). None is what
+    nobody asked for, or what cannot be said: dollars without a price, days of a job that never
+    gets on. `met` is None where nothing is asked, or where a budget has no price to be held to."""
+
+    tokens: int
+    deadline_s: float | None
+    budget_usd: float | None
+    steps: int
+    goodput: float
+    days: float | None
+    usd: float | None
+    slack_days: float | None
+    slack_usd: float | None
+    fits: bool
+    met: bool | None
+    needs: Needs | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+    @property
+    def shortfall(self) -> float:
+        """How many times as long, or as dear, as it may be, whichever is more: above 1 it is
+        missed."""
+        return max(_times(self.days, _days(self.deadline_s)), _times(self.usd, self.budget_usd))
+
+
+def answer(goal: GoalConfig, pace: Pace) -> Answer:
+    """What a goal comes to at a pace."""
+    steps = -(-goal.tokens // pace.tokens_per_step)
+    gets_on = pace.goodput > _LEAST_GOODPUT
+    days = steps * pace.step_s / pace.goodput / S_PER_DAY if gets_on else None
+    usd = None if days is None or pace.usd_per_hour is None else days * 24 * pace.usd_per_hour
+    found = Answer(
+        tokens=goal.tokens,
+        deadline_s=goal.deadline or None,
+        budget_usd=goal.budget or None,
+        steps=steps,
+        goodput=pace.goodput,
+        days=days,
+        usd=usd,
+        slack_days=_less(_days(goal.deadline or None), days),
+        slack_usd=_less(goal.budget or None, usd),
+        fits=pace.fits,
+        met=None,
+        needs=None,
+    )
+    met = _met(found)
+    return dataclasses.replace(found, met=met, needs=_needs(found, pace))
+
+
+def _met(found: Answer) -> bool | None:
+    if not found.fits or found.days is None:
+        return False
+    if any(slack is not None and slack < 0 for slack in (found.slack_days, found.slack_usd)):
+        return False
+    is_judged = found.budget_usd is None or found.usd is not None
+    is_asked = found.deadline_s is not None or found.budget_usd is not None
+    return True if is_judged and is_asked else None
+
+
+def _needs(found: Answer, pace: Pace) -> Needs | None:
+    """What is missing; None where neither time nor money is."""
+    late = found.slack_days is not None and found.slack_days < 0
+    over = found.slack_usd is not None and found.slack_usd < 0
+    if not (late or over):
+        return None
+    time = _times(found.days, _days(found.deadline_s))
+    money = _times(found.usd, found.budget_usd)
+    each = (pace.usd_per_hour or 0.0) / pace.instances
+    steps = _down(found.steps / max(time, money))
+    return Needs(
+        speedup=max(time, money),
+        instances=_up(pace.instances * time) if late else None,
+        usd_per_instance_hour=each / money if over else None,
+        tokens=steps * pace.tokens_per_step,
+    )
+
+
+def _up(number: float) -> int:
+    """The next whole number, but for what floating point adds to one."""
+    return math.ceil(number * (1 - _ROUNDING))
+
+
+def _down(number: float) -> int:
+    return math.floor(number * (1 + _ROUNDING))
+
+
+def _days(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / S_PER_DAY
+
+
+def _less(limit: float | None, taken: float | None) -> float | None:
+    return None if limit is None or taken is None else limit - taken
+
+
+def _times(taken: float | None, limit: float | None) -> float:
+    return 0.0 if limit is None or taken is None else taken / limit
+
+
+def limits_text(goal: GoalConfig) -> str:
+    """A goal in a few words: `1 T tokens within 30 days for at most $2 M`."""
+    text = f"{count_text(goal.tokens).strip()} tokens"
+    text += f" within {long_text(goal.deadline)}" if goal.deadline else ""
+    return text + (f" for at most {large_usd_text(goal.budget)}" if goal.budget else "")
+
+
+def goal_texts(found: Mapping[str, Any], unit: str, basis: str) -> tuple[str, str]:
+    """An answer in a sentence, and what would have to change, empty where nothing has to. `basis`
+    is the kind of price, `unit` what is counted."""
+    counted = f"{count_text(found['tokens']).strip()} {unit}s"
+    if found["days"] is None:
+        return f"not met: failures leave no time for steps, {counted} are never reached", ""
+    is_asked = found["deadline_s"] is not None or found["budget_usd"] is not None
+    verdict = {True: "met: ", False: "not met: ", None: "open: " if is_asked else ""}[found["met"]]
+    text = f"{verdict}{counted} in {took_text(found, basis)}"
+    if not found["fits"]:
+        text += "; but the step does not fit the memory"
+    return text, needs_text(found["needs"], unit)
+
+
+def took_text(found: Mapping[str, Any], basis: str) -> str:
+    """How long, for how much, and how much of the time and of the money is left or missing."""
+    text = f"{long_text(found['days'] * S_PER_DAY)} at a goodput of"
+    text += f" {share_text(found['goodput'], digits=1)}"
+    if found["usd"] is not None:
+        text += f" for {large_usd_text(found['usd'])} {basis}"
+    told = ", ".join(_slack_texts(found))
+    return f"{text}; {told}" if told else text
+
+
+def goal_rows(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """An answer as rows: what is taken, the limit, and what is left; a dash where there is none."""
+
+    def row(name: str, taken: Any, limit: Any, left: Any, text: Callable[[float], str]) -> Any:
+        minus = "-" if left is not None and left < 0 else ""
+        rest = "-" if left is None else f"{minus}{text(abs(left))}"
+        return name, *("-" if one is None else text(one) for one in (taken, limit)), rest
+
+    def days_text(days: float) -> str:
+        return long_text(days * S_PER_DAY)
+
+    limit = _days(found["deadline_s"])
+    return [
+        row("time", found["days"], limit, found["slack_days"], days_text),
+        row("money", found["usd"], found["budget_usd"], found["slack_usd"], large_usd_text),
+    ]
+
+
+def _slack_texts(found: Mapping[str, Any]) -> Iterator[str]:
+    if (slack := found["slack_days"]) is not None:
+        amount = long_text(abs(slack) * S_PER_DAY)
+        yield f"{amount} {'before' if slack >= 0 else 'after'} the deadline"
+    if (slack := found["slack_usd"]) is not None:
+        yield f"{large_usd_text(abs(slack))} {'below' if slack >= 0 else 'above'} the budget"
+    elif found["budget_usd"] is not None:
+        yield "no price to hold against the budget"
+
+
+def needs_text(needs: Mapping[str, Any] | None, unit: str) -> str:
+    """What is missing, every figure rounded to the side that suffices."""
+    if needs is None:
+        return ""
+    ways = [f"{_up(needs['speedup'] * 100) / 100:.2f} times the speed on these instances"]
+    more = []
+    if needs["instances"] is not None:
+        more.append(f"{needs['instances']:,} instances at this efficiency")
+    if needs["usd_per_instance_hour"] is not None:
+        cents = _down(needs["usd_per_instance_hour"] * 100) / 100
+        more.append(f"at most {usd_text(cents)} per instance hour")
+    ways.append(" and ".join(more))
+    if needs["tokens"]:
+        least = 10 ** max(0, len(str(needs["tokens"])) - 3)  # of three digits
+        count = count_text(needs["tokens"] // least * least).strip()
+        ways.append(f"at most {count} {unit}s")
+    return ", or ".join(ways)
+
+
+def bought(report: Mapping[str, Any], job: JobConfig, target: Target) -> dict[str, Any]:
+    """A report with the dollars and the answer that `job` asks for: of a stored plan, those that
+    its last question asked for go."""
+    cluster, batch, step_s = job.cluster, report["batch"], report["timing"]["step_time_s"]
+    tokens = batch["global_batch"] * batch["tokens_per_sample"]
+    price = price_of(target, cluster.target, job.price)
+    asked = {name: keys for name, keys in job.as_dict().items() if name in ("goal", "price")}
+    cost = cost_section(price, cluster.instances, step_s, tokens)
+    found = {**report, "job": {**report["job"], **asked}, "price": price.as_dict(), "cost": cost}
+    found.pop("goal", None)
+    if job.goal.tokens:
+        pace = Pace(
+            tokens_per_step=tokens,
+            step_s=step_s,
+            goodput=report["goodput"]["goodput"],
+            instances=cluster.instances,
+            usd_per_hour=cost["usd_per_hour"],
+            fits=report["memory"]["fits"],
+        )
+        found["goal"] = answer(job.goal, pace).as_dict()
+    return found
