@@ -12,7 +12,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
 from orchestrator.config import JobConfig
 from orchestrator.strict_json import dumps
 from orchestrator.terminal import say
@@ -58,7 +58,7 @@ def check(words: Sequence[str]) -> None:
             "SW_USAGE",
             f"--explain requires one of {names}, got {' '.join(words)}",
             None,
-            "put the job file in front of --explain",
+            did_you_mean(words[0], EXPLANATIONS, "put the job file in front of --explain"),
         )
 
 

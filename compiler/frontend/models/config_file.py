@@ -7,14 +7,13 @@ spellings of the library are read: `rope_scaling` beside `rope_theta`, and `rope
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean, nearest
 
 Config = Mapping[str, Any]
 
@@ -61,7 +60,7 @@ def _given(config: Config, keys: list[str]) -> str:
 
 def _near(config: Config, keys: list[str]) -> str:
     """Keys of the config that are like a missing one."""
-    pairs = ((key, difflib.get_close_matches(key, config, 1)) for key in keys if key not in config)
+    pairs = ((key, nearest(key, config)) for key in keys if key not in config)
     return "; ".join(f"is {near[0]} meant to be {key}?" for key, near in pairs if near)
 
 
@@ -91,8 +90,16 @@ def refuse_features(config: Config, plain: Mapping[str, tuple[Any, ...]]) -> Non
             raise UsageError(
                 "SW_MODEL_CONFIG",
                 f"config requires {key} = {wanted}, got {json.dumps(config[key])}",
-                hint=OWN_MODEL,
+                hint=_meant(config[key], values),
             )
+
+
+def _meant(value: object, values: tuple[Any, ...]) -> str:
+    """What to do about a value that is none of those: a name may be a slip of the hand, or the name
+    of what is not built here."""
+    names = [name for name in values if isinstance(name, str)]
+    near = did_you_mean(value, names) if isinstance(value, str) else ""
+    return f"{near} Else {OWN_MODEL}" if near else OWN_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
