@@ -60,7 +60,7 @@ class ModelConfig:
     data-parallel ranks."""
 
     seq_len: int = limited(0, 0, MOST * 100)
-    """Tokens per sample; 0 takes the model's own maximum."""
+    """Tokens per sample; 0 takes the model's own, where it says one (docs/plan.md)."""
 
     dtype: str = choice("auto", "auto", "float32", "bfloat16")
     """Compute type of forward and backward; parameters stay fp32. `auto`: bfloat16 for presets

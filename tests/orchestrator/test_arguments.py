@@ -64,7 +64,10 @@ def test_names_are_compared_in_one_place() -> None:
         ("plan --model bert-base --placement dp_shrad", "did you mean dp_shard?"),
         ("plan --model bert-base --target trn1n", "did you mean trn1n.32xlarge?"),
         ("plan --model bert-base --explain tiem", "did you mean time?"),
-        ("plan --model bert-base --set cluster.collectives=mesh_max=1", "did you mean mesh_max_bytes"),
+        (
+            "plan --model bert-base --set cluster.collectives=mesh_max=1",
+            "did you mean mesh_max_bytes",
+        ),
         ("plan --model bert-bsae", "did you mean bert-base?"),
         ("plan --mseh dp_shard=4", "did you mean --mesh?"),
         ("plan --fault slow_core=1:2", "did you mean slow_cores?"),
