@@ -28,6 +28,7 @@ from orchestrator.report.goodput import goodput_section
 from orchestrator.report.leaf_roles import role_rows
 from orchestrator.report.limits import Asked, asked, confidence, limits_section
 from orchestrator.report.memory_report import memory_section
+from orchestrator.report.resolved import resolved_keys
 from orchestrator.report.step_report import function_rows, step_chart, timelines
 from orchestrator.service.service import UnitService
 from orchestrator.stages import Stages
@@ -53,9 +54,11 @@ def base_report(
     """Everything but values: what `plan` returns and `run` extends."""
     timing = timings.chosen
     memory = memory_section(built)
+    goodput = goodput_section(built, timing)
     report = {
         "schema": SCHEMA,
         "job": built.job.as_dict(),
+        "resolved": resolved_keys(built, goodput),
         "provenance": provenance(stages),
         "graph": graph_section(built),
         "mesh": dict(built.layout.mesh.sizes),
@@ -78,7 +81,7 @@ def base_report(
         "collectives": collective_rows(timing, built.plan.mesh),
         "streams": stream_section(built, timing),
         "cost": cost_section(built, timing),
-        "goodput": goodput_section(built, timing),
+        "goodput": goodput,
         "limits": limits_section(_asked(built), timing.profile),
     }
     return report | {"bottleneck": bottleneck(report)}

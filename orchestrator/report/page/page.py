@@ -21,6 +21,7 @@ from orchestrator.age import AGAIN
 from orchestrator.report import text
 from orchestrator.report.page import charts, words
 from orchestrator.report.plan_screen import effect_text
+from orchestrator.report.resolved import resolved_job
 
 FUNCTIONS = 40  # with their regions on a page
 REGIONS = 12
@@ -58,7 +59,23 @@ def report_page(report: Mapping[str, Any]) -> str:
         tried=[(row["change"], effect_text(row, text.counted(report))) for row in _tried(report)],
         moments=_highest(report["memory"]["timeline"]),
         stored=_stored(report["provenance"]),
+        settings=_settings(report),
     )
+
+
+def _settings(report: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The job table by table, with what was chosen where it leaves a choice, and why."""
+    chosen = report.get("resolved", {})
+
+    def shown(key: str, value: Any) -> str:
+        why = f" ({chosen[key]['why']})" if key in chosen else ""
+        return f"{words.plain(value)}{why}"
+
+    return [
+        (table, [(key, shown(f"{table}.{key}", value)) for key, value in keys.items()])
+        for table, keys in resolved_job(report).items()
+        if isinstance(keys, Mapping)
+    ]
 
 
 def _stored(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
