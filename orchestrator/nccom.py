@@ -260,7 +260,7 @@ def write_csv(path: Path, found: Sequence[Point]) -> None:
     outputs.write(path, text.getvalue(), "--csv")
 
 
-def plot(found: Sequence[Point], width: int = 100, height: int = 24) -> str:
+def plot(found: Sequence[Point], width: int = 100, height: int = 21) -> str:
     """Time over size with the band of the profiles, as text, both axes logarithmic."""
     x = [point.size_bytes for point in found]
     series = {
