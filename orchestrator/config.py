@@ -338,7 +338,7 @@ def load(
             "SW_USAGE",
             f"{source}: unknown table [{unknown[0]}]",
             None,
-            did_you_mean(unknown[0], TABLES, f"tables are {', '.join(TABLES)}"),
+            f"{did_you_mean(unknown[0], TABLES)} Tables are {', '.join(TABLES)}".lstrip(),
         )
     tables = {name: _table(kind, name, data.get(name, {}), source) for name, kind in TABLES.items()}
     given = frozenset(f"{table}.{key}" for table, keys in data.items() for key in keys)
@@ -387,7 +387,7 @@ def _table(kind: type[Any], table: str, values: Any, source: str) -> Any:
                 "SW_USAGE",
                 f"{source}: unknown key {table}.{key}",
                 None,
-                _meant_key(key, fields) or f"keys of [{table}]: {known}",
+                f"{_meant_key(key, fields)} Keys of [{table}]: {known}".lstrip(),
             )
         resolved[key] = _value(f"{table}.{key}", value, hints[key], fields[key], source)
     return kind(**resolved)
@@ -410,8 +410,8 @@ def _value(
     converted = spec.metadata.get("words", {}).get(word, _convert(value, hint))
     if converted is None:
         name = getattr(hint, "__name__", str(hint))
-        hint = _other_key(value)
-        raise UsageError("SW_USAGE", f"{source}: {key} requires {name}, got {value!r}", hint=hint)
+        text = f"{source}: {key} requires {name}, got {value!r}"
+        raise UsageError("SW_USAGE", text, None, _other_key(value))
     choices = spec.metadata.get("choices")
     if choices and converted not in choices:
         allowed = ", ".join(map(str, choices))

@@ -255,12 +255,12 @@ def find_target(text: str) -> Target:
     known_name = name.endswith(".json") or name in target_names()
     if not known_name or not load_target(name).is_compiled_for:
         others = [n for n in target_names() if load_target(n).is_compiled_for]
-        known = (*TARGETS, *sorted(set(others) - set(TARGETS.values())))
+        names = (*TARGETS, *sorted(set(others) - set(TARGETS.values())))
         foreign = "inf1 (NeuronCore-v1) is compiled for by neuron-cc" if "inf1" in name else ""
         raise UsageError(
             "NCC_EARG001",
-            f"--target requires one of {', '.join(known)}, got {text!r}",
-            hint=foreign or did_you_mean(name, known),
+            f"--target requires one of {', '.join(names)}, got {text!r}",
+            hint=foreign or did_you_mean(name, names),
         )
     return load_target(name)
 
