@@ -163,3 +163,31 @@ def _scaling(parameters: Config, kind: str) -> RopeScaling:
     return RopeScaling(
         factor=given["factor"], low=low, high=high, positions=next(iter(positions.values()))
     )
+
+
+MOST_PRETRAINED = 8192
+"""Positions up to which a config's maximum is what samples of its training have. Llama 2 and 3 are
+trained at all of their 4,096 and 8,192 from the start; more comes in a late stage of few tokens
+(Grattafiori et al. 2024, section 3.4.2), or with another base or a scaling of rotary positions,
+which cost no parameters."""
+_EXAMPLE_LENGTH = 4096
+
+
+def usual_length(most: int, scaling: RopeScaling | None, window: int) -> int:
+    """Tokens of a training sample of a config of `most` positions, where nothing says how many;
+    `window` is how far a token looks back, or 0.
+
+    Raises UsageError where the positions are those that inference may reach: more than models are
+    pre-trained at from the start, or stretched by scaling.
+    """
+    if most <= MOST_PRETRAINED and scaling is None:
+        return most
+    before = scaling.positions if scaling else 0
+    scaled = " by rope_scaling" if scaling else ""
+    raise UsageError(
+        "SW_SEQ_LEN",
+        f"a config of up to {most:,} positions{scaled} requires --seq-len (model.seq_len), got"
+        " none: they say how far inference may reach, not how long a training sample is",
+        hint="say how many tokens a sample has, for example: plan --seq-len"
+        f" {min(most, before or window or _EXAMPLE_LENGTH)}",
+    )

@@ -74,26 +74,6 @@ class LlamaConfig:
         built.check()
         return built
 
-    def usual_length(self) -> int:
-        """Tokens of a training sample where nothing says how many.
-
-        Raises UsageError where the positions are those that inference may reach: more than any
-        model is pre-trained at from its start, or stretched by scaling.
-        """
-        most = self.max_position_embeddings
-        if most <= MOST_PRETRAINED and self.rope_scaling is None:
-            return most
-        before = self.rope_scaling.positions if self.rope_scaling else 0
-        example = min(most, before or self.sliding_window or _EXAMPLE_LENGTH)
-        scaled = " by rope_scaling" if self.rope_scaling else ""
-        raise UsageError(
-            "SW_SEQ_LEN",
-            f"--seq-len (model.seq_len) is required for a config of up to {most:,} positions"
-            f"{scaled}, got none: they say how far inference may reach, not how long a training"
-            " sample is",
-            hint=f"say how many tokens a sample has, for example: plan --seq-len {example}",
-        )
-
     def check(self) -> None:
         """Raises UsageError when the sizes do not fit each other."""
         groups = self.num_attention_heads % self.num_key_value_heads
@@ -106,12 +86,6 @@ class LlamaConfig:
             )
 
 
-MOST_PRETRAINED = 8192
-"""Positions up to which a config's maximum is what samples of its training have. Llama 2 and 3 are
-trained at all of their 4,096 and 8,192 from the start; more comes in a late stage of few tokens
-(Grattafiori et al. 2024, section 3.4.2), or with another base or a scaling of rotary positions,
-which cost no parameters."""
-_EXAMPLE_LENGTH = 4096
 _REQUIRED = (
     "hidden_size",
     "intermediate_size",
@@ -319,14 +293,15 @@ def train_task(
     remat: str = "full",
     name: str = "llama",
 ) -> TrainTask:
-    """The training step of a Llama model on byte-level text; `seq_len` 0 is the length that the
-    config says it is trained at.
+    """The training step of a Llama model on byte-level text; `seq_len` 0: `usual_length`.
 
     Raises: UsageError for an unknown type, optimizer or remat, a sequence longer than the config
     allows, and for none where the config does not say how long one is.
     """
     sizes = config if isinstance(config, LlamaConfig) else LlamaConfig.from_dict(config)
-    seq_len = seq_len or sizes.usual_length()
+    seq_len = seq_len or config_file.usual_length(
+        sizes.max_position_embeddings, sizes.rope_scaling, sizes.sliding_window
+    )
     _check_options(sizes, seq_len, dtype, remat)
     compute = _COMPUTE_TYPES[dtype]
     chain = make_optimizer(optimizer, lr, clip)

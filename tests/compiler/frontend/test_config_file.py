@@ -173,7 +173,7 @@ def test_positions_that_inference_may_reach_are_no_length(
     changes: dict[str, Any], example: int
 ) -> None:
     """The length is asked for, with one that is taken."""
-    with pytest.raises(UsageError, match=r"SW_SEQ_LEN.*--seq-len") as caught:
+    with pytest.raises(UsageError, match=r"SW_SEQ_LEN.*requires --seq-len") as caught:
         llama.train_task(SIZES | changes, seq_len=0)
     assert f"positions{' by rope' * ('rope_scaling' in changes)}" in str(caught.value)
     assert caught.value.diagnostic.hint.endswith(f"plan --seq-len {example}")
