@@ -28,9 +28,7 @@ class Parser(argparse.ArgumentParser):
     def _refusal(self, message: str, hint: str = "") -> UsageError:
         return UsageError("SW_USAGE", f"{self.prog}: {message}", hint=hint or self.lists)
 
-    def parse_known_args(  # type: ignore[override]  # argparse overloads it by the namespace
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[Any, list[str]]:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does; what is left over is refused here, where the flags are known."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:

@@ -7,9 +7,8 @@ A report has the job as it was asked for (`job`) and the values of those keys be
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.build import Built
 from orchestrator.config import JobConfig
 from orchestrator.model import compute_type
 from orchestrator.report.text import seconds_text
@@ -17,6 +16,9 @@ from orchestrator.whatif.situation import given_sizes
 from sharding.settings import AUTO
 from sharding.strategies.decisions import zero_of
 from sharding.strategies.registry import MANUAL
+
+if TYPE_CHECKING:
+    from orchestrator.build import Built
 
 _OPEN = (0, AUTO, "auto")
 """Values that leave the choice to us, of the keys that `resolved_keys` knows."""
@@ -71,7 +73,7 @@ def _length_source(job: JobConfig) -> str:
 def _dtype(job: JobConfig) -> tuple[str, str]:
     if not (job.model.preset or job.model.config):
         return "as the step says", "of the step"
-    source = "presets compute in it" if job.model.preset else "torch_dtype of the config"
+    source = "presets compute in it" if job.model.preset else "torch_dtype of the config, if any"
     return compute_type(job), source
 
 
