@@ -67,7 +67,8 @@ def _length_source(job: JobConfig) -> str:
     """Who says how many tokens a sample has, where the job does not."""
     if job.model.preset:
         return "of the preset"
-    return "max_position_embeddings" if job.model.config else "of the step's samples"
+    own = "of the step's samples"
+    return "max_position_embeddings of the config" if job.model.config else own
 
 
 def _dtype(job: JobConfig) -> tuple[str, str]:
