@@ -12,6 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+TORUS, LINEAR = "torus", "linear"
+"""Names of placements (`placement.py`), beside those that list axes."""
+
 
 class CollectiveError(ValueError):
     """A collective was asked for that cannot be: empty group, unknown axis, size that does not

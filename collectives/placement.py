@@ -17,10 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectives.cycles import chip_cycles
-from collectives.ops import CollectiveError, ReplicaGroups, axis_strides
+from collectives.ops import LINEAR, TORUS, CollectiveError, ReplicaGroups, axis_strides
 from collectives.topology import IntArray, Topology
-
-TORUS, LINEAR = "torus", "linear"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,14 +9,13 @@ values or as {"value": ..., "source": ...}. All findings are raised at once. Wha
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import Loc, UsageError
+from compiler.diagnostics import Loc, UsageError, did_you_mean
 from compiler.documents import parse_json, read_text
 
 _MOST = 2**40  # of any figure in its unit: no machine is beyond, no arithmetic on it is either
@@ -201,8 +200,7 @@ def _value(fact: Any) -> Any:
 def _wrong(key: str, value: Any) -> str:
     rule = RULES.get(key)
     if rule is None:
-        near = (f", did you mean {name!r}" for name in difflib.get_close_matches(key, RULES, 1))
-        return "".join((f"unknown fact {key!r}", *near))
+        return ": ".join(filter(None, (f"unknown fact {key!r}", did_you_mean(key, RULES))))
     if not rule.holds(value):
         return f"{key} requires {rule.text}, got {value!r}"
     largest = max(filter(_is_number, value if isinstance(value, list) else [value]), default=0)

@@ -16,6 +16,8 @@ instruction or a run failed
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -66,6 +68,38 @@ class Diagnostic:
             "loc": loc,
             "hint": self.hint,
         }
+
+
+def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """At most `most` of the names that `word` may stand for, the likeliest first: those that begin
+    with it, then those that are spelled like it. Case is no difference, nor is `-` for `_`, nor
+    are the dashes of a flag."""
+    plain = {_folded(name): name for name in known}
+    meant = _folded(word)
+    begun = [name for name in plain if name.startswith(meant)] if len(meant) >= _PREFIX else []
+    alike = difflib.get_close_matches(meant, plain, most)
+    if alike:  # without those that are much less like it than the first
+        least = difflib.SequenceMatcher(None, alike[0], meant).ratio() - _SPREAD
+        alike = difflib.get_close_matches(meant, alike, most, max(0.0, least))
+    return [plain[name] for name in dict.fromkeys((*begun, *alike))][:most]
+
+
+_PREFIX = 3  # letters from which on the beginning of a name says which (our choice)
+_SPREAD = 0.1  # of difflib's ratio: names nearly as like as the first are told with it (our choice)
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_").lstrip("_")
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The hint of an error about a name that is none of `known`: `did you mean a or b?`, else
+    `otherwise`."""
+    near = nearest(word, known, _MEANT)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
+
+
+_MEANT = 3  # names that a hint has (our choice)
 
 
 class DiagnosticError(Exception):

@@ -6,13 +6,12 @@ is there, which a test enforces. Meanings of NCC_ codes follow the published err
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
 
 _FILE = Path(__file__).with_suffix(".toml")
 
@@ -57,6 +56,5 @@ def find(text: str) -> Entry:
     for code in (word, f"NCC_{word}", f"SW_{word}"):
         if code in entries:
             return entries[code]
-    near = difflib.get_close_matches(word, entries, 3, 0.5)
-    hint = f"nearest: {', '.join(near)}" if near else "`shardwright errors` lists all codes"
+    hint = did_you_mean(word, entries, "`shardwright errors` lists all codes")
     raise UsageError("SW_USAGE", f"no error has the code {text!r}", hint=hint)

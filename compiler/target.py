@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.custom_target import check_together, read_custom
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
 
 _DIRECTORY = Path(__file__).parent / "targets"
 PS_PER_S = 10**12
@@ -240,6 +240,7 @@ def _known(name: str) -> tuple[Mapping[str, Any], dict[str, Fact], str]:
         raise UsageError(
             "NCC_EARG001",
             f"target requires one of {known}, or a JSON file, got {name!r}",
+            hint=did_you_mean(name, target_names()),
         )
     data, digest = _read(name)
     core_data, core_digest = _read(data["neuroncore"])

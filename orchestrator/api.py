@@ -136,10 +136,10 @@ def compile_only(asked: Job | Sequence[Path | str], **settings: object) -> Compi
 
     Raises UsageError for files that are not understood, or cannot share a service.
     """
-    from orchestrator.submission.compile_only import compile_jobs
+    from orchestrator.submission.compile_only import NAMELESS, compile_jobs
 
     if isinstance(asked, JobConfig | Path | str):
-        name = Path("job" if isinstance(asked, JobConfig) else asked)
+        name = NAMELESS if isinstance(asked, JobConfig) else Path(asked)
         jobs = {name: _job(asked, settings)}
     else:
         jobs = {Path(file): _job(file, settings) for file in asked}

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from collectives.ops import CollectiveError
 from collectives.placement import place_mesh, with_atoms
-from compiler.diagnostics import Diagnostic, DiagnosticError, ShardingError, UsageError
+from compiler.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    ShardingError,
+    UsageError,
+    did_you_mean,
+)
 from compiler.ir.analysis import flops
 from compiler.ir.types import Graph
 from compiler.isa.program import Program
@@ -23,7 +29,7 @@ from compiler.options import CompileOptions
 from compiler.steps import is_recorded, note, within
 from compiler.target import Target, load_target, logical
 from orchestrator.collective_settings import job_settings
-from orchestrator.config import JobConfig
+from orchestrator.config import JobConfig, words_of
 from orchestrator.faults import faults_of
 from orchestrator.packets import packets_of
 from orchestrator.parts import Parts, parts_of
@@ -202,8 +208,16 @@ def _check_placement(job: JobConfig, target: Target, mesh: Mesh) -> None:
         raise UsageError(
             "SW_PLACEMENT",
             f"cluster.placement: {error}",
-            hint="name every axis of the mesh once, from across instances to neighbouring cores",
+            hint=_placement_hint(name, mesh),
         ) from error
+
+
+def _placement_hint(name: str, mesh: Mesh) -> str:
+    """What to do about a placement that is refused."""
+    known = (*words_of("cluster.placement"), *mesh.names)
+    misspelt = [word for word in map(str.strip, name.split(",")) if word not in known]
+    whole = "name every axis of the mesh once, from across instances to neighbouring cores"
+    return did_you_mean(misspelt[0], known, whole) if misspelt else whole
 
 
 def _axes_of(job: JobConfig) -> dict[str, int | str]:

@@ -20,10 +20,13 @@ from typing import Any
 
 from compiler.diagnostics import DiagnosticError
 from compiler.frontend.user_code import told
+from compiler.target import FIRST_TARGET
 from orchestrator import doctor, outputs
 from orchestrator.age import FLAG, again
+from orchestrator.arguments import Parser
 from orchestrator.cache import commands as cache
 from orchestrator.compile.compile_flags import split_verb
+from orchestrator.config import words_of
 from orchestrator.host import collect_rarely
 from orchestrator.job_flags import add_job_flags, job_config
 from orchestrator.report import commands as reports
@@ -43,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     is_debugged = words[:1] == [_DEBUG]
     words = words[is_debugged:]
-    verb, rest = split_verb(words, ("compile",))
-    args = argparse.Namespace(verb=_compile, words=rest) if verb else _parser().parse_args(words)
-    args.again = again(words)
+    args = argparse.Namespace(json="--json" in words)  # until they are understood
     # As in workers and value runs (`service/process_backend.py`); read when NumPy is loaded, which
     # no verb has done yet.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     collect_rarely()
     logs.start()
     try:
+        args = _asked(words)
         code: int = args.verb(args)
         sys.stdout.flush()
         return code
@@ -63,6 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:
         return _failed(error, getattr(args, "json", False), is_debugged)
+
+
+def _asked(words: Sequence[str]) -> argparse.Namespace:
+    """What the words ask for. Raises UsageError for what they do not say."""
+    verb, rest = split_verb(words, ("compile",))
+    args = argparse.Namespace(verb=_compile, words=rest) if verb else _parser().parse_args(words)
+    args.again = again(words)
+    return args
 
 
 def _failed(error: Exception, as_json: bool, is_debugged: bool) -> int:
@@ -106,8 +116,8 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="shardwright",
         description="Shard, compile and simulate a Trainium training step without the hardware.",
     )
@@ -118,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verbs.add_parser("compile", help="compile HLO or StableHLO files with neuronx-cc's own flags")
     run = verbs.add_parser("run", help="partition, compile, run values, time and report a job")
-    run.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="job.toml")
+    run.add_argument("jobs", type=Path, nargs="*", metavar="JOB", help="job.toml (optional)")
     run.add_argument(
         "--compile-only", action="store_true", help="NEFFs of one job or many; no values, no times"
     )
@@ -202,9 +212,9 @@ def _nccom_parser(verbs: Any) -> None:
         "--custom-replica-groups", default="", metavar="JSON", help="groups of ranks"
     )
     nccom.add_argument("--custom-src-target-pairs", default="", metavar="JSON", help="of a permute")
-    nccom.add_argument("--target", default="trn1n.32xlarge", help="instance type or a JSON file")
+    nccom.add_argument("--target", default=FIRST_TARGET, help="instance type or a JSON file")
     nccom.add_argument("--lnc", type=int, default=0, help="physical cores per rank: 1 or 2")
-    nccom.add_argument("--profile", choices=("conservative", "nominal", "peak"), default="nominal")
+    nccom.add_argument("--profile", choices=words_of("cluster.profile"), default="nominal")
     nccom.add_argument("--runtime", default="current", help="of a release: 2023, 2024 or current")
     nccom.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="thresholds"
@@ -314,8 +324,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.compile_only:
         return submission.compile_only(args)
     explanations.check(args.explain)
-    submission.only(args.jobs, args.compile_only)
-    (args.job,) = args.jobs
+    args.job = submission.only(args.jobs, args.compile_only)
     asked = job_config(args)
     with Progress("quiet" if args.json else asked.run.progress) as progress:
         progress.say("loads the compiler")  # a second, and several on a busy host

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.costs import MESHES, THRESHOLDS
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
 
 SETTINGS = (*THRESHOLDS, "mesh", "kangaring", "inter_recursive", "inter_mesh_max_instances")
 UNITS = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
@@ -33,7 +33,11 @@ def settings(words: Sequence[str], key: str) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals or name not in SETTINGS:
             known = ", ".join(SETTINGS)
-            raise UsageError("SW_USAGE", f"{key} requires one of {known} and =value, got {word!r}")
+            raise UsageError(
+                "SW_USAGE",
+                f"{key} requires one of {known} and =value, got {word!r}",
+                hint=did_you_mean(name, SETTINGS),
+            )
         found[name] = _setting(name, value, f"{key} {name}")
     return found
 

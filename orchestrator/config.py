@@ -14,16 +14,18 @@ import os
 import time
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import UsageError
+from collectives.ops import LINEAR, TORUS
+from compiler.diagnostics import UsageError, did_you_mean
 from compiler.documents import parse_toml, read_text
+from compiler.frontend.models.presets import preset_names
 from compiler.options import DEFAULTS, CompileOptions, choice
 from compiler.quantities import DURATION, MONEY, TOKENS, amount
-from compiler.target import PRICE_KINDS, target_names
+from compiler.target import FIRST_TARGET, PRICE_KINDS, target_names
 from orchestrator.host import inside_ray_job
 from sharding import settings as strategy_settings
 from sharding.settings import AUTO, MOST, StrategySettings, limited
@@ -34,11 +36,16 @@ than planning on them."""
 TRIES, MOST_TRIES = 2, 64  # of a screen, our choice; of `--tries`, our choice
 
 
+def named(default: str, names: Callable[[], Iterable[str]]) -> Any:
+    """A name of a registry, or something else that whoever reads the key understands."""
+    return field(default=default, metadata={"names": names})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`."""
 
-    preset: str = ""
+    preset: str = named("", preset_names)
     """Name of a published architecture (`llama2-70b`)."""
 
     config: str = ""
@@ -54,7 +61,7 @@ class ModelConfig:
     data-parallel ranks."""
 
     seq_len: int = limited(0, 0, MOST * 100)
-    """Tokens per sample; 0 takes the model's own maximum."""
+    """Tokens per sample; 0 takes the model's own, where it says one (docs/plan.md)."""
 
     dtype: str = choice("auto", "auto", "float32", "bfloat16")
     """Compute type of forward and backward; parameters stay fp32. `auto`: bfloat16 for presets
@@ -98,7 +105,7 @@ class MeshConfig:
 class ClusterConfig:
     """The simulated machines."""
 
-    target: str = "trn1n.32xlarge"
+    target: str = named(FIRST_TARGET, target_names)
     instances: int = limited(1, 1, MOST_INSTANCES)
     lnc: int = choice(0, 0, 1, 2)
     """Physical cores per logical NeuronCore; 0 is the machine's default: 2 on trn2 and trn3."""
@@ -106,7 +113,7 @@ class ClusterConfig:
     hypothetical: bool = False
     """Allow logical NeuronCores that the machine cannot have; every report says so."""
 
-    placement: str = "torus"
+    placement: str = named(TORUS, lambda: (TORUS, LINEAR))
     """Where mesh axes lie: `torus` (neighbouring chips along every axis), `linear` (cores in order
     of number), or the axes from the outermost to the innermost, `tp,dp_shard`.
     """
@@ -343,6 +350,24 @@ TABLES: dict[str, type[Any]] = {
 }
 
 
+def _keys(kind: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """The keys of a table."""
+    return {f.name: f for f in dataclasses.fields(kind) if "key" not in f.metadata}
+
+
+KEYS: Mapping[str, dataclasses.Field[Any]] = {
+    f"{table}.{name}": spec for table, kind in TABLES.items() for name, spec in _keys(kind).items()
+}
+"""Every key of a job, as `--set` takes it."""
+
+
+def words_of(key: str) -> tuple[str, ...]:
+    """The values that a key has names for."""
+    about = KEYS[key].metadata
+    names = about["names"]() if "names" in about else ()
+    return tuple(map(str, (*names, *about.get("words", ()), *about.get("choices", ()))))
+
+
 def load(
     path: Path | None,
     overrides: Iterable[str] = (),
@@ -375,7 +400,7 @@ def load(
             "SW_USAGE",
             f"{source}: unknown table [{unknown[0]}]",
             None,
-            f"tables are {', '.join(TABLES)}",
+            f"{did_you_mean(unknown[0], TABLES)} Tables are {', '.join(TABLES)}".lstrip(),
         )
     tables = {name: _table(kind, name, data.get(name, {}), source) for name, kind in TABLES.items()}
     given = frozenset(f"{table}.{key}" for table, keys in data.items() for key in keys)
@@ -436,7 +461,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _table(kind: type[Any], table: str, values: Any, source: str) -> Any:
     if not isinstance(values, dict):
         raise UsageError("SW_USAGE", f"{source}: [{table}] must be a table, got {values!r}")
-    fields = {f.name: f for f in dataclasses.fields(kind) if "key" not in f.metadata}
+    fields = _keys(kind)
     hints = typing.get_type_hints(kind)
     resolved = {}
     for key, value in values.items():
@@ -446,10 +471,16 @@ def _table(kind: type[Any], table: str, values: Any, source: str) -> Any:
                 "SW_USAGE",
                 f"{source}: unknown key {table}.{key}",
                 None,
-                f"keys of [{table}]: {known}",
+                f"{_meant_key(key, fields)} Keys of [{table}]: {known}".lstrip(),
             )
         resolved[key] = _value(f"{table}.{key}", value, hints[key], fields[key], source)
     return kind(**resolved)
+
+
+def _meant_key(name: str, own: Iterable[str]) -> str:
+    """The hint about a name that is no key of its table: the key of another, or one like it."""
+    elsewhere = [key for key in KEYS if key.partition(".")[2] == name]
+    return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(name, own)
 
 
 def _value(
@@ -464,15 +495,26 @@ def _value(
     converted = spec.metadata.get("words", {}).get(word, converted)
     if converted is None:
         name = spec.metadata.get("form") or getattr(hint, "__name__", str(hint))
-        raise UsageError("SW_USAGE", f"{source}: {key} requires {name}, got {value!r}")
+        text = f"{source}: {key} requires {name}, got {value!r}"
+        raise UsageError("SW_USAGE", text, None, _other_key(value))
     choices = spec.metadata.get("choices")
     if choices and converted not in choices:
         allowed = ", ".join(map(str, choices))
-        raise UsageError("SW_USAGE", f"{source}: {key} requires one of {allowed}, got {value!r}")
+        raise UsageError(
+            "SW_USAGE",
+            f"{source}: {key} requires one of {allowed}, got {value!r}",
+            hint=did_you_mean(str(value), words_of(key), _other_key(value)),
+        )
     low, high = spec.metadata.get("range", (converted, converted))
     if not low <= converted <= high:
         raise UsageError("SW_USAGE", f"{source}: {key} requires {low} to {high}, got {value!r}")
     return converted
+
+
+def _other_key(value: Any) -> str:
+    """The hint about the name of something else; about one that several keys take there is none."""
+    others = [key for key in KEYS if isinstance(value, str) and value in words_of(key)]
+    return f"{value} is a value of {others[0]}" if len(others) == 1 else ""
 
 
 _BOOLS = {"true": True, "false": False, "1": True, "0": False}

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
+from compiler.frontend.models.presets import preset_names
 from orchestrator import config
+from orchestrator.arguments import with_values
 from orchestrator.compile import cc_flags
 from orchestrator.terminal import say
 
@@ -20,25 +22,25 @@ File = TypeVar("File", bound=Path | None)
 
 _FLAGS = {
     "strategy": ("strategy.name", "distribution strategy"),
-    "target": ("cluster.target", "instance type"),
+    "target": ("cluster.target", "instance type, or a JSON file"),
     "instances": ("cluster.instances", "number of instances"),
-    "lnc": ("cluster.lnc", "physical cores per logical NeuronCore: 1 or 2"),
-    "placement": ("cluster.placement", "torus, linear, or the axes from outermost to innermost"),
-    "profile": ("cluster.profile", "conservative, nominal or peak machine rates"),
-    "executor": ("run.executor", "where units run: auto, inline, process or ray"),
+    "lnc": ("cluster.lnc", "physical cores per logical NeuronCore; 0: as the machine has them"),
+    "placement": ("cluster.placement", "a name, or the axes from outermost to innermost"),
+    "profile": ("cluster.profile", "machine rates"),
+    "executor": ("run.executor", "where units run"),
     "workers": ("run.workers", "worker processes or Ray actors"),
     "hosts": ("run.hosts", "processes or Ray actors that hold the cores of the value run"),
     "checkpoint-every": ("run.checkpoint_every", "steps between checkpoints of the value run"),
-    "progress": ("run.progress", "progress on stderr: auto, bar, plain, json or quiet"),
+    "progress": ("run.progress", "progress on stderr"),
     "events": ("output.events", "append JSON lines about units to this file"),
     "steps": ("run.steps", "optimizer steps of the value run"),
     "seed": ("run.seed", "seed of parameters and batches"),
     "seq-len": ("model.seq_len", "tokens per sample"),
-    "dtype": ("model.dtype", "compute type: float32 or bfloat16"),
+    "dtype": ("model.dtype", "compute type; auto: as the model says"),
     "micro-batch": ("strategy.micro_batch", "samples per rank and micro-batch"),
     "global-batch": ("strategy.global_batch", "samples per optimizer step"),
     "global-batch-tokens": ("strategy.global_batch_tokens", "the same in tokens, for example 4Mi"),
-    "remat": ("strategy.remat", "recomputation: none, selective or full"),
+    "remat": ("strategy.remat", "recomputation of activations"),
     "tokens": ("goal.tokens", "tokens to train on, for example 1T: how long, for how much"),
     "deadline": ("goal.deadline", "the time there is for them, for example 30d"),
     "budget": ("goal.budget", "the dollars there are for them, for example 2M"),
@@ -61,6 +63,7 @@ _SWITCHES: dict[str, tuple[str, bool, str]] = {
     "resume": ("run.resume", True, "go on from the last checkpoint in the output directory"),
     "no-compare": ("run.compare", False, "values without the unsharded step beside them"),
 }
+_AXES = tuple(axis.name for axis in dataclasses.fields(config.MeshConfig))
 _KEYS = (*(key for key, _ in _FLAGS.values()), *(key for key, _, _ in _SWITCHES.values()))
 
 
@@ -68,14 +71,26 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
     """Everything that says which job is meant, except its file."""
     parser.add_argument(
         "--model",
-        help="preset, config.json or its folder, module:function, file.py:function, or a lowered"
-        " step (.hlo, .mlir, ...)",
+        help="config.json or its folder, module:function, file.py:function, a lowered step (.hlo,"
+        f" .mlir, ...), or a preset: {', '.join(preset_names())}",
     )
-    parser.add_argument("--mesh", help="axis=size,... for example dp_replicate=2,dp_shard=16")
+    parser.add_argument(
+        "--mesh",
+        metavar="AXIS=SIZE,...",
+        help="the whole mesh, for example dp_replicate=2,dp_shard=16; one size may be auto. Axes:"
+        f" {', '.join(_AXES)}",
+    )
+    usual = config.JobConfig()
     for flag, (key, text) in _FLAGS.items():
         spellings = (flag, *_ALIASES.get(flag, ()))
         names = dict.fromkeys(f"--{s}" for n in spellings for s in (n, n.replace("-", "_")))
-        parser.add_argument(*names, dest=key, help=text)
+        table, _, name = key.partition(".")
+        default = getattr(getattr(usual, table), name)
+        words = config.words_of(key)
+        shown = default if words and str(default) in words else None  # else it is told in words
+        parser.add_argument(
+            *names, dest=key, metavar=name.upper(), help=with_values(text, words, shown)
+        )
     for flag, (key, value, text) in _SWITCHES.items():
         parser.add_argument(f"--{flag}", dest=key, action="store_const", const=value, help=text)
     parser.add_argument(
@@ -113,7 +128,7 @@ def job_configs(
     for notice in environment.notices if changes is None else ():
         say(notice.render(), err=True)
     flags.update(changes or {})
-    overrides = [*args.set, *(f"faults.{text}" for text in args.fault)]
+    overrides = [*_settings(args), *(f"faults.{text}" for text in args.fault)]
     jobs = {file: config.load(file, overrides, flags, environment.tables) for file in files}
     if on_cluster:
         return jobs
@@ -131,20 +146,30 @@ def changed_keys(name: str, value: str) -> dict[str, Any]:
     if flag == "model":
         return _model_flag(value)
     if flag == "mesh":
-        axes = {f"mesh.{key.name}": 0 for key in dataclasses.fields(config.MeshConfig)}
-        return {**axes, **_mesh_flag(value)}
+        return {**_OPEN_MESH, **_mesh_flag(value)}
     for given, (key, _) in _FLAGS.items():
         if flag in (given, *_ALIASES.get(given, ())):
             return {key: value}
     table, dot, key = name.replace("-", "_").partition(".")
     if not (table and dot and key):
+        names = ("model", "mesh", *_FLAGS)
         raise UsageError(
             "SW_USAGE",
             f"a job has no key {name!r}",
             None,
-            f"give table.key, or one of model, mesh, {', '.join(_FLAGS)}",
+            did_you_mean(flag, names, f"give table.key, or one of {', '.join(names)}"),
         )
     return {f"{table}.{key}": value}
+
+
+_OPEN_MESH = {f"mesh.{axis}": 0 for axis in _AXES}
+"""The mesh of a job that says nothing about it."""
+
+
+def _settings(args: argparse.Namespace) -> list[str]:
+    """What `--set` says. A mesh that is given whole takes the place of the file's before that."""
+    opened = [f"{axis}={size}" for axis, size in _OPEN_MESH.items() if args.mesh is not None]
+    return [*opened, *args.set]
 
 
 _LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin")
@@ -185,7 +210,8 @@ def _mesh_flag(mesh: str | None) -> dict[str, str]:
     pairs = [part.partition("=") for part in (mesh or "").split(",") if part]
     bad = [axis for axis, equals, _ in pairs if not equals]
     if bad:
-        raise UsageError("SW_USAGE", f"--mesh requires axis=size,..., got {mesh!r}")
+        hint = f"axes are {', '.join(_AXES)}"
+        raise UsageError("SW_USAGE", f"--mesh requires axis=size,..., got {mesh!r}", hint=hint)
     return {f"mesh.{axis.strip()}": size.strip() for axis, _, size in pairs}
 
 
@@ -199,6 +225,6 @@ def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
             given[key] = os.path.relpath(given[key], folder)
     if os.path.isabs(entry := given.get("model.entry") or ""):
         given["model.entry"] = os.path.relpath(entry, folder)
-    settings = [*args.set, *(f"faults.{text}" for text in args.fault)]
+    settings = [*_settings(args), *(f"faults.{text}" for text in args.fault)]
     settings += [f"{key}={value}" for key, value in given.items() if value is not None]
     return [word for setting in settings for word in ("--set", setting)]

@@ -142,7 +142,7 @@ def _name(path: Path) -> str:
 
 def _in_file(error: UsageError, path: Path) -> UsageError:
     """The error, at the config if its values are at fault."""
-    if error.code != "SW_MODEL_CONFIG":
+    if error.code not in ("SW_MODEL_CONFIG", "SW_SEQ_LEN"):
         return error
     found = error.diagnostic
     return UsageError(found.code, found.message, Loc(str(path)), found.hint)

@@ -20,7 +20,7 @@ from typing import Any
 from collectives.cost import CollectiveTime, bus_bytes_per_s
 from collectives.ops import CollectiveError, CollectiveKind
 from collectives.runtimes import runtime_named
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
 from compiler.target import PS_PER_S, load_target, logical
 from orchestrator import outputs, text_plots
 from orchestrator.collective_settings import parse_bytes, settings
@@ -159,14 +159,18 @@ def _what_if(request: Request, kind: CollectiveKind) -> WhatIf:
 
 def _kind(op: str) -> CollectiveKind:
     if op not in KINDS:
-        raise UsageError("SW_USAGE", f"nccom requires one of {', '.join(KINDS)}, got {op!r}")
+        known = ", ".join(KINDS)
+        raise UsageError(
+            "SW_USAGE", f"nccom requires one of {known}, got {op!r}", hint=did_you_mean(op, KINDS)
+        )
     return KINDS[op]
 
 
 def _dtype(text: str) -> str:
     if text not in ELEMENT_BYTES:
         known = ", ".join(ELEMENT_BYTES)
-        raise UsageError("SW_USAGE", f"--datatype requires one of {known}, got {text!r}")
+        hint = did_you_mean(text, ELEMENT_BYTES)
+        raise UsageError("SW_USAGE", f"--datatype requires one of {known}, got {text!r}", hint=hint)
     return text
 
 
@@ -256,7 +260,7 @@ def write_csv(path: Path, found: Sequence[Point]) -> None:
     outputs.write(path, text.getvalue(), "--csv")
 
 
-def plot(found: Sequence[Point], width: int = 100, height: int = 24) -> str:
+def plot(found: Sequence[Point], width: int = 100, height: int = 21) -> str:
     """Time over size with the band of the profiles, as text, both axes logarithmic."""
     x = [point.size_bytes for point in found]
     series = {

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from collectives.ops import ReplicaGroups, axis_strides
-from compiler.diagnostics import ShardingError
+from compiler.diagnostics import ShardingError, did_you_mean
 
 AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 SHARD_AXIS = "dp_shard"  # the one state is spread over first
@@ -132,7 +132,7 @@ def make_mesh(sizes: Mapping[str, int]) -> Mesh:
             raise ShardingError(
                 "SW_MESH_AXIS",
                 f"mesh requires axes of {', '.join(AXES)}, got {name}",
-                hint="rename the axis",
+                hint=did_you_mean(name, AXES, "rename the axis"),
             )
         if size < 1:
             raise ShardingError(

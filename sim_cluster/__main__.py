@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from collectives.placement import TORUS
+from collectives.ops import TORUS
 from compiler.diagnostics import DiagnosticError, UsageError
 from compiler.neff.arrays import read_arrays, write_arrays
 from compiler.neff.bundle import Bundle, load_bundle

@@ -13,8 +13,8 @@ from typing import Any
 
 from collectives.cost import CollectiveTime, closed_time, in_step, wires_ps
 from collectives.layout import place
-from collectives.ops import CollectiveKind, ReplicaGroups
-from collectives.placement import TORUS, place_mesh
+from collectives.ops import TORUS, CollectiveKind, ReplicaGroups
+from collectives.placement import place_mesh
 from collectives.runtimes import CURRENT, Runtime
 from collectives.select import alternatives, choose, full_name
 from collectives.topology import Tier, Topology, line, ring, switched, torus, unlinked

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectives.placement import TORUS
+from collectives.ops import TORUS
 from collectives.runtimes import CURRENT, runtime_named
 from compiler.isa.program import CollectiveCall, Program
 from compiler.neff.schedule import STAGE_AXIS, Schedule, Transfer

@@ -79,4 +79,4 @@ def test_errors_lists_all_and_refuses_unknown_ones(capsys: pytest.CaptureFixture
     rows = json.loads(capsys.readouterr().out)
     assert [row["code"] for row in rows] == list(catalogue())
     assert main(["errors", "NCC_EVRF03"]) == 2
-    assert "nearest: NCC_EVRF0" in capsys.readouterr().err
+    assert "did you mean NCC_EVRF0" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.diagnostics import Diagnostic, UsageError
+from compiler.diagnostics import Diagnostic, UsageError, did_you_mean
 from compiler.options import CompileOptions
 from compiler.surface import releases
 from compiler.surface.flags import DOWNCASTS, FLAGS, LEVELS, TARGETS, Effect, Flag, Kind, find
@@ -207,7 +207,11 @@ def _names(item: Given, text: str) -> str:
 
 
 def _refused(item: Given, required: str) -> UsageError:
-    return UsageError("SW_USAGE", f"{item.spelling} requires {required}, got {item.value!r}")
+    return UsageError(
+        "SW_USAGE",
+        f"{item.spelling} requires {required}, got {item.value!r}",
+        hint=did_you_mean(item.value, item.flag.values),
+    )
 
 
 def _command(settings: dict[str, Any], profile: Profile) -> Command:
@@ -251,10 +255,12 @@ def find_target(text: str) -> Target:
     known_name = name.endswith(".json") or name in target_names()
     if not known_name or not load_target(name).is_compiled_for:
         others = [n for n in target_names() if load_target(n).is_compiled_for]
-        known = ", ".join((*TARGETS, *sorted(set(others) - set(TARGETS.values()))))
-        hint = "inf1 (NeuronCore-v1) is compiled for by neuron-cc" if "inf1" in name else ""
+        names = (*TARGETS, *sorted(set(others) - set(TARGETS.values())))
+        foreign = "inf1 (NeuronCore-v1) is compiled for by neuron-cc" if "inf1" in name else ""
         raise UsageError(
-            "NCC_EARG001", f"--target requires one of {known}, got {text!r}", hint=hint
+            "NCC_EARG001",
+            f"--target requires one of {', '.join(names)}, got {text!r}",
+            hint=foreign or did_you_mean(name, names),
         )
     return load_target(name)
 

@@ -10,22 +10,20 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from compiler.diagnostics import UsageError
 from compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name, find
 from compiler.surface.resolve import Given
+from orchestrator.arguments import Parser, with_values
 
 ENVIRONMENT = "NEURON_CC_FLAGS"
-_HELP = "`shardwright compile --help` lists the flags"
 
 
-class FlagParser(argparse.ArgumentParser):
-    """An argparse parser whose mistakes are usage errors with a code."""
+class FlagParser(Parser):
+    """The parser of the compiler's flags, which stand in an environment variable as well."""
 
-    def error(self, message: str) -> NoReturn:
-        """Raise UsageError (SW_USAGE) in place of leaving the process."""
-        raise UsageError("SW_USAGE", f"{self.prog}: {message}", hint=_HELP)
+    lists = "`shardwright compile --help` lists the flags"
 
 
 class _Keep(argparse.Action):
@@ -69,9 +67,8 @@ def _add(made: argparse.ArgumentParser, flag: Flag) -> None:
 
 
 def _help(flag: Flag) -> str:
-    values = f" [{', '.join(flag.values)}]" if flag.values else ""
-    default = f" (default {flag.defaults[-1][1]})" if flag.defaults else ""
-    return (flag.help + values + default).replace("%", "%%")
+    default = flag.defaults[-1][1] if flag.defaults else None
+    return with_values(flag.help, flag.values, default)
 
 
 def parse(arguments: Sequence[str], prog: str) -> tuple[list[str], list[Given]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.diagnostics import LoadError, UsageError
+from compiler.diagnostics import LoadError, UsageError, nearest
 from compiler.isa.program import Program
 from compiler.neff.bundle import core_binding, read_program
 from compiler.neff.manifest import CoreBinding, Manifest
@@ -85,7 +85,7 @@ def open_program(path: Path, name: str = "") -> ProgramFile:
             "SW_USAGE",
             f"{path} holds programs {', '.join(found)}; got {given}",
             None,
-            f"add --program {next(iter(found))}",
+            f"add --program {(*nearest(name, found), *found)[0]}",
         )
     return ProgramFile(read_program(found[name]), found[name].meta)
 

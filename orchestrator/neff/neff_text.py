@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
 from compiler.isa.program import Engine, Function, Program
 from compiler.neff.listing import function_lines, program_lines
 from orchestrator.neff.neff_files import open_program
@@ -26,8 +26,12 @@ def dump(path: Path, program: str, function: str, engines: Sequence[str]) -> int
     opened = open_program(path, program).program
     wanted = [f for f in opened.functions if function in ("", f.name)]
     if not wanted:
-        names = ", ".join(f.name for f in opened.functions)
-        raise UsageError("SW_USAGE", f"--function requires one of {names}, got {function!r}")
+        names = [f.name for f in opened.functions]
+        raise UsageError(
+            "SW_USAGE",
+            f"--function requires one of {', '.join(names)}, got {function!r}",
+            hint=did_you_mean(function, names),
+        )
     if not function:
         say("\n".join(program_lines(opened)))
     for one in wanted:

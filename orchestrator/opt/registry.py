@@ -8,14 +8,14 @@ function that makes it of them: `auto_cast{type=bf16}`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
 from compiler.ir.types import Graph
 
 Run = Callable[[Graph], Graph]
@@ -219,13 +219,13 @@ def passes_of(text: str) -> list[tuple[str, Run]]:
 def _made(name: str, words: str) -> Run:
     rewrite = REWRITES.get(name)
     if rewrite is None:
-        raise _refused(f"one of {', '.join(REWRITES)}", name)
+        raise _refused(f"one of {', '.join(REWRITES)}", name, REWRITES)
     pairs = [word.partition("=") for word in words.split()]
     known = ", ".join(rewrite.settings) or "none"
     given: dict[str, Setting] = {}
     for key, _, value in pairs:
         if key not in rewrite.settings:
-            raise _refused(f"settings of {name}: {known}", key)
+            raise _refused(f"settings of {name}: {known}", key, rewrite.settings)
         given[key] = _value(name, key, value, rewrite.settings[key])
     return rewrite.made(given)
 
@@ -244,8 +244,12 @@ def _value(name: str, key: str, text: str, default: Setting) -> Setting:
             return text
 
 
-def _refused(required: str, given: str) -> UsageError:
-    return UsageError("SW_USAGE", f"--pass requires {required}, got {given!r}", hint="opt --list")
+def _refused(required: str, given: str, known: Iterable[str] = ()) -> UsageError:
+    return UsageError(
+        "SW_USAGE",
+        f"--pass requires {required}, got {given!r}",
+        hint=did_you_mean(given, known, "opt --list"),
+    )
 
 
 def listed(names: Collection[str] = ()) -> str:

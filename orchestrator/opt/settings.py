@@ -5,7 +5,7 @@ Inputs of a step are named by number: `batch=0` says that input 0 holds samples 
 
 from __future__ import annotations
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
 from compiler.ir.types import Graph, Value
 from compiler.options import CompileOptions
 from compiler.passes import auto_cast as casting
@@ -71,4 +71,8 @@ def _input(graph: Graph, number: int) -> Value:
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise UsageError("SW_USAGE", f"{key} requires one of {', '.join(allowed)}, got {value!r}")
+        raise UsageError(
+            "SW_USAGE",
+            f"{key} requires one of {', '.join(allowed)}, got {value!r}",
+            hint=did_you_mean(value, allowed),
+        )

@@ -20,6 +20,7 @@ from orchestrator import config, terminal
 from orchestrator.age import counted_text, oldest
 from orchestrator.report.page.words import dollars, plain, ps_text
 from orchestrator.report.report import SCHEMA
+from orchestrator.report.resolved import resolved_job
 from orchestrator.report.shape import check_report
 from orchestrator.report.text import counted, share_text, size_text
 
@@ -72,7 +73,7 @@ def compare(a: Report, b: Report) -> dict[str, Any]:
         "names": [title(a), title(b)],
         "stored_s": [r["provenance"].get("stored_s", 0.0) for r in (a, b)],
         "counted": " or ".join(dict.fromkeys((f"{counted(a)}s", f"{counted(b)}s"))),
-        "settings": list(_settings(a["job"], b["job"])),
+        "settings": list(_settings(*_jobs(a, b))),
         "mesh": _both(a["mesh"], b["mesh"], 1),
         "summary": _summary(a, b),
         "time_ps": _both(a["timing"]["breakdown_ps"], b["timing"]["breakdown_ps"]),
@@ -80,6 +81,12 @@ def compare(a: Report, b: Report) -> dict[str, Any]:
         "collectives": _collectives(a, b),
         "findings": _findings(a, b),
     }
+
+
+def _jobs(a: Report, b: Report) -> tuple[Report, Report]:
+    """Both jobs with what was chosen, where both reports say that."""
+    told = all("resolved" in report for report in (a, b))
+    return (resolved_job(a), resolved_job(b)) if told else (a["job"], b["job"])
 
 
 def title(report: Report) -> str:
@@ -91,7 +98,7 @@ def title(report: Report) -> str:
 
 
 def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:
-    """Keys of the resolved jobs that differ."""
+    """Keys of two jobs that differ."""
     for table in dict.fromkeys((*a, *b)):
         first, second = a.get(table, {}), b.get(table, {})
         if table in _NO_SETTINGS or not (isinstance(first, dict) and isinstance(second, dict)):

@@ -12,7 +12,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
 from orchestrator.config import JobConfig
 from orchestrator.strict_json import dumps
 from orchestrator.terminal import say
@@ -20,12 +20,20 @@ from orchestrator.terminal import say
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A module with `explain(job, report, *arguments)`, which returns the section, and
-    `show(section)`; imported when it is asked for."""
+    """A module with `explain(job, report, *given, *arguments)`, which returns the section, and
+    `show(section)`; imported when it is asked for. `section` is its key of the report, the word
+    itself where that is empty."""
 
     module: str
     help: str
     arguments: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    section: str = ""
+
+
+def _line(word: str, text: str) -> tuple[str, Explanation]:
+    """A line of the screen whose figures are explained one by one."""
+    return word, Explanation("explain_lines", text, given=(word,), section="explained")
 
 
 EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
@@ -45,6 +53,22 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
             ("TENSOR",),
         ),
         "time": Explanation("explain_time", "where every picosecond goes, by function and line"),
+        **dict(
+            (
+                _line("job", "sizes of the step"),
+                _line("placed", "where the axes of the mesh lie"),
+                _line("compiler", "every option of the compiler"),
+                _line("rates", "tokens per second, MFU and HFU from their parts"),
+                _line("cost", "price of a step and of a million tokens"),
+                _line("goal", "days and dollars of a whole training, and what is left of both"),
+                _line("goodput", "what failures and checkpoints take"),
+                _line("limited", "the shares of the step, or of memory, that limited by names"),
+                _line("confidence", "every figure that is assumed, and what no answer tells"),
+                _line("next", "every change that was tried, and what it did"),
+                _line("warnings", "every finding in full"),
+                _line("verdict", "what decides, in full"),
+            )
+        ),
     }
 )
 
@@ -58,14 +82,16 @@ def check(words: Sequence[str]) -> None:
             "SW_USAGE",
             f"--explain requires one of {names}, got {' '.join(words)}",
             None,
-            "put the job file in front of --explain",
+            did_you_mean(words[0], EXPLANATIONS, "put the job file in front of --explain"),
         )
 
 
 def add(words: Sequence[str], job: JobConfig, report: dict[str, Any]) -> None:
     """Add what is asked for to a report."""
     if words:
-        report[words[0]] = _module(words[0]).explain(job, report, *words[1:])
+        about = EXPLANATIONS[words[0]]
+        section = _module(about).explain(job, report, *about.given, *words[1:])
+        report[about.section or words[0]] = section
 
 
 def show(
@@ -80,7 +106,8 @@ def show(
         return
     screen(report)
     if words:
-        _module(words[0]).show(report[words[0]])
+        about = EXPLANATIONS[words[0]]
+        _module(about).show(report[about.section or words[0]])
 
 
 def help_text() -> str:
@@ -94,5 +121,5 @@ def help_text() -> str:
 _ITEMS = tuple(EXPLANATIONS.items())
 
 
-def _module(name: str) -> Any:
-    return import_module(f"orchestrator.report.{EXPLANATIONS[name].module}")
+def _module(about: Explanation) -> Any:
+    return import_module(f"orchestrator.report.{about.module}")

@@ -37,6 +37,7 @@ from orchestrator.report.limits import (
 )
 from orchestrator.report.memory_report import memory_section
 from orchestrator.report.rates import product_types, step_flops
+from orchestrator.report.resolved import resolved_keys
 from orchestrator.report.step_report import function_rows, step_chart, timelines
 from orchestrator.service.service import UnitService
 from orchestrator.stages import Stages
@@ -62,9 +63,11 @@ def base_report(
     """Everything but values: what `plan` returns and `run` extends."""
     timing = timings.chosen
     memory = memory_section(built)
+    goodput = goodput_section(built, timing)
     report = {
         "schema": SCHEMA,
         "job": built.job.as_dict(),
+        "resolved": resolved_keys(built, goodput),
         "provenance": provenance(stages),
         "graph": graph_section(built),
         "mesh": dict(built.layout.mesh.sizes),
@@ -86,7 +89,7 @@ def base_report(
         "timelines": timelines(timings.parts, built.programs),
         "collectives": collective_rows(timing, built.plan.mesh),
         "streams": stream_section(built, timing),
-        "goodput": goodput_section(built, timing),
+        "goodput": goodput,
         "limits": limits_section(_asked(built), timing.profile),
     }
     return bought(report | {"bottleneck": bottleneck(report)}, built.job, built.layout.target)

@@ -89,6 +89,9 @@ def job(report: Report, width: int) -> list[Text]:
     count = batch["num_microbatches"]
     micro = "1 micro-batch" if count == 1 else f"{count} micro-batches"
     tokens = f" of {batch['tokens_per_sample']:,} tokens" if batch["tokens_per_sample"] > 1 else ""
+    length = report.get("resolved", {}).get("model.seq_len")
+    if tokens and length and report["job"]["model"]["config"]:  # a preset's is no news
+        tokens += " (the config's)"
     samples = "1 sample" if batch["global_batch"] == 1 else f"{batch['global_batch']:,} samples"
     text = (
         f"{count_text(graph['params'])} parameters on {report['cores']:,} cores"

@@ -398,11 +398,16 @@ _GOAL = _open(
     needs=Rule("what would meet a goal, or null", _is_needs),
 )
 _FAULTS = _open(healthy_step_time_ps=AMOUNT, slowdown=AMOUNT, rank_classes=NUMBER)
-REPORT = Table(
-    _SECTIONS,
-    {"faults": _FAULTS, "numerics": _NUMERICS, "whatif": WHATIF, "price": _PRICE, "goal": _GOAL},
-    is_open=True,
-)
+_RESOLVED = Entries(_open(value=either(FIGURE, TEXT), why=TEXT))
+_NOT_ALWAYS: dict[str, Shape] = {
+    "resolved": _RESOLVED,  # reports of older releases do not have it
+    "faults": _FAULTS,
+    "numerics": _NUMERICS,
+    "whatif": WHATIF,
+    "price": _PRICE,
+    "goal": _GOAL,
+}
+REPORT = Table(_SECTIONS, _NOT_ALWAYS, is_open=True)
 """A report of `plan` or `run`."""
 
 
@@ -419,6 +424,11 @@ def check_report(report: Any) -> None:
     """Raises ValueError where a report holds something else than reports do, and for parts that do
     not belong together."""
     REPORT.require(report, "report")
+    for key in report.get("resolved", {}):
+        table, _, name = key.partition(".")
+        keys = report["job"].get(table)
+        if not (isinstance(keys, dict) and name in keys):
+            raise ValueError(f"report: resolved requires keys of the job, got {key}")
     if "whatif" in report:
         check_whatif(report["whatif"])
     sides = [report["timing"]["per_stage"], report["memory"]["per_stage"]]

@@ -10,6 +10,8 @@ from typing import Any
 from compiler.diagnostics import UsageError
 from orchestrator import config
 from orchestrator.age import FLAG
+from orchestrator.arguments import with_values
+from orchestrator.config import words_of
 from orchestrator.job_flags import add_job_flags, as_words, job_configs
 
 COMMANDS = ("collect", "compile", "clean", "clear-locks")
@@ -32,9 +34,10 @@ def _parallel_compile_parser(verbs: Any) -> None:
     parallel.add_argument(
         "--cc-flags", default="", metavar="FLAGS", help="neuronx-cc's, after NEURON_CC_FLAGS"
     )
-    parallel.add_argument("--executor", help="where units run: auto, inline, process or ray")
+    executors, forms = words_of("run.executor"), words_of("run.progress")
+    parallel.add_argument("--executor", help=with_values("where units run", executors))
     parallel.add_argument("--workers", help="worker processes or Ray actors")
-    parallel.add_argument("--progress", help="auto, bar, plain, json or quiet")
+    parallel.add_argument("--progress", help=with_values("progress on stderr", forms))
     parallel.add_argument("--cache-dir", help="directory or s3:// URL of the unit cache")
     parallel.add_argument(FLAG, action="store_true", help="compile anew: nothing stored is used")
     parallel.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -97,21 +100,24 @@ def _submit(args: argparse.Namespace) -> int:
     return submit.submit(asked)
 
 
-def only(jobs: Sequence[Path], compile_only: bool) -> None:
-    """Refuse several jobs where one is run. Raises UsageError."""
+def only(jobs: Sequence[Path], compile_only: bool) -> Path | None:
+    """The first job file, if there is one. Raises UsageError for several where one is run."""
     if len(jobs) > 1 and not compile_only:
         raise UsageError(
             "SW_USAGE",
             f"run requires one job file, got {len(jobs)}",
             hint="several compile together with --compile-only",
         )
+    return next(iter(jobs), None)
 
 
 def compile_only(args: argparse.Namespace) -> int:
     """`run --compile-only`."""
     from orchestrator.submission import compile_only
 
-    return compile_only.run(job_configs(args, args.jobs), args.json, args.again, args.dump_dir)
+    jobs = job_configs(args, args.jobs or [None])
+    named = {file or compile_only.NAMELESS: job for file, job in jobs.items()}
+    return compile_only.run(named, args.json, args.again, args.dump_dir)
 
 
 def _environment(words: list[str]) -> dict[str, str]:

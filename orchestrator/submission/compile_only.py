@@ -32,6 +32,8 @@ from orchestrator.submission.together import Ended, Task, UnitCounts, compile_to
 from orchestrator.terminal import say
 
 SUMMARY = "compile.json"
+NAMELESS = Path("job")
+"""What a job is called that no file describes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

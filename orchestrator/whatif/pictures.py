@@ -43,9 +43,10 @@ def show(console: Console, rows: Sequence[Row]) -> None:
 
 
 def _time(rows: Sequence[Row]) -> Metric:
-    """Seconds of a step where all steps have the same tokens, else of a million tokens."""
+    """Seconds of a step where all steps have the same tokens, else tokens per second: columns of
+    the table both."""
     tokens = {row.metrics["tokens_per_step"] for row in rows if row.metrics}
-    return METRICS["step_time_s" if len(tokens) == 1 else "s_per_1e6_tokens"]
+    return METRICS["step_time_s" if len(tokens) == 1 else "tokens_per_s"]
 
 
 def _clouds(rows: Sequence[Row], varied: Sequence[str]) -> list[plots.Cloud]:

@@ -19,7 +19,6 @@ FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
 TEXTS = ("target", "confidence", "mesh", "price_kind")
 """The metrics that are no figures."""
 GIB = 2**30
-TOKENS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,6 @@ METRICS = {
         Metric("mfu", "MFU", "model FLOPs utilisation", "{:.1%}", higher=True),
         Metric("exposed", "exposed", "share of exposed collectives", "{:.1%}"),
         Metric("peak_gib", "GiB", "GiB per core", "{:.3g}"),
-        Metric("s_per_1e6_tokens", "s/Mtok", "seconds per million tokens", "{:.4g}"),
         Metric("days", "days", "days to the goal", "{:,.2f}"),
         Metric("usd", "$", "USD to the goal", "{:,.0f}"),
     )
@@ -149,7 +147,6 @@ def _metrics(report: Mapping[str, Any]) -> dict[str, Any]:
         "step_time_high_s": high,
         "tokens_per_s": timing["tokens_per_s"],
         "tokens_per_step": round(timing["tokens_per_s"] * total / PS_PER_S),
-        "s_per_1e6_tokens": TOKENS / timing["tokens_per_s"],
         "mfu": timing["mfu"],
         "hfu": timing["hfu"],
         "exposed": sum(v for name, v in shares.items() if name.startswith("collective")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from compiler.diagnostics import Diagnostic, ShardingError
+from compiler.diagnostics import Diagnostic, ShardingError, did_you_mean
 from compiler.frontend.shardings import ModuleShardings
 from compiler.ir.types import Graph, Value
 from compiler.passes.barriers import without_constraints
@@ -59,10 +59,11 @@ def recipe_of(
         return manual(graph, inputs, outputs, mesh, user)
     decide = STRATEGIES.get(name)
     if decide is None:
+        known = (*STRATEGIES, MANUAL)
         raise ShardingError(
             "SW_STRATEGY",
-            f"strategy.name requires one of {', '.join((*STRATEGIES, MANUAL))}, "
-            f"got {settings.name}",
+            f"strategy.name requires one of {', '.join(known)}, got {name}",
+            hint=did_you_mean(name, known),
         )
     free = step("without_constraints", without_constraints(graph))
     pairs = zip(inputs, graph.inputs, strict=True)

@@ -67,7 +67,7 @@ def test_every_fact_of_the_data_files_is_known_or_fixed() -> None:
         ({"base": "trn9"}, ["got 'trn9'"]),
         ({"base": "trn1n.32xlarge", "fact": {}}, ["unknown key 'fact'"]),
         ({"base": "trn1n.32xlarge", "facts": 3}, ["facts requires an object"]),
-        ({"base": "trn1n.32xlarge", "facts": {"efa_gbs": 1}}, ["did you mean 'efa_gbps'"]),
+        ({"base": "trn1n.32xlarge", "facts": {"efa_gbs": 1}}, ["did you mean efa_gbps"]),
         (
             {"base": "trn1n.32xlarge", "facts": {"shape": "4x4", "kangaring": 1, "efa_hop_us": -1}},
             ["shape requires a list", "kangaring requires true or false", "efa_hop_us requires"],

@@ -101,7 +101,7 @@ def test_a_fact_with_its_source_and_one_that_is_misspelt(tmp_path: Path) -> None
     file.write_text('{"base": "b"}')
     assert read_custom(file, ["b"]) == ("b", {})
     assert refused(tmp_path, "zzz", 5) == "unknown fact 'zzz'"
-    assert "unknown fact 'efa_gbs', did you mean 'efa_gbps'" in refused(tmp_path, "efa_gbs", 5)
+    assert "unknown fact 'efa_gbs': did you mean efa_gbps?" in refused(tmp_path, "efa_gbs", 5)
 
 
 def test_the_digest_is_of_the_facts_in_any_order_and_of_the_base(tmp_path: Path) -> None:

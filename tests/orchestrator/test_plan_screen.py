@@ -243,3 +243,13 @@ def test_a_share_that_is_there_is_never_nothing() -> None:
 
 def test_the_report_is_json(plain: dict[str, Any], tmp_path: Path) -> None:
     assert json.loads(json.dumps(plain)) == plain
+
+
+@pytest.mark.parametrize("key", ["model.layers", "models.seq_len", "base.x", "model"])
+def test_a_report_that_resolves_what_is_no_key_is_refused(report: dict[str, Any], key: str) -> None:
+    row = {"value": 1, "why": "of the mesh"}
+    check_report({k: v for k, v in report.items() if k != "resolved"})  # of an older release
+    with pytest.raises(ValueError, match="resolved requires keys of the job"):
+        check_report(report | {"resolved": {key: row}})
+    with pytest.raises(ValueError, match="resolved"):
+        check_report(report | {"resolved": {"model.seq_len": row | {"value": None}}})

@@ -78,7 +78,6 @@ def test_figures_of_a_row() -> None:
         "step_time_high_s": 9e-11,
         "tokens_per_s": 4e12,
         "tokens_per_step": 320,
-        "s_per_1e6_tokens": 2.5e-7,
         "mfu": 0.3,
         "hfu": 0.4,
         "exposed": 0.5,
@@ -124,7 +123,6 @@ def test_which_way_figures_are_better() -> None:
         "usd_per_1e6_tokens",
         "exposed",
         "peak_gib",
-        "s_per_1e6_tokens",
         "days",
         "usd",
     }

@@ -7,14 +7,13 @@ spellings of the library are read: `rope_scaling` beside `rope_theta`, and `rope
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean, nearest
 
 Config = Mapping[str, Any]
 
@@ -61,7 +60,7 @@ def _given(config: Config, keys: list[str]) -> str:
 
 def _near(config: Config, keys: list[str]) -> str:
     """Keys of the config that are like a missing one."""
-    pairs = ((key, difflib.get_close_matches(key, config, 1)) for key in keys if key not in config)
+    pairs = ((key, nearest(key, config)) for key in keys if key not in config)
     return "; ".join(f"is {near[0]} meant to be {key}?" for key, near in pairs if near)
 
 
@@ -91,8 +90,16 @@ def refuse_features(config: Config, plain: Mapping[str, tuple[Any, ...]]) -> Non
             raise UsageError(
                 "SW_MODEL_CONFIG",
                 f"config requires {key} = {wanted}, got {json.dumps(config[key])}",
-                hint=OWN_MODEL,
+                hint=_meant(config[key], values),
             )
+
+
+def _meant(value: object, values: tuple[Any, ...]) -> str:
+    """What to do about a value that is none of those: a name may be a slip of the hand, or the name
+    of what is not built here."""
+    names = [name for name in values if isinstance(name, str)]
+    near = did_you_mean(value, names) if isinstance(value, str) else ""
+    return f"{near} Else {OWN_MODEL}" if near else OWN_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,4 +162,32 @@ def _scaling(parameters: Config, kind: str) -> RopeScaling:
     positions = sizes(parameters, ["original_max_position_embeddings"])
     return RopeScaling(
         factor=given["factor"], low=low, high=high, positions=next(iter(positions.values()))
+    )
+
+
+MOST_PRETRAINED = 8192
+"""Positions up to which a config's maximum is what samples of its training have. Llama 2 and 3 are
+trained at all of their 4,096 and 8,192 from the start; more comes in a late stage of few tokens
+(Grattafiori et al. 2024, section 3.4.2), or with another base or a scaling of rotary positions,
+which cost no parameters."""
+_EXAMPLE_LENGTH = 4096
+
+
+def usual_length(most: int, scaling: RopeScaling | None, window: int) -> int:
+    """Tokens of a training sample of a config of `most` positions, where nothing says how many;
+    `window` is how far a token looks back, or 0.
+
+    Raises UsageError where the positions are those that inference may reach: more than models are
+    pre-trained at from the start, or stretched by scaling.
+    """
+    if most <= MOST_PRETRAINED and scaling is None:
+        return most
+    before = scaling.positions if scaling else 0
+    scaled = " by rope_scaling" if scaling else ""
+    raise UsageError(
+        "SW_SEQ_LEN",
+        f"a config of up to {most:,} positions{scaled} requires --seq-len (model.seq_len), got"
+        " none: they say how far inference may reach, not how long a training sample is",
+        hint="say how many tokens a sample has, for example: plan --seq-len"
+        f" {min(most, before or window or _EXAMPLE_LENGTH)}",
     )

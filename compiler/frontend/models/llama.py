@@ -293,13 +293,15 @@ def train_task(
     remat: str = "full",
     name: str = "llama",
 ) -> TrainTask:
-    """The training step of a Llama model on byte-level text; `seq_len` 0 is its longest.
+    """The training step of a Llama model on byte-level text; `seq_len` 0: `usual_length`.
 
-    Raises: UsageError for an unknown type, optimizer or remat, or a sequence longer than the config
-    allows.
+    Raises: UsageError for an unknown type, optimizer or remat, a sequence longer than the config
+    allows, and for none where the config does not say how long one is.
     """
     sizes = config if isinstance(config, LlamaConfig) else LlamaConfig.from_dict(config)
-    seq_len = seq_len or sizes.max_position_embeddings
+    seq_len = seq_len or config_file.usual_length(
+        sizes.max_position_embeddings, sizes.rope_scaling, sizes.sliding_window
+    )
     _check_options(sizes, seq_len, dtype, remat)
     compute = _COMPUTE_TYPES[dtype]
     chain = make_optimizer(optimizer, lr, clip)

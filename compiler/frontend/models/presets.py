@@ -7,11 +7,10 @@ of these.
 
 from __future__ import annotations
 
-import difflib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from compiler.diagnostics import UsageError
+from compiler.diagnostics import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
@@ -104,11 +103,10 @@ def preset_config(name: str) -> dict[str, Any]:
     Raises UsageError for an unknown name.
     """
     if name not in preset_names():
-        near = difflib.get_close_matches(name.lower(), preset_names(), 3)
         raise UsageError(
             "SW_PRESET",
             f"preset requires one of {', '.join(preset_names())}, got {name}",
-            hint=f"did you mean {' or '.join(near)}?" if near else _OTHER_MODELS,
+            hint=did_you_mean(name, preset_names(), _OTHER_MODELS),
         )
     return dict(PRESETS[name] if name in PRESETS else SIZED[name][1])
 

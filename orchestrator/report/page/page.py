@@ -21,6 +21,7 @@ from orchestrator.age import AGAIN
 from orchestrator.report import cost, text
 from orchestrator.report.goal import goal_rows, goal_texts
 from orchestrator.report.page import charts, words
+from orchestrator.report.resolved import resolved_job
 from orchestrator.report.tried import effect_text
 from orchestrator.report.verdict import published_text, verdicts
 
@@ -62,7 +63,23 @@ def report_page(report: Mapping[str, Any]) -> str:
         moments=_highest(report["memory"]["timeline"]),
         stored=_stored(report["provenance"]),
         verdicts=verdicts(report),
+        settings=_settings(report),
     )
+
+
+def _settings(report: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The job table by table, with what was chosen where it leaves a choice, and why."""
+    chosen = report.get("resolved", {})
+
+    def shown(key: str, value: Any) -> str:
+        why = f" ({chosen[key]['why']})" if key in chosen else ""
+        return f"{words.plain(value)}{why}"
+
+    return [
+        (table, [(key, shown(f"{table}.{key}", value)) for key, value in keys.items()])
+        for table, keys in resolved_job(report).items()
+        if isinstance(keys, Mapping)
+    ]
 
 
 def _stored(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:

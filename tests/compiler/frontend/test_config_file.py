@@ -144,3 +144,37 @@ def test_files_of_any_editor_are_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(SIZES), encoding="utf-8-sig")
     assert read_config(path) == SIZES
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": 8192}, 8192),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "default"}}, 4096),
+    ],
+)
+def test_positions_of_pretraining_are_the_usual_length(
+    changes: dict[str, Any], length: int
+) -> None:
+    assert llama.train_task(SIZES | changes, seq_len=0).tokens_per_sample == length
+
+
+@pytest.mark.parametrize(
+    ("changes", "example"),
+    [
+        ({"max_position_embeddings": 8193}, 4096),
+        ({"max_position_embeddings": 32768, "sliding_window": 2048}, 2048),
+        ({"max_position_embeddings": 131072, "rope_scaling": LLAMA_31}, 8192),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"type": "linear", "factor": 2}}, 2048),
+    ],
+)
+def test_positions_that_inference_may_reach_are_no_length(
+    changes: dict[str, Any], example: int
+) -> None:
+    """The length is asked for, with one that is taken."""
+    with pytest.raises(UsageError, match=r"SW_SEQ_LEN.*requires --seq-len") as caught:
+        llama.train_task(SIZES | changes, seq_len=0)
+    assert f"positions{' by rope' * ('rope_scaling' in changes)}" in str(caught.value)
+    assert caught.value.diagnostic.hint.endswith(f"plan --seq-len {example}")
+    assert llama.train_task(SIZES | changes, seq_len=example).tokens_per_sample == example

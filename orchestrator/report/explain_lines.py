@@ -1,0 +1,272 @@
+"""`--explain LINE` for lines of the screen without a table of their own: every figure of the line,
+and how it arises from other figures of the report.
+
+Made of a report alone, so that a stored answer is explained like a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from compiler.target import PS_PER_S
+from orchestrator import terminal
+from orchestrator.config import JobConfig
+from orchestrator.report.bottleneck import CAPACITY, kind_shares
+from orchestrator.report.cost import basis_text, list_text, missing_text
+from orchestrator.report.goal import goal_rows, needs_text
+from orchestrator.report.page.words import plain
+from orchestrator.report.sections import Report
+from orchestrator.report.text import (
+    count_text,
+    counted,
+    seconds_text,
+    share_text,
+    size_text,
+    usd_text,
+)
+from orchestrator.report.tried import effect_text
+from orchestrator.report.verdict import verdicts
+
+Row = tuple[str, str, str]
+"""A figure: its name, its value as the screen shows it, how it arises."""
+
+
+def explain(_job: JobConfig, report: Report, line: str) -> dict[str, Any]:
+    """`{line, rows}`, a row being `{name, value, how}`."""
+    rows = _LINES[line](report)
+    return {
+        "line": line,
+        "rows": [{"name": name, "value": value, "how": how} for name, value, how in rows],
+    }
+
+
+def show(section: Mapping[str, Any]) -> None:
+    """The figures of the line, one below the other."""
+    title = f"{section['line']}: where its figures come from"
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    for name in ("figure", "value", "how"):
+        table.add_column(name, overflow="fold")
+    for row in section["rows"]:
+        table.add_row(*(Text(row[key]) for key in ("name", "value", "how")))
+    terminal.console().print(table)
+
+
+def _job(report: Report) -> Iterator[Row]:
+    graph, batch, cluster = report["graph"], report["batch"], report["job"]["cluster"]
+    mesh = " x ".join(f"{axis} {size}" for axis, size in report["mesh"].items()) or "no axis"
+    per_instance = report["logical_cores"]["per_instance"]
+    yield (
+        "parameters",
+        count_text(graph["params"]).strip(),
+        f"elements of all parameters of {graph['name']}, sharded or not: {graph['params']:,}",
+    )
+    yield (
+        "cores",
+        f"{report['cores']:,}",
+        f"mesh {mesh}; {cluster['instances']} x {cluster['target']} of {per_instance} cores",
+    )
+    count, micro = batch["num_microbatches"], batch["micro_batch"]
+    ways = batch["global_batch"] // (count * micro)
+    yield (
+        "samples of a step",
+        f"{batch['global_batch']:,}",
+        f"micro_batch {micro} x {ways} data-parallel ranks x {count} micro-batches",
+    )
+    if batch["tokens_per_sample"] > 1:
+        chosen = report.get("resolved", {}).get("model.seq_len")
+        why = chosen["why"] if chosen else "model.seq_len of the job"
+        yield "tokens of a sample", f"{batch['tokens_per_sample']:,}", why
+    yield (
+        "FLOP per step",
+        f"{count_text(graph['flops_per_step'])}FLOP",
+        "every operation of the captured step, recomputation included, for all samples",
+    )
+
+
+def _placed(report: Report) -> Iterator[Row]:
+    placed = report["placement"]
+    yield "placement", placed["name"], f"cluster.placement; {placed['why']}"
+    order = " > ".join(placed["order"]) or "one core"
+    yield "order of axes", order, "from across instances to neighbouring cores"
+    for axis, place in placed["axes"].items():
+        yield axis, place, f"the first group of the {report['mesh'].get(axis, 1)} ranks along it"
+
+
+def _compiler(report: Report) -> Iterator[Row]:
+    usual = JobConfig().as_dict()["compiler"]
+    for key, value in report["job"]["compiler"].items():
+        default = plain(usual.get(key))
+        yield key, plain(value), "the default" if plain(value) == default else f"not {default}"
+
+
+def _rates(report: Report) -> Iterator[Row]:
+    timing, batch = report["timing"], report["batch"]
+    step, unit = seconds_text(timing["step_time_s"]), counted(report)
+    per_sample = f" x {batch['tokens_per_sample']:,} tokens" if unit == "token" else ""
+    yield (
+        f"{unit}s/s",
+        f"{timing['tokens_per_s']:,.0f}",
+        f"{batch['global_batch']:,} samples{per_sample} / {step} of the step",
+    )
+    peak = timing["peak_flops_per_s"]
+    each = f"{count_text(peak / report['cores'])}FLOP/s"
+    peak_text = f"{count_text(peak)}FLOP/s"
+    yield "peak", peak_text, f"{report['cores']:,} cores x {each}, bf16, as published"
+    counts = timing.get("flops")
+    if counts is None:  # a report of an older release
+        return
+    over = f"/ {step} / {peak_text}"
+    model = f"{count_text(counts['model'])}FLOP that the model needs, attention in full"
+    yield "MFU", f"{timing['mfu']:.2%}", f"{model} {over}"
+    if timing["attention"] == "causal":
+        text = f"{count_text(counts['causal'])}FLOP without the scores that a mask hides {over}"
+        yield "causal", f"{timing['mfu_causal']:.2%}", text
+    text = f"{count_text(counts['executed'])}FLOP of all contractions that cores run {over}"
+    yield "HFU", f"{timing['hfu']:.2%}", text
+
+
+def _cost(report: Report) -> Iterator[Row]:
+    cost, cluster, price = report["cost"], report["job"]["cluster"], report.get("price")
+    if cost["usd_per_hour"] is None:
+        yield "cost", "none", missing_text(price)
+        return
+    hourly, step = usd_text(cost["usd_per_hour"]), usd_text(cost["usd_per_step"])
+    one = usd_text(cost["usd_per_hour"] / cluster["instances"])
+    each = f"{cluster['instances']} x {cluster['target']} at {one}, {list_text(price)}"
+    yield "per hour", hourly, each
+    seconds = seconds_text(report["timing"]["step_time_s"])
+    yield "per step", step, f"{hourly} x {seconds} / 3600 s"
+    batch, unit = report["batch"], counted(report)
+    count = batch["global_batch"] * batch["tokens_per_sample"]
+    millions = usd_text(cost["usd_per_1e6_tokens"])
+    yield f"per million {unit}s", millions, f"{step} / {count:,} {unit}s of a step x 1,000,000"
+
+
+def _goal(report: Report) -> Iterator[Row]:
+    found = report.get("goal")
+    if found is None:
+        yield "none", "", "no goal was asked for: --tokens 1T --deadline 30d --budget 2M"
+        return
+    step = seconds_text(report["timing"]["step_time_s"])
+    steps = f"{found['tokens']:,} {counted(report)}s over those of a step, rounded up"
+    yield "steps", f"{found['steps']:,}", f"{steps}; each takes {step} / {found['goodput']:.2%}"
+    for name, taken, limit, left in goal_rows(found):
+        basis = f", {basis_text(report.get('price'))}" if name == "money" else ""
+        yield name, taken, f"limit {limit}, left {left}{basis}"
+    if found["needs"]:
+        yield "it needs", "", needs_text(found["needs"], counted(report))
+
+
+def _verdict(report: Report) -> Iterator[Row]:
+    for found in verdicts(report):
+        yield found.badge, "", found.text
+    if not verdicts(report):
+        yield "none", "", "it fits, neuronx-cc takes it, and no published MFU is below it"
+
+
+def _goodput(report: Report) -> Iterator[Row]:
+    found, given = report["goodput"], report["job"]["goodput"]
+    instances = report["job"]["cluster"]["instances"]
+    count = "1 instance" if instances == 1 else f"{instances} instances"
+    hours = given["instance_mtbf_hours"]
+    each = f"{hours:,.0f} h between failures of an instance, {count}"
+    yield "a failure every", f"{found['mtbf_s'] / 3600:,.1f} h", each
+    state = f"{size_text(found['checkpoint_bytes'])} of parameters and optimizer state"
+    saved = f"{state} at {given['storage_gb_per_s']:g} GB/s of an instance, {count}"
+    own = "goodput.checkpoint_s of the job" if given["checkpoint_s"] else saved
+    yield "saving takes", seconds_text(found["checkpoint_s"]), own
+    asked = given["checkpoint_interval_s"]
+    best = f"the best in whole steps is near {seconds_text(found['best_interval_s'])} (Daly 2006)"
+    interval = f"goodput.checkpoint_interval_s is {seconds_text(asked)}" if asked else best
+    steps = f"{found['interval_steps']} steps"
+    yield "saved every", steps, f"{seconds_text(found['interval_s'])}: {interval}"
+    yield (
+        "goodput",
+        f"{found['goodput']:.2%}",
+        f"all time less {share_text(found['lost_to_checkpoints'])} for saving and"
+        f" {share_text(found['lost_to_failures'])} for failures, which restart in"
+        f" {seconds_text(found['restart_s'])} and repeat what was not saved",
+    )
+
+
+def _limited(report: Report) -> Iterator[Row]:
+    """What the sentence chooses from, the largest first."""
+    memory = report["memory"]
+    if report["bottleneck"]["kind"] == CAPACITY:
+        peak = memory["peak_bytes"]
+        limit = f"{size_text(peak)} at the peak, limit {size_text(memory['limit_bytes'])}"
+        for name, size in sorted(memory["categories"].items(), key=lambda item: -item[1]):
+            yield name, size_text(size), f"{share_text(size, peak)} of {limit}"
+        return
+    step = report["timing"]["step_time_ps"]
+    for number, (name, share) in enumerate(kind_shares(report).items()):
+        time = seconds_text(share * step / PS_PER_S)
+        chosen = "; the largest share, so it is what is named" if not number else ""
+        yield name, time, f"{share_text(share)} of {seconds_text(step / PS_PER_S)}{chosen}"
+    busy = report["timing"]["engines"]
+    for name, engine in sorted(busy.items(), key=lambda item: -item[1]["share"]):
+        yield f"engine {name}", share_text(engine["share"]), "of the step, busy"
+
+
+def _confidence(report: Report) -> Iterator[Row]:
+    timing, limits = report["timing"], report["limits"]
+    yield timing["confidence"], "", timing["confidence_why"]
+    low, high = (seconds_text(bound) for bound in timing["band_s"])
+    yield "band", f"{low} .. {high}", "the step under all profiles of the machine's rates"
+    for figure in limits["assumed"]:
+        yield figure["name"], _figure(figure["value"]), f"{figure['status']}: {figure['source']}"
+    for one in limits["cannot_tell"]:
+        yield "cannot tell", "", one["text"]
+
+
+def _figure(value: Any) -> str:
+    """A figure of a machine as its file has it."""
+    if isinstance(value, list):
+        return ", ".join(map(_figure, value))
+    if type(value) is int:
+        return f"{value:,}"
+    return f"{value:g}" if type(value) is float else str(value)
+
+
+def _next(report: Report) -> Iterator[Row]:
+    section = report.get("whatif")
+    if section is None:
+        yield "nothing", "", "nothing was tried: `plan` tries changes, with --tries above 0"
+        return
+    for row in section["tried"]:
+        verdict = "helps" if row["helps"] else "no gain"
+        yield row["change"], verdict, effect_text(row, counted(report))
+    for change in section["left"]:
+        yield change, "not tried", "there was no time for it; --tries N tries N changes"
+    kind = report["bottleneck"]["kind"]
+    yield "why these", "", f"changes that rules know for a step limited by {kind} (docs/plan.md)"
+
+
+def _warnings(report: Report) -> Iterator[Row]:
+    for found in report["findings"]:
+        loc = found["loc"]
+        place = f" ({loc['file']}:{loc['line']})" if loc and loc["file"] else ""
+        hint = f". {found['hint']}" if found["hint"] else ""
+        yield found["severity"], found["code"], f"{found['message']}{place}{hint}"
+    if not report["findings"]:
+        yield "none", "", "the report has no findings"
+
+
+_LINES: Mapping[str, Callable[[Report], Iterator[Row]]] = {
+    "job": _job,
+    "placed": _placed,
+    "compiler": _compiler,
+    "rates": _rates,
+    "cost": _cost,
+    "goal": _goal,
+    "goodput": _goodput,
+    "limited": _limited,
+    "confidence": _confidence,
+    "next": _next,
+    "warnings": _warnings,
+    "verdict": _verdict,
+}

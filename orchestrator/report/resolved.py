@@ -1,0 +1,88 @@
+"""What the keys of a job stand for that leave a choice to us: `auto`, and 0 where that is no size.
+
+A report has the job as it was asked for (`job`) and the values of those keys beside it
+(`resolved`); who shows settings lays one over the other (`resolved_job`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.config import JobConfig
+from orchestrator.model import compute_type
+from orchestrator.report.text import seconds_text
+from orchestrator.whatif.situation import given_sizes
+from sharding.settings import AUTO
+from sharding.strategies.decisions import zero_of
+from sharding.strategies.registry import MANUAL
+
+if TYPE_CHECKING:
+    from orchestrator.build import Built
+
+_OPEN = (0, AUTO, "auto")
+"""Values that leave the choice to us, of the keys that `resolved_keys` knows."""
+
+
+def resolved_keys(built: Built, goodput: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`{key: {value, why}}` of the keys of the job that say nothing, in the order of its tables."""
+    job, layout = built.job, built.layout
+    strategy = job.strategy
+    sizes = {axis: (size, "of the mesh") for axis, size in given_sizes(layout.mesh.sizes).items()}
+    is_own = strategy.name == MANUAL
+    own = "as the step says"
+    gradients = "as gradients have it"
+    rows = {
+        "model.seq_len": (built.tokens_per_sample, _length_source(job)),
+        "model.dtype": _dtype(job),
+        **{f"mesh.{axis}": sizes.get(axis, (1, "not in the mesh")) for axis in _axes(job)},
+        "strategy.global_batch": (layout.global_batch, "one micro-batch per data-parallel rank"),
+        "strategy.zero": (own if is_own else zero_of(strategy), f"of strategy {strategy.name}"),
+        "strategy.param_dtype": ("as the model says", "no policy of types"),
+        "strategy.reduce_dtype": (gradients, "no policy of types"),
+        "strategy.output_dtype": ("as the model says", "no policy of types"),
+        "strategy.reduce_gradients": (
+            "last" if strategy.reduces_last else "each",
+            f"of strategy {strategy.name}",
+        ),
+        "strategy.accumulate_dtype": (gradients, "added up in place"),
+        "cluster.lnc": (layout.target.lnc, f"default of {layout.target.name}"),
+        # What these come to follows from the step, so it is a result and no setting.
+        "goodput.checkpoint_interval_s": ("the best", seconds_text(goodput["interval_s"])),
+        "goodput.checkpoint_s": ("as storage takes it", seconds_text(goodput["checkpoint_s"])),
+    }
+    found = {}
+    for key, (value, why) in rows.items():
+        table, _, name = key.partition(".")
+        if getattr(getattr(job, table), name) in _OPEN:
+            found[key] = {"value": value, "why": why}
+    return found
+
+
+def _axes(job: JobConfig) -> tuple[str, ...]:
+    return tuple(job.as_dict()["mesh"])
+
+
+def _length_source(job: JobConfig) -> str:
+    """Who says how many tokens a sample has, where the job does not."""
+    if job.model.preset:
+        return "of the preset"
+    own = "of the step's samples"
+    return "max_position_embeddings of the config" if job.model.config else own
+
+
+def _dtype(job: JobConfig) -> tuple[str, str]:
+    if not (job.model.preset or job.model.config):
+        return "as the step says", "of the step"
+    source = "presets compute in it" if job.model.preset else "torch_dtype of the config, if any"
+    return compute_type(job), source
+
+
+def resolved_job(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The job of a report, table by table, with what was chosen in place of what was left open;
+    as it was asked for, of reports that do not say what was chosen."""
+    tables = dict(report["job"])
+    for key, row in report.get("resolved", {}).items():
+        table, _, name = key.partition(".")
+        tables[table] = {**tables[table], name: row["value"]}
+    return tables
