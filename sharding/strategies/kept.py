@@ -18,6 +18,7 @@ from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs, ReshapeAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from compiler.passes.dce import dce
+from compiler.passes.remat.stacks import counted, stacks
 from sharding.layers import visited_layers
 from sharding.pins import NARROWING
 from sharding.spec import ShardingSpec
@@ -49,7 +50,8 @@ class Keeper:
     def run(self, graph: Graph) -> Graph:
         """`graph` with one gather per layer and weight among its loops."""
         loops = [op for op in graph.ops if op.name == "loop"]
-        gathers = {loop: list(self._gathers(loop)) for loop in loops}
+        outside = graph.producers()
+        gathers = {loop: list(self._gathers(loop, outside)) for loop in loops}
         ops: list[Op] = []
         for op in graph.ops:
             if op not in gathers:
@@ -60,8 +62,11 @@ class Keeper:
             ops += self._rewritten(op, gathers[op], later)
         return dce(Graph(graph.inputs, tuple(ops), graph.outputs, graph.name))
 
-    def _gathers(self, loop: Op) -> Iterator[_Gather]:
-        """The gather points of a loop whose slices walk all layers of a weight."""
+    def _gathers(self, loop: Op, outside: Mapping[Value, Op]) -> Iterator[_Gather]:
+        """The gather points of a loop whose slices walk all layers of a weight. JAX's backward loop
+        slices weights that were converted all at once, or by the forward loop: those are the same
+        gathers.
+        """
         body = loop.regions[0]
         made, kept = body.producers(), {body.inputs[i]: i for i in invariant_carries(loop)}
         for point in (op for op in body.ops if op in self.points):
@@ -71,8 +76,9 @@ class Keeper:
             dims = _sliced(op)
             if len(dims) != 1 or not _walks(loop, op, dims[0]):
                 continue
-            stack = loop.operands[kept[op.operands[0]]]
-            key = (stack, dims[0], path, _laid_out(point.result, self.pins[point.result]))
+            weight, dim, before = _origin(outside, loop.operands[kept[op.operands[0]]], dims[0])
+            layout = _laid_out(point.result, self.pins[point.result])
+            key = (weight, dim, path + before, layout)
             yield _Gather(point, op.operands[1 + dims[0]], key)
 
     def _rewritten(self, loop: Op, gathers: Sequence[_Gather], later: set[Key]) -> list[Op]:
@@ -100,6 +106,51 @@ def _taken(made: Mapping[Value, Op], value: Value) -> tuple[Op | None, tuple[obj
             path.append((op.name, op.attrs))
         value = op.operands[0]
     return op, tuple(path)
+
+
+def _origin(
+    made: Mapping[Value, Op], stack: Value, dim: int
+) -> tuple[Value, int, tuple[object, ...]]:
+    """(weight, dim of its layers, what changes elements) behind a stack of layers along `dim`: one
+    that is converted as a whole, or layer by layer by an earlier loop.
+    """
+    path: list[object] = []
+    while (op := made.get(stack)) is not None:
+        if op.name == "loop":
+            row = _written(op, op.results.index(stack), dim)
+            if row is None:
+                break
+            stack, dim, changed = row
+            path += changed
+            continue
+        layers = slice(dim + 1)
+        if op.name == "convert":
+            path.append((op.name, op.attrs))
+        elif not (
+            op.name in NARROWING
+            and _keeps_order(op)
+            and op.operands[0].type.shape[layers] == stack.type.shape[layers]
+        ):
+            break
+        stack = op.operands[0]
+    return stack, dim, tuple(path)
+
+
+def _written(loop: Op, carry: int, dim: int) -> tuple[Value, int, tuple[object, ...]] | None:
+    """The same behind a result of a loop whose row `i` is layer `i` of something, changed; None
+    where it is anything else.
+    """
+    body, known = loop.regions[0], counted(loop)
+    made, kept = body.producers(), {body.inputs[i]: i for i in invariant_carries(loop)}
+    one = next((s for s in stacks(loop) if (s.carry, s.dim) == (carry, dim)), None)
+    op, path = (None, ()) if one is None else _taken(made, one.value)
+    if op is None or op.operands[0] not in kept:
+        return None
+    dims = _sliced(op)
+    counter = known[body.inputs[loop.attrs.induction]]
+    if len(dims) != 1 or known.get(op.operands[1 + dims[0]]) != counter:
+        return None
+    return loop.operands[kept[op.operands[0]]], dims[0], path
 
 
 def _keeps_order(op: Op) -> bool:

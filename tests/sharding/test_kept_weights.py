@@ -1,0 +1,38 @@
+"""`reshard_after_forward=False`: backward gathers no weight that forward has gathered, however the
+layers are recomputed; values stay those of the unsharded step.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pytest
+
+from compiler.frontend.models import llama
+from compiler.frontend.task import TrainTask
+from tests.support.road import worst
+from tests.support.small_job import SIZES
+from tests.support.staged_runs import plan_of, step_errors
+from tests.support.strategy_cells import distribution
+
+BOUNDS = {"f32": 1e-5, "bf16": 1e-2}
+
+
+@cache
+def task(remat: str, dtype: str) -> TrainTask:
+    return llama.train_task(SIZES, seq_len=8, dtype=dtype, remat=remat)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("remat", ["none", "selective", "full"])
+def test_backward_gathers_nothing_again(remat: str, dtype: str) -> None:
+    """Converted by the forward loop, all at once, or in each layer."""
+    gathers, make = {}, partial(task, remat, dtype)
+    for reshard in (True, False):
+        how = distribution("fsdp", reshard_after_forward=reshard, dp_shard=4)
+        step = plan_of(make, how, 2).step
+        backward = next(p for p in step.programs if p.name == "backward")
+        gathers[reshard] = sum(op.name == "all_gather" for op in backward.graph.walk())
+    assert gathers[True] and not gathers[False]
+    leaf, error = worst(step_errors(make, how, 2))
+    assert error <= BOUNDS[dtype], leaf
