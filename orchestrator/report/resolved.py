@@ -35,6 +35,7 @@ def resolved_keys(built: Built, goodput: Mapping[str, Any]) -> dict[str, dict[st
     rows = {
         "model.seq_len": (built.tokens_per_sample, _length_source(job)),
         "model.dtype": _dtype(job),
+        "model.generator": _generator(job),
         **{f"mesh.{axis}": sizes.get(axis, (1, "not in the mesh")) for axis in _axes(job)},
         "strategy.global_batch": (layout.global_batch, "one micro-batch per data-parallel rank"),
         "strategy.zero": (own if is_own else zero_of(strategy), f"of strategy {strategy.name}"),
@@ -69,6 +70,12 @@ def _length_source(job: JobConfig) -> str:
         return "of the preset"
     own = "of the step's samples"
     return "max_position_embeddings of the config" if job.model.config else own
+
+
+def _generator(job: JobConfig) -> tuple[str, str]:
+    if job.model.preset or job.model.config:
+        return "as the model says", "of the model"
+    return "as the step says", "of the step, or jax_default_prng_impl"
 
 
 def _dtype(job: JobConfig) -> tuple[str, str]:

@@ -56,13 +56,20 @@ def test_a_cached_answer_imports_nothing_heavy(tmp_path: Path, capsys, as_json: 
         assert "stored_s" not in answers[0]["whatif"] and answers[1]["whatif"].pop("stored_s") > 0
         assert answers[0] == answers[1]
     else:
-        shown = [
-            [line for line in text.splitlines() if not line.startswith(("answered", "stored"))]
-            for text in (first, done.stdout)
-        ]
+        shown = [_told(text) for text in (first, done.stdout)]
         assert shown[0][1:] == shown[1][1:]
         assert re.search(r"─ stored, \d+ \w+ old: --fresh asks anew$", shown[1][0])
         assert not shown[0][0].endswith("anew")
+
+
+def _told(text: str) -> list[str]:
+    """The lines of a screen, without the parts that say how it was answered."""
+    kept: list[str] = []
+    drops = False
+    for line in text.splitlines():
+        drops = line.startswith(("answered", "stored")) or (drops and line.startswith(" "))
+        kept += [] if drops else [line]
+    return kept
 
 
 STEP = """
