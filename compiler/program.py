@@ -18,9 +18,10 @@ from compiler.neff.schedule import LeafPart, Schedule, Transfer
 class BufferInfo:
     """A named HBM buffer of every core that lives across programs of a step.
 
-    role: parameter, optimizer, batch, gradient (accumulator), residual (forward to backward),
-    metric (loss and other reported scalars), rng, constant, coordinate (this rank's index along
-    `axes`, int32 scalar, filled by the loader).
+    role: parameter, optimizer, batch, gradient (accumulator), residual (forward to backward, of a
+    micro-batch), gathered (weights that stay gathered from forward to backward), metric (loss and
+    other reported scalars), rng, constant, coordinate (this rank's index along `axes`, int32
+    scalar, filled by the loader).
     `axes` holds, per dim of `global_type`, the mesh axes that shard it, major to minor; where local
     shapes make up more than the global one, the rest is padding that starts as zeros. `initial`
     is "zeros" for accumulators, "given" for what the user supplies, "computed" for what a program
@@ -39,6 +40,11 @@ class BufferInfo:
     part: LeafPart | None = None
     stages: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
+
+    @property
+    def is_kept(self) -> bool:
+        """True for what forward leaves to backward."""
+        return self.role in ("residual", "gathered")
 
     def on(self, stage: int) -> bool:
         """True when the cores of `stage` have the buffer."""

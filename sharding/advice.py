@@ -50,6 +50,8 @@ def _changes(memory: Footprint, plan: StepPlan) -> Iterator[Advice]:
     whole = [b for b in state if category_of(b) == "optimizer" and not _axes(b)]
     kept = sum(b.local_type.num_bytes for b in whole)
     yield Advice("spread the optimizer state, strategy.zero = 1", kept - kept // max(ways, 1))
+    again = memory.argument_bytes["gathered"]
+    yield Advice("gather weights again, strategy.reshard_after_forward = true", again)
     batch = [b for b in plan.buffers.values() if b.role == "batch" and b.local_type.rank]
     if min((b.local_type.shape[0] for b in batch), default=1) > 1:
         live = memory.categories["activations"]

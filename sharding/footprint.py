@@ -31,6 +31,7 @@ CATEGORY_OF_ROLE = {
     "gradient": "gradients",
     "optimizer": "optimizer",
     "residual": "activations",
+    "gathered": "gathered",
 }
 _NUM_SHOWN = 5
 

@@ -35,11 +35,13 @@ class CutRefusedError(Exception):
 
 
 def depends_on(graph: Graph, sources: Iterable[Value]) -> set[Value]:
-    """The top-level values that depend on `sources`; carries of loops are told apart."""
+    """The top-level values that depend on `sources` of any level; carries of loops are told
+    apart.
+    """
     reached = set(sources)
     for op in graph.ops:
         if op.name == "loop":
-            flags = _loop_flags(op, [v in reached for v in op.operands])
+            flags = _loop_flags(op, reached)
             reached.update(r for r, flag in zip(op.results, flags, strict=True) if flag)
         elif op.name == "optimization_barrier":
             pairs = zip(op.operands, op.results, strict=True)
@@ -49,12 +51,13 @@ def depends_on(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     return reached
 
 
-def _loop_flags(op: Op, flags: Sequence[bool]) -> list[bool]:
-    """Which carries depend on the flagged ones, after any number of iterations."""
+def _loop_flags(op: Op, sources: set[Value]) -> list[bool]:
+    """Which carries depend on `sources`, after any number of iterations."""
     (body,) = op.regions
-    carries = list(flags)
+    carries = [v in sources for v in op.operands]
     while True:
-        inside = depends_on(body, [v for v, f in zip(body.inputs, carries, strict=True) if f])
+        carried = {v for v, f in zip(body.inputs, carries, strict=True) if f}
+        inside = depends_on(body, sources | carried)
         after = [f or out in inside for f, out in zip(carries, body.outputs, strict=True)]
         if after == carries:
             return after

@@ -309,10 +309,16 @@ class _Builder:
             )
 
     def _store_residuals(self, residuals: Sequence[Value]) -> None:
-        """Name what crosses from forward to backward."""
+        """Name what crosses from forward to backward: of a micro-batch, or of weights that stay
+        gathered.
+        """
+        graph = self.step.graph
+        gathers = [op.result for op in graph.walk() if op.name == "all_gather"]
+        gathered = depends_on(graph, gathers) - self.step.view.on_batch
         for i, value in enumerate(residuals):
             name = f"residual/{i}"
-            _add(self.step.buffers, _per_core(name, "residual", value.type, "computed"))
+            role = "gathered" if value in gathered else "residual"
+            _add(self.step.buffers, _per_core(name, role, value.type, "computed"))
             self.forward.outputs.append((name, value))
             self.backward.extra_inputs[value] = name
 

@@ -158,7 +158,7 @@ class _Divider:
                 name = program_name(kind, part)
                 self.pieces[name] = _Piece(name, stage, placed.code, part)
             for name, value in self._outputs(kind):
-                if self._role(name) != "residual":  # who reads one decides who stores it
+                if not self.buffers[name].is_kept:  # who reads one decides who stores it
                     for part, own in self._makers(placed, name, value):
                         self.pieces[program_name(kind, part)].outputs[name] = own
 
@@ -184,7 +184,7 @@ class _Divider:
     def _backward_source(self, piece: _Piece, value: Value) -> str:
         """The buffer from which a backward program reads."""
         name = self._inputs("backward").get(value)
-        if name is not None and self._role(name) != "residual":
+        if name is not None and not self.buffers[name].is_kept:
             return name
         home = self.backward.home(value)
         if home is not None:
@@ -240,7 +240,8 @@ class _Divider:
     def _buffer(self, value: Value) -> str:
         """The name of what parts hand each other."""
         if value not in self.names:
-            given = {v: n for v, n in self._inputs("backward").items() if n.startswith("residual/")}
+            inputs = self._inputs("backward").items()
+            given = {v: n for v, n in inputs if self.buffers[n].is_kept}
             name = given.get(value, f"border/{len(self.names)}")
             self.names[value] = name
             if name not in self.buffers:
@@ -362,7 +363,10 @@ class _Divider:
     def _placed_buffers(
         self, pieces: Sequence[_Piece], schedules: Sequence[Schedule]
     ) -> Iterator[tuple[str, BufferInfo]]:
-        """Buffers with their stages and as many slots as micro-batches are in flight."""
+        """Buffers with their stages and as many slots as micro-batches are in flight; gathered
+        weights are alike in all of them, so that one slot serves a stage that gathers its own.
+        """
+        sent = {transfer.sent for transfer in self.transfers.values()}
         for name, info in self.buffers.items():
             stages = self.stages.get(name)
             if stages is None and (
@@ -372,7 +376,7 @@ class _Divider:
             stages = stages or {self._default(name)}
             ordered = tuple(sorted(stages))
             slots: tuple[int, ...] = ()
-            if info.role == "residual":
+            if info.role == "residual" or (info.is_kept and name in sent):
                 users = [p for p in pieces if name in p.inputs.values() or name in p.outputs]
                 slots = tuple(self._slots(s, users, schedules[s]) for s in ordered)
             part = self.staged.parts.get(name)

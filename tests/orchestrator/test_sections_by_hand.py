@@ -90,6 +90,7 @@ def test_a_plan_at_the_limit_is_no_error() -> None:
         ("gradient", "gradients"),
         ("optimizer", "optimizer"),
         ("residual", "activations"),
+        ("gathered", "gathered"),
         ("batch", "other"),
         ("rng", "other"),
     ],

@@ -184,11 +184,13 @@ def test_advice_counts_the_bytes_of_each_change() -> None:
         sharded("w", "parameter", split, 6),
         sharded("odd", "parameter", split, 3),
         sharded("m", "optimizer", whole, 8),
+        sharded("kept", "gathered", whole, 5),
     ]
     plan = dataclasses.replace(plan, buffers={**plan.buffers, **{i.name: i for i in buffers}})
     found = {a.change: a.saves_bytes for a in advice(footprint(plan), plan)}
     assert found["shard over twice the cores, mesh.dp_shard = 8"] == 6 * 16 * 4 // 2
     assert found["spread the optimizer state, strategy.zero = 1"] == 8 * 16 * 4 * 3 // 4
+    assert found["gather weights again, strategy.reshard_after_forward = true"] == 5 * 16 * 4
 
 
 @pytest.mark.parametrize("leaves", [4, 40])

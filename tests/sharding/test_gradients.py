@@ -72,3 +72,19 @@ def test_carries_of_a_loop_depend_on_what_reaches_them_after_any_iteration() -> 
     graph = b.finish(first, second, third, taken)
     assert depends_on(graph, [source]) == {source, first, second, taken}
     assert depends_on(graph, [other]) == {other, first, second, third}
+
+
+def test_what_depends_on_a_value_inside_a_loop() -> None:
+    """`summed` takes in what the body makes, `counted` does not."""
+    b = Builder()
+    start = b.input((4,))
+    inside: list[Value] = []
+
+    def body(inner: Builder, _: Value, carries: tuple[Value, ...]) -> list[Value]:
+        summed, counted = carries
+        inside.append(inner.multiply(counted, counted))
+        return [inner.add(summed, inside[0]), inner.add(counted, counted)]
+
+    summed, counted = b.loop(3, [start, start], body)
+    found = depends_on(b.finish(summed, counted), inside)
+    assert summed in found and counted not in found

@@ -134,6 +134,20 @@ def test_1f1b_holds_at_most_as_many_activations_as_stages_gpipe_all() -> None:
     assert held == {"pp 4": [4, 3, 2, 1], "pp gpipe 4": [8, 8, 8, 8]}
 
 
+def test_weights_that_stay_gathered_lie_once_on_their_stage() -> None:
+    """They are alike in all micro-batches; what a layer made of a micro-batch is not."""
+    how = distribution("fsdp", reshard_after_forward=False, pp=2, dp_shard=2)
+    make = PIPELINE_MODELS["gqa"]
+    buffers = plan_of(make, how, MICRO_BATCHES).step.buffers.values()
+    slots = {
+        role: {b.slots_on(s) for b in buffers if b.role == role for s in range(2) if b.on(s)}
+        for role in ("gathered", "residual")
+    }
+    assert slots == {"gathered": {1}, "residual": {1, 2}}
+    leaf, error = worst(step_errors(make, how, MICRO_BATCHES))
+    assert error <= BOUND, leaf
+
+
 def run(step: StepPlan) -> None:
     make, how = PIPELINE_MODELS["gqa"], PIPELINE_DISTRIBUTIONS["pp 2"]
     graph, inputs, _ = captured(make, 2)

@@ -163,13 +163,14 @@ def test_kept_weights_are_gathered_once_and_held(
     forward = ("forward", "all_gather", shard)
     assert counts(kept)[forward] == counts(again)[forward]
     assert not kept.findings
-    held = [plan.footprint.argument_bytes["activations"] for plan in (again, kept)]
+    held = [plan.footprint.argument_bytes for plan in (again, kept)]
     whole = sum(
         info.global_type.num_bytes
         for name, info in kept.step.buffers.items()
         if info.role == "parameter" and name != unread
     )
-    assert 0.95 * whole <= held[1] - held[0] <= whole
+    assert not held[0]["gathered"] and 0.95 * whole <= held[1]["gathered"] <= whole
+    assert held[1]["activations"] <= held[0]["activations"]
 
 
 def test_a_damaged_collective_shows() -> None:

@@ -383,8 +383,8 @@ def test_weights_are_gathered_again_or_kept(reshard: bool) -> None:
     plan = cut_part(gathered_step(), 2, reshard_after_forward=reshard)
     counts = {p.name: sum(op.name == "all_gather" for op in p.graph.ops) for p in plan.programs}
     assert counts == {"forward": 1, "backward": 1 if reshard else 0, "update": 0}
-    residuals = [i.local_type.shape for i in plan.buffers.values() if i.role == "residual"]
-    assert residuals == ([] if reshard else [(4, 4)]) + [(ROWS // 2, 4)]
+    kept = [(i.role, i.local_type.shape) for i in plan.buffers.values() if i.is_kept]
+    assert kept == ([] if reshard else [("gathered", (4, 4))]) + [("residual", (ROWS // 2, 4))]
     state = {"w": floats(4, 4), "m": floats(4, 4)}
     ranks = run(plan, state, [floats(2 * ROWS, 4)])
     assert ranks.gather("gradient/w").shape == (4, 4)
