@@ -154,7 +154,7 @@ class _Layout:
         return True
 
     def _take(self, frame: _Frame, value: Value, target: int) -> None:
-        """Make `value` in `target`, and the first value of a carry too, so that no copy is
+        """Make `value` in `target`, and what is in its memory at first too, so that no copy is
         needed.
         """
         frame.claims[value] = target
@@ -327,10 +327,16 @@ class _Layout:
 
 
 def _first_value(step: Step, value: Value) -> Value | None:
-    """What a carry of a loop starts with; None for what a piece makes."""
-    if isinstance(step, Piece):
-        return None
-    return step.operands.get(step.op.results.index(value))
+    """What is in the memory of a value of `step` at first: what a carry starts with, or the tensor
+    of which a piece overwrites slices; None: nothing.
+    """
+    if isinstance(step, LoopStep):
+        return step.operands.get(step.op.results.index(value))
+    assert step.graph is not None
+    made, at = step.graph.producers(), step.graph.outputs[step.outputs.index(value)]
+    while (op := made.get(at)) is not None and op.name == "dynamic_update_slice":
+        at = op.operands[0]
+    return dict(zip(step.graph.inputs, step.inputs, strict=False)).get(at)
 
 
 def _note_uses(frame: _Frame) -> None:

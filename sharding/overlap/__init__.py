@@ -56,9 +56,8 @@ def overlap(
         if not _differ(step, whole):
             why = "no two collectives over data axes are ready together and fit"
             notes.append(note("bucket_mb", bucket_bytes >> 20, why))
-    if shifts != Shifts():
-        notes += idle_shifts(step, shifts)
-        step = _with_graphs(step, "shifted", lambda graph: shifted(graph, shifts))
+    notes += idle_shifts(step, shifts)
+    step = _with_graphs(step, "shifted", lambda graph: shifted(graph, shifts))
     if tokens:
         whole = step
         step = _with_graphs(step, "threaded", threaded)
@@ -81,13 +80,14 @@ def _differ(step: StepPlan, other: StepPlan) -> bool:
 
 
 def _with_graphs(step: StepPlan, name: str, change: Callable[[Graph], Graph]) -> StepPlan:
-    """`step` with the graphs of its programs changed."""
+    """`step` with the graphs of its programs changed, itself where none is."""
     programs = tuple(replace(p, graph=change(p.graph)) for p in step.programs)
-    return shown.programs(name, replace(step, programs=programs))
+    changed = replace(step, programs=programs)
+    return shown.programs(name, changed) if _differ(changed, step) else step
 
 
 def shifted(graph: Graph, shifts: Shifts) -> Graph:
-    """The graph of a program with its loops pipelined."""
+    """The graph of a program with its loops pipelined; the graph itself where nothing moves."""
     ops: list[Op] = []
     now: dict[Value, Value] = {}
     for op in graph.ops:
@@ -101,5 +101,7 @@ def shifted(graph: Graph, shifts: Shifts) -> Graph:
         made, results = pipelined(found)
         ops += made
         now |= results
+    if not now:
+        return graph
     outputs = tuple(now.get(v, v) for v in graph.outputs)
     return dce(Graph(graph.inputs, tuple(ops), outputs, graph.name))

@@ -8,7 +8,7 @@ everything behind them. Every op gets a *delay* in iterations behind the earlies
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.types import Graph, Op, Value
@@ -16,11 +16,14 @@ from compiler.ir.types import Graph, Op, Value
 GATHER = "all_gather"
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 COLLECTIVES = (GATHER, *REDUCTIONS, "all_to_all")
+COPIES, SHARDS = "dp_replicate", "dp_shard"
 
 
 @dataclass(frozen=True, slots=True)
 class Shifts:
-    """Layers by which weights are gathered early, and gradients reduced late."""
+    """Layers by which weights are gathered early, and gradients reduced late; a sum over copies of
+    what another reduction makes is one layer behind that, which its layer would else wait for.
+    """
 
     gather: int = 0
     reduce: int = 0
@@ -32,13 +35,15 @@ class Delays:
 
     `delay` is that of every op that is not free; `free` are the values any iteration can compute
     for itself from invariant carries and the counter, without traffic; `middle` is the delay of
-    the layer itself.
+    the layer itself. `yielding` are collectives that start behind those of the iteration they run
+    beside, not all at its head.
     """
 
     loop: Op
     delay: Mapping[Op, int]
     free: Collection[Value]
     middle: int
+    yielding: Collection[Op]
 
     @property
     def distinct(self) -> list[int]:
@@ -50,18 +55,25 @@ def delays(loop: Op, shifts: Shifts) -> Delays | None:
     """Delays of the ops of `loop`, None when nothing in it can move."""
     body = _Body(loop)
     early = body.weight_gathers() if shifts.gather else {}
-    late = body.gradient_reductions(early) if shifts.reduce else {}
+    late = body.gradient_reductions(early)
+    over_copies = [op for op, n in late.items() if n and _is_over_copies(op)]
+    if not shifts.reduce:
+        late = body.settled(over_copies)
     if not early and not late:
         return None
     middle = min(shifts.gather, loop.attrs.trip) if early else 0
-    behind = middle + min(shifts.reduce, loop.attrs.trip)
+    behind = middle + min(max(shifts.reduce, 1), loop.attrs.trip)
     delay = {}
     for op in body.graph.ops:
         if op in late:
             delay[op] = behind + late[op]
         elif not all(v in body.free for v in op.results):
             delay[op] = 0 if op in early else middle
-    return Delays(loop, delay, body.free, middle)
+    return Delays(loop, delay, body.free, middle, [op for op in over_copies if op in late])
+
+
+def _is_over_copies(op: Op) -> bool:
+    return op.name in REDUCTIONS and COPIES in op.attrs.axes
 
 
 def free_values(loop: Op) -> set[Value]:
@@ -118,6 +130,10 @@ class _Body:
             for op in self.graph.ops
             if op.name in REDUCTIONS and op not in early and op.result not in self.free
         ]
+        return self.settled(heads)
+
+    def settled(self, heads: Sequence[Op]) -> dict[Op, int]:
+        """The same for those of `heads` that only results of the loop wait for."""
         while True:
             behind = self._behind(heads)
             read = self._needed_early(behind)

@@ -18,9 +18,11 @@ EARLY, LATE = "early_all_gather_shift", "late_reduce_scatter_shift"
 
 def idle_shifts(step: StepPlan, shifts: Shifts) -> Iterator[Diagnostic]:
     """Notes on shifts that find nothing to move in the loops of `step`."""
-    if shifts.gather and not _moves(step, Shifts(gather=1)):
+    loops = (op for p in step.programs for op in p.graph.ops if op.name == "loop" and op.attrs.trip)
+    moved = [found for loop in loops if (found := delays(loop, shifts)) is not None]
+    if shifts.gather and not any(one.middle for one in moved):
         yield note(EARLY, shifts.gather, "no loop over layers gathers weights")
-    if shifts.reduce and not _moves(step, Shifts(reduce=1)):
+    if shifts.reduce and not any(one.distinct[-1] > one.middle for one in moved):
         yield note(LATE, shifts.reduce, "no loop over layers reduces gradients")
 
 
@@ -51,9 +53,3 @@ def waiting_layers() -> Diagnostic:
         " tokens out",
         severity="warning",
     )
-
-
-def _moves(step: StepPlan, shifts: Shifts) -> bool:
-    """True when some loop can be shifted."""
-    loops = (op for p in step.programs for op in p.graph.ops if op.name == "loop" and op.attrs.trip)
-    return any(delays(loop, shifts) is not None for loop in loops)

@@ -112,18 +112,21 @@ class _Pipeline:
     def _repeat(
         self, scope: _Scope, state: _State, begin: int, end: int, active: Sequence[int]
     ) -> _State:
-        """Times `begin` to `end` as a loop; the state behind it."""
+        """Times `begin` to `end` as a loop; the state behind it. Carries that no active delay
+        changes stay outside, where what they start with can still be made in place.
+        """
         entries = self._entries(begin, active)
         inner = _Scope({v: Value(v.type) for v in self.body.inputs})
         first = Value(self.counter.type)
+        evolving = [v for v in self.evolving if self.made_at[v] in active]
         inside = _State(
-            {v: inner.outside[v] for v in self.evolving},
+            {v: inner.outside[v] for v in evolving},
             {entry: Value(entry[0].type) for entry in entries},
         )
         index = {d: _plus(inner, first, begin - d) for d in active}
         after = _Time(self, inner, inside, index).run()
         invariant = [v for v in self.body.inputs if v not in self.evolving and v != self.counter]
-        carried = [*self.evolving, *invariant]
+        carried = [*evolving, *invariant]
         inputs = [first, *(inner.outside[v] for v in carried), *inside.queued.values()]
         outputs = [
             _plus(inner, first, 1),
@@ -141,7 +144,7 @@ class _Pipeline:
         scope.ops.append(Op("loop", tuple(operands), results, attrs, (region,), self.loop.loc))
         where = dict(zip(inputs, results, strict=True))
         return _State(
-            {v: where[inside.carries[v]] for v in self.evolving},
+            state.carries | {v: where[inside.carries[v]] for v in evolving},
             {entry: where[value] for entry, value in inside.queued.items()},
         )
 
@@ -191,7 +194,10 @@ class _Time:
             operands = tuple(operands[i] for i in kept)
         results = tuple(Value(op.results[i].type) for i in kept)
         read = tuple(self._read(v, delay) for v in operands)
-        self.scope.ops.append(Op(op.name, read, results, op.attrs, op.regions, op.loc))
+        attrs = op.attrs
+        if op in self.pipeline.delays.yielding:
+            attrs = replace(attrs, yields=True)
+        self.scope.ops.append(Op(op.name, read, results, attrs, op.regions, op.loc))
         self.now.update((op.results[i], v) for i, v in zip(kept, results, strict=True))
 
     def _read(self, value: Value, delay: int) -> Value:

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 
 from compiler.ir.types import Graph, Op
 from compiler.program import StepPlan
-from sharding.overlap.assign import COLLECTIVES, GATHER, REDUCTIONS
+from sharding.overlap.assign import COLLECTIVES, COPIES, GATHER, REDUCTIONS, SHARDS
 
 MAX_STREAMS = 4  # documented: up to 4 streams per core (collectives page)
-COPIES, SHARDS = "dp_replicate", "dp_shard"
 
 Route = tuple[str, tuple[str, ...]]  # kind of collective, mesh axes
 

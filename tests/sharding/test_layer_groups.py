@@ -34,7 +34,7 @@ from sharding.plan import build_plan, traffic
 from sharding.shardy import answer_request
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
-from tests.support.staged_runs import Make, plan_of, state_after, step_errors
+from tests.support.staged_runs import Make, cut_step, plan_of, state_after, step_errors
 from tests.support.strategy_cells import (
     MODELS,
     Distribution,
@@ -63,9 +63,8 @@ def _captured() -> Captured:
 
 @cache
 def _step(mesh: str) -> StepPlan:
-    """The step without groups."""
-    sizes = make_mesh(MESHES[mesh])
-    return build_plan(*_captured(), sizes, num_microbatches=MICRO_BATCHES, unit=answer_request).step
+    """The step without groups, nothing moved."""
+    return cut_step(_captured(), make_mesh(MESHES[mesh]), MICRO_BATCHES)
 
 
 @cache
@@ -123,8 +122,18 @@ def test_a_group_is_one_gather_and_one_reduction(size: int) -> None:
 
 
 def test_copies_add_one_sum_per_group() -> None:
-    for body in (op.regions[0] for op in _loops(_in_groups("hsdp", 2), "backward")):
-        assert _counts(body) == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 1}
+    """A unit later than what it sums, so that the first unit of a loop has none."""
+    plain, step = _step("hsdp"), _in_groups("hsdp", 2)
+    (whole,) = _loops(plain, "backward")
+    alone = MICRO_BATCHES * LAYERS * _counts(whole.regions[0])["all_reduce"]
+    copies = [
+        sum(r.count for r in traffic(s) if r.program == "backward" and r.axes == ("dp_replicate",))
+        for s in (plain, step)
+    ]
+    assert copies[1] == copies[0] - alone + MICRO_BATCHES * ceil(LAYERS / 2)
+    bodies = [_counts(op.regions[0]) for op in _loops(step, "backward")]
+    assert {c["all_gather"] for c in bodies} == {c["reduce_scatter"] for c in bodies} == {1}
+    assert {c["all_reduce"] for c in bodies} == {0, 1}
 
 
 def test_groups_keep_to_the_size_of_buckets() -> None:

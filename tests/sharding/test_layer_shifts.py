@@ -22,7 +22,7 @@ from sharding.plan import build_plan, traffic
 from sharding.shardy import answer_request
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
-from tests.support.staged_runs import plan_of, state_after, step_errors
+from tests.support.staged_runs import cut_step, plan_of, state_after, step_errors
 from tests.support.strategy_cells import (
     DISTRIBUTIONS,
     EXPERT_DISTRIBUTIONS,
@@ -32,6 +32,7 @@ from tests.support.strategy_cells import (
 
 BOUND = 1e-5
 LAYERS = 5
+WRITTEN = 9  # stacks of gradients, one of each weight of a layer
 MESHES = {"fsdp": {"dp_shard": 4}, "hsdp": {"dp_replicate": 2, "dp_shard": 2}}
 Captured = tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]
 
@@ -48,14 +49,13 @@ def _deep() -> Captured:
 
 @cache
 def _step(mesh: str) -> StepPlan:
-    """The step without shifts."""
-    plan = build_plan(*_deep(), make_mesh(MESHES[mesh]), num_microbatches=2, unit=answer_request)
-    return plan.step
+    """The step as it is cut, nothing moved."""
+    return cut_step(_deep(), make_mesh(MESHES[mesh]), 2)
 
 
 @cache
-def _state(mesh: str, shifts: Shifts) -> dict[str, bytes]:
-    return state_after(overlap(_step(mesh), shifts), _deep())
+def _state(mesh: str) -> dict[str, bytes]:
+    return state_after(_step(mesh), _deep())
 
 
 def _loops(step: StepPlan, name: str) -> list[Op]:
@@ -69,10 +69,10 @@ def _count(graph: Graph, name: str) -> int:
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize(
-    "shifts", [(1, 0), (0, 1), (1, 2), (2, 1), (3, 3), (LAYERS, LAYERS), (9, 9)], ids=str
+    "shifts", [(0, 0), (1, 0), (0, 1), (1, 2), (2, 1), (3, 3), (LAYERS, LAYERS), (9, 9)], ids=str
 )
 def test_shifts_change_no_bit_and_no_traffic(mesh: str, shifts: tuple[int, int]) -> None:
-    assert _state(mesh, Shifts(*shifts)) == _state(mesh, Shifts())
+    assert state_after(overlap(_step(mesh), Shifts(*shifts)), _deep()) == _state(mesh)
     moved = sorted(traffic(overlap(_step(mesh), Shifts(*shifts))), key=repr)
     assert moved == sorted(traffic(_step(mesh)), key=repr)
 
@@ -111,14 +111,36 @@ def test_reductions_of_earlier_layers_are_late() -> None:
     assert sum(op.name == "reduce_scatter" for op in behind) == 2 * scatters + 1
 
 
-def test_reductions_over_copies_follow_one_layer_later() -> None:
-    """With copies a shard is reduced twice; neither waits for the other inside one iteration."""
-    step = overlap(_step("hsdp"), Shifts(reduce=1))
+@pytest.mark.parametrize("shift", [0, 1])
+def test_reductions_over_copies_follow_one_layer_later(shift: int) -> None:
+    """With copies a shard is reduced twice; neither waits for the other inside one iteration, and
+    the second starts between what the layer beside it starts.
+    """
+    step = overlap(_step("hsdp"), Shifts(reduce=shift))
     main = _loops(step, "backward")[-1].regions[0]
     made = main.producers()
     found = [op for op in main.ops if op.name == "all_reduce"]
-    assert found
-    assert all(op.operands[0] not in made for op in found)
+    assert len(found) == _count(_loops(_step("hsdp"), "backward")[0].regions[0], "all_reduce")
+    assert all(op.operands[0] not in made and op.attrs.yields for op in found)
+    assert not any(op.attrs.yields for op in main.ops if op.name == "reduce_scatter")
+
+
+def test_nothing_moves_where_no_reduction_waits_for_another() -> None:
+    step = _step("fsdp")
+    pairs = zip(overlap(step, Shifts()).programs, step.programs, strict=True)
+    assert all(one.graph is other.graph for one, other in pairs)
+
+
+def test_a_loop_carries_only_what_it_changes() -> None:
+    """What a gradient is written to is not in the loop that runs before the first reduction."""
+
+    first, *_, main = _loops(overlap(_step("hsdp"), Shifts(reduce=2)), "backward")
+
+    def stacks(loop: Op) -> int:
+        (body,) = loop.regions
+        return sum(v.type.shape[:1] == (LAYERS,) for v in body.inputs)
+
+    assert stacks(main) - stacks(first) == WRITTEN
 
 
 def test_prefetched_weights_show_in_the_footprint() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from compiler.ir.types import Graph
 from compiler.options import DEFAULTS
 from compiler.passes.pipeline import run, step_passes
 from compiler.program import StepPlan
-from sharding.mesh import DATA_AXES
+from sharding.mesh import DATA_AXES, Mesh
 from sharding.one_sample import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
@@ -74,6 +75,15 @@ def _plan(
         unit=answer_request,
         twins=twins,
     )
+
+
+def cut_step(
+    captured: tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]], mesh: Mesh, num_microbatches: int
+) -> StepPlan:
+    """The step as it is cut, no collective moved."""
+    with mock.patch("sharding.plan.overlap", lambda step, *_: step):
+        plan = build_plan(*captured, mesh, num_microbatches=num_microbatches, unit=answer_request)
+    return plan.step
 
 
 def step_errors(

@@ -343,3 +343,24 @@ def test_only_stacks_that_are_all_written_have_no_first_value(way: str) -> None:
     ranks = check(b.finish(stack), [normal(4)])
     filled = "step.fill" in [name for _, name in names(ranks)]
     assert filled == (way not in ("upwards", "downwards"))
+
+
+def test_a_stack_that_a_loop_and_the_code_behind_it_fill_lies_where_it_ends() -> None:
+    """The loop writes all rows but the last in the memory of the output: there is no other one."""
+    b = Builder()
+    x = b.input((400,))
+
+    def written(inner: Builder, row: Value, y: Value, stack: Value) -> Value:
+        zero = inner.constant(0, DType.I32)
+        return inner.dynamic_update_slice(stack, inner.reshape(y, (1, 400)), (row, zero))
+
+    def body(inner: Builder, i: Value, carries: tuple[Value, ...]) -> tuple[Value, ...]:
+        y, stack = carries
+        y = inner.op("tanh", inner.add(y, y))
+        return y, written(inner, i, y, stack)
+
+    y, stack = b.loop(7, [x, b.full((8, 400), 0.0)], body)
+    last = written(b, b.constant(7, DType.I32), b.op("tanh", y), stack)
+    ranks = check(b.finish(last), [normal(400)])
+    (one,) = ranks.outlined.programs
+    assert [buffer.name for buffer in one.buffers if buffer.shape == (8, 400)] == ["o0"]
