@@ -268,9 +268,7 @@ class RunConfig:
     unit_memory_gib: float = limited(0.0, 0.0, 1e6)
     """What one unit may add to the memory of its worker; 0 is no limit."""
 
-    tries: int = field(
-        default=AUTO, metadata={"words": {"auto": AUTO}, "range": (AUTO, MOST_TRIES)}
-    )
+    tries: int = field(default=AUTO, metadata={"words": {"auto": AUTO}, "range": (0, MOST_TRIES)})
     """Changes of the job that `plan` tries and reports. auto: two, as far as the answer is not
     later than 12 s for it, or they are known."""
 
@@ -492,7 +490,9 @@ def _value(
 ) -> Any:
     word, read = value if isinstance(value, str) else None, spec.metadata.get("read")
     converted = read(value) if read else _convert(value, hint)
-    converted = spec.metadata.get("words", {}).get(word, converted)
+    words = spec.metadata.get("words", {})
+    if word in words:
+        return words[word]
     if converted is None:
         name = spec.metadata.get("form") or getattr(hint, "__name__", str(hint))
         text = f"{source}: {key} requires {name}, got {value!r}"
