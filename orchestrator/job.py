@@ -203,6 +203,7 @@ def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
         packets=packets_of(built.job.strategy),
         collectives=job_settings(built.job.cluster.collectives),
         whole_axes={name: built.plan.mesh.origin(name) for name in built.plan.mesh.names},
+        runtime=built.job.cluster.runtime,
         faults=faults_of(built.job.faults, cluster_topology(built.layout.target, instances)),
     )
 
@@ -214,7 +215,8 @@ def time_programs(
 
     Raises SimulationError (SW_DEAD_CORE) when ranks wait for a dead core.
     """
-    return timed(step_of(built, programs), built.job.cluster.profile, service, traced)
+    cluster = built.job.cluster
+    return timed(step_of(built, programs), cluster.profile, service, traced, cluster.host_us)
 
 
 def _write(report: dict[str, Any], out: Path, trace: bytes) -> None:

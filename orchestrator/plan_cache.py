@@ -25,7 +25,7 @@ from orchestrator import outputs
 from orchestrator.cache import About, Cache, open_cache
 from orchestrator.config import TRIES, JobConfig
 from orchestrator.environment import always
-from orchestrator.model import own_settings, source_files
+from orchestrator.model import MODELS, own_settings, source_files
 from orchestrator.reads import observed
 from orchestrator.report.goal import bought
 from orchestrator.report.shape import check_report, check_whatif
@@ -278,7 +278,7 @@ def plan_key(job: JobConfig) -> str:
 
 def plan_name(job: JobConfig) -> str:
     """What people call a plan."""
-    model = job.model.preset or job.model.config or job.model.entry or job.model.hlo or "a task"
+    model = next(filter(None, (getattr(job.model, name) for name in MODELS)), "a task")
     model = "/".join(Path(model).parts[-2:])
     return f"{model} {job.strategy.name} on {job.cluster.instances} {job.cluster.target}"
 

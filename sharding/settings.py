@@ -42,7 +42,7 @@ class StrategySettings:
     """Samples per data-parallel rank and micro-batch. auto: the most with which the step fits, at
     the same samples per step (docs/design/0063-auto.md).
     """
-    global_batch: int = limited(0, 0, MOST)
+    global_batch: int = limited(0, 0, 100 * MOST)
     """Samples per optimizer step; 0 means one micro-batch per rank."""
     global_batch_tokens: int = amount(TOKENS, MOST * 10**6)
     """The same in tokens, `4Mi`; 0: in samples, or not said."""

@@ -383,6 +383,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         ),
         "launch": (_what_fits, _more_samples),
         "idle": (_what_fits, _more_samples),
+        "host": (_more_samples,),  # which of a step waits for its first micro-batch alone
     }
 )
 """By the kind of bottleneck (`report/bottleneck.py`), the most promising first."""

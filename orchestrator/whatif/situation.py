@@ -64,7 +64,7 @@ class Situation:
 
 def is_ours(job: JobConfig) -> bool:
     """Whether the model of a job is one that we write."""
-    return bool(job.model.preset or job.model.config)
+    return bool(job.model.preset or job.model.config or job.model.recipe)
 
 
 def given_sizes(mesh: Mapping[str, int]) -> dict[str, int]:

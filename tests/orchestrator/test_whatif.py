@@ -25,7 +25,7 @@ from orchestrator.whatif.situation import situation_of
 from sharding.settings import AUTO
 from tests.support.plans import job_of
 
-KINDS = ("compute", "memory", LATENCY, COLLECTIVE, "bubble", "launch", "idle")
+KINDS = ("compute", "memory", LATENCY, COLLECTIVE, "bubble", "launch", "idle", "host")
 
 
 @pytest.fixture(scope="module")
