@@ -108,6 +108,15 @@ def plan(
     return report
 
 
+def settled_before(job: JobConfig) -> JobConfig | None:
+    """The job with what was chosen for it, where that is stored; a job that leaves nothing to the
+    memory is itself."""
+    if not job.strategy.open_keys:
+        return job
+    report, _ = _stored(open_cache(job.cache), KIND, plan_key(job), check_report)
+    return None if report is None else as_chosen(job, report)
+
+
 def settled(
     job: JobConfig, progress: Progress | None = None, inside: bool = False
 ) -> tuple[JobConfig, Callable[[dict[str, Any]], dict[str, Any]]]:

@@ -104,8 +104,8 @@ class _Work:
     def prepare(self) -> Parts:
         """Plan, and cut into units."""
         outputs.prepare(self.bundle.parent)
+        fixed, _ = settled(self.job)
         with self._recorded():
-            fixed, _ = settled(self.job)
             self._ready = planned(fixed, self._service, self._stages)
             check_state(self._ready)
             return compile_parts(self._ready, self._stages)

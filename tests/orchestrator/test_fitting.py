@@ -3,6 +3,8 @@ and that it is the same on every verb."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 
 from compiler.diagnostics import CapacityError, ShardingError, UsageError
 from orchestrator import api, plan_cache
+from orchestrator.cache.explain import explain
+from orchestrator.cli import main
 from orchestrator.config import JobConfig, load
 from orchestrator.report.compare import compare, side
 from orchestrator.report.page.page import report_page
@@ -297,3 +301,33 @@ def test_sides_of_a_comparison_are_what_one_would_run(tmp_path: Path, job: JobCo
     rows = {row["key"]: (row["a"], row["b"]) for row in compare(first, second)["settings"]}
     assert rows["strategy.remat"] == ("none", "full")
     assert "strategy.micro_batch" not in rows
+
+
+def test_the_cache_explains_what_was_chosen(
+    job: JobConfig, report: dict[str, Any], tmp_path: Path
+) -> None:
+    found = explain(job)
+    assert not found.ends and {one.cache for one in found.units} == {"hit"}
+    other = small(tmp_path, tmp_path / "cache", **LEFT)
+    assert explain(load(other)).ends.startswith("the memory has not decided")
+
+
+def test_bundles_are_of_what_was_chosen(job: JobConfig, tmp_path: Path) -> None:
+    summary = api.compile_only(small(tmp_path, Path(job.cache.dir), **LEFT))
+    assert summary.exit_code == 0 and summary.units.compiled == 0
+
+
+def test_points_are_left_to_the_memory_each_by_itself(job: JobConfig, tmp_path: Path) -> None:
+    """Two batches, each with what fits it; the table says what points have."""
+    path = small(tmp_path, Path(job.cache.dir))
+    asked = ["sweep", str(path), "--vary", "global-batch=32,64", "--json", "--workers", "1"]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(asked) == 0
+    rows = json.loads(out.getvalue())["points"]
+    found = {row["values"]["global-batch"]: row["metrics"] for row in rows}
+    assert {(m["remat"], m["micro_batch"]) for m in found.values()} == {("none", 1), ("none", 2)}
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([word for word in asked if word != "--json"]) == 0
+    shown = out.getvalue()
+    assert shown.split()[:2] == ["global-batch", "micro_batch"]
+    assert "every point: remat none\n" in shown
