@@ -116,14 +116,14 @@ def own_settings(job: JobConfig) -> dict[str, Any]:
 
 def _refuse_settings(job: JobConfig, what: str, obeyed: Sequence[str]) -> None:
     """Refuse what a step that is `what` cannot obey. Raises UsageError."""
-    hints = {"lowered": "lower the step again with it, or leave the setting out"}
+    instead = "lower the step again with it" if job.model.hlo else "take a preset or a config"
     for key, value in own_settings(job).items():
         if key not in obeyed:
             raise UsageError(
                 "SW_MODEL_SETTING",
                 f"{key} = {value!r} requires a step that is built here, got"
                 f" {job.model.hlo or job.model.recipe}, which is {what}",
-                hint=hints.get(what, "leave the setting out, or take a preset or a config"),
+                hint=f"leave the setting out, or {instead}",
             )
 
 
@@ -139,7 +139,8 @@ def _published(job: JobConfig) -> TrainTask:
             tp=max(1, job.mesh.tp),
             remat=job.strategy.remat,
             seq_len=job.model.seq_len or own.seq_len,
-        )
+        ),
+        job.model.recipe,
     )
 
 

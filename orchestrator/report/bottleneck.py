@@ -91,7 +91,7 @@ def _compute(report: Mapping[str, Any], share: float) -> str:
 
 def _is_recomputed(job: Mapping[str, Any]) -> bool:
     """Whether it is a setting of the job that a model of ours computes again."""
-    is_ours = job["model"]["preset"] or job["model"]["config"]
+    is_ours = any(job["model"].get(key) for key in ("preset", "config", "recipe"))
     return bool(is_ours) and job["strategy"]["remat"] != "none"
 
 

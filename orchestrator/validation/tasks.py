@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
 
 
-def task_of(w: Workload) -> TrainTask:
+def task_of(w: Workload, name: str = "published") -> TrainTask:
     """The training step of the whole model; vocabularies are padded to the tensor-parallel ranks,
     as Megatron-LM does.
     """
@@ -41,7 +41,7 @@ def task_of(w: Workload) -> TrainTask:
         remat=w.remat,
         dropout=w.dropout,
         one_hot_loss=w.one_hot_loss,
-        name="published",
+        name=name,
     )
     kv_heads = max(w.kv_heads, w.tp) if w.replicated_kv else w.kv_heads
     return family_task(w.family, sizes, options, kv_heads)

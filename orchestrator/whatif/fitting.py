@@ -20,7 +20,7 @@ from orchestrator.config import KEYS, JobConfig
 from orchestrator.report.tried import chosen_row, is_good
 from orchestrator.report.verdict import refusals
 from orchestrator.whatif.change import fixed
-from orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE
+from orchestrator.whatif.rows import FITS, REFUSED, TOO_LARGE, may_pass
 from orchestrator.whatif.situation import is_ours
 from sharding.settings import AUTO, DEFAULTS, REMATS
 
@@ -129,8 +129,6 @@ class _Search:
         first = self._job.strategy.smallest_micro_batch
         try:
             ready = self._road.ready(fixed(self._job, remat, first))
-        except UsageError:
-            raise
         except DiagnosticError as error:
             self._refused(remat, first, error)
             return None
@@ -183,6 +181,10 @@ class _Search:
         return report
 
     def _refused(self, remat: str, size: int, error: DiagnosticError) -> None:
+        """Note a candidate that is refused. Raises what refuses the whole job, and what says
+        nothing about it."""
+        if isinstance(error, UsageError) or may_pass(error):
+            raise error
         self._error = error
         told: Diagnostic = error.diagnostic
         row = _row(remat, size, REFUSED)

@@ -21,6 +21,7 @@ from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, REMATS
 from sharding.strategies.decisions import WEIGHTS
 
 BUCKET_MB = 64  # our choice: below it latency is a part of a collective on every machine here
+KEYS_OF_MEMORY = {"strategy.remat", "strategy.micro_batch"}
 RANKED_SHARE = 0.05  # our choice: of the step; a smaller category is not what to begin with
 FAST_NETWORK = {"trn1.32xlarge": "trn1n.32xlarge"}
 SLOW_NETWORK = {fast: slow for slow, fast in FAST_NETWORK.items()}
@@ -155,7 +156,7 @@ def _what_fits(now: Situation) -> Iterator[Idea]:
         keys |= _strategy(remat="auto")
     if now.num_microbatches > 1 and now.size("pp") == 1 and not now.job.model.hlo:
         keys |= _same_samples(now, micro_batch=AUTO)  # stages want many
-    if not keys.keys() & set(now.open_keys) and keys:
+    if keys.keys() & KEYS_OF_MEMORY - set(now.open_keys):
         yield Idea(keys)
 
 

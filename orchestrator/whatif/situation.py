@@ -49,8 +49,10 @@ class Situation:
 
     @property
     def is_full_precision(self) -> bool:
-        """Whether a model of ours computes in fp32."""
-        return self.is_ours and compute_type(self.job) == "float32"
+        """Whether a model of ours computes in fp32, and may do otherwise."""
+        return bool(self.is_ours and not self.job.model.recipe) and (
+            compute_type(self.job) == "float32"
+        )
 
     @property
     def zero(self) -> int:

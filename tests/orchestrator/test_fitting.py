@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from compiler.diagnostics import CapacityError, ShardingError, UsageError
+from compiler.diagnostics import (
+    CapacityError,
+    DiagnosticError,
+    InternalError,
+    ShardingError,
+    UsageError,
+)
 from orchestrator import api, plan_cache
 from orchestrator.cache.explain import explain
 from orchestrator.cli import main
@@ -184,6 +190,22 @@ def test_a_candidate_that_is_refused_is_passed_over() -> None:
     report = chosen(job, Road(machine.ready, refusing))
     assert taken(report) == ("selective", 1)
     assert "none x 1: SW_CAPACITY, too much" in auto_text(report["auto"], LIMIT)
+
+
+@pytest.mark.parametrize(
+    "error", [UsageError("SW_USAGE", "no"), InternalError("SW_INTERNAL", "no")]
+)
+def test_what_says_nothing_about_a_candidate_is_raised(error: DiagnosticError) -> None:
+    """Else a worker that died once would decide."""
+    machine = Machine(1)
+
+    def fails(job: JobConfig) -> dict[str, Any]:
+        if job.strategy.remat == "none":
+            raise error
+        return machine.plan(job)
+
+    with pytest.raises(type(error)):
+        chosen(load(None, ["model.preset=llama2-7b", *OPEN]), Road(machine.ready, fails))
 
 
 def test_what_refuses_every_candidate_is_raised() -> None:
