@@ -44,7 +44,8 @@ Steps are nominal, with the band from `peak` to `conservative`.
 - *Weak*: one sample per rank. *Strong*: {batch} samples per step; with fewer ranks they do more
   micro-batches, with more `tp` takes them.
 - *Efficiency* is tokens per second and instance against the smallest number of instances whose
-  memory suffices. *Exposed* is the part of the step that waits for collectives.
+  memory suffices, and above 100 % where that number needs more recomputation than larger ones.
+  *Exposed* is the part of the step that waits for collectives.
 - Rows whose state does not fit the memory of a core are timed all the same and say so.
 - Prices are on demand; trn2.48xlarge is not sold so, and has no dollars here. `--price-kind
   capacity-block` compares it with trn1.32xlarge

@@ -102,7 +102,8 @@ def show(console: Console, swept: Swept, sort: Metric, varied: Sequence[str], li
     if len(rows) > limit:
         console.print(f"{len(rows) - limit} more rows in the files; --limit 0 shows all")
     if alike:
-        console.print(f"every point: {', '.join(f'{k} {v}' for k, v in alike.items())}")
+        which = "every point" if all(row.metrics for row in rows) else "every point with figures"
+        console.print(f"{which}: {', '.join(f'{k} {v}' for k, v in alike.items())}")
     reasons(console, rows)
 
 
