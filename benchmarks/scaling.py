@@ -18,6 +18,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from orchestrator.config import JobConfig, load
+from orchestrator.report.tried import candidate
+from orchestrator.whatif.change import compared
 from orchestrator.whatif.journal import Journal
 from orchestrator.whatif.rows import FITS, Row
 from orchestrator.whatif.scale import MODES, Curve, Study, curves, points, verdicts
@@ -31,8 +33,9 @@ INSTANCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 STRONG_BATCH = 2048  # samples per step, however many instances
 HEAD = """# Scaling
 
-Weak and strong scaling of Llama-2 7B and 70B with FSDP, sequences of 4096 tokens and full
-recomputation, on trn1.32xlarge, trn1n.32xlarge and trn2.48xlarge. Written by
+Weak and strong scaling of Llama-2 7B and 70B with FSDP, sequences of 4096 tokens, on
+trn1.32xlarge, trn1n.32xlarge and trn2.48xlarge, each with the least recomputation and the largest
+micro-batch that fit it ([auto](plan.md#what-the-memory-decides)). Written by
 `benchmarks/scaling.py` from the rows of `shardwright scale`; every point is a whole plan (captured,
 partitioned, compiled, linked, timed). All of it is **extrapolated**: no published run is FSDP.
 Steps are nominal, with the band from `peak` to `conservative`.
@@ -41,7 +44,8 @@ Steps are nominal, with the band from `peak` to `conservative`.
 - *Weak*: one sample per rank. *Strong*: {batch} samples per step; with fewer ranks they do more
   micro-batches, with more `tp` takes them.
 - *Efficiency* is tokens per second and instance against the smallest number of instances whose
-  memory suffices. *Exposed* is the part of the step that waits for collectives.
+  memory suffices, and above 100 % where that number needs more recomputation than larger ones.
+  *Exposed* is the part of the step that waits for collectives.
 - Rows whose state does not fit the memory of a core are timed all the same and say so.
 - Prices are on demand; trn2.48xlarge is not sold so, and has no dollars here. `--price-kind
   capacity-block` compares it with trn1.32xlarge
@@ -54,9 +58,9 @@ shardwright scale --model llama2-70b --instances 8,16,32 --targets trn1n.32xlarg
 ```
 """
 TABLE_HEAD = (
-    "| instances | machine | mesh | step s | band s | tokens/s | efficiency | exposed | MFU |"
-    " peak GiB | USD per million tokens |",
-    "|---|---|---|---|---|---|---|---|---|---|---|",
+    "| instances | machine | mesh | remat x micro-batch | step s | band s | tokens/s | efficiency |"
+    " exposed | MFU | peak GiB | USD per million tokens |",
+    "|---|---|---|---|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -68,7 +72,7 @@ def study_of(instances: Sequence[int]) -> Study:
 def job_of(model: str, cache: str, changes: Mapping[str, Any] | None = None) -> JobConfig:
     """The job of a model, with changed keys on top."""
     settings = [f"model.preset={model}", f"cache.dir={cache}"]
-    return load(None, [*settings, f"strategy.global_batch={STRONG_BATCH}"], changes)
+    return compared(load(None, [*settings, f"strategy.global_batch={STRONG_BATCH}"], changes))
 
 
 def curves_of(model: str, instances: Sequence[int], cache: str, out: Path) -> list[Curve]:
@@ -94,12 +98,13 @@ def table(found: Sequence[Curve]) -> Iterator[str]:
 def _cells(count: int, row: Row) -> list[str]:
     m = row.metrics
     if not m:
-        return [str(count), row.values["target"], row.code, *["-"] * 8]
+        return [str(count), row.values["target"], row.code, *["-"] * 9]
     cost = m["usd_per_1e6_tokens"]
     return [
         str(count),
         m["target"],
         m["mesh"].replace("=", " ").replace(",", ", "),
+        candidate(m),
         f"{m['step_time_s']:.3f}",
         f"{m['step_time_low_s']:.3f} .. {m['step_time_high_s']:.3f}",
         f"{m['tokens_per_s']:,.0f}",

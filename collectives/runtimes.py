@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
-from collectives.timing import CollectiveTime
-from collectives.topology import Topology
+
+if TYPE_CHECKING:  # both need numpy, which who only names runtimes does not
+    from collectives.timing import CollectiveTime
+    from collectives.topology import Topology
 
 US = 1_000_000  # picoseconds
 

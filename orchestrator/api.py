@@ -106,7 +106,7 @@ def run(asked: Job, **settings: object) -> Report:
 
     resolved = _job(asked, settings)
     with _progress(resolved) as progress:
-        data = road.run_job(resolved, progress)
+        data = road.run_job(resolved, progress, inside=True)
     return Report(data, road.exit_code(data))
 
 

@@ -122,7 +122,8 @@ class OwnMesh:
 
 def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int = 0) -> Layout:
     """Mesh and batch of a job; `own` is the step's mesh, where the strategy takes that. A batch in
-    tokens counts once it is known how many a sample has.
+    tokens counts once it is known how many a sample has. A micro-batch that is to be chosen lies
+    as one of 1 does.
 
     Raises UsageError and ShardingError for an unknown target, an lnc it refuses, a mesh that does
     not fill the cores or is not the step's, a placement that does not name its axes, a batch that
@@ -141,7 +142,7 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
         raise UsageError(d.code, d.message, d.loc, d.hint) from error
     _check_placement(job, target, mesh)
     ways = own.data_ways if own else mesh.size(DATA_AXES)
-    captured = job.strategy.micro_batch * ways
+    captured = job.strategy.smallest_micro_batch * ways
     global_batch = asked_batch(job.strategy, ways, tokens_per_sample) or captured
     return Layout(
         target=target,
@@ -165,11 +166,12 @@ def asked_batch(strategy: StrategySettings, ways: int, tokens_per_sample: int) -
             "leave one of them out",
         )
     key, asked, each = "global_batch", samples, 1
-    of = f"micro_batch {strategy.micro_batch} x {ways} data-parallel ranks"
+    each_rank = strategy.smallest_micro_batch
+    of = f"micro_batch {each_rank} x {ways} data-parallel ranks"
     if tokens and tokens_per_sample:
         key, asked, each = "global_batch_tokens", tokens, tokens_per_sample
         of = f"{each} tokens per sample x {of}"
-    step = each * strategy.micro_batch * ways
+    step = each * each_rank * ways
     if asked % step:
         raise UsageError(
             "SW_BATCH",

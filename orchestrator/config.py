@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from collectives.ops import LINEAR, TORUS
+from collectives.runtimes import CURRENT, RUNTIMES
 from compiler.diagnostics import UsageError, did_you_mean
 from compiler.documents import parse_toml, read_text
 from compiler.frontend.models.presets import preset_names
 from compiler.options import DEFAULTS, CompileOptions, choice
-from compiler.quantities import DURATION, MONEY, TOKENS, amount
-from compiler.target import FIRST_TARGET, PRICE_KINDS, target_names
+from compiler.target import FIRST_TARGET, target_names
 from orchestrator.host import inside_ray_job
+from orchestrator.purchase import LISTED, NO_GOAL, GoalConfig, PriceConfig
+from orchestrator.validation.recipes import recipe_names, recipe_tables
 from sharding import settings as strategy_settings
 from sharding.settings import AUTO, MOST, StrategySettings, limited
 
@@ -43,7 +45,7 @@ def named(default: str, names: Callable[[], Iterable[str]]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`."""
+    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`, `recipe`."""
 
     preset: str = named("", preset_names)
     """Name of a published architecture (`llama2-70b`)."""
@@ -59,6 +61,10 @@ class ModelConfig:
     """Path of a lowered step (HLO, StableHLO or jax.export content), relative to the job file; for
     timing only. Its samples are those that are in flight at a time: `strategy.micro_batch` on all
     data-parallel ranks."""
+
+    recipe: str = named("", recipe_names)
+    """Name of a published run: its model, and its layout, batches and software where nothing else
+    is said (docs/validation.md)."""
 
     seq_len: int = limited(0, 0, MOST * 100)
     """Tokens per sample; 0 takes the model's own, where it says one (docs/plan.md)."""
@@ -123,6 +129,13 @@ class ClusterConfig:
     machine where nothing is given (docs/network.md).
     """
 
+    runtime: str = choice(CURRENT.name, *(runtime.name for runtime in RUNTIMES))
+    """What launches collectives: that of a date, or of today (docs/network.md)."""
+
+    host_us: int = limited(0, 0, MOST * 1000)
+    """Of a step, in which cores wait for the host, which traces the next micro-batch: scripts that
+    read the loss of every step cannot trace ahead of it."""
+
     profile: str = choice("nominal", "conservative", "nominal", "peak")
 
 
@@ -173,59 +186,6 @@ class GoodputConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoalConfig:
-    """What the training is for; it changes no plan, a stored one answers any goal."""
-
-    tokens: int = amount(TOKENS, 1e18)
-    """Tokens to train on (samples, where those are not made of tokens): `1T`; 0: no goal."""
-
-    deadline: float = amount(DURATION, 1e10)
-    """The time there is, failures and checkpoints included: `30d`; in seconds, 0: any."""
-
-    budget: float = amount(MONEY, 1e15)
-    """The dollars there are, for instances alone: `2M`; 0: any."""
-
-
-Prices = tuple[tuple[str, float], ...]
-"""Machines, and dollars per hour of an instance of each."""
-
-
-def _read_prices(value: Any) -> Prices | None:
-    """A number, for the job's own machine; `MACHINE=NUMBER, ...`; or a table of TOML."""
-    if isinstance(value, str) and "=" in value:
-        pairs = [part.rpartition("=") for part in value.split(",")]
-        given = [(machine.strip(), text) for machine, _, text in pairs]
-    elif isinstance(value, dict):
-        given = list(value.items())
-    else:
-        only = MONEY.read(value)
-        return () if value == "" else None if only is None else (("", only),)
-    found = {machine: MONEY.read(usd) for machine, usd in given if machine}
-    prices = tuple((machine, usd) for machine, usd in found.items() if usd is not None)
-    return prices if len(prices) == len(given) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceConfig:
-    """What an instance costs; it changes dollars, no plan. One kind of price for a whole
-    comparison: a machine that has none of it has no dollars."""
-
-    kind: str = choice("auto", "auto", *PRICE_KINDS)
-    """Which published price counts. auto: that on demand. With prices of your own: what they
-    are."""
-
-    usd_per_hour: Prices = field(
-        default=(),
-        metadata={
-            "read": _read_prices,
-            "form": "dollars per hour of an instance, 21.5 for the job's machine, or"
-            " trn1.32xlarge=9.5,trn2.48xlarge=36",
-        },
-    )
-    """Prices of your own, per hour of an instance; with one, no published price counts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """The value run."""
 
@@ -268,9 +228,7 @@ class RunConfig:
     unit_memory_gib: float = limited(0.0, 0.0, 1e6)
     """What one unit may add to the memory of its worker; 0 is no limit."""
 
-    tries: int = field(
-        default=AUTO, metadata={"words": {"auto": AUTO}, "range": (AUTO, MOST_TRIES)}
-    )
+    tries: int = field(default=AUTO, metadata={"words": {"auto": AUTO}, "range": (0, MOST_TRIES)})
     """Changes of the job that `plan` tries and reports. auto: two, as far as the answer is not
     later than 12 s for it, or they are known."""
 
@@ -320,8 +278,8 @@ class JobConfig:
     cluster: ClusterConfig = ClusterConfig()
     faults: FaultsConfig = FaultsConfig()
     goodput: GoodputConfig = GoodputConfig()
-    goal: GoalConfig = GoalConfig()
-    price: PriceConfig = PriceConfig()
+    goal: GoalConfig = NO_GOAL
+    price: PriceConfig = LISTED
     compiler: CompileOptions = DEFAULTS
     run: RunConfig = RunConfig()
     cache: CacheConfig = CacheConfig()
@@ -390,7 +348,7 @@ def load(
         if value is not None:
             table, _, name = key.partition(".")
             _put(data, table, name, value)
-    for table, values in (below or {}).items():
+    for table, values in (*(below or {}).items(), *_of_recipe(data).items()):
         if isinstance(given := data.setdefault(table, {}), dict):
             data[table] = {**values, **given}
     source = str(path) if path else "the command line"
@@ -406,6 +364,18 @@ def load(
     given = frozenset(f"{table}.{key}" for table, keys in data.items() for key in keys)
     base = str(path.resolve().parent if path else Path.cwd())
     return asked_now(_bought(JobConfig(**tables, base=base, given=given)))
+
+
+def _of_recipe(data: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The tables of the recipe that a job names, those of its settings that it may change."""
+    model = data.get("model")
+    name = model.get("recipe") if isinstance(model, dict) else None
+    return recipe_tables(name) if isinstance(name, str) and name else {}
+
+
+def recipe_job(name: str) -> JobConfig:
+    """The job of a recipe, with nothing else said. Raises UsageError for an unknown one."""
+    return load(None, flags={"model.recipe": name})
 
 
 def _bought(job: JobConfig) -> JobConfig:
@@ -492,7 +462,9 @@ def _value(
 ) -> Any:
     word, read = value if isinstance(value, str) else None, spec.metadata.get("read")
     converted = read(value) if read else _convert(value, hint)
-    converted = spec.metadata.get("words", {}).get(word, converted)
+    words = spec.metadata.get("words", {})
+    if word in words:
+        return words[word]
     if converted is None:
         name = spec.metadata.get("form") or getattr(hint, "__name__", str(hint))
         text = f"{source}: {key} requires {name}, got {value!r}"

@@ -7,7 +7,7 @@ it back -> time -> values against the unsharded step -> report.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from orchestrator.numerics import (
     numerics_section,
 )
 from orchestrator.packets import packets_of
+from orchestrator.plan_cache import settled
 from orchestrator.report.page.page import report_page, write_page
 from orchestrator.report.report import base_report
 from orchestrator.service.events import EventLog
@@ -53,9 +54,12 @@ from sim_cluster.step_time import Step
 GIB = 2**30
 
 
-def run_job(job: JobConfig, progress: Progress, dump_dir: Path | None = None) -> dict[str, Any]:
+def run_job(
+    job: JobConfig, progress: Progress, dump_dir: Path | None = None, inside: bool = False
+) -> dict[str, Any]:
     """Run a job and return its report, which is also written to the output directory; with
-    `dump_dir` every stage, too, as text.
+    `dump_dir` every stage, too, as text. `inside` a process that has code of the user's, see
+    `plan_cache.plan`.
 
     Raises the DiagnosticError of the stage that refuses.
     """
@@ -64,11 +68,20 @@ def run_job(job: JobConfig, progress: Progress, dump_dir: Path | None = None) ->
     if not job.output.events:
         job = replace(job, output=replace(job.output, events=str(out / "events.jsonl")))
     # Units first, then hosts of ranks: one Ray for both.
-    with RaySession.kept(job.run.hosts), dumping(dump_dir):
-        return _run(job, out, stages, progress)
+    with RaySession.kept(job.run.hosts):
+        with stages.timed("auto") if job.strategy.open_keys else nullcontext():
+            fixed, told = settled(job, progress, inside)
+        with dumping(dump_dir):
+            report, trace = _run(fixed, out, stages, progress)
+        report = told(report)
+        _write(report, out, trace)
+    return report
 
 
-def _run(job: JobConfig, out: Path, stages: Stages, progress: Progress) -> dict[str, Any]:
+def _run(
+    job: JobConfig, out: Path, stages: Stages, progress: Progress
+) -> tuple[dict[str, Any], bytes]:
+    """The report of a job that leaves nothing to the memory, and its trace."""
     with ExitStack() as beside:
         with unit_service(job, progress) as service:
             ready = planned(job, service, stages)
@@ -90,8 +103,7 @@ def _run(job: JobConfig, out: Path, stages: Stages, progress: Progress) -> dict[
     values, reference, _ = compared
     parts = metric_findings(values, reference, built.layout.num_microbatches)
     report["findings"] += [finding.as_dict() for finding in (*values.findings, *parts)]
-    _write(report, out, timings.trace)
-    return report
+    return report, timings.trace
 
 
 def _values(
@@ -191,6 +203,7 @@ def step_of(built: Built, programs: Mapping[str, Program]) -> Step:
         packets=packets_of(built.job.strategy),
         collectives=job_settings(built.job.cluster.collectives),
         whole_axes={name: built.plan.mesh.origin(name) for name in built.plan.mesh.names},
+        runtime=built.job.cluster.runtime,
         faults=faults_of(built.job.faults, cluster_topology(built.layout.target, instances)),
     )
 
@@ -202,7 +215,8 @@ def time_programs(
 
     Raises SimulationError (SW_DEAD_CORE) when ranks wait for a dead core.
     """
-    return timed(step_of(built, programs), built.job.cluster.profile, service, traced)
+    cluster = built.job.cluster
+    return timed(step_of(built, programs), cluster.profile, service, traced, cluster.host_us)
 
 
 def _write(report: dict[str, Any], out: Path, trace: bytes) -> None:

@@ -16,11 +16,16 @@ from compiler.frontend.models.presets import preset_names
 from orchestrator import config
 from orchestrator.arguments import with_values
 from orchestrator.compile import cc_flags
+from orchestrator.model import MODELS
 from orchestrator.terminal import say
 
 File = TypeVar("File", bound=Path | None)
 
 _FLAGS = {
+    "recipe": (
+        "model.recipe",
+        "a published run as the job: model, layout, batches, software (docs/validation.md)",
+    ),
     "strategy": ("strategy.name", "distribution strategy"),
     "target": ("cluster.target", "instance type, or a JSON file"),
     "instances": ("cluster.instances", "number of instances"),
@@ -179,7 +184,7 @@ def _model_flag(model: str | None) -> dict[str, str]:
     if model is None:
         return {}
     kind, value = _model_key(model)
-    given = {f"model.{name}": "" for name in ("preset", "config", "entry", "hlo")}
+    given = {f"model.{name}": "" for name in MODELS}
     return given | {f"model.{kind}": value}
 
 

@@ -3,6 +3,7 @@ function, or a lowered step."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import site
 import sys
@@ -19,6 +20,8 @@ from orchestrator.config import JobConfig
 if TYPE_CHECKING:
     from compiler.frontend.task import TrainTask
 
+MODELS = ("preset", "config", "entry", "hlo", "recipe")
+"""The keys of `[model]` that name one."""
 _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 _CONFIG_TYPES = {"bfloat16": "bfloat16", "float16": "bfloat16"}
 """`torch_dtype` of a config -> what its step computes in. Checkpoints in float16 are trained in
@@ -38,9 +41,9 @@ def resolve_task(job: JobConfig) -> TrainTask:
         raise UsageError(
             "SW_MODEL_SETTING",
             f"model.generator = {model.generator!r} requires a step of your own (model.entry), got"
-            f" {model.preset or model.config or model.hlo}",
-            hint="leave the setting out: presets and configs draw nothing, and a lowered step says"
-            " itself what draws",
+            f" {model.preset or model.config or model.hlo or model.recipe}",
+            hint="leave the setting out: presets and configs draw nothing, and lowered steps and"
+            " recipes say themselves what draws",
         )
     return _ours(job)
 
@@ -52,14 +55,13 @@ def _drawn_by(task: TrainTask, generator: str) -> TrainTask:
 
 
 def check_named(job: JobConfig) -> None:
-    """That exactly one of preset, config, entry and hlo is given, an entry in its form. Raises
-    UsageError."""
+    """That exactly one of `MODELS` is given, an entry in its form. Raises UsageError."""
     model = job.model
-    given = [name for name in ("preset", "config", "entry", "hlo") if getattr(model, name)]
+    given = [name for name in MODELS if getattr(model, name)]
     if len(given) != 1:
         raise UsageError(
             "SW_MODEL",
-            f"[model] requires exactly one of preset, config, entry, hlo, got {given or 'none'}",
+            f"[model] requires exactly one of {', '.join(MODELS)}, got {given or 'none'}",
             None,
             "for example --model llama2-7b",
         )
@@ -68,12 +70,15 @@ def check_named(job: JobConfig) -> None:
 
 
 def _ours(job: JobConfig) -> TrainTask:
-    """The task of a lowered step, a preset or a config."""
+    """The task of a published run, a lowered step, a preset or a config."""
     model = job.model
+    if model.recipe:
+        _refuse_settings(job, "a published run", ("model.seq_len", "strategy.remat"))
+        return _published(job)
     if model.hlo:
         from compiler.frontend.module_task import module_task
 
-        _refuse_settings(job)
+        _refuse_settings(job, "lowered", ("model.seq_len",))
         return module_task(model_path(job), model.seq_len)
     if model.preset:
         from compiler.frontend.models.presets import preset_task
@@ -109,16 +114,34 @@ def own_settings(job: JobConfig) -> dict[str, Any]:
     return found
 
 
-def _refuse_settings(job: JobConfig) -> None:
-    """Refuse what a lowered step cannot obey. Raises UsageError."""
+def _refuse_settings(job: JobConfig, what: str, obeyed: Sequence[str]) -> None:
+    """Refuse what a step that is `what` cannot obey. Raises UsageError."""
+    instead = "lower the step again with it" if job.model.hlo else "take a preset or a config"
     for key, value in own_settings(job).items():
-        if key != "model.seq_len":
+        if key not in obeyed:
             raise UsageError(
                 "SW_MODEL_SETTING",
-                f"{key} = {value!r} requires a step that is built here, got {job.model.hlo}, which"
-                " is lowered",
-                hint="lower the step again with it, or leave the setting out",
+                f"{key} = {value!r} requires a step that is built here, got"
+                f" {job.model.hlo or job.model.recipe}, which is {what}",
+                hint=f"leave the setting out, or {instead}",
             )
+
+
+def _published(job: JobConfig) -> TrainTask:
+    """The step of a published run, for as many tensor-parallel ranks as the job has."""
+    from orchestrator.validation.recipes import recipe
+    from orchestrator.validation.tasks import task_of
+
+    own = recipe(job.model.recipe).workload
+    return task_of(
+        dataclasses.replace(
+            own,
+            tp=max(1, job.mesh.tp),
+            remat=job.strategy.remat,
+            seq_len=job.model.seq_len or own.seq_len,
+        ),
+        job.model.recipe,
+    )
 
 
 def entry_of(job: JobConfig) -> tuple[str, Path]:
@@ -152,6 +175,11 @@ def compute_type(job: JobConfig) -> str:
     """The resolved `model.dtype`."""
     if job.model.dtype != "auto":
         return job.model.dtype
+    if job.model.recipe:
+        from orchestrator.validation.recipes import recipe
+
+        is_short = recipe(job.model.recipe).workload.storage.activations == "bf16"
+        return "bfloat16" if is_short else "float32"
     if not job.model.config:
         return "bfloat16" if job.model.preset else "float32"
     config = read_config(model_path(job))
@@ -195,7 +223,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def model_key(job: JobConfig) -> Hashable:
     """What the task of a job depends on, while this process lasts."""
     files = tuple((path, path.read_bytes()) for path in source_files(job))
-    return job.model, tuple(own_settings(job).items()), job.strategy.remat, job.base, files
+    settings = tuple(own_settings(job).items()), job.strategy.remat
+    return job.model, *settings, job.mesh.tp if job.model.recipe else 0, job.base, files
 
 
 def source_files(job: JobConfig) -> Iterable[Path]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,12 @@ from orchestrator import outputs
 from orchestrator.cache import About, Cache, open_cache
 from orchestrator.config import TRIES, JobConfig
 from orchestrator.environment import always
-from orchestrator.model import own_settings, source_files
+from orchestrator.model import MODELS, own_settings, source_files
 from orchestrator.reads import observed
 from orchestrator.report.goal import bought
 from orchestrator.report.shape import check_report, check_whatif
 from orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
+from orchestrator.whatif.change import as_chosen
 from sharding.settings import AUTO
 
 if TYPE_CHECKING:
@@ -70,9 +72,11 @@ def plan(
     hold. `inside` a process that has code of the user's the step is traced to know, and always
     that of a `task` that stands for the model."""
     start = time.perf_counter()
-    cache = open_cache(job.cache)
     inside = inside or task is not None
     stages = _stages(shared, task) if inside else None
+    if stages and job.strategy.open_keys:  # no trace is that of the question; its candidates' are
+        return _chosen(job, _Asked(trace, progress, shared, dump_dir, inside=True), stages)
+    cache = open_cache(job.cache)
     parts = _traced(job, stages) if stages else plan_parts(job)
     key = parts_digest(KIND, parts)
     is_asked = trace is None and dump_dir is None
@@ -87,10 +91,13 @@ def plan(
         provenance["stages_s"] = {"cached plan": round(time.perf_counter() - start, 3)}
         return bought(report, job, load_target(job.cluster.target))
     stages = stages or _stages(shared)
-    with _dumped(dump_dir):
-        report, reads = _fresh(job, trace, progress, shared, stages)
+    asked = _Asked(trace, progress, shared, dump_dir)
+    report = (_chosen if job.strategy.open_keys else _fresh)(job, asked, stages)
     if not inside:
-        parts = _answered(job, parts, reads, stages)
+        found = _answered(job, as_chosen(job, report), parts, stages)
+        if found is None:
+            return report
+        parts = found
         key = parts_digest(KIND, parts)
     cache.put(KIND, key, json.dumps(report).encode(), About(plan_name(job), parts))
     report["provenance"]["plan_key"] = key
@@ -99,6 +106,29 @@ def plan(
         if text not in told:
             report["findings"].append(Diagnostic("SW_CACHE", text, severity="warning").as_dict())
     return report
+
+
+def settled_before(job: JobConfig) -> JobConfig | None:
+    """The job with what was chosen for it, where that is stored; a job that leaves nothing to the
+    memory is itself."""
+    if not job.strategy.open_keys:
+        return job
+    report, _ = _stored(open_cache(job.cache), KIND, plan_key(job), check_report)
+    return None if report is None else as_chosen(job, report)
+
+
+def settled(
+    job: JobConfig, progress: Progress | None = None, inside: bool = False
+) -> tuple[JobConfig, Callable[[dict[str, Any]], dict[str, Any]]]:
+    """The job with what was chosen for it, and what makes the report of that job one of the job as
+    it was asked for. A job that leaves nothing to the memory is itself; another is planned, unless
+    that plan is stored."""
+    if not job.strategy.open_keys:
+        return job, lambda report: report
+    from orchestrator.whatif.fitting import asked_as
+
+    planned = plan(job, progress=progress, inside=inside)
+    return as_chosen(job, planned), lambda report: asked_as(report, job, planned["auto"])
 
 
 def advised(
@@ -222,17 +252,19 @@ def _traced(job: JobConfig, stages: Stages) -> dict[str, str]:
 
 
 def _answered(
-    job: JobConfig, parts: Mapping[str, str], reads: Mapping[str, str], stages: Stages
-) -> dict[str, str]:
-    """The parts of a plan that was made for a command: of the files, unless this process has
-    imported others, or they have changed meanwhile."""
+    job: JobConfig, built: JobConfig, parts: Mapping[str, str], stages: Stages
+) -> dict[str, str] | None:
+    """The parts of a plan that was made for a command, as which `built` was: of the files, unless
+    this process has imported others, or they have changed meanwhile; None where then no trace is
+    that of the question."""
     from orchestrator.freshness import Folder
 
     folder = Folder.of(job)
     own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
-    held = folder.is_as_first() and not stages.traces.is_doubtful(job)
+    held = folder.is_as_first() and not stages.traces.is_doubtful(built)
     if not held or own != _own_parts(job):
-        return _traced(job, stages)
+        return None if job.strategy.open_keys else _traced(job, stages)
+    reads = stages.traces.reads(built)
     return _learned(job, parts, {**reads, **folder.first}) if job.model.entry else own
 
 
@@ -255,35 +287,67 @@ def plan_key(job: JobConfig) -> str:
 
 def plan_name(job: JobConfig) -> str:
     """What people call a plan."""
-    model = job.model.preset or job.model.config or job.model.entry or job.model.hlo or "a task"
+    model = next(filter(None, (getattr(job.model, name) for name in MODELS)), "a task")
     model = "/".join(Path(model).parts[-2:])
     return f"{model} {job.strategy.name} on {job.cluster.instances} {job.cluster.target}"
 
 
-def _fresh(
-    job: JobConfig,
-    trace: Path | None,
-    progress: Progress | None,
-    shared: Shared | None,
-    stages: Stages | None = None,
-) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """The report, and what the user's function read."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked about a job besides its plan, and what it shares."""
+
+    trace: Path | None
+    progress: Progress | None
+    shared: Shared | None
+    dump_dir: Path | None
+    inside: bool = False
+
+
+def _fresh(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
+    """The report of a job that leaves nothing to the memory."""
     from compiler.steps import note
     from orchestrator.build import build
     from orchestrator.dump.step import time_text
     from orchestrator.job import time_programs, unit_service
     from orchestrator.report.report import base_report
 
-    stages = stages or _stages(shared)
-    with unit_service(job, progress, shared.executor if shared else None) as service:
-        built = build(job, service, stages)
-        with stages.timed("time"):
-            timings = time_programs(built, built.programs, service, trace is not None)
-    if trace is not None:
-        outputs.write(trace, timings.trace, "--trace")
-    report = base_report(built, timings, service, stages, {})
-    note("time", lambda: time_text(report))
-    return report, stages.traces.reads(job)
+    executor = asked.shared.executor if asked.shared else None
+    with _dumped(asked.dump_dir):
+        with unit_service(job, asked.progress, executor) as service:
+            built = build(job, service, stages)
+            with stages.timed("time"):
+                timings = time_programs(built, built.programs, service, asked.trace is not None)
+        if asked.trace is not None:
+            outputs.write(asked.trace, timings.trace, "--trace")
+        report = base_report(built, timings, service, stages, {})
+        note("time", lambda: time_text(report))
+    return report
+
+
+def _chosen(job: JobConfig, asked: _Asked, stages: Stages) -> dict[str, Any]:
+    """The report of a job with what fits it best; traces and dumps are of that alone."""
+    from orchestrator.build import Planned, planned
+    from orchestrator.job import executor_of, unit_service
+    from orchestrator.stages import Stages
+    from orchestrator.whatif.fitting import Road, asked_as, chosen
+
+    executor = asked.shared.executor if asked.shared else executor_of(job)
+    again = partial(
+        plan,
+        progress=asked.progress,
+        shared=Shared(executor, stages.traces),
+        inside=asked.inside,
+    )
+
+    def ready(one: JobConfig) -> Planned:
+        with unit_service(one, asked.progress, executor) as service:
+            return planned(one, service, Stages(traces=stages.traces))
+
+    report = chosen(job, Road(ready, again))
+    if asked.trace is None and asked.dump_dir is None:
+        return report
+    shown = again(as_chosen(job, report), asked.trace, dump_dir=asked.dump_dir)
+    return asked_as(shown, job, report["auto"])
 
 
 def _dumped(folder: Path | None) -> AbstractContextManager[None]:

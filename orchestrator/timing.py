@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from compiler.target import PS_PER_S
 from orchestrator.service.executor import WorkUnit
 from orchestrator.service.service import UnitService
 from orchestrator.service.unit_errors import UnitFailedError
@@ -43,8 +44,11 @@ class Timings:
     trace: bytes = b""
 
 
-def timed(step: Step, profile: str, service: UnitService, traced: bool = False) -> Timings:
-    """All that a report says of the time of a step. Raises what `time_step` raises."""
+def timed(
+    step: Step, profile: str, service: UnitService, traced: bool = False, host_us: int = 0
+) -> Timings:
+    """All that a report says of the time of a step, in which cores wait `host_us` for the host.
+    Raises what `time_step` raises."""
     asked = [
         Question(name=f"step {n}", step=step, profile=n, traced=traced and n == profile)
         for n in PROFILES
@@ -53,11 +57,28 @@ def timed(step: Step, profile: str, service: UnitService, traced: bool = False) 
         healthy = replace(step, faults=NO_FAULTS)
         asked.append(Question(name=f"step {profile} healthy", step=healthy, profile=profile))
     found = answers(asked, service)
-    band = {n: answer.timing for n, answer in zip(PROFILES, found, strict=False)}
+    timings = [with_host(answer.timing, host_us) for answer in found]
+    band = dict(zip(PROFILES, timings, strict=False))
     first = found[list(PROFILES).index(profile)]
-    without = found[-1].timing if step.faults else None
     return Timings(
-        chosen=first.timing, parts=first.parts, band=band, healthy=without, trace=first.trace
+        chosen=band[profile],
+        parts=first.parts,
+        band=band,
+        healthy=timings[-1] if step.faults else None,
+        trace=first.trace,
+    )
+
+
+def with_host(timing: StepTiming, host_us: int) -> StepTiming:
+    """A step, and before it the time in which cores wait for the host."""
+    if not host_us:
+        return timing
+    host_ps = host_us * PS_PER_S // 10**6
+    return replace(
+        timing,
+        step_time_ps=timing.step_time_ps + host_ps,
+        breakdown_ps={**timing.breakdown_ps, "host": host_ps},
+        stages_ps=tuple({**parts, "host": host_ps} for parts in timing.stages_ps),
     )
 
 

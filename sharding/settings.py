@@ -6,7 +6,7 @@ read (`orchestrator/config.py`); what a strategy cannot do with them is refused 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compiler.options import choice
@@ -38,16 +38,20 @@ class StrategySettings:
     """How the step is distributed."""
 
     name: str = choice("fsdp", "fsdp", "generic", "llm-training", "manual")
-    micro_batch: int = limited(1, 1, MOST)
-    """Samples per data-parallel rank and micro-batch."""
-    global_batch: int = limited(0, 0, MOST)
+    micro_batch: int = field(default=1, metadata={"words": {"auto": AUTO}, "range": (1, MOST)})
+    """Samples per data-parallel rank and micro-batch. auto: the most with which the step fits, at
+    the same samples per step (docs/design/0063-auto.md).
+    """
+    global_batch: int = limited(0, 0, 100 * MOST)
     """Samples per optimizer step; 0 means one micro-batch per rank."""
     global_batch_tokens: int = amount(TOKENS, MOST * 10**6)
     """The same in tokens, `4Mi`; 0: in samples, or not said."""
 
-    remat: str = choice("full", "none", "selective", "full")
-    """Recomputation of layer activations in the backward pass (presets and configs); "selective"
-    keeps the products with weights."""
+    remat: str = choice("full", "auto", "none", "selective", "full")
+    """Recomputation of layer activations in the backward pass (presets and configs), from the least
+    to the most; "selective" keeps the products with weights. auto: the least with which the step
+    fits.
+    """
 
     zero: int = field(default=AUTO, metadata={"words": {"auto": AUTO}})
     """What data-parallel ranks share: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights
@@ -146,6 +150,23 @@ class StrategySettings:
     (NEURON_RT_DBG_CC_DMA_PACKET_SIZE)."""
 
     @property
+    def open_keys(self) -> tuple[str, ...]:
+        """The keys that are `auto` because the memory decides about them."""
+        said = {"micro_batch": self.micro_batch == AUTO, "remat": self.remat == "auto"}
+        return tuple(f"strategy.{name}" for name, is_open in said.items() if is_open)
+
+    @property
+    def smallest_micro_batch(self) -> int:
+        """`micro_batch`; 1 where it is to be chosen."""
+        return 1 if self.micro_batch == AUTO else self.micro_batch
+
+    @property
+    def frugal(self) -> StrategySettings:
+        """With what takes the least memory where the memory is to decide."""
+        remat = REMATS[-1] if self.remat == "auto" else self.remat
+        return replace(self, micro_batch=self.smallest_micro_batch, remat=remat)
+
+    @property
     def rounds(self) -> bool:
         """True when the policy makes some type shorter than the model's own may be."""
         return "bfloat16" in (self.param_dtype, self.reduce_dtype, self.output_dtype)
@@ -160,3 +181,9 @@ class StrategySettings:
 
 
 DEFAULTS = StrategySettings()
+REMATS = tuple(
+    word
+    for word in StrategySettings.__dataclass_fields__["remat"].metadata["choices"]
+    if word != "auto"
+)
+"""Ways to recompute, from the least to the most."""

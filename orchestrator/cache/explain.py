@@ -167,8 +167,11 @@ def explain(job: JobConfig) -> Explanation:
     cache = open_cache(job.cache)
     service = Explainer(cache)
     ends = ""
+    fixed = plan_cache.settled_before(job)
     try:
-        built = build(job, service, Stages())
+        if fixed is None:
+            raise _EndError("the memory has not decided about this job yet: plan it")
+        built = build(fixed, service, Stages())
     except _EndError as end:
         ends = str(end)
     else:

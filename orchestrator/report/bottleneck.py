@@ -91,7 +91,7 @@ def _compute(report: Mapping[str, Any], share: float) -> str:
 
 def _is_recomputed(job: Mapping[str, Any]) -> bool:
     """Whether it is a setting of the job that a model of ours computes again."""
-    is_ours = job["model"]["preset"] or job["model"]["config"]
+    is_ours = any(job["model"].get(key) for key in ("preset", "config", "recipe"))
     return bool(is_ours) and job["strategy"]["remat"] != "none"
 
 
@@ -167,6 +167,10 @@ def _idle(_: Mapping[str, Any], share: float) -> str:
     return f"cores have nothing to do {share_text(share)} of the step"
 
 
+def _host(_: Mapping[str, Any], share: float) -> str:
+    return f"host: cores wait for it {share_text(share)} of the step (cluster.host_us)"
+
+
 _SENTENCES: dict[str, Callable[[Mapping[str, Any], float], str]] = {
     "compute": _compute,
     "memory": _memory,
@@ -175,4 +179,5 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any], float], str]] = {
     "bubble": _bubble,
     "launch": _launch,
     "idle": _idle,
+    "host": _host,
 }

@@ -23,6 +23,7 @@ from orchestrator.report.report import SCHEMA
 from orchestrator.report.resolved import resolved_job
 from orchestrator.report.shape import check_report
 from orchestrator.report.text import counted, share_text, size_text
+from orchestrator.whatif.change import compared
 
 Report = Mapping[str, Any]
 _SECTIONS = ("job", "graph", "mesh", "batch", "memory", "timing", "collectives", "cost", "findings")
@@ -58,13 +59,14 @@ def _refused(message: str) -> UsageError:
 
 
 def side(path: Path, fresh: bool = False) -> dict[str, Any]:
-    """The report of one side; a job file is planned, `fresh` without what is stored. Raises what
-    reading and planning raise."""
+    """The report of one side; a job file is planned, `fresh` without what is stored, and with
+    what fits it best where the file does not say. Raises what reading and planning raise."""
     if path.suffix != ".toml":
         return read_report(path)
     from orchestrator import plan_cache
 
-    return plan_cache.plan(config.load(path, ["cache.fresh=true"] if fresh else ()))
+    anew = ["cache.fresh=true"] if fresh else ()
+    return plan_cache.plan(compared(config.load(path, anew)))
 
 
 def compare(a: Report, b: Report) -> dict[str, Any]:

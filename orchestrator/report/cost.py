@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.target import PRICE_KINDS, Fact, Target
-from orchestrator.config import PriceConfig
+from orchestrator.purchase import PriceConfig
 
 ON_DEMAND, CAPACITY_BLOCK = PRICE_KINDS
 OWN = "own"

@@ -28,7 +28,7 @@ from orchestrator.report.text import (
     size_text,
     usd_text,
 )
-from orchestrator.report.tried import effect_text
+from orchestrator.report.tried import candidate, candidate_text, effect_text, is_chosen, is_good
 from orchestrator.report.verdict import verdicts
 
 Row = tuple[str, str, str]
@@ -94,6 +94,24 @@ def _placed(report: Report) -> Iterator[Row]:
     yield "order of axes", order, "from across instances to neighbouring cores"
     for axis, place in placed["axes"].items():
         yield axis, place, f"the first group of the {report['mesh'].get(axis, 1)} ranks along it"
+
+
+def _auto(report: Report) -> Iterator[Row]:
+    section = report.get("auto")
+    if section is None:
+        yield "nothing", "", "the job says strategy.remat and strategy.micro_batch itself"
+        return
+    for row in section["tried"]:
+        verdict = "taken" if is_chosen(row, section) else "fits" if is_good(row) else "not taken"
+        yield candidate(row), verdict, _needed(row, report)
+    why = "remat x micro_batch; the least recomputation first, then the largest micro-batch"
+    yield "in this order", "", f"{why} (docs/design/0063-auto.md)"
+
+
+def _needed(row: Mapping[str, Any], report: Report) -> str:
+    """What a candidate needs, and its step where it was timed."""
+    text = candidate_text(row, report["memory"]["limit_bytes"])
+    return f"{text}, {seconds_text(row['step_time_s'])} per step" if "step_time_s" in row else text
 
 
 def _compiler(report: Report) -> Iterator[Row]:
@@ -259,6 +277,7 @@ def _warnings(report: Report) -> Iterator[Row]:
 _LINES: Mapping[str, Callable[[Report], Iterator[Row]]] = {
     "job": _job,
     "placed": _placed,
+    "auto": _auto,
     "compiler": _compiler,
     "rates": _rates,
     "cost": _cost,

@@ -16,6 +16,7 @@ from compiler.diagnostics import UsageError, did_you_mean
 from orchestrator.config import JobConfig
 from orchestrator.strict_json import dumps
 from orchestrator.terminal import say
+from orchestrator.whatif.change import as_chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
             (
                 _line("job", "sizes of the step"),
                 _line("placed", "where the axes of the mesh lie"),
+                _line("auto", "what was tried for the keys that are left to the memory"),
                 _line("compiler", "every option of the compiler"),
                 _line("rates", "tokens per second, MFU and HFU from their parts"),
                 _line("cost", "price of a step and of a million tokens"),
@@ -90,7 +92,7 @@ def add(words: Sequence[str], job: JobConfig, report: dict[str, Any]) -> None:
     """Add what is asked for to a report."""
     if words:
         about = EXPLANATIONS[words[0]]
-        section = _module(about).explain(job, report, *about.given, *words[1:])
+        section = _module(about).explain(as_chosen(job, report), report, *about.given, *words[1:])
         report[about.section or words[0]] = section
 
 

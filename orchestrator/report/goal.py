@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.target import Target
-from orchestrator.config import GoalConfig, JobConfig
+from orchestrator.config import JobConfig
+from orchestrator.purchase import GoalConfig
 from orchestrator.report.cost import S_PER_HOUR, cost_section, price_of
 from orchestrator.report.text import count_text, large_usd_text, long_text, share_text, usd_text
 

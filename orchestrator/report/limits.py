@@ -6,12 +6,13 @@ rests on, and how far each moves it, is `sim_cluster/sensitivity.py`'s to say.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from compiler.target import Target
-from orchestrator.config import JobConfig
+from orchestrator.config import JobConfig, recipe_job
 from sharding.settings import DISTRIBUTED_OPTIMIZER, StrategySettings
 from sim_cluster.calibration import constants
 from sim_cluster.profiles import STALL_RECOVERY, STREAMING
@@ -27,11 +28,28 @@ DOCUMENTED, EXTRAPOLATED = "documented", "extrapolated"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an answer is about: machine, mesh axes above 1, strategy."""
+    """What an answer is about: machine, mesh axes above 1, strategy, and whether it is a run that
+    is published, with its model, layout, batches and software."""
 
     target: Target
     axes: tuple[str, ...]
     strategy: StrategySettings
+    is_published: bool
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether published runs are on such a machine."""
+        return not self.target.is_hypothetical and self.target.name in MEASURED_MACHINES
+
+    @property
+    def has_measured_axes(self) -> bool:
+        """Whether published runs have such axes."""
+        return set(self.axes) <= set(MEASURED_AXES)
+
+    @property
+    def is_of_a_kind(self) -> bool:
+        """Whether there are published runs of that kind: machine, axes, what is shared."""
+        return self.is_measured and self.has_measured_axes and not self.shards_weights
 
     @property
     def shards_weights(self) -> bool:
@@ -39,9 +57,29 @@ class Asked:
         return self.strategy.name == "fsdp" or self.strategy.zero > DISTRIBUTED_OPTIMIZER
 
 
-def asked(job: JobConfig, target: Target, mesh: Mapping[str, int]) -> Asked:
-    """What a job's answer is about."""
-    return Asked(target, tuple(axis for axis, size in mesh.items() if size > 1), job.strategy)
+def asked(
+    job: JobConfig, target: Target, mesh: Mapping[str, int], is_published: bool | None = None
+) -> Asked:
+    """What a job's answer is about; a job says itself whether it is a published run, unless that is
+    known."""
+    axes = tuple(axis for axis, size in mesh.items() if size > 1)
+    if is_published is None:
+        is_published = _is_published(job)
+    return Asked(target, axes, job.strategy, is_published)
+
+
+def _is_published(job: JobConfig) -> bool:
+    """Whether a job is a recipe in which nothing that a plan depends on has another value."""
+    if not job.model.recipe:
+        return False
+    own = recipe_job(job.model.recipe)
+    return (
+        all(
+            getattr(job, table) == getattr(own, table)
+            for table in ("model", "strategy", "mesh", "compiler", "faults")
+        )
+        and dataclasses.replace(job.cluster, profile=own.cluster.profile) == own.cluster
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +126,7 @@ STATEMENTS = (
         "Training on any machine but trn1.32xlarge: published runs are of trn1.32xlarge, or do not"
         " say whether they are of trn1n.32xlarge; rates of trn1n's links are a reading of its data"
         " sheet, and no collective of it has been published.",
-        lambda about: about.target.is_hypothetical or about.target.name not in MEASURED_MACHINES,
+        lambda about: not about.is_measured,
         extrapolates=True,
     ),
     Statement(
@@ -101,7 +139,15 @@ STATEMENTS = (
     Statement(
         "none has context or expert parallelism",
         "Context and expert parallelism: no published run has either.",
-        lambda about: not set(about.axes) <= set(MEASURED_AXES),
+        lambda about: not about.has_measured_axes,
+        extrapolates=True,
+    ),
+    Statement(
+        "no published run has its settings (--recipe)",
+        "Any job but a published run as it was run: model, layout, batches, precision, attention"
+        " and the software of its release decide a step time more than any constant of the machine."
+        " `--recipe` names the runs that are planned as `validate` predicts them.",
+        lambda about: about.is_of_a_kind and not about.is_published,
         extrapolates=True,
     ),
     Statement(

@@ -106,6 +106,7 @@ _PARTS = (
     _Part(sections.streams, 4),
     _Part(sections.compiler, 7),
     _Part(sections.memory),
+    _Part(sections.auto, 1, most=2),
     _Part(sections.timing),
     _Part(sections.stages, 3),
     _Part(sections.rates),

@@ -20,6 +20,7 @@ from orchestrator.text_plots import lines
 _UNITS_PER_LINE = 3
 _SECTIONS = (
     sections.memory,
+    sections.auto,
     sections.timing,
     sections.stages,
     sections.rates,

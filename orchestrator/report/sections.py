@@ -27,6 +27,7 @@ from orchestrator.report.text import (
     size_text,
     usd_text,
 )
+from orchestrator.report.tried import auto_text
 from orchestrator.report.verdict import VENDOR_LIMITS, published_text, verdicts
 from sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
@@ -188,6 +189,14 @@ def memory(report: Report, width: int) -> list[Text]:
     sizes = {name: size_text(size) for name, size in parts.items()}
     drawn = Text(" " * TITLE).append(bar_to_limit(parts, limit, width - TITLE))
     return [*titled("memory", text, width), drawn, *parts_of(legend(sizes), width)]
+
+
+def auto(report: Report, width: int) -> list[Text]:
+    """What was chosen for keys that are left to the memory."""
+    section = report.get("auto")
+    if section is None:
+        return []
+    return plain("auto", auto_text(section, report["memory"]["limit_bytes"]), width)
 
 
 def timing(report: Report, width: int) -> list[Text]:

@@ -398,9 +398,23 @@ _GOAL = _open(
     needs=Rule("what would meet a goal, or null", _is_needs),
 )
 _FAULTS = _open(healthy_step_time_ps=AMOUNT, slowdown=AMOUNT, rank_classes=NUMBER)
+_AUTO = _open(
+    keys=_TEXTS,
+    remat=TEXT,
+    micro_batch=SIZE,
+    samples_per_rank=SIZE,
+    why_one_size=TEXT,
+    tried=Items(
+        _open(remat=TEXT, micro_batch=SIZE, status=one_of("fits", "does not fit", "refused"))
+    ),
+)
+_CANDIDATE = _open(
+    peak_bytes=NUMBER, compiled=FLAG, refused=_TEXTS, optional={"step_time_s": POSITIVE}
+)
 _RESOLVED = Entries(_open(value=either(FIGURE, TEXT), why=TEXT))
 _NOT_ALWAYS: dict[str, Shape] = {
     "resolved": _RESOLVED,  # reports of older releases do not have it
+    "auto": _AUTO,
     "faults": _FAULTS,
     "numerics": _NUMERICS,
     "whatif": WHATIF,
@@ -409,6 +423,14 @@ _NOT_ALWAYS: dict[str, Shape] = {
 }
 REPORT = Table(_SECTIONS, _NOT_ALWAYS, is_open=True)
 """A report of `plan` or `run`."""
+
+
+def _check_auto(section: Mapping[str, Any]) -> None:
+    for row in section["tried"]:
+        (_REFUSED if row["status"] == "refused" else _CANDIDATE).require(row, "report.auto")
+    own = {"remat": section["remat"], "micro_batch": section["micro_batch"], "compiled": True}
+    if not any(own.items() <= row.items() for row in section["tried"]):
+        raise ValueError("report.auto requires what was chosen among what was tried")
 
 
 def check_whatif(section: Any) -> None:
@@ -429,6 +451,8 @@ def check_report(report: Any) -> None:
         keys = report["job"].get(table)
         if not (isinstance(keys, dict) and name in keys):
             raise ValueError(f"report: resolved requires keys of the job, got {key}")
+    if "auto" in report:
+        _check_auto(report["auto"])
     if "whatif" in report:
         check_whatif(report["whatif"])
     sides = [report["timing"]["per_stage"], report["memory"]["per_stage"]]

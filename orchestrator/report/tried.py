@@ -1,4 +1,5 @@
-"""What a try did, in words: for screens, pages and the verdicts that name a cure."""
+"""What a try did, in words: for screens, pages and the verdicts that name a cure; and what was
+chosen for a job by trying."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ def effect_text(row: Mapping[str, Any], unit: str) -> str:
     """What a try did, per million of a unit: `fits, 1.420 s (-12 %), $2.06/Mtoken (-12 %)`."""
     if row["status"] in ("refused", "failed"):
         return f"{row['code']}, {row['message']}"
-    text = f"{row['status']}, {size_text(row['peak_bytes'])}"
+    text = f"{chosen_text(row)}{row['status']}, {size_text(row['peak_bytes'])}"
     if row["status"] == "does not fit":
         return text
-    text = f"fits, {seconds_text(row['step_time_s'])} per step"
+    text = f"{chosen_text(row)}fits, {seconds_text(row['step_time_s'])} per step"
     if row["same_batch"]:
         text += f" ({_signed(row['time_change'])})"
     else:
@@ -32,6 +33,69 @@ def effect_text(row: Mapping[str, Any], unit: str) -> str:
         text += ", no price of this kind"
     if codes := row.get("refused"):
         text += f"; neuronx-cc would refuse it, {', '.join(codes)}"
+    return text
+
+
+def chosen_text(row: Mapping[str, Any]) -> str:
+    """What `auto` came to in a try: `remat none, micro_batch 4: `; empty where it has none."""
+    found = row.get("chosen")
+    return f"{', '.join(f'{name} {value}' for name, value in found.items())}: " if found else ""
+
+
+def auto_text(section: Mapping[str, Any], limit_bytes: int) -> str:
+    """What was chosen for the keys that a job leaves to the memory, and what was not, with why."""
+    values, samples = auto_values(section), section["samples_per_rank"]
+    text = ", ".join(f"{name} {value}" for name, value in values.items())
+    if "micro_batch" in values and samples > 1:
+        text += f" of {samples:,} samples per rank"
+    own = chosen_row(section)
+    if not is_good(own):
+        text += f", the nearest{'' if own['status'] == 'fits' else ': nothing fits'}"
+        if own["refused"]:
+            text += f", though neuronx-cc would refuse it, {', '.join(own['refused'])}"
+    told = [
+        f"{candidate(row)}: {candidate_text(row, limit_bytes)}"
+        for row in section["tried"]
+        if not is_good(row) and not is_chosen(row, section)
+    ]
+    return f"{text}; not {'; '.join(told)}" if told else text
+
+
+def auto_values(section: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen, by the names of the keys that were left open, the recomputation first."""
+    return {k: section[k] for k in ("remat", "micro_batch") if f"strategy.{k}" in section["keys"]}
+
+
+def is_chosen(row: Mapping[str, Any], section: Mapping[str, Any]) -> bool:
+    """Whether a candidate is the one that was taken."""
+    return all(row[key] == section[key] for key in ("remat", "micro_batch"))
+
+
+def chosen_row(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The candidate that was taken."""
+    rows = (row for row in section["tried"] if is_chosen(row, section) and row.get("compiled"))
+    found: Mapping[str, Any] = next(rows)
+    return found
+
+
+def is_good(row: Mapping[str, Any]) -> bool:
+    """Whether a candidate fits, and the vendor's compiler takes it."""
+    return row["status"] == "fits" and not row["refused"]
+
+
+def candidate(row: Mapping[str, Any]) -> str:
+    """A candidate: recomputation and micro-batch."""
+    return f"{row['remat']} x {row['micro_batch']}"
+
+
+def candidate_text(row: Mapping[str, Any], limit_bytes: int) -> str:
+    """What became of a candidate: `at least 33.20 GiB of 15.85 GiB`."""
+    if row["status"] == "refused":
+        return f"{row['code']}, {row['message']}"
+    least = "" if row["compiled"] else "at least "
+    text = f"{least}{size_text(row['peak_bytes'])} of {size_text(limit_bytes)}"
+    if row["refused"]:
+        text += f", and neuronx-cc would refuse it, {', '.join(row['refused'])}"
     return text
 
 

@@ -24,6 +24,7 @@ from orchestrator.config import JobConfig, output_folder
 from orchestrator.dump import Dump
 from orchestrator.job import program_sizes, unit_service, write_and_load
 from orchestrator.parts import Parts
+from orchestrator.plan_cache import settled
 from orchestrator.service.progress import Progress
 from orchestrator.service.service import Settled, UnitService
 from orchestrator.stages import Stages, Traces
@@ -103,8 +104,9 @@ class _Work:
     def prepare(self) -> Parts:
         """Plan, and cut into units."""
         outputs.prepare(self.bundle.parent)
+        fixed, _ = settled(self.job)
         with self._recorded():
-            self._ready = planned(self.job, self._service, self._stages)
+            self._ready = planned(fixed, self._service, self._stages)
             check_state(self._ready)
             return compile_parts(self._ready, self._stages)
 

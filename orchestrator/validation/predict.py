@@ -12,30 +12,24 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from compiler.documents import parse_json
 from compiler.isa.fields import check_fields
-from compiler.options import CompileOptions
 from compiler.target import PS_PER_S, load_target
-from orchestrator import config
-from orchestrator.build import Built, Layout, build_task
+from orchestrator.build import Built, build_task, layout_of
 from orchestrator.cache import Cache
-from orchestrator.config import JobConfig
-from orchestrator.packets import packets_of
+from orchestrator.config import TABLES, JobConfig
+from orchestrator.job import step_of
 from orchestrator.service.service import UnitService
 from orchestrator.service.units import PACKAGES, digest, source_digest
 from orchestrator.stages import Stages
-from orchestrator.timing import Question, answers
+from orchestrator.timing import Question, answers, with_host
 from orchestrator.validation.published import Workload
-from sharding.mesh import make_mesh
-from sharding.settings import StrategySettings
+from orchestrator.validation.recipes import tables_of
+from orchestrator.validation.tasks import task_of
 from sim_cluster.calibration import constants
 from sim_cluster.profiles import STALL_RECOVERY, STREAMING, Profile
-from sim_cluster.step_time import Step, StepTiming
-
-if TYPE_CHECKING:
-    from compiler.frontend.task import TrainTask
+from sim_cluster.step_time import StepTiming
 
 KIND = "prediction"
 IN_PROFILE = (STREAMING, STALL_RECOVERY)
@@ -68,12 +62,15 @@ class Predictor:
         self._cache.tally.count(KIND, hit=stored is not None)
         if stored is not None:
             return stored
-        step = _step(self._programs(workload), workload.runtime)
+        built = self._programs(workload)
         asked = Question(
-            name=f"step {profile.name}", step=step, profile=profile.name, credit=profile
+            name=f"step {profile.name}",
+            step=step_of(built, built.programs),
+            profile=profile.name,
+            credit=profile,
         )
         (answer,) = answers([asked], self._service)
-        timed = shares_of(answer.timing, workload.host_us)
+        timed = shares_of(with_host(answer.timing, workload.host_us))
         self._cache.put(KIND, key, json.dumps(dataclasses.asdict(timed)).encode())
         return timed
 
@@ -111,110 +108,22 @@ def _key(workload: Workload, profile: Profile) -> str:
     )
 
 
-def _step(built: Built, runtime: str) -> Step:
-    return Step(
-        programs=built.programs,
-        schedules=built.plan.step.schedules,
-        transfers=built.plan.step.transfers,
-        mesh=built.plan.step.mesh,
-        target=built.layout.target,
-        instances=built.job.cluster.instances,
-        placement=built.placement,
-        packets=packets_of(built.job.strategy),
-        runtime=runtime,
-    )
-
-
-def shares_of(timing: StepTiming, host_us: int) -> Timed:
-    """A step, and before it the time in which cores wait for the host."""
-    host_ps = host_us * PS_PER_S // 10**6
-    total = timing.step_time_ps + host_ps
+def shares_of(timing: StepTiming) -> Timed:
+    """The seconds of a step, what they are spent on, and how busy engines are in them."""
+    total = timing.step_time_ps
     shares, busy = (
         {name: ps / total for name, ps in parts.items() if ps}
-        for parts in ({**timing.breakdown_ps, "host": host_ps}, timing.engines_ps)
+        for parts in (timing.breakdown_ps, timing.engines_ps)
     )
     return Timed(total / PS_PER_S, shares, busy)
 
 
 def build_workload(workload: Workload, service: UnitService) -> Built:
     """The linked programs of a run, on its own mesh and machines."""
-    return build_task(job_of(workload), layout_of(workload), task_of(workload), service, Stages())
+    job = job_of(workload)
+    return build_task(job, layout_of(job), task_of(workload), service, Stages())
 
 
 def job_of(w: Workload) -> JobConfig:
-    """The run as a job: machine, strategy, compiler.
-
-    Matmuls of fp32 operands are cast to bf16, as the compiler's documented default did until mid
-    2025 (neuronx-cc command line reference, `--auto-cast`); what they give, and what is stored,
-    stays fp32.
-
-    Scripts reduce gradients once, after the last micro-batch, and add them up in the type they
-    have. Data-parallel ranks share the optimizer state only with ZeRO-1.
-    Source: dp_bert_large_hf_pretrain_hdf5.py (aws-neuron-samples), run_llama_nxd.py
-    (neuronx-distributed).
-    """
-    short = w.storage.gradients == w.storage.params
-    strategy = StrategySettings(
-        name="llm-training" if w.tp * w.pp > 1 else "generic",
-        micro_batch=w.micro_batch,
-        zero=int(w.zero1),
-        sequence_parallel=w.sequence_parallel,
-        reduce_gradients="last",
-        accumulate_dtype="auto" if short else "float32",
-    )
-    options = CompileOptions(
-        attention=w.attention, mixed_precision_accumulation=w.accumulation, auto_cast="matmult"
-    )
-    cluster = config.ClusterConfig(target=w.target, instances=w.nodes)
-    return JobConfig(cluster=cluster, strategy=strategy, compiler=options)
-
-
-def layout_of(w: Workload) -> Layout:
-    """The mesh of the run: pipeline stages, data-parallel ranks, tensor-parallel ranks."""
-    data = "dp_shard" if w.zero1 else "dp_replicate"
-    sizes = {axis: size for axis, size in (("pp", w.pp), (data, w.dp), ("tp", w.tp)) if size > 1}
-    batch = w.micro_batch * w.dp
-    return Layout(
-        target=load_target(w.target),
-        mesh=make_mesh(sizes or {data: 1}),
-        captured_batch=batch,
-        global_batch=batch * w.num_microbatches,
-        num_microbatches=w.num_microbatches,
-    )
-
-
-def task_of(w: Workload) -> TrainTask:
-    """The training step of the whole model; vocabularies are padded to the tensor-parallel ranks,
-    as Megatron-LM does.
-    """
-    from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
-    from compiler.frontend.models.families import family_task
-
-    sizes = Sizes(
-        layers=w.layers,
-        hidden=w.hidden,
-        heads=w.heads,
-        head_dim=w.hidden // w.heads,
-        ffn=w.ffn,
-        vocab=-(-w.vocab // w.tp) * w.tp,
-        positions=w.seq_len,
-        complete=True,
-        fused=w.fused_projections,
-    )
-    types: dict[str, Any] = {
-        "params": w.storage.params,
-        "activations": w.storage.activations,
-        "statistics": w.storage.statistics,
-        "stream": w.storage.stream,
-    }
-    options = TaskOptions(
-        seq_len=w.seq_len,
-        precision=Precision(**types),
-        optimizer=w.optimizer,
-        remat=w.remat,
-        dropout=w.dropout,
-        one_hot_loss=w.one_hot_loss,
-        name="published",
-    )
-    kv_heads = max(w.kv_heads, w.tp) if w.replicated_kv else w.kv_heads
-    return family_task(w.family, sizes, options, kv_heads)
+    """The run as a job: machine, mesh, batches, strategy, compiler."""
+    return JobConfig(**{name: TABLES[name](**keys) for name, keys in tables_of(w).items()})

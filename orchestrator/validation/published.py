@@ -192,14 +192,15 @@ def read_runs(path: Path) -> list[Row]:
         text = dict.fromkeys(OPTIONAL, "") | cells
         name = text["id"] or f"line {line}"
         name = name if name not in runs else f"{name} (line {line})"
-        runs[name] = _run(text | {"id": name}, line)
+        runs[name] = run_of(text | {"id": name}, line)
     return list(runs.values())
 
 
 _SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "tp", "pp", "dp", "nodes")
 
 
-def _run(text: Mapping[str, str], line: int) -> Row:
+def run_of(text: Mapping[str, str], line: int) -> Row:
+    """The run that the cells of a line describe, or why there is none."""
     group, primary = text["group"] or text["model"], text["primary"].lower() == "yes"
     try:
         settings = settings_of(text)

@@ -18,6 +18,7 @@ from typing import Any
 from compiler.diagnostics import DiagnosticError, UsageError
 from compiler.target import load_target
 from orchestrator.age import AGAIN, age_text, oldest
+from orchestrator.build import layout_of
 from orchestrator.cache import open_cache
 from orchestrator.config import CacheConfig, JobConfig, asked_now
 from orchestrator.report.limits import Confidence, asked, confidence
@@ -26,7 +27,7 @@ from orchestrator.service.unit_errors import stored_at
 from orchestrator.terminal import say
 from orchestrator.validation import calibrate
 from orchestrator.validation.calibrate import Surface, grid_profiles
-from orchestrator.validation.predict import Predictor, Timed, job_of, layout_of
+from orchestrator.validation.predict import Predictor, Timed, job_of
 from orchestrator.validation.published import PublishedRun, Row, UnreadableRun, read_runs
 from sim_cluster.calibration import constants
 from sim_cluster.profiles import NAMES, fitted_profile
@@ -324,8 +325,9 @@ def _refused(p: Refused) -> dict[str, Any]:
 
 def _confidence(item: PublishedRun) -> Confidence:
     """How far the answer for a run of that kind can be trusted."""
-    layout = layout_of(item.workload)
-    return confidence(asked(job_of(item.workload), layout.target, layout.mesh.sizes))
+    job = job_of(item.workload)
+    layout = layout_of(job)
+    return confidence(asked(job, layout.target, layout.mesh.sizes, is_published=True))
 
 
 def _constants() -> dict[str, Any]:

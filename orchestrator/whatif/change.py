@@ -1,4 +1,5 @@
-"""A job with something changed, in the words of the command line."""
+"""A job with something changed, in the words of the command line, or with what it leaves open
+chosen."""
 
 from __future__ import annotations
 
@@ -39,3 +40,29 @@ def _shown(value: Any) -> str:
     if value == AUTO and not isinstance(value, bool):
         return "auto"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def fixed(job: JobConfig, remat: str, micro_batch: int) -> JobConfig:
+    """The job with values for the keys that it leaves to the memory."""
+    values = {"strategy.remat": remat, "strategy.micro_batch": micro_batch}
+    own = {key: values[key] for key in job.strategy.open_keys}
+    given = job.given.difference(own)
+    return dataclasses.replace(changed(job, own).job, given=given)
+
+
+def compared(job: JobConfig) -> JobConfig:
+    """A job that is compared with others: what it does not say is left to the memory, so that each
+    of them is what one would run."""
+    keys = {"strategy.remat": "auto", "strategy.micro_batch": AUTO}
+    return changed(job, {key: word for key, word in keys.items() if key not in job.given}).job
+
+
+def frugal(job: JobConfig) -> JobConfig:
+    """The job with what takes the least memory in place of what the memory is to decide."""
+    return fixed(job, job.strategy.frugal.remat, job.strategy.smallest_micro_batch)
+
+
+def as_chosen(job: JobConfig, report: Mapping[str, Any]) -> JobConfig:
+    """A job with what was chosen for it, according to its report."""
+    found = report.get("auto")
+    return fixed(job, found["remat"], found["micro_batch"]) if found else job

@@ -14,6 +14,7 @@ from orchestrator.job_flags import add_job_flags, job_config
 from orchestrator.outputs import prepare, writing
 from orchestrator.strict_json import dumps
 from orchestrator.terminal import say
+from orchestrator.whatif.change import compared
 
 if TYPE_CHECKING:
     from orchestrator.config import JobConfig
@@ -71,8 +72,8 @@ def _sweep(args: argparse.Namespace) -> int:
     from orchestrator.whatif.points import points
     from orchestrator.whatif.rows import METRICS, ordered
 
-    host = job_config(args)
-    asked = points(args.vary, args.points, lambda keys: job_config(args, keys))
+    host = compared(job_config(args))
+    asked = points(args.vary, args.points, lambda keys: compared(job_config(args, keys)))
     varied = list(dict.fromkeys(name for point in asked for name in point.values))
     folder, swept = _swept(args, host, asked)
     objective = METRICS[_OBJECTIVES[args.objective]]
@@ -104,14 +105,14 @@ def _scale(args: argparse.Namespace) -> int:
     setattr(args, "cluster.instances", None)
     if len(machines := _words(args.targets)) == 1:  # which a price without a name is for
         setattr(args, "cluster.target", machines[0])
-    host = job_config(args)
+    host = compared(job_config(args))
     study = scale.Study(
         targets=machines or [host.cluster.target],
         instances=counts,
         modes=scale.MODES if args.mode == "both" else (args.mode,),
         most_shards=scale.MOST_SHARDS if args.most_shards is None else args.most_shards,
     )
-    asked = scale.points(study, host, lambda keys: job_config(args, keys))
+    asked = scale.points(study, host, lambda keys: compared(job_config(args, keys)))
     folder, swept = _swept(args, host, asked)
     found = scale.curves(swept.rows)
     data = scale_screen.document(found, swept)

@@ -13,11 +13,14 @@ from typing import Any
 
 from compiler.diagnostics import CapacityError, DiagnosticError, ExecutionError, InternalError
 from compiler.target import PS_PER_S
+from orchestrator.report.resolved import resolved_job
 from orchestrator.service.unit_errors import stored_at
 
 FITS, TOO_LARGE, REFUSED = "fits", "does not fit", "refused"
-TEXTS = ("target", "confidence", "mesh", "price_kind")
+TEXTS = ("target", "confidence", "mesh", "price_kind", "remat")
 """The metrics that are no figures."""
+FITTED = ("remat", "micro_batch")
+"""The metrics that the memory decides about where the point does not say."""
 GIB = 2**30
 
 
@@ -155,6 +158,8 @@ def _metrics(report: Mapping[str, Any]) -> dict[str, Any]:
         "limit_gib": memory["limit_bytes"] / GIB,
         "goodput": report["goodput"]["goodput"],
         "confidence": timing["confidence"],
+        "remat": resolved_job(report)["strategy"]["remat"],
+        "micro_batch": report["batch"]["micro_batch"],
         "mesh": ",".join(f"{axis}={size}" for axis, size in report["mesh"].items()),
     }
 

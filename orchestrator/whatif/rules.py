@@ -17,15 +17,11 @@ from compiler.target import load_target, logical
 from orchestrator.report.bottleneck import CAPACITY, COLLECTIVE, LATENCY, kind_shares, recomputed
 from orchestrator.report.verdict import refusals
 from orchestrator.whatif.situation import Situation
-from sharding.settings import DISTRIBUTED_OPTIMIZER
+from sharding.settings import AUTO, DISTRIBUTED_OPTIMIZER, REMATS
 from sharding.strategies.decisions import WEIGHTS
 
-STORED_WITHOUT_REMAT = 9.0
-"""What a layer stores besides its input at least, over its input: of the 34 bytes per token and
-hidden unit, 20 are read by contractions, 2 of them the input. Source: Korthikanti et al. 2022,
-"Reducing activation recomputation", section 4.1."""
-STORED = "stored"  # activations that wait for the backward pass
 BUCKET_MB = 64  # our choice: below it latency is a part of a collective on every machine here
+KEYS_OF_MEMORY = {"strategy.remat", "strategy.micro_batch"}
 RANKED_SHARE = 0.05  # our choice: of the step; a smaller category is not what to begin with
 FAST_NETWORK = {"trn1.32xlarge": "trn1n.32xlarge"}
 SLOW_NETWORK = {fast: slow for slow, fast in FAST_NETWORK.items()}
@@ -90,7 +86,7 @@ def _in_flight(now: Situation, keys: Mapping[str, Any]) -> int:
 
 def may_fit(idea: Idea, memory: Mapping[str, Any]) -> bool:
     """Whether what an idea adds could fit."""
-    held = memory["categories"] | {STORED: memory["argument_bytes"]["activations"]}
+    held = memory["categories"]
     more = sum(factor * held.get(category, 0) for category, factor in idea.more.items())
     return not more or memory["peak_bytes"] + more <= memory["limit_bytes"]
 
@@ -153,20 +149,20 @@ def _shorter_type(now: Situation) -> Iterator[Idea]:
         yield Idea({"model.dtype": "bfloat16"})
 
 
-def _no_remat(now: Situation) -> Iterator[Idea]:
-    if now.is_ours and now.strategy.remat != "none":
-        yield Idea(_strategy(remat="none"), {STORED: STORED_WITHOUT_REMAT})
+def _what_fits(now: Situation) -> Iterator[Idea]:
+    """The least recomputation and the largest micro-batch that fit, unless that is the job."""
+    keys: dict[str, Any] = {}
+    if now.is_ours and now.strategy.remat != REMATS[0]:
+        keys |= _strategy(remat="auto")
+    if now.num_microbatches > 1 and now.size("pp") == 1 and not now.job.model.hlo:
+        keys |= _same_samples(now, micro_batch=AUTO)  # stages want many
+    if keys.keys() & KEYS_OF_MEMORY - set(now.open_keys):
+        yield Idea(keys)
 
 
 def _remat(now: Situation) -> Iterator[Idea]:
-    if now.is_ours and now.strategy.remat != "full":
-        yield Idea(_strategy(remat="full"))
-
-
-def _larger_micro_batch(now: Situation) -> Iterator[Idea]:
-    if now.num_microbatches % 2 == 0 and now.size("pp") == 1:  # stages want many
-        twice = 2 * now.strategy.micro_batch
-        yield Idea(_same_samples(now, micro_batch=twice), {"activations": 1.0})
+    if now.is_ours and now.strategy.remat != REMATS[-1]:
+        yield Idea(_strategy(remat=REMATS[-1]))
 
 
 def _smaller_micro_batch(now: Situation) -> Iterator[Idea]:
@@ -349,30 +345,27 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _cast_products,
             _shorter_type,
             _machines_generator,
-            _no_remat,
-            _larger_micro_batch,
+            _what_fits,
             _less_tensor_parallel,
             _early_gathers,
         ),
         "memory": (
             _cast_products,
             _shorter_type,
-            _larger_micro_batch,
+            _what_fits,
             _less_tensor_parallel,
-            _no_remat,
             _more_samples,
         ),
         LATENCY: (
-            _larger_micro_batch,
+            _what_fits,
             _less_tensor_parallel,
-            _no_remat,
             _more_samples,
         ),
         COLLECTIVE: (
             _sequence_parallel,
             _ring_of_context,
             _reduce_once,
-            _larger_micro_batch,
+            _what_fits,
             _early_gathers,
             _less_tensor_parallel,
             _shards_inside_instances,
@@ -389,8 +382,9 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             _interleaved,
             _more_samples,
         ),
-        "launch": (_larger_micro_batch, _more_samples),
-        "idle": (_larger_micro_batch, _more_samples),
+        "launch": (_what_fits, _more_samples),
+        "idle": (_what_fits, _more_samples),
+        "host": (_more_samples,),  # which of a step waits for its first micro-batch alone
     }
 )
 """By the kind of bottleneck (`report/bottleneck.py`), the most promising first."""

@@ -16,6 +16,7 @@ from compiler.diagnostics import UsageError
 from compiler.target import load_target, logical
 from orchestrator.build import asked_batch
 from orchestrator.config import JobConfig
+from orchestrator.whatif.change import frugal
 from orchestrator.whatif.points import Point
 from orchestrator.whatif.rows import FITS, METRICS, Metric, Row
 from sharding.mesh import DATA_AXES, SHARD_AXIS
@@ -86,7 +87,7 @@ def _strong_batch(study: Study, base: JobConfig) -> int:
         return base.strategy.global_batch
     from orchestrator.model import resolve_task
 
-    return asked_batch(base.strategy, 1, resolve_task(base).tokens_per_sample)
+    return asked_batch(base.strategy, 1, resolve_task(frugal(base)).tokens_per_sample)
 
 
 def _changes(
@@ -96,7 +97,7 @@ def _changes(
     cluster = base.cluster
     machine = logical(load_target(target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
     batch = (strong_batch or STRONG_BATCH) if mode == STRONG else 0
-    samples = batch // base.strategy.micro_batch  # that ranks may have, one each at least
+    samples = batch // base.strategy.smallest_micro_batch  # that ranks may have, one each at least
     sizes = mesh_sizes(_axes(base), machine.cores * count, study.most_shards, samples)
     return {
         "cluster.instances": count,
@@ -237,5 +238,9 @@ def verdicts(found: Sequence[Curve]) -> dict[str, list[str]]:
 
 def _range_text(r: Range) -> str:
     machines = ", ".join(" = ".join(group) for group in r.order)
-    counts = f"{r.first}" if r.first == r.last else f"{r.first} to {r.last}"
-    return f"{counts}: {machines}"
+    return f"{span_text(r.first, r.last)}: {machines}"
+
+
+def span_text(first: int, last: int) -> str:
+    """A range of numbers of instances."""
+    return f"{first}" if first == last else f"{first} to {last}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from rich.text import Text
 
 from orchestrator import plots, text_plots
 from orchestrator.report.text import count_text, large_usd_text
-from orchestrator.whatif.rows import FITS, METRICS, Row
-from orchestrator.whatif.scale import QUESTIONS, Curve, orders, verdicts
+from orchestrator.report.tried import candidate
+from orchestrator.whatif.rows import FITS, FITTED, METRICS, Row
+from orchestrator.whatif.scale import QUESTIONS, Curve, orders, span_text, verdicts
 from orchestrator.whatif.sweep import Swept
 from orchestrator.whatif.table import reasons
 
@@ -56,12 +58,29 @@ def show(console: Console, found: Sequence[Curve]) -> None:
         "eff: tokens/s per instance against the smallest cluster that fits; exp: exposed"
         " communication; $/M: USD per million tokens; in brackets: does not fit"
     )
+    for mode, lines in fitted(found).items():
+        console.print(Text(f"{mode}, remat x micro_batch", style="bold"))
+        for line in lines:
+            console.print(Text(f"  {line}"))
     for question, lines in verdicts(found).items():
         console.print(Text(question, style="bold"))
         for line in lines:
             console.print(Text(f"  {line}"))
     rows = all_rows(found)
     reasons(console, rows)
+
+
+def fitted(found: Sequence[Curve]) -> dict[str, list[str]]:
+    """By mode a line per machine: how activations are kept, by ranges of instances."""
+    told: dict[str, list[str]] = {}
+    for curve in found:
+        rows = {n: row for n, row in curve.rows.items() if row.metrics.keys() >= set(FITTED)}
+        values = {n: candidate(row.metrics) for n, row in rows.items()}
+        ranges = [(list(counts), value) for value, counts in groupby(values, values.__getitem__)]
+        if ranges:
+            texts = "; ".join(f"{span_text(n[0], n[-1])}: {value}" for n, value in ranges)
+            told.setdefault(curve.mode, []).append(f"{curve.target} at {texts}")
+    return told
 
 
 def _tables(console: Console, mode: str, own: Sequence[Curve]) -> list[Table]:

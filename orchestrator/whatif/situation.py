@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.config import JobConfig
 from orchestrator.model import compute_type
+from orchestrator.whatif.change import as_chosen
 from sharding.settings import StrategySettings
 from sharding.strategies.decisions import zero_of
 from sharding.strategies.registry import MANUAL
@@ -20,6 +21,7 @@ class Situation:
     """A job as rules see it; sizes of the mesh are those a job names (`ep` is a part of
     `dp_shard`). With `has_wide_products` most of its products are of fp32 and nothing casts them;
     with `draws_in_code` GpSimd is its busiest engine, and it may be the generator that it runs.
+    Keys that the job leaves to the memory, `open_keys`, have the values that were chosen.
     """
 
     job: JobConfig
@@ -28,6 +30,7 @@ class Situation:
     num_microbatches: int
     has_wide_products: bool = False
     draws_in_code: bool = False
+    open_keys: tuple[str, ...] = ()
 
     @property
     def strategy(self) -> StrategySettings:
@@ -37,7 +40,7 @@ class Situation:
     @property
     def is_ours(self) -> bool:
         """Whether the model is one that we write, so that `[model]` and `remat` change it."""
-        return bool(self.job.model.preset or self.job.model.config)
+        return is_ours(self.job)
 
     @property
     def is_manual(self) -> bool:
@@ -46,8 +49,10 @@ class Situation:
 
     @property
     def is_full_precision(self) -> bool:
-        """Whether a model of ours computes in fp32."""
-        return self.is_ours and compute_type(self.job) == "float32"
+        """Whether a model of ours computes in fp32, and may do otherwise."""
+        return bool(self.is_ours and not self.job.model.recipe) and (
+            compute_type(self.job) == "float32"
+        )
 
     @property
     def zero(self) -> int:
@@ -57,6 +62,11 @@ class Situation:
     def size(self, axis: str) -> int:
         """The size of an axis; 1 where the mesh does not have it."""
         return self.mesh.get(axis, 1)
+
+
+def is_ours(job: JobConfig) -> bool:
+    """Whether the model of a job is one that we write."""
+    return bool(job.model.preset or job.model.config or job.model.recipe)
 
 
 def given_sizes(mesh: Mapping[str, int]) -> dict[str, int]:
@@ -69,7 +79,8 @@ def given_sizes(mesh: Mapping[str, int]) -> dict[str, int]:
 def situation_of(job: JobConfig, report: Mapping[str, Any]) -> Situation:
     """That of a planned job."""
     return Situation(
-        job=job,
+        job=as_chosen(job, report),
+        open_keys=job.strategy.open_keys,
         mesh=given_sizes(report["mesh"]),
         global_batch=report["batch"]["global_batch"],
         num_microbatches=report["batch"]["num_microbatches"],

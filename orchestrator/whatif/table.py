@@ -16,7 +16,7 @@ from rich.text import Text
 from compiler.neff.files import write_atomic
 from orchestrator.strict_json import dumps
 from orchestrator.whatif.buyer import prices_text
-from orchestrator.whatif.rows import FITS, METRICS, REFUSED, Metric, Row, ordered
+from orchestrator.whatif.rows import FITS, FITTED, METRICS, REFUSED, Metric, Row, ordered
 from orchestrator.whatif.sweep import Swept
 
 SCHEMA = 1
@@ -84,8 +84,9 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 def show(console: Console, swept: Swept, sort: Metric, varied: Sequence[str], limit: int) -> None:
     """The table: best first, at most `limit` rows of it, and why points were refused."""
     rows = ordered(swept.rows, sort)
+    differ, alike = _fitted(rows, varied)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in short_names(varied).values():
+    for name in (*short_names(varied).values(), *differ):
         table.add_column(Text(name), overflow="fold")
     shown = (*_SHOWN, *(name for name in _GOAL if any(name in row.metrics for row in rows)))
     for name in shown:
@@ -94,12 +95,31 @@ def show(console: Console, swept: Swept, sort: Metric, varied: Sequence[str], li
     table.add_column("")
     for row in rows[:limit]:
         values = [Text(row.values.get(name, "")) for name in varied]
+        values += [Text(str(row.metrics.get(name, ""))) for name in differ]
         figures = [METRICS[name].text(row) for name in shown]
         table.add_row(*values, *figures, Text(_verdict(row)), style=_COLOURS.get(row.status, "red"))
     console.print(table)
     if len(rows) > limit:
         console.print(f"{len(rows) - limit} more rows in the files; --limit 0 shows all")
+    if alike:
+        which = "every point" if all(row.metrics for row in rows) else "every point with figures"
+        console.print(f"{which}: {', '.join(f'{k} {v}' for k, v in alike.items())}")
     reasons(console, rows)
+
+
+def _fitted(
+    rows: Sequence[Row], varied: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, str | int]]:
+    """Of what the memory may have decided: what differs among points, and what is alike in all of
+    them; what is varied is neither."""
+    own = {name.rpartition(".")[2].replace("-", "_") for name in varied}
+    found = {
+        name: {row.metrics[name]: None for row in rows if name in row.metrics}
+        for name in FITTED
+        if name not in own
+    }
+    alike = {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
+    return tuple(name for name, values in found.items() if len(values) > 1), alike
 
 
 def show_bought(console: Console, swept: Swept) -> None:

@@ -18,11 +18,12 @@ from compiler.diagnostics import DiagnosticError, InternalError
 from orchestrator.build import planned
 from orchestrator.config import TRIES, JobConfig
 from orchestrator.job import unit_service
+from orchestrator.report.tried import auto_values
 from orchestrator.report.verdict import refusals
 from orchestrator.service.service import UnitService
 from orchestrator.stages import Stages, Traces
 from orchestrator.terminal import say
-from orchestrator.whatif.change import Change, changed
+from orchestrator.whatif.change import Change, changed, frugal
 from orchestrator.whatif.many import plans
 from orchestrator.whatif.rows import may_pass
 from orchestrator.whatif.rules import Idea, ideas, saving
@@ -77,10 +78,10 @@ def _changes(job: JobConfig, report: Mapping[str, Any], count: int) -> Iterator[
     now = situation_of(job, report)
     if report["memory"]["fits"] or not count:
         return (changed(job, idea.keys) for idea in ideas(now, report))
-    return islice(_fitting(now, report["memory"]), count)
+    return islice(_fitting(job, now, report["memory"]), count)
 
 
-def _fitting(now: Situation, memory: Mapping[str, Any]) -> Iterator[Change]:
+def _fitting(job: JobConfig, now: Situation, memory: Mapping[str, Any]) -> Iterator[Change]:
     """Changes with which a job is expected to fit: single ones, and where there are none, several
     on top of each other, what saves most first.
 
@@ -94,7 +95,7 @@ def _fitting(now: Situation, memory: Mapping[str, Any]) -> Iterator[Change]:
         for _ in range(STACKED):
             best, least, fits = Idea({}), float("inf"), False
             for idea in saving(now):
-                change = changed(now.job, {**stacked, **idea.keys})
+                change = changed(job, {**stacked, **idea.keys})
                 peak = _estimated_peak(change.job, service, traces)
                 if peak * scale <= memory["limit_bytes"]:
                     fits = True
@@ -110,7 +111,7 @@ def _fitting(now: Situation, memory: Mapping[str, Any]) -> Iterator[Change]:
 def _estimated_peak(job: JobConfig, service: UnitService, traces: Traces) -> float:
     """Memory per core of a job as known before compiling; infinite for one that is refused."""
     try:
-        return planned(job, service, Stages(traces=traces)).plan.footprint.peak_bytes
+        return planned(frugal(job), service, Stages(traces=traces)).plan.footprint.peak_bytes
     except DiagnosticError:
         return float("inf")
 
@@ -167,6 +168,7 @@ def _measured(report: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, A
         "cost_change": usd / before - 1 if usd and before else None,
         "refused": list(refusals(report)),
         "unpriced": usd is None and before is not None,
+        "chosen": auto_values(report["auto"]) if "auto" in report else {},
     }
     worse = len(row["refused"]) - len(refusals(base))
     better = not base["memory"]["fits"] or worse < 0 or _gain(row) < -WORTHWHILE

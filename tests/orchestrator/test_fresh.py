@@ -196,6 +196,7 @@ def test_a_comparison_says_which_plans_are_stored(
 ) -> None:
     job = str(planned)
     words = ["compare", job, job]
+    assert "1 of 2 plans are stored" in shown(words, capsys)  # B's, which is A with what fits it
     assert "2 of 2 plans are stored, the oldest" in shown(words, capsys)
     asked: list[bool] = []
     plan = plan_cache.plan

@@ -17,7 +17,8 @@ from compiler.target import Fact, load_target
 from orchestrator import config, plan_cache
 from orchestrator.build import asked_batch, layout_of
 from orchestrator.cli import main
-from orchestrator.config import GoalConfig, JobConfig, PriceConfig
+from orchestrator.config import JobConfig
+from orchestrator.purchase import GoalConfig, PriceConfig
 from orchestrator.report import compare, sections
 from orchestrator.report.cost import basis_text, cost_section, list_text, missing_text, price_of
 from orchestrator.report.goal import (

@@ -19,7 +19,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "model.md"
 
 
 def about(machine: str, strategy: str, **mesh: int) -> Asked:
-    return asked(load(None, [f"strategy.name={strategy}"]), load_target(machine), mesh)
+    job = load(None, [f"strategy.name={strategy}"])
+    return asked(job, load_target(machine), mesh, is_published=True)
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +66,43 @@ def test_other_answers_name_the_rows_of_the_constants_that_enter(
 def test_zero_two_shards_more_than_published_runs_do() -> None:
     job = load(None, ["strategy.name=generic", "strategy.zero=2"])
     mesh = {"dp_shard": 32}
-    assert confidence(asked(job, load_target("trn1.32xlarge"), mesh)).text == "extrapolated"
+    assert (
+        confidence(asked(job, load_target("trn1.32xlarge"), mesh, is_published=True)).text
+        == "extrapolated"
+    )
     job = load(None, ["strategy.name=generic", "strategy.zero=1"])
-    assert confidence(asked(job, load_target("trn1.32xlarge"), mesh)).text != "extrapolated"
+    assert (
+        confidence(asked(job, load_target("trn1.32xlarge"), mesh, is_published=True)).text
+        != "extrapolated"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_published"),
+    [
+        ((), True),
+        (("cluster.profile=peak", "run.steps=2", "goal.tokens=1T"), True),
+        (("strategy.sequence_parallel=false",), False),
+        (("compiler.attention=unfused",), False),
+        (("cluster.runtime=2023",), False),
+        (("mesh.tp=8", "mesh.dp_shard=128"), False),
+        (("model.seq_len=4096",), False),
+    ],
+)
+def test_only_a_published_run_is_calibrated(settings: tuple[str, ...], is_published: bool) -> None:
+    job = load(None, ["model.recipe=llama3.1-8b-32n-zero1", *settings])
+    found = asked(job, load_target("trn1.32xlarge"), {"dp_shard": 32, "tp": 32})
+    assert found.is_published is is_published
+    text, why = (one := confidence(found)).text, one.why
+    assert text.startswith("calibrated on") is is_published
+    assert is_published or why == "no published run has its settings (--recipe)"
+
+
+def test_a_job_like_a_published_run_is_none() -> None:
+    """The same model, mesh and machine, with other settings than those of its script."""
+    job = load(None, ["model.preset=llama3-8b", "strategy.name=llm-training", "strategy.zero=1"])
+    mesh = {"dp_shard": 32, "tp": 32}
+    assert confidence(asked(job, load_target("trn1.32xlarge"), mesh)).text == "extrapolated"
 
 
 def test_the_block_says_what_holds_and_what_is_assumed() -> None:

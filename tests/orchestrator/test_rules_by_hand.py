@@ -12,6 +12,7 @@ from orchestrator.whatif.rules import ideas
 from orchestrator.whatif.situation import situation_of
 
 GIB = 2**30
+FITTING = "strategy.remat=auto strategy.global_batch=64 strategy.micro_batch=auto"
 TWO = ("cluster.target=trn1.32xlarge", "cluster.instances=2")
 EXTP = {"code": "NCC_EXTP004", "severity": "warning", "message": "", "hint": ""}
 
@@ -82,10 +83,10 @@ def test_settings_are_tried_before_machines() -> None:
     """Recomputation is a quarter of what runs: 0.8 x 0.25 = 0.2, less than the 0.2 + 0.05 of
     collectives, which are first; machines of either are behind all settings."""
     one = report(compute=75, collective_tp=20, collective_dp_shard=5)
-    found = tried(one, "model.preset=llama2-7b", *TWO)
+    found = tried(one, "model.preset=llama2-7b", "model.dtype=float32", *TWO)
     machines = [n for n, text in enumerate(found) if "cluster.target" in text]
     assert machines == [len(found) - 2, len(found) - 1]
-    assert found.index("strategy.bucket_mb=64") < found.index("strategy.remat=none")
+    assert found.index("strategy.bucket_mb=64") < found.index("model.dtype=bfloat16")
 
 
 def test_collectives_of_all_axes_are_what_limits_together() -> None:
@@ -108,4 +109,19 @@ def test_latency_has_ideas_of_its_own() -> None:
     """No engine computes in 80 % of the step, and queues are busy 5 % of it."""
     one = report(compute=20, memory=80)
     one["timing"]["engines"]["dma_in"]["share"] = 0.05
-    assert tried(one)[0] == "strategy.global_batch=64 strategy.micro_batch=2"
+    assert tried(one)[0] == FITTING
+
+
+def test_what_the_memory_decides_is_one_change() -> None:
+    """Recomputation and micro-batch together; not where the job leaves them to the memory already,
+    is at the least, or has stages to fill."""
+    one = report(compute=20, launch=80)
+    assert FITTING in tried(one)
+    least = tried(one, "model.preset=llama2-7b", "strategy.remat=none")
+    assert "strategy.global_batch=64 strategy.micro_batch=auto" in least
+    one["mesh"] = {"pp": 4, "dp_shard": 8}
+    assert not any("micro_batch=auto" in text for text in tried(one))
+    one["mesh"] = {"dp_shard": 32}
+    one["auto"] = {"remat": "full", "micro_batch": 1}
+    left = tried(one, "model.preset=llama2-7b", "strategy.remat=auto", "strategy.micro_batch=auto")
+    assert left and FITTING not in left

@@ -184,6 +184,8 @@ def test_the_page_holds_every_row() -> None:
     metrics = {
         "target": "a",
         "mesh": "dp_shard=32",
+        "remat": "none",
+        "micro_batch": 2,
         **dict.fromkeys(
             ("step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s"), 1.0
         ),
@@ -195,5 +197,5 @@ def test_the_page_holds_every_row() -> None:
         Row("y", {**values, "instances": "2"}, REFUSED, "SW_TEST", "why"),
     ]
     text = scaling.page({"model": curves(rows)})
-    assert "| 1 | a | dp_shard 32 | 1.000 | 1.000 .. 1.000 |" in text
+    assert "| 1 | a | dp_shard 32 | none x 2 | 1.000 | 1.000 .. 1.000 |" in text
     assert "0.50 (does not fit)" in text and "| 2 | a | SW_TEST |" in text

@@ -14,8 +14,10 @@ import pytest
 from compiler.diagnostics import UsageError
 from compiler.dtypes import DType
 from orchestrator import cli
+from orchestrator.build import layout_of
+from orchestrator.timing import with_host
 from orchestrator.validation import calibrate, validate
-from orchestrator.validation.predict import Timed, job_of, layout_of, shares_of, task_of
+from orchestrator.validation.predict import Timed, job_of, shares_of
 from orchestrator.validation.published import (
     PublishedRun,
     UnreadableRun,
@@ -23,6 +25,7 @@ from orchestrator.validation.published import (
     read_runs,
 )
 from orchestrator.validation.run_settings import profiles, release
+from orchestrator.validation.tasks import task_of
 from orchestrator.validation.validate_screen import show
 from sim_cluster import calibration
 from sim_cluster.step_time import StepTiming
@@ -123,9 +126,9 @@ def test_host_time_is_beside_that_of_the_step() -> None:
         rank_classes=1,
         lnc=1,
     )
-    timed = shares_of(step, host_us=1000)
+    timed = shares_of(with_host(step, 1000))
     assert timed == Timed(0.004, {"compute": 0.5, "memory": 0.25, "host": 0.25}, {"tensor": 0.25})
-    assert "host" not in shares_of(step, host_us=0).shares
+    assert "host" not in shares_of(with_host(step, 0)).shares
 
 
 def test_every_profile_says_where_it_is_from() -> None:
@@ -172,7 +175,7 @@ def shape(work: Workload, *path: str) -> tuple[int, ...]:
 
 def test_a_run_is_a_job_on_its_own_mesh(tmp_path: Path) -> None:
     work = parsed(tmp_path, LLAMA | {"vocab": "97"}).workload
-    job, layout = job_of(work), layout_of(work)
+    job, layout = job_of(work), layout_of(job_of(work))
     assert layout.mesh.sizes == {"pp": 2, "dp_shard": 4, "tp": 4}
     assert (layout.captured_batch, layout.global_batch) == (4, 16)
     assert (job.strategy.name, job.strategy.zero) == ("llm-training", 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.timing import with_host
 from orchestrator.validation import calibrate, measured, validate
 from orchestrator.validation.calibrate import DOCUMENTED, Fit, Surface
 from orchestrator.validation.predict import Timed, shares_of
@@ -217,7 +218,7 @@ def test_model_flops_of_a_published_run(tmp_path: Path) -> None:
 def test_the_host_is_beside_the_step() -> None:
     """3 ms of a step and 1,000 us of the host are 4 ms."""
     step = timing(3_000_000_000, engines_ps={"tensor": 600_000_000})
-    found = shares_of(step, host_us=1000)
+    found = shares_of(with_host(step, 1000))
     assert found.seconds == pytest.approx(0.004, rel=1e-12)
     assert found.shares == pytest.approx({"compute": 0.75, "host": 0.25})
     assert found.busy == pytest.approx({"tensor": 0.15})

@@ -25,7 +25,7 @@ from orchestrator.whatif.situation import situation_of
 from sharding.settings import AUTO
 from tests.support.plans import job_of
 
-KINDS = ("compute", "memory", LATENCY, COLLECTIVE, "bubble", "launch", "idle")
+KINDS = ("compute", "memory", LATENCY, COLLECTIVE, "bubble", "launch", "idle", "host")
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +90,9 @@ def test_what_surely_does_not_fit_is_no_idea(job: JobConfig, report: dict[str, A
         found = ideas(situation_of(job, report), shaped)
         return [changed(job, idea.keys).text for idea in found]
 
-    assert "strategy.remat=none" in texts()
+    assert "mesh.dp_shard=32 mesh.tp=1 strategy.global_batch=32" in texts()
     shaped["memory"]["limit_bytes"] = shaped["memory"]["peak_bytes"] + 1
-    assert "strategy.remat=none" not in texts()
+    assert "mesh.dp_shard=32 mesh.tp=1 strategy.global_batch=32" not in texts()
 
 
 @pytest.mark.matrix

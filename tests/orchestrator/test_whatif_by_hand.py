@@ -34,10 +34,19 @@ def planned(
 ) -> dict[str, Any]:
     """A report of a step of 80 ps, in which 320 tokens pass, half of it waiting for collectives."""
     return {
-        "job": {"cluster": {"target": "trn1n.32xlarge", "instances": 3}},
+        "job": {
+            "cluster": {"target": "trn1n.32xlarge", "instances": 3},
+            "strategy": {"remat": "auto"},
+        },
+        "resolved": {"strategy.remat": {"value": "selective", "why": "the least that fits"}},
         "mesh": {"dp_shard": 12, "tp": 8},
         "cores": 96,
-        "batch": {"global_batch": 64, "num_microbatches": 2, "tokens_per_sample": 5},
+        "batch": {
+            "global_batch": 64,
+            "micro_batch": 4,
+            "num_microbatches": 2,
+            "tokens_per_sample": 5,
+        },
         "memory": {"fits": True, "peak_bytes": 3 * GIB, "limit_bytes": 4 * GIB} | memory,
         "timing": {
             "step_time_ps": step_ps,
@@ -86,6 +95,8 @@ def test_figures_of_a_row() -> None:
         "limit_gib": 4.0,
         "goodput": 0.75,
         "confidence": "documented",
+        "remat": "selective",
+        "micro_batch": 4,
         "mesh": "dp_shard=12,tp=8",
         "over_gib": 0.0,
     }

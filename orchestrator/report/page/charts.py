@@ -25,6 +25,7 @@ _KINDS = {
     "bubble": "purple",
     "launch": "grey",
     "idle": "pale",
+    "host": "gold",
     "parameters": "blue",
     "gradients": "pink",
     "optimizer": "purple",

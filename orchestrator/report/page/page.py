@@ -22,7 +22,7 @@ from orchestrator.report import cost, text
 from orchestrator.report.goal import goal_rows, goal_texts
 from orchestrator.report.page import charts, words
 from orchestrator.report.resolved import resolved_job
-from orchestrator.report.tried import effect_text
+from orchestrator.report.tried import auto_text, candidate, candidate_text, effect_text, is_chosen
 from orchestrator.report.verdict import published_text, verdicts
 
 FUNCTIONS = 40  # with their regions on a page
@@ -60,6 +60,7 @@ def report_page(report: Mapping[str, Any]) -> str:
         longest=_longest(report),
         goal=_goal(report),
         tried=[(row["change"], effect_text(row, text.counted(report))) for row in _tried(report)],
+        auto=_auto(report),
         moments=_highest(report["memory"]["timeline"]),
         stored=_stored(report["provenance"]),
         verdicts=verdicts(report),
@@ -80,6 +81,18 @@ def _settings(report: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         for table, keys in resolved_job(report).items()
         if isinstance(keys, Mapping)
     ]
+
+
+def _auto(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen for keys that are left to the memory, and what was looked at for it."""
+    section, limit = report.get("auto"), report["memory"]["limit_bytes"]
+    if section is None:
+        return {}
+    rows = [
+        (candidate(row), candidate_text(row, limit), is_chosen(row, section))
+        for row in section["tried"]
+    ]
+    return {"told": auto_text(section, limit), "rows": rows}
 
 
 def _stored(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,0 +1,47 @@
+"""The training step of a published run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.validation.published import Workload
+
+if TYPE_CHECKING:
+    from compiler.frontend.task import TrainTask
+
+
+def task_of(w: Workload, name: str = "published") -> TrainTask:
+    """The training step of the whole model; vocabularies are padded to the tensor-parallel ranks,
+    as Megatron-LM does.
+    """
+    from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
+    from compiler.frontend.models.families import family_task
+
+    sizes = Sizes(
+        layers=w.layers,
+        hidden=w.hidden,
+        heads=w.heads,
+        head_dim=w.hidden // w.heads,
+        ffn=w.ffn,
+        vocab=-(-w.vocab // w.tp) * w.tp,
+        positions=w.seq_len,
+        complete=True,
+        fused=w.fused_projections,
+    )
+    types: dict[str, Any] = {
+        "params": w.storage.params,
+        "activations": w.storage.activations,
+        "statistics": w.storage.statistics,
+        "stream": w.storage.stream,
+    }
+    options = TaskOptions(
+        seq_len=w.seq_len,
+        precision=Precision(**types),
+        optimizer=w.optimizer,
+        remat=w.remat,
+        dropout=w.dropout,
+        one_hot_loss=w.one_hot_loss,
+        name=name,
+    )
+    kv_heads = max(w.kv_heads, w.tp) if w.replicated_kv else w.kv_heads
+    return family_task(w.family, sizes, options, kv_heads)

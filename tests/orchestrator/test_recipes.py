@@ -1,0 +1,88 @@
+"""Published runs as jobs: what `plan` says of a recipe is what `validate` says of its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.diagnostics import UsageError
+from orchestrator import plan_cache
+from orchestrator.build import layout_of
+from orchestrator.cache import open_cache
+from orchestrator.config import load
+from orchestrator.job import unit_service
+from orchestrator.job_flags import changed_keys
+from orchestrator.model import resolve_task
+from orchestrator.validation.predict import Predictor, job_of
+from orchestrator.validation.recipes import recipe, recipe_names, recipe_source
+from orchestrator.whatif.change import compared
+from sim_cluster.profiles import fitted_profile
+from tests.support.cells import long_in_matrix
+
+PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
+QUICK = "vit-base-1n"
+
+
+@pytest.mark.parametrize(
+    "name", long_in_matrix(recipe_names(), [n for n in recipe_names() if n != QUICK])
+)
+def test_plan_is_validate_to_the_picosecond(name: str) -> None:
+    run = recipe(name)
+    job = load(None, [f"model.recipe={name}"])
+    report = plan_cache.plan(job)
+    with unit_service(job, None) as service:
+        nominal = fitted_profile("nominal")
+        timed = Predictor(service, open_cache(job.cache)).time(run.workload, nominal)
+    assert report["timing"]["step_time_s"] == timed.seconds
+    total = report["timing"]["step_time_ps"]
+    shares = {n: ps / total for n, ps in report["timing"]["breakdown_ps"].items() if ps}
+    assert shares == timed.shares
+    assert report["timing"]["confidence"].startswith("calibrated on")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_is_the_job_of_its_run(name: str) -> None:
+    run = recipe(name)
+    assert not run.unsupported() and recipe_source(name)
+    job, own = load(None, [f"model.recipe={name}"]), job_of(run.workload)
+    assert layout_of(job) == layout_of(own)
+    for table in ("strategy", "mesh", "cluster", "compiler"):
+        assert getattr(job, table) == getattr(own, table)
+    assert not compared(job).strategy.open_keys  # it says both
+    cell = f"| `{name}` | {run.id} |"
+    assert cell in PAGE.read_text(), cell
+
+
+def test_what_is_said_overrules_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('[model]\nrecipe = "llama3.1-8b-32n-zero1"\n[strategy]\nremat = "full"\n')
+    job = load(path, ["strategy.sequence_parallel=false"])
+    own = load(None, ["model.recipe=llama3.1-8b-32n-zero1"])
+    assert (job.strategy.remat, own.strategy.remat) == ("full", "none")
+    assert not job.strategy.sequence_parallel and own.strategy.sequence_parallel
+    assert job.mesh == own.mesh and job.strategy.accumulate_dtype == own.strategy.accumulate_dtype
+
+
+def test_a_recipe_goes_with_its_tensor_parallel_ranks() -> None:
+    """Key-value heads of every rank, and a vocabulary that they divide."""
+    job = load(None, ["model.recipe=llama3.1-8b-32n-zero1", "mesh.tp=8", "mesh.dp_shard=128"])
+    assert resolve_task(job).tokens_per_sample == 8192
+    shorter = load(None, ["model.recipe=llama3.1-8b-32n-zero1", "model.seq_len=1024"])
+    assert resolve_task(shorter).tokens_per_sample == 1024
+
+
+def test_what_a_recipe_cannot_obey_is_refused() -> None:
+    for setting in ("model.dtype=float32", "model.optimizer=sgd"):
+        with pytest.raises(UsageError, match="a published run"):
+            resolve_task(load(None, [f"model.recipe={QUICK}", setting]))
+    with pytest.raises(UsageError, match="got 'vit-base'") as refused:
+        load(None, ["model.recipe=vit-base"])
+    assert QUICK in (refused.value.diagnostic.hint or "")
+    with pytest.raises(UsageError, match="exactly one of preset, config, entry, hlo, recipe"):
+        resolve_task(load(None, [f"model.recipe={QUICK}", "model.preset=llama2-7b"]))
+
+
+def test_a_recipe_has_a_flag_and_gives_way_to_a_model() -> None:
+    assert changed_keys("recipe", QUICK) == {"model.recipe": QUICK}
+    assert changed_keys("model", "llama2-7b")["model.recipe"] == ""
