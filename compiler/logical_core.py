@@ -26,7 +26,6 @@ _EVEN = 1.98  # gain behind which no other cut is timed: two cores give about 2 
 _PAIRED = ("register_load",)  # both cores follow one control flow, so both load registers
 
 Pair = tuple[RegionProgram, ...]  # what each physical core computes
-Judge = Callable[[RegionProgram, Sequence[Tensor]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,10 @@ class LogicalCore:
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
         return _time(self._trial, self.way(program, tensors), tensors)
+
+    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of the code that a region will run. Raises as a call does."""
+        return _time(self._trial.searched, self.way(program, tensors), tensors)
 
     def generate(
         self, program: RegionProgram, tensors: Sequence[Tensor], first_register: int

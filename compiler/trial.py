@@ -88,6 +88,13 @@ class Trial:
             self._known[key] = self._measure(key, program, tensors)
         return _or_raised(self._known[key])
 
+    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """Time of the code that a region will run; what `generate` makes of it is known then.
+        Raises as a call does.
+        """
+        made = self.generate(program, tensors, _FIRST_REGISTER)
+        return judged_ps(made.region, tensors, self.target)
+
     def sketch(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region with its first tiling; a search that follows goes on from there. Raises
         as a call does.

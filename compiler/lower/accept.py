@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from compiler.diagnostics import DiagnosticError
 from compiler.isa.region import RegionProgram, Tensor
@@ -22,8 +23,19 @@ from compiler.lower.write_out import region_program
 from compiler.model_types import MODEL_TYPES
 from compiler.options import CompileOptions
 
-Judge = Callable[[RegionProgram, Sequence[Tensor]], int]
+Clock = Callable[[RegionProgram, Sequence[Tensor]], int]
 """Picoseconds of a region. Raises CompileError or CapacityError when there is no code for it."""
+
+
+class Judge(Protocol):
+    """A `Clock` that may be content with a first tiling."""
+
+    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """What a region takes, as far as that is told soon."""
+
+    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        """What the code takes that a region will run."""
+
 
 STRIP_BYTES = 96 * 1024
 """Half of an SBUF partition of NeuronCore-v2 (documented: 192 KiB); the other half is left to

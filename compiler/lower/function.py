@@ -15,7 +15,7 @@ from typing import Any
 from compiler.attention import find_attention
 from compiler.diagnostics import DiagnosticError
 from compiler.ir.types import Graph, Value
-from compiler.lower.accept import Judge, Trials, policy_of
+from compiler.lower.accept import Clock, Judge, Trials, policy_of
 from compiler.lower.body import IDENTITY, UPDATES, Body
 from compiler.lower.canonical import canonical
 from compiler.lower.epilogue_rule import EpilogueRule
@@ -116,21 +116,23 @@ def settle(
     alone = _softmax_operators(graph, options)
     first = _Try(graph, signature, options, budget, judge, alone)
     flash = options.attention == "flash" and options.optlevel > 1
-    found = _remade(first) if flash else (first, _settled(first))
-    if flash and judge is not None:
-        found = _quicker(found, [_remade(first.anew(row_first=True))], judge)
-        found = _halved(found, judge)
-    return found[1]
+    if not flash:
+        return _settled(first)
+    if judge is None:
+        return _remade(first)[-1][1]
+    found = _chosen([_remade(first), _remade(first.anew(row_first=True))], judge)
+    return _halved(found, judge)[1]
 
 
 _Found = tuple[_Try, Settled]
 
 
-def _remade(attempt: _Try) -> _Found:
+def _remade(attempt: _Try) -> list[_Found]:
     """A lowered function, and again with what still crosses from region to region made again, for
     as long as that costs less.
     """
     settled = _settled(attempt)
+    forms = [(attempt, settled)]
     for _ in range(MAX_REMAKES):
         made = remade(attempt.graph, settled.groups)
         if made is None:
@@ -140,8 +142,20 @@ def _remade(attempt: _Try) -> _Found:
         if cost(again.groups, attempt.budget) >= MIN_GAIN * cost(settled.groups, attempt.budget):
             break
         attempt, settled = other, again
+        forms.append((attempt, settled))
         step("remade", attempt.graph)
-    return attempt, settled
+    return forms
+
+
+def _chosen(roads: Sequence[Sequence[_Found]], judge: Judge) -> _Found:
+    """The fastest of the last forms of the roads, unless a first one is faster: bytes that are
+    saved are not always time. Between these two the code that they will run decides, since a search
+    gains most of the large regions that make values again.
+    """
+    first, last = (_quicker([road[at] for road in roads], judge) for at in (0, -1))
+    if _quicker([last, first], judge) is last:
+        return last
+    return _quicker([last, first], judge.searched)
 
 
 def _with_copies(attempt: _Try, made: tuple[Graph, Sequence[tuple[Value, Value]]]) -> _Try:
@@ -164,22 +178,21 @@ def _halved(found: _Found, judge: Judge) -> _Found:
                 made = halved(attempt.graph, groups, part)
                 if made is not None:
                     other = _with_copies(attempt, made)
-                    found = _quicker(found, [(other, _settled(other))], judge)
+                    found = _quicker([found, (other, _settled(other))], judge)
                 if found[0] is not attempt:
                     break
         else:
             return found
 
 
-def _quicker(found: _Found, others: Iterable[_Found], judge: Judge) -> _Found:
+def _quicker(forms: Iterable[_Found], clock: Clock) -> _Found:
     """The fastest of a function's forms, all regions together; the first on a tie."""
-    forms = [found, *others]
-    return min(forms, key=lambda form: _duration_ps(form[1].lowered, judge))
+    return min(forms, key=lambda form: _duration_ps(form[1].lowered, clock))
 
 
-def _duration_ps(lowered: Lowered, judge: Judge) -> float:
+def _duration_ps(lowered: Lowered, clock: Clock) -> float:
     try:
-        return sum(judge(region, lowered.tensors) for region in lowered.regions)
+        return sum(clock(region, lowered.tensors) for region in lowered.regions)
     except DiagnosticError:
         return math.inf
 

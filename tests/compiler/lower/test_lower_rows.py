@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,9 +13,9 @@ from compiler.diagnostics import CapacityError
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.types import Graph, Value
-from compiler.isa.region import RegionProgram
+from compiler.isa.region import RegionProgram, Tensor
 from compiler.lower import function
-from compiler.lower.accept import policy_of
+from compiler.lower.accept import Clock, policy_of
 from compiler.lower.explain import explain_fusion
 from compiler.lower.function import Signature, lower_function, settle
 from compiler.lower.rule import Budget
@@ -188,14 +190,48 @@ def test_scores_between_regions_are_made_again(row_bytes: int, left: int, monkey
     assert score_tensors(lowered) == left < before
 
 
+@dataclass(frozen=True)
+class Judge:
+    """One clock for first tilings, one for the code that will run."""
+
+    first: Clock
+    last: Clock
+
+    def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        return self.first(program, tensors)
+
+    def searched(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
+        return self.last(program, tensors)
+
+
+def count(region: RegionProgram, op: str) -> int:
+    return sum(n.op == op for n in region.nodes)
+
+
+def slow_exponentials(region: RegionProgram, _: object) -> int:
+    return 10 + 1000 * count(region, "exponential")
+
+
+@pytest.mark.parametrize(
+    ("searched", "stored"), [(slow_exponentials, True), (lambda _r, _t: 10, False)]
+)
+def test_what_is_made_again_is_held_against_the_clock(searched: Clock, stored: bool) -> None:
+    """Fewer bytes are no gain where computing twice takes longer. First tilings may say so; the
+    code that will run decides.
+    """
+    settled = settle(
+        backward(), budget=Budget(1 << 16, 2480), judge=Judge(slow_exponentials, searched)
+    )
+    assert bool(score_tensors(settled.lowered)) is stored
+
+
 def test_slower_regions_fall_apart_at_their_last_merge() -> None:
     """The judge makes two contractions in one region slow: softmax joins one side at most."""
 
-    def judge(region: RegionProgram, tensors: object) -> int:
-        contracts = sum(n.op == "contract" for n in region.nodes)
-        return 100 if contracts > 1 else 10
+    def clock(region: RegionProgram, tensors: object) -> int:
+        return 100 if count(region, "contract") > 1 else 10
 
-    settled = settle(forward(), judge=judge)
+    settled = settle(forward(), judge=Judge(clock, clock))
     counts = [sum(n.op == "contract" for n in r.nodes) for r in compute(settled.lowered)]
     assert max(counts) == 1
     (refusal, *_) = settled.trials.refused.values()
@@ -204,12 +240,13 @@ def test_slower_regions_fall_apart_at_their_last_merge() -> None:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_regions_without_code_are_split_and_never_an_error(level: int) -> None:
-    def judge(region: RegionProgram, tensors: object) -> int:
-        if sum(n.op == "contract" for n in region.nodes) and len(region.nodes) > 4:
+    def clock(region: RegionProgram, tensors: object) -> int:
+        if count(region, "contract") and len(region.nodes) > 4:
             raise CapacityError("SW_SBUF", "tile p does not fit")
         return 10
 
-    settled = settle(forward(), options=CompileOptions(optlevel=level), judge=judge)
+    options, judge = CompileOptions(optlevel=level), Judge(clock, clock)
+    settled = settle(forward(), options=options, judge=judge)
     assert len(compute(settled.lowered)) == 3
     assert {r.rule for r in settled.trials.refused.values()} == {"code"}
 
