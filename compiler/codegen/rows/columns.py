@@ -18,6 +18,9 @@ from compiler.codegen.rows.live import Rows, lowered, relied_on
 from compiler.codegen.rows.plan import RowPlan
 from compiler.codegen.space import SINKS
 
+# Chunks to as many columns as a band has rows, at least (our choice).
+_FINEST = 64
+
 Range = tuple[int, int]
 Choices = frozenset[tuple[int, int]]
 
@@ -36,6 +39,10 @@ class Segment:
 
     piece: Piece
     runs: tuple[Run, ...]
+
+
+Around = tuple[tuple[Run, ...], ...]
+"""What bands of rows compute of a segment that lies around them, each; () without one."""
 
 
 class Columns:
@@ -81,20 +88,58 @@ class Columns:
                 found[-1:] = [joined] if joined else [*found[-1:], alone]
         return found
 
+    def around(self, atom: int, bands: Sequence[Range], length: int) -> list[tuple[Piece, Around]]:
+        """Segments of up to `length` points of `atom`, and what each of the `bands` of rows
+        computes of one, counted from its first point; alike neighbours are one that repeats.
+        """
+        found: list[tuple[Piece, Around]] = []
+        for piece in pieces(self.space.sizes[atom], min(length, self.space.sizes[atom])):
+            for first in range(piece.start, piece.start + piece.trip * piece.extent, piece.extent):
+                span = (first, first + piece.extent)
+                runs = tuple(self._part(self.runs(atom, rows), span) for rows in bands)
+                last = found[-1] if found else None
+                if last and last[1] == runs and last[0].extent == piece.extent:
+                    found[-1] = replace(last[0], trip=last[0].trip + 1), runs
+                else:
+                    found.append((Piece(first, piece.extent), runs))
+        return found
+
+    def _part(self, runs: Sequence[Run], span: Range) -> tuple[Run, ...]:
+        """What lies in a segment of the atom's runs."""
+        found: list[tuple[Range, Choices]] = []
+        for run in runs:
+            end = run.piece.start + run.piece.extent * run.piece.trip
+            first, end = max(run.piece.start, span[0]), min(end, span[1])
+            if first >= end:
+                continue
+            if found and found[-1][1] == run.decided and found[-1][0][1] == first:
+                first = found.pop()[0][0]
+            found.append(((first, end), run.decided))
+        return tuple(
+            replace(run, piece=_moved(run.piece, -span[0]))
+            for part in found
+            for run in self._cut(*part)
+        )
+
     def _runs(self, atom: int, rows: Range) -> tuple[Run, ...]:
         size = self.space.sizes[atom]
         if atom not in self.masked:
             return tuple(Run(p) for p in pieces(size, min(size, self.width)))
-        known = {c: self._facts(atom, c, rows) for c in self._chunks(atom)}
+        known = {c: self._facts(atom, c, rows) for c in self._chunks(atom, rows)}
         skipped = {c for c, found in known.items() if self._is_neutral(atom, found)}
         if len(skipped) == len(known) or not self._rows_live(atom, rows, known, skipped):
             skipped = set()  # what is read later needs code that writes it, all zero or not
         kept = [c for c in known if c not in skipped]
         return tuple(run for group in self._alike(kept, known) for run in self._cut(*group))
 
-    def _chunks(self, atom: int) -> list[Range]:
+    def _chunks(self, atom: int, rows: Range) -> list[Range]:
+        """The columns in chunks that are decided as a whole: finer ones would leave out little of
+        what so many rows compute.
+        """
         size = self.space.sizes[atom]
         chunk = self.chunk * self.plan.fold.get(atom, 1)
+        while _FINEST * chunk * 2 <= rows[1] - rows[0]:
+            chunk *= 2
         return [(s, min(size, s + chunk)) for s in range(0, size, chunk)]
 
     def _facts(self, atom: int, chunk: Range, rows: Range) -> dict[int, Known]:
@@ -134,7 +179,11 @@ class Columns:
     def _has_maxima(self, rows: Rows, atom: int) -> bool:
         """Whether every row has a maximum over `atom` that is not low."""
         low = lowered(self.space, self.numbers, atom, self.whole)
-        known = {c: self._facts(atom, c, rows.span) for c in self._chunks(atom)} if low else {}
+        known = (
+            {c: self._facts(atom, c, rows.span) for c in self._chunks(atom, rows.span)}
+            if low
+            else {}
+        )
         return all(rows.keep(n, atom, known) for n in low)
 
     def _alike(

@@ -8,8 +8,8 @@ of them: rows and columns fall into few kinds of points, one for each way the se
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ import numpy as np
 from compiler.codegen.rows.facts import Fact, Known, exact, facts, is_low, span_of
 from compiler.codegen.rows.spans import LOW_LIMIT
 from compiler.codegen.space import Space
+
+# Rows looked at together, point by point: a mask decides most blocks as a whole (our choice).
+_AT_ONCE = 2048
 
 Range = tuple[int, int]
 Facts = Mapping[int, Known]
@@ -59,11 +62,26 @@ class Rows:
         """
         if any(_is_live(known, number) for known in columns.values()):
             return True
+        chunks = list(columns)
+        ends_first = [*chunks[:1], *chunks[:0:-1]]  # one of them is live in most masks
+        first, end = self.span
+        for start in range(first, end, _AT_ONCE):
+            block = replace(self, span=(start, min(end, start + _AT_ONCE)))
+            if not block._all_live(number, atom, ends_first):
+                return False
+        return True
+
+    def _all_live(self, number: int, atom: int, chunks: Iterable[Range]) -> bool:
         live = np.zeros(self.span[1] - self.span[0], bool)
-        for chunk, known in columns.items():
-            live |= self._live(number, atom, chunk, known)
-            if live.all():
+        for chunk in chunks:
+            ranges = {self.row: self.span, atom: chunk}
+            known = facts(self.space, self.numbers, ranges, self.whole)
+            if _is_live(known, number):
                 return True
+            if not is_low(known.get(number)):
+                live |= self._live(number, atom, chunk, known)
+                if live.all():
+                    return True
         return False
 
     def _live(self, number: int, atom: int, chunk: Range, known: Facts) -> Any:

@@ -3,19 +3,20 @@ sums over all of them.
 
 for parallel: load panels and shared vectors; for groups of row tiles: the stages of the plan, every
 group one stage behind the group before it, so that engines work on one while another waits; then
-what follows from the sums. Next: `group.py`.
+what follows from the sums. Segments of a streamed atom lie in the rows (`streams.py`), or around
+the loops that a sum over rows takes. Next: `group.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from compiler.codegen.builder import Box, Builder, Piece, Scope, pieces
-from compiler.codegen.rows.columns import Columns
+from compiler.codegen.rows.columns import Around, Columns
 from compiler.codegen.rows.group import SIDE_BY_SIDE, Group, in_stages
 from compiler.codegen.rows.panels import Panel, load_panel
-from compiler.codegen.rows.plan import RowPlan, plan_rows, sum_depth
+from compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows, sum_depth
 from compiler.codegen.rows.products import Shared
 from compiler.codegen.rows.streams import Streams
 from compiler.codegen.rows.sums import Sums
@@ -77,22 +78,32 @@ class Nest:
         boxes = {a: Box(Affine(), sizes[a]) for a in roles.inner}
         boxes |= {a: Box(Affine(), 1) for a in roles.parallel}
         boxes[roles.row] = Box(Affine(), self.height)
-        self._level(0, Scope(self.builder, self.builder.body, boxes))
+        self._level(0, Scope(self.builder, self.builder.body, boxes), ())
 
-    def _level(self, depth: int, scope: Scope) -> None:
-        """Code inside `depth` parallel loops."""
-        order = self.plan.order
+    def _level(self, depth: int, scope: Scope, runs: Around) -> None:
+        """Code inside `depth` parallel loops, and of a segment around them (`runs`)."""
         self._prepare(depth, scope)
         own = [n for n in self.plan.roles.sums if self._sum_depth(n) == depth]
-        for n in own:
+        streamed = self.plan.streamed
+        if not (own and streamed and streamed.outside):
+            self._inside(own, depth, scope, runs)
+            return
+        bands = [rows for _, rows in self._streams(streamed).bands()]
+        for piece, here in self.columns.around(streamed.atom, bands, streamed.length):
+            self._inside(own, depth, scope.within(streamed.atom, piece, begins=True), here)
+
+    def _inside(self, sums: Sequence[int], depth: int, scope: Scope, runs: Around) -> None:
+        """The loops from `depth` on, with sums that begin and end here."""
+        order = self.plan.order
+        for n in sums:
             self.sums.begin(n, scope)
         if depth == len(order):
-            self._groups(scope)
+            self._groups(scope, runs)
         else:
             for piece in pieces(self.space.sizes[order[depth]], 1):
-                self._level(depth + 1, scope.enter(order[depth], piece))
-        if own:
-            self.sums.finish(own, scope)
+                self._level(depth + 1, scope.enter(order[depth], piece), runs)
+        if sums:
+            self.sums.finish(sums, scope)
 
     def _sum_depth(self, number: int) -> int:
         return sum_depth(self.plan.order, self.space.values[number])
@@ -124,11 +135,10 @@ class Nest:
 
     # rows
 
-    def _groups(self, scope: Scope) -> None:
+    def _groups(self, scope: Scope, runs: Around) -> None:
         """All row tiles: straight bands together, bands with a loop each on their own."""
         if self.plan.streamed:
-            shared = self._shared()
-            Streams(self.plan, self.plan.streamed, shared, self.height).emit(scope)
+            self._streams(self.plan.streamed).emit(scope, runs)
             return
         row, straight = self.plan.roles.row, list[Group]()
         for band in self._bands():
@@ -165,6 +175,9 @@ class Nest:
         first = band.start + start
         span = (first, first + (band.trip - 1) * band.extent + rows)
         return Group(self.plan, scope.straight({row: box}), self._shared(), self.height, span)
+
+    def _streams(self, streamed: Streamed) -> Streams:
+        return Streams(self.plan, streamed, self._shared(), self.height)
 
     def _shared(self) -> Shared:
         held = self.shared.held

@@ -35,7 +35,8 @@ class _Form(NamedTuple):
     """Row tiles in flight, whether transposes get a sweep of their own, which group comes first,
     whether panels and sums are held once, whether values are made again instead of kept, and
     whether a group ends before the next one begins. A streamed form has segments of `length`
-    columns, on chip for `tiles` row tiles each, and if `online` fewer passes over them.
+    columns, on chip for `tiles` row tiles each, and if `online` fewer passes over them; `outside`
+    ones are walked around all rows.
     """
 
     ways: int
@@ -47,6 +48,7 @@ class _Form(NamedTuple):
     alone: bool = False
     length: int = 0
     tiles: int = 0
+    outside: bool = False
 
 
 # Tried in turn, what needs less SBUF later (our choice, by time of attention at 1024 to 8192
@@ -84,6 +86,16 @@ _STREAMED_FORMS = (
     _Form(1, True, False, lean=True, alone=True, length=512, tiles=4),
 )
 
+# A longer segment loads the rows less often; values made again leave room for one (our choice, by
+# time of the gradients of keys and values at 32768 and 65536 positions).
+_OUTSIDE_FORMS = (
+    _Form(2, False, False, lean=True, again=True, length=8192, tiles=8, outside=True),
+    _Form(2, False, False, lean=True, again=True, length=4096, tiles=8, outside=True),
+    _Form(2, False, False, lean=True, again=True, length=2048, tiles=8, outside=True),
+    _Form(2, True, False, lean=True, again=True, alone=True, length=1024, tiles=8, outside=True),
+    _Form(1, True, False, lean=True, again=True, alone=True, length=512, tiles=4, outside=True),
+)
+
 
 # Bands of rows with columns of their own: each repeats the code (our choice).
 _BANDS = 8
@@ -96,12 +108,14 @@ _WHOLE_BYTES = 16384
 @dataclass(frozen=True, slots=True)
 class Streamed:
     """The row is walked in segments of up to `length` points of `atom`; `tiles` row tiles share
-    what is loaded for one.
+    what is loaded for one. Where rows add up nothing over it, segments may lie `outside` of the
+    rows: then all rows share it, and sums over rows are complete segment by segment.
     """
 
     atom: int
     length: int
     tiles: int
+    outside: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +163,9 @@ class RowPlan:
 
     @property
     def most_bands(self) -> int:
-        """Bands of rows that may have code of their own."""
-        return max(1, min(_BANDS, _VALUES // len(self.run)))
+        """Bands of rows that may have code of their own, for each band of segments around them."""
+        most = min(_BANDS, _VALUES // len(self.run))
+        return max(1, most // 2 if self.streamed and self.streamed.outside else most)
 
     @property
     def online(self) -> bool:
@@ -162,6 +177,11 @@ class RowPlan:
         size = self.space.sizes[atom]
         mine = self.streamed is not None and atom == self.streamed.atom
         return min(size, self.streamed.length) if self.streamed and mine else size
+
+    def points_of_sum(self, atom: int) -> int:
+        """Points of an atom that a sum over rows has on chip at a time."""
+        apart = self.streamed is not None and self.streamed.outside
+        return self.points(atom) if apart else self.space.sizes[atom]
 
     def streams(self, number: int) -> bool:
         """Whether a value spans the streamed atom."""
@@ -230,10 +250,29 @@ def _for_row(
         return fitting
     atom = max(roles.inner, key=lambda a: (made.sizes[a], a))
     streamed = _planned(*_wide(made, roles, atom), _STREAMED_FORMS, room, passing, atom)
+    outside = [
+        plan
+        for atom in _complete_apart(made, roles)
+        for plan in _planned(made, roles, _OUTSIDE_FORMS, room, passing, atom)
+    ]
     found = sorted([*fitting, *_fitting(streamed, room)], key=lambda p: not p.online)
+    found = [*_fitting(outside, room), *found]
     if not found:
-        raise _overflow([*plans, *streamed], room)
+        raise _overflow([*plans, *streamed, *outside], room)
     return found
+
+
+def _complete_apart(space: Space, roles: Roles) -> list[int]:
+    """The longest inner atom of which every segment has sums over rows of its own: all sums span
+    it, rows add up nothing over it, and what they store spans it too.
+    """
+    values = space.values
+    ends = [*roles.sums, *(n for n in roles.rows if values[n].op in SINKS)]
+    spanned = roles.inner.intersection(*(values[n].atoms for n in ends))
+    added = {a for n in roles.rows if n not in roles.sums for a in values[n].over}
+    order = _parallel_order(space, roles)
+    nested = len({sum_depth(order, values[n]) for n in roles.sums}) == 1
+    return sorted(spanned - added, key=lambda a: -space.sizes[a])[:1] if nested else []
 
 
 def _fitting(plans: Iterable[RowPlan], room: Room) -> list[RowPlan]:
@@ -361,7 +400,9 @@ def _formed(plan: RowPlan, form: _Form, streamed: int, limits: Limits) -> RowPla
     fold = {
         a: ways for a, size in sizes.items() if ways > 1 and size % block == 0 and a not in ordered
     }
-    segments = Streamed(streamed, form.length, form.tiles) if streamed >= 0 else None
+    segments = None
+    if streamed >= 0:
+        segments = Streamed(streamed, form.length, form.tiles, form.outside)
     plan = replace(plan, ways=ways, fold=fold, streamed=segments)
     return replace(plan, young_first=form.young_first, alone=form.alone)
 

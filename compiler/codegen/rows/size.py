@@ -45,13 +45,13 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
     size = Size()
     _of_rows(size, plan, limits)
     _of_panels(size, plan, limits)
-    space, values, slots = plan.space, plan.space.values, 1 if plan.lean else 2
+    values, slots = plan.space.values, 1 if plan.lean else 2
     for n in plan.vectors:
         places = 2 if plan.streams(n) else 1
         size.add(f"vector {values[n].op}{n}", places * _width(plan, n) * values[n].dtype.bytes)
     for n in plan.roles.sums:
         spanned = values[n].atoms & {*plan.roles.inner, plan.roles.row}
-        elements = math.prod(space.sizes[a] for a in spanned)
+        elements = math.prod(plan.points_of_sum(a) for a in spanned)
         # Only a product, or rows that stay where they are, lie on all partitions.
         flat = values[n].op == "reduce" and plan.roles.row not in spanned
         held = elements if flat else -(-elements // limits.partitions)

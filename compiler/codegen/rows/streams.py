@@ -3,7 +3,8 @@ segment at a time, for a band of row tiles.
 
 for bands of row tiles: for passes: for segments: load panels and vectors; for groups of row tiles:
 the stages of the pass. Masked segments are left out band by band. What a row tile adds up over the
-atom stays with the band until the pass ends. Next: `group.py`.
+atom stays with the band until the pass ends. A segment that lies around all rows (`nest.py`) is
+loaded in front of the bands. Next: `group.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compiler.codegen.builder import Box, Held, Piece, Scope, pieces
-from compiler.codegen.rows.columns import Segment
+from compiler.codegen.rows.columns import Around
 from compiler.codegen.rows.group import (
     BAND_TILE,
     SIDE_BY_SIDE,
@@ -38,17 +39,23 @@ class Streams:
     shared: Shared
     height: int
 
-    def emit(self, scope: Scope) -> None:
-        """Band after band."""
-        row = self.plan.roles.row
-        for piece in self._bands():
-            inner = scope.enter(row, piece)
-            end = piece.start + (piece.trip - 1) * piece.extent + piece.extent
-            self._band(inner, (piece.start, end))
+    def emit(self, scope: Scope, around: Around) -> None:
+        """Band after band, of the segment `around` them all if there is one."""
+        atom, row, shared = self.streamed.atom, self.plan.roles.row, self.shared
+        if around:
+            made = {n for one in self.plan.passes if one.streamed for s in one.stages
+                    for n in s.values}  # fmt: skip
+            shared = self._loaded(made, scope)
+        for at, (piece, rows) in enumerate(self.bands()):
+            if not around:
+                self._band(scope.enter(row, piece), rows)
+            elif around[at]:
+                band = scope.enter(row, piece)
+                self._whole(band, rows, replace(shared, segments={atom: around[at]}))
 
-    def _bands(self) -> list[Piece]:
-        """Pieces of the rows; where masks decide which columns are needed, several, so that each
-        has its own.
+    def bands(self) -> list[tuple[Piece, tuple[int, int]]]:
+        """Pieces of the rows, and the rows (first, end) of each; where masks decide which columns
+        are needed, several, so that each has its own.
         """
         size = self.plan.space.sizes[self.plan.roles.row]
         step = min(size, self.streamed.tiles * self.height)
@@ -57,13 +64,21 @@ class Streams:
         found = [
             Piece(first * step, step, min(each, count - first)) for first in range(0, count, each)
         ]
-        return [*found, *pieces(size, step)[1:]]
+        found += pieces(size, step)[1:]
+        return [(p, (p.start, p.start + p.trip * p.extent)) for p in found]
+
+    def _whole(self, scope: Scope, rows: tuple[int, int], shared: Shared) -> None:
+        """One band with the segment that is there."""
+        band = self._kept(scope)
+        for one in self.plan.passes:
+            self._tiles(one, scope, band, rows, shared)
+
+    def _kept(self, scope: Scope) -> Band:
+        return Band(scope, -(-scope.extent(self.plan.roles.row) // self.height))
 
     def _band(self, scope: Scope, rows: tuple[int, int]) -> None:
         """One band, that only ever has the rows (first, end)."""
-        atom = self.streamed.atom
-        count = -(-scope.extent(self.plan.roles.row) // self.height)
-        band = Band(scope, count)
+        atom, band = self.streamed.atom, self._kept(scope)
         segments = self.shared.columns.segments(atom, rows, self.streamed.length)
         for one in self.plan.passes:
             if not one.streamed:
@@ -73,7 +88,9 @@ class Streams:
                 self._open(one, scope, band, rows)
             for at, segment in enumerate(segments):
                 place = scope.within(atom, segment.piece, at == 0 and not one.running)
-                self._tiles(one, place, band, rows, self._loaded(one, segment, place))
+                shared = self._loaded({n for s in one.stages for n in s.values}, place)
+                here = replace(shared, segments={atom: segment.runs})
+                self._tiles(one, place, band, rows, here)
 
     def _open(self, one: Pass, scope: Scope, band: Band, rows: tuple[int, int]) -> None:
         """What a pass with running columns begins with."""
@@ -84,10 +101,9 @@ class Streams:
         if columns:
             self._tiles(replace(one, stages=columns, running=()), scope, band, rows, self.shared)
 
-    def _loaded(self, one: Pass, segment: Segment, scope: Scope) -> Shared:
-        """Panels and vectors of a segment."""
+    def _loaded(self, made: set[int], scope: Scope) -> Shared:
+        """Panels and vectors of the segment of `scope` that the values `made` take."""
         plan, panels, loaded = self.plan, dict(self.shared.panels), dict[object, Panel]()
-        made = {n for s in one.stages for n in s.values}
         for n, (_, panel) in plan.roles.panels.items():
             if n in made and plan.streams(panel):
                 key = (panel, plan.space.values[n].over, plan.operand_type(n))
@@ -95,8 +111,7 @@ class Streams:
                     loaded[key] = load_panel(plan, n, 1, scope)
                 panels[n] = loaded[key]
         held = {**self.shared.held, **self._vectors(made, scope)}
-        runs = {self.streamed.atom: segment.runs}
-        return replace(self.shared, panels=panels, held=held, segments=runs)
+        return replace(self.shared, panels=panels, held=held)
 
     def _vectors(self, made: set[int], scope: Scope) -> dict[int, Held]:
         """Values without rows that the values `made` of a segment read."""

@@ -4,7 +4,7 @@ A sum is a product of two row tiles on the tensor engine that contracts the part
 multiplies by ones). Row tiles that take turns in a block add up theirs in PSUM; from there they go
 to fp32 in SBUF, where blocks of other row tiles are added. A sum over parallel points only keeps
 its rows on the partitions and needs no product. When all rows are done, values that follow run with
-an atom of the sum on the partitions.
+an atom of the sum on the partitions. Of a streamed atom, a sum has the segment it began at.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Sums:
         self.builder, self.plan, self.space = builder, plan, plan.space
         self.layouts = {n: self._layout(n) for n in plan.roles.sums}
         self.held: dict[int, Held] = {}
+        self.home: dict[int, Scope] = {}  # where a sum began, with the boxes it spans
 
     def _layout(self, number: int) -> Layout:
         value, row = self.space.values[number], self.plan.roles.row
@@ -95,14 +96,13 @@ class Sums:
 
     def width(self, number: int) -> int:
         """Elements of a row."""
-        wide = self.layouts[number].wide
-        return 1 if wide is None else self.space.sizes[wide]
+        return self._whole(number, self.layouts[number].wide).extent
 
     def begin(self, number: int, scope: Scope) -> None:
-        """A cleared accumulator at `scope`."""
+        """A cleared accumulator for the boxes of `scope`."""
+        self.home[number] = scope
         height, width = self.height(number), self.width(number)
-        tall = self.layouts[number].tall
-        chunks = 1 if tall is None else -(-self.space.sizes[tall] // height)
+        chunks = -(-self._whole(number, self.layouts[number].tall).extent // height)
         slots = 1 if self.plan.lean else 0
         tile = scope.tile(f"sum{number}", height, chunks * width, DType.F32, slots)
         self.held[number] = Held(tile, {})
@@ -142,7 +142,7 @@ class Sums:
     def collect(self, number: int, scope: Scope, block: Block, bank: Held) -> None:
         """Add what a bank holds to the sum at the boxes of `scope`."""
         layout, height = self.layouts[number], self.height(number)
-        tall, wide = (self._part(a, scope).origin for a in (layout.tall, layout.wide))
+        tall, wide = (self._place(number, a, scope).origin for a in (layout.tall, layout.wide))
         full, tail = divmod(block.rows, height)
         chunk = divided(tall + block.row, height)
         columns = Box(wide + block.column, block.columns)
@@ -154,11 +154,22 @@ class Sums:
     def add_rows(self, number: int, scope: Scope, operand: Held, rows: int) -> None:
         """Add the columns of `operand` in the boxes of `scope` to the same rows of the sum."""
         chunk = divided(scope.boxes[self.plan.roles.row].origin, self.height(number))
-        wide = self._part(self.layouts[number].wide, scope)
+        wide = self._place(number, self.layouts[number].wide, scope)
         self._collect(number, scope, operand, (rows, 1), chunk, wide)
 
     def _part(self, atom: int | None, scope: Scope) -> Box:
         return Box(Affine(), 1) if atom is None else scope.boxes[atom]
+
+    def _place(self, number: int, atom: int | None, scope: Scope) -> Box:
+        """The box of an atom, counted from the first point the sum spans."""
+        box, first = self._part(atom, scope), self._whole(number, atom).origin
+        return Box(box.origin + first * -1, box.extent)
+
+    def _whole(self, number: int, atom: int | None) -> Box:
+        """All points of an atom that a sum spans."""
+        if atom == self.plan.roles.row:
+            return Box(Affine(), self.space.sizes[atom])
+        return self._part(atom, self.home[number])
 
     def _collect(
         self,
@@ -202,16 +213,19 @@ class Sums:
         if tall is None:
             self._values(group, Frame(self.builder, self.space, None, axes), scope, Affine())
             return
-        space, made = split(self.space, tall, self.height(group[0]))
+        height = self.height(group[0])
+        space, made = split(self.space, tall, height)
         frame = Frame(self.builder, space, tall, axes)
         inner = scope.straight({tall: Box(Affine(), space.sizes[tall])})
         if made.major < 0:
             self._values(group, frame, inner, Affine())
             return
-        inner.boxes[made.major] = Box(Affine(), 1)
-        for piece in pieces(space.sizes[made.major], 1, made):
-            place = inner.enter(made.major, piece)
-            self._values(group, frame, place, place.boxes[made.major].origin)
+        here = self._whole(group[0], tall)
+        first, (full, tail) = divided(here.origin, height), divmod(here.extent, height)
+        inner.boxes[made.major] = Box(first, 1)
+        for piece in pieces(full, 1, made if tail else None):
+            place = inner.within(made.major, piece, begins=True)
+            self._values(group, frame, place, place.boxes[made.major].origin + first * -1)
 
     def _values(self, group: Sequence[int], frame: Frame, scope: Scope, chunk: Affine) -> None:
         """One chunk of a group of sums."""

@@ -63,9 +63,11 @@ def forward(
     return m
 
 
-def backward(sizes: tuple[int, ...], dtype=F32, mask: str = "", delta: bool = True) -> Maker:
-    """dQ, dK and dV from q, k, v, dO and the row statistics; without `delta` its row sums of p * dp
-    are made here.
+def backward(
+    sizes: tuple[int, ...], dtype=F32, mask: str = "", delta: bool = True, query: bool = True
+) -> Maker:
+    """dQ (of `query`), dK and dV from q, k, v, dO and the row statistics; without `delta` its row
+    sums of p * dp are made here.
     """
     m = Maker(sizes, "backward")
     lead, over = ((HEADS, 5), (T, 5)) if len(sizes) > 5 else ((HEADS,), (T,))
@@ -78,7 +80,8 @@ def backward(sizes: tuple[int, ...], dtype=F32, mask: str = "", delta: bool = Tr
     ds = _rounded(m, m.node("multiply", p, m.node("subtract", dp, row)), dtype)
     scale = m.const(sizes[D] ** -0.5)
     m.store(m.node("multiply", m.contract(ds, q, over, F32), scale), (HEADS, S, D))
-    m.store(m.node("multiply", m.contract(ds, k, (S,), F32), scale), (*lead, T, D))
+    if query:
+        m.store(m.node("multiply", m.contract(ds, k, (S,), F32), scale), (*lead, T, D))
     return m
 
 

@@ -104,6 +104,51 @@ def test_two_passes_over_the_columns(dtype) -> None:
     assert [one.streamed for one in plan.passes].count(True) == 2
 
 
+@pytest.mark.parametrize("mask", ["", "causal", "padding", "window"])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_segments_around_the_rows(dtype, mask: str) -> None:
+    """dK and dV without dQ: every segment of the keys has sums of its own."""
+    m = backward(LONG, dtype, mask, query=False)
+    streamed = plan_of(m, check_streamed(m, dtype)).streamed
+    assert streamed and streamed.outside
+
+
+@pytest.mark.parametrize("sizes", [(2, 300, 3500, 32, 64), (1, 300, 2100, 130, 40, 2)])
+@pytest.mark.parametrize("mask", ["", "causal"])
+def test_segments_around_the_rows_with_odd_ends(sizes, mask: str) -> None:
+    """Last segments, row tiles and chunks of sums that are shorter, and heads that share keys."""
+    m = backward(sizes, F32, mask, query=False)
+    assert plan_of(m, check_streamed(m, F32)).streamed
+
+
+def column_sums(dtype) -> Maker:
+    """What keys get from the queries of two heads: weighted values [keys, 96], sums [keys]."""
+    t, s, d, e, g = range(1, 6)
+    m = Maker((1, 640, 4096, 64, 96, 2), "column_sums")
+    q, k, v = (m.load(a, dtype) for a in ((0, g, t, d), (0, s, d), (0, g, t, e)))
+    scores = m.node("multiply", m.contract(q, k, (d,), F32), m.const(0.125))
+    p = m.node("exponential", m.node("subtract", causal(m, scores, -1e30), m.load((0, g, t))))
+    short = p if dtype is F32 else m.node("convert", p, dtype=dtype)
+    m.store(m.contract(short, v, (t, g), F32), (0, s, e))
+    m.store(m.node("sqrt", m.reduce(p, (t, g))), (0, s))
+    return m
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_sums_that_lie_along_the_segments(dtype) -> None:
+    """A sum over rows alone lies along the row of one partition, a product on all of them."""
+    m = column_sums(dtype)
+    streamed = plan_of(m, check_streamed(m, dtype)).streamed
+    assert streamed and streamed.outside
+
+
+def test_rows_that_add_up_segments_have_them_inside() -> None:
+    """dQ adds up the keys, so that dK and dV beside it stay whole on chip."""
+    m = backward(LONG, F32)
+    streamed = plan_of(m, streamed_limits(m)).streamed
+    assert streamed and not streamed.outside
+
+
 def test_values_along_the_segments_without_rows() -> None:
     """Row statistics of the other side, as the gradient of keys and values reads them."""
     s, t, d = 1, 2, 3
