@@ -30,6 +30,12 @@ GB/s of HBM per core, is 224; scores of head width 128 cost 64 in fp32 and 128 i
 width 1024 costs 512 and 1024 and is kept.
 """
 
+SHORT_ROW = 2048
+"""Elements of a row whose maximum and sum are made again rather than kept: they are stored and read
+in 4-byte descriptors, one a row, which takes longer than another pass over so many scores (our
+choice, by time of GPT-3 and Llama-3 8B steps at 512 to 8192 positions).
+"""
+
 _CHEAP_OPS = 12  # of a chain that leads from a small value to one that is in memory anyway
 
 IDENTITIES = frozenset(("optimization_barrier", "sharding_constraint"))
@@ -123,7 +129,7 @@ class Recipes:
         what `value` is a view of.
         """
         kept = self._behind_views(value)
-        first = self._search(value, partial(self._is_small, kept), dots=MAX_CONTRACTIONS)
+        first = self._search(value, partial(self._ends, kept), dots=MAX_CONTRACTIONS)
         if first is None:
             return None
         recipe = self._with_cheap_leaves(first, resident, available)
@@ -136,6 +142,23 @@ class Recipes:
             (value, *_) = operands_of(op, value)
             op = self.producers.get(value)
         return value
+
+    def _ends(self, value: Value, x: Value) -> bool:
+        """Whether a recipe for `value` ends at `x`: what is small, and no figure of short rows."""
+        return self._is_small(value, x) and not self._is_of_short_rows(value, x)
+
+    def _is_of_short_rows(self, value: Value, x: Value) -> bool:
+        """Whether `x` is a sum or an extreme over short rows as large as `value`, or follows from
+        such figures alone.
+        """
+        op = self.producers.get(x)
+        if op is None or not self._is_small(value, x):
+            return False
+        if op.name == "reduce":
+            row = op.operands[0].type.num_elements // x.type.num_elements
+            return row <= SHORT_ROW and not self._is_small(value, op.operands[0])
+        given = [v for v in operands_of(op, x) if v not in self.free]
+        return is_cheap(op) and bool(given) and all(self._is_of_short_rows(value, v) for v in given)
 
     def _is_small(self, value: Value, x: Value) -> bool:
         return x.type.num_bytes * RATIO <= value.type.num_bytes
