@@ -28,6 +28,7 @@ from compiler.passes.pipeline import (
     step_passes,
     unit_passes,
 )
+from compiler.passes.remat import recipes
 from compiler.passes.remat.groups import Readers
 from compiler.passes.remat.recipes import Recipes, free_values
 from compiler.program import StepProgram
@@ -108,6 +109,21 @@ def test_no_score_is_stacked_across_a_layer_loop(loss: Callable) -> None:
         v.type.num_elements >= LAYERS * SCORES for op in after.walk() for v in op.results
     ), "a mask is stacked"
     assert count_ops(after)["dot_general"] == count_ops(before)["dot_general"] + 1
+    equal(before, after, weights(), example())
+
+
+@pytest.mark.parametrize(("short_row", "stacked"), [(T, 4), (T - 1, 6)])
+def test_the_maximum_of_a_short_row_is_made_again(
+    monkeypatch, short_row: int, stacked: int
+) -> None:
+    """It crosses to the backward loop where rows are long; what autograd keeps itself (the sum and
+    a factor of its derivative) does so always.
+    """
+    monkeypatch.setattr(recipes, "SHORT_ROW", short_row)
+    before, after = before_and_after(scanned, weights(), example())
+    crossing = {v for op in after.walk() if op.name == "loop" for v in op.results}
+    stacks = [v for v in crossing if v.type.num_elements == LAYERS * HEADS * T]
+    assert len(stacks) == stacked
     equal(before, after, weights(), example())
 
 
