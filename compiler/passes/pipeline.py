@@ -89,13 +89,19 @@ def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, 
     return (*precision, *LOCAL_PASSES)
 
 
-def step_passes(options: CompileOptions = DEFAULTS, samples: int = 0) -> tuple[Pass, ...]:
+def step_passes(
+    options: CompileOptions = DEFAULTS, samples: int = 0, in_ring: bool = False
+) -> tuple[Pass, ...]:
     """The passes of a whole step. With attention `flash`, quadratic values are made again for far
     readers, so that no score tensor waits for the backward pass; in every form, layers keep the
     lightest values that the rest follows from element by element. A step captured with one sample
-    keeps its sums over it.
+    keeps its sums over it. Where keys go around `in_ring`, what rows add up is kept: to make it
+    again would take another turn.
     """
     remade = REMAKE_PASSES if options.attention == "flash" else ()
+    if remade and in_ring:
+        keeping_rows = Pass("rematerialise", partial(rematerialise, short_row=0))
+        remade = (keeping_rows, *remade[1:])
     passes = STEP_PASSES + remade + KEEP_PASSES
     if samples != 1:
         return passes

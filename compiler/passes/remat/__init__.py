@@ -13,14 +13,18 @@ from compiler.ir.types import Graph
 from compiler.passes.remat.invariants import remake_invariants
 from compiler.passes.remat.level import remake_at_level
 from compiler.passes.remat.loops import quadratic, remake_across_loops
+from compiler.passes.remat.recipes import SHORT_ROW
 from compiler.passes.rewrite import with_regions
 
 
-def rematerialise(graph: Graph) -> Graph:
-    """`graph` with quadratic values made again for far readers, loop bodies included.
+def rematerialise(graph: Graph, short_row: int = SHORT_ROW) -> Graph:
+    """`graph` with quadratic values made again for far readers, loop bodies included, and with them
+    the maxima and sums of rows of up to `short_row` elements.
 
     What is not read any more (stacks, originals) is left to `dce`.
     """
-    graph = remake_across_loops(remake_invariants(graph), quadratic)
-    ops = tuple(with_regions(op, tuple(rematerialise(r) for r in op.regions)) for op in graph.ops)
-    return remake_at_level(Graph(graph.inputs, ops, graph.outputs, graph.name))
+    graph = remake_across_loops(remake_invariants(graph), quadratic, short_row)
+    ops = tuple(
+        with_regions(op, tuple(rematerialise(r, short_row) for r in op.regions)) for op in graph.ops
+    )
+    return remake_at_level(Graph(graph.inputs, ops, graph.outputs, graph.name), short_row)

@@ -20,11 +20,11 @@ from compiler.passes.remat.recipes import Recipe, Recipes, is_cheap, may_repeat,
 from compiler.passes.rewrite import with_operands
 
 
-def remake_at_level(graph: Graph) -> Graph:
+def remake_at_level(graph: Graph, short_row: int) -> Graph:
     """`graph` in which far readers of quadratic values have copies of their own; loop bodies are
     left as they are.
     """
-    return _Remaker(graph).run()
+    return _Remaker(graph, short_row).run()
 
 
 @dataclass(slots=True, eq=False)
@@ -38,9 +38,9 @@ class _Place:
 class _Remaker:
     """One level while copies are added."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, short_row: int) -> None:
         self.graph = graph
-        self.recipes = Recipes(graph)
+        self.recipes = Recipes(graph, short_row)
         self.readers = Readers(graph, [v for op in graph.ops for v in self._remakeable(op)])
         self.lasting = lasting(graph)
         self.places: dict[Value, list[_Place]] = {}

@@ -17,7 +17,7 @@ from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConstantAttrs, ConvertAttrs, DynamicSliceAttrs, ReshapeAttrs
 from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.passes.placement import place_late
-from compiler.passes.remat.recipes import Recipe, Recipes, repeat
+from compiler.passes.remat.recipes import SHORT_ROW, Recipe, Recipes, repeat
 from compiler.passes.remat.stacks import RowRead, Stack, row_reads, stacks
 
 Chosen = Iterable[tuple[Stack, Recipe]]
@@ -27,10 +27,10 @@ again, and how. It tells the writer of those that stay (`Writer.keep`).
 """
 
 
-def remake_across_loops(graph: Graph, choose: Choose) -> Graph:
+def remake_across_loops(graph: Graph, choose: Choose, short_row: int = SHORT_ROW) -> Graph:
     """`graph` in which loops of this level make again what `choose` says, instead of reading it."""
     for loop in [op for op in graph.ops if op.name == "loop"]:
-        graph = _remake_stacks(graph, loop, choose)
+        graph = _remake_stacks(graph, loop, choose, short_row)
     return graph
 
 
@@ -46,14 +46,14 @@ def quadratic(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) -
             yield stack, recipe
 
 
-def _remake_stacks(graph: Graph, written: Op, choose: Choose) -> Graph:
+def _remake_stacks(graph: Graph, written: Op, choose: Choose, short_row: int) -> Graph:
     """Serve the readers of the stacks of the loop whose results are those of `written`."""
     loop = graph.producers()[written.results[0]]
     found = stacks(loop)
     reads = {s.carry: row_reads(graph, loop.results[s.carry], s.dim) for s in found}
     if not any(reads.values()):
         return graph
-    writer = Writer(loop)
+    writer = Writer(loop, short_row)
     readers: dict[Op, _Reader] = {}
     for stack, recipe in choose(writer, found, [s for s in found if reads[s.carry]]):
         for leaf in recipe.leaves:
@@ -67,11 +67,11 @@ def _remake_stacks(graph: Graph, written: Op, choose: Choose) -> Graph:
 class Writer:
     """The loop that writes the stacks, and the stacks it gets in addition."""
 
-    def __init__(self, loop: Op) -> None:
+    def __init__(self, loop: Op, short_row: int) -> None:
         self.loop = loop
         self.body = loop.regions[0]
         self.counter = self.body.inputs[loop.attrs.induction]
-        self.recipes = Recipes(self.body)
+        self.recipes = Recipes(self.body, short_row)
         self.rows: dict[Value, tuple[Value, int]] = {}
         """Value of an iteration -> (stack outside, dim) that keeps it."""
         self.invariant = {self.body.inputs[i]: i for i in invariant_carries(loop)}

@@ -89,9 +89,12 @@ def may_repeat(op: Op) -> bool:
 
 
 class Recipes:
-    """Recipes for the values of one graph level."""
+    """Recipes for the values of one graph level; they go through maxima and sums of rows of up to
+    `short_row` elements.
+    """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, short_row: int = SHORT_ROW) -> None:
+        self.short_row = short_row
         self.inputs = set(graph.inputs)
         self.producers = graph.producers()
         self.position = {op: i for i, op in enumerate(graph.ops)}
@@ -156,7 +159,7 @@ class Recipes:
             return False
         if op.name == "reduce":
             row = op.operands[0].type.num_elements // x.type.num_elements
-            return row <= SHORT_ROW and not self._is_small(value, op.operands[0])
+            return row <= self.short_row and not self._is_small(value, op.operands[0])
         given = [v for v in operands_of(op, x) if v not in self.free]
         return is_cheap(op) and bool(given) and all(self._is_of_short_rows(value, v) for v in given)
 

@@ -7,7 +7,8 @@ user's own arithmetic is repeated; where that moves an array, up to the last bit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +25,12 @@ from compiler.passes.pipeline import (
     KEEP_PASSES,
     REMAKE_PASSES,
     STEP_PASSES,
+    Pass,
     run,
     step_passes,
     unit_passes,
 )
-from compiler.passes.remat import recipes
+from compiler.passes.remat import rematerialise
 from compiler.passes.remat.groups import Readers
 from compiler.passes.remat.recipes import Recipes, free_values
 from compiler.program import StepProgram
@@ -81,10 +83,12 @@ def example() -> np.ndarray:
     return np.random.default_rng(1).normal(size=(T, WIDTH)).astype(np.float32)
 
 
-def before_and_after(loss: Callable, *arguments: object) -> tuple[Graph, Graph]:
+def before_and_after(
+    loss: Callable, *arguments: object, passes: Sequence[Pass] = REMAKE_PASSES
+) -> tuple[Graph, Graph]:
     """The gradient graph after the step passes, without and with rematerialisation."""
     graph = run(graph_of(jax.value_and_grad(loss), *arguments), STEP_PASSES)
-    return graph, run(graph, REMAKE_PASSES)
+    return graph, run(graph, passes)
 
 
 def equal(before: Graph, after: Graph, *arguments: object, bound: float = 0.0) -> None:
@@ -113,14 +117,13 @@ def test_no_score_is_stacked_across_a_layer_loop(loss: Callable) -> None:
 
 
 @pytest.mark.parametrize(("short_row", "stacked"), [(T, 4), (T - 1, 6)])
-def test_the_maximum_of_a_short_row_is_made_again(
-    monkeypatch, short_row: int, stacked: int
-) -> None:
+def test_the_maximum_of_a_short_row_is_made_again(short_row: int, stacked: int) -> None:
     """It crosses to the backward loop where rows are long; what autograd keeps itself (the sum and
     a factor of its derivative) does so always.
     """
-    monkeypatch.setattr(recipes, "SHORT_ROW", short_row)
-    before, after = before_and_after(scanned, weights(), example())
+    remake = Pass("rematerialise", partial(rematerialise, short_row=short_row))
+    passes = (remake, *REMAKE_PASSES[1:])
+    before, after = before_and_after(scanned, weights(), example(), passes=passes)
     crossing = {v for op in after.walk() if op.name == "loop" for v in op.results}
     stacks = [v for v in crossing if v.type.num_elements == LAYERS * HEADS * T]
     assert len(stacks) == stacked
