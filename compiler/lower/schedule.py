@@ -1,8 +1,9 @@
 """Order of regions: as in the program, except that collectives start early and are awaited late.
 
 A collective starts as soon as its source is stored and is awaited right before the first region
-that needs its result or the memory it uses; in between, other regions run. Those over pipeline
-stages start in program order, which all stages share.
+that needs its result or the memory it uses; in between, other regions run. What only stores its
+result for other functions comes behind what computes with it. Those over pipeline stages start in
+program order, which all stages share.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def schedule(body: Body, order: Order, members: Mapping[int, Sequence[int]]) -> 
     """Steps in order. `members` maps region -> task numbers; collectives are alone."""
     region_of = {n: r for r, numbers in members.items() for n in numbers}
     before = _regions(body, order.before, members, region_of)
+    before = _with_late_stores(body, before, members)
     finished = _regions(body, order.finished, members, region_of)
     slots: list[Slot] = []
     in_flight: list[int] = []
@@ -58,16 +60,42 @@ def _regions(
     }
 
 
+def _with_late_stores(
+    body: Body, before: Mapping[int, set[int]], members: Mapping[int, Sequence[int]]
+) -> dict[int, set[int]]:
+    """`before`, with stores of what a collective makes for other functions behind all that computes
+    with it: code would else wait for the collective only to copy its result.
+    """
+    after = _after(before)
+    stores = {
+        r
+        for r, numbers in members.items()
+        if not after[r] and all(body.tasks[n].op.name == WRITE for n in numbers)
+    }
+    late = {r: set(earlier) for r, earlier in before.items()}
+    for region in stores:
+        for made in before[region]:
+            if body.tasks[made].kind == COLLECTIVE:
+                late[region] |= set(after[made]) - stores
+    return late
+
+
+def _after(before: Mapping[int, set[int]]) -> dict[int, list[int]]:
+    """Per region, the regions that wait for it."""
+    after: dict[int, list[int]] = {r: [] for r in before}
+    for region, earlier in before.items():
+        for other in earlier:
+            after[other].append(region)
+    return after
+
+
 def _sorted(
     body: Body, before: Mapping[int, set[int]], members: Mapping[int, Sequence[int]]
 ) -> list[int]:
     """Regions in dependency order: ready collectives (and what feeds them) first, in the order
     their results are needed, else the one that comes first in the program.
     """
-    after: dict[int, list[int]] = {r: [] for r in before}
-    for region, earlier in before.items():
-        for other in earlier:
-            after[other].append(region)
+    after = _after(before)
     urgent, idle = _urgent(body, after, members), _idle(body, after, members)
     idle |= {r for r in urgent if idle.issuperset(after[r])}
     place = {r: max(numbers) for r, numbers in members.items()}

@@ -6,7 +6,7 @@ from compiler.dtypes import DType
 from compiler.ir.build import Builder
 from compiler.ir.ops import ConvertAttrs
 from compiler.ir.types import Graph, Value
-from compiler.lower.function import lower_function
+from compiler.lower.function import Signature, lower_function
 from sharding.overlap.buckets import bucketed
 
 DP = ("dp_shard",)
@@ -37,3 +37,26 @@ def test_a_bucket_that_is_needed_first_starts_first() -> None:
     filling = [at for at, region in enumerate(lowered.regions) if "write" in region.name]
     assert max(filling) < starts[0]
     assert kinds.index("collective_wait") > starts[1]
+
+
+def _keeping() -> tuple[Graph, Signature]:
+    """Two layers of a product each, whose gathered weights are written to stacks first."""
+    b = Builder()
+    counter, value = b.input((), DType.I32), b.input((4, 16))
+    stacks, zero = [], b.constant(0, DType.I32)
+    for _ in range(2):
+        weight = b.all_gather(b.input((8, 16)), 0, DP, group_size=2)
+        row, stack = b.reshape(weight, (1, 16, 16)), b.input((3, 16, 16))
+        stacks.append((stack, b.dynamic_update_slice(stack, row, (counter, zero, zero))))
+        value = b.dot(value, weight, ((1,), (0,)))
+    graph = b.finish(value, *(after for _, after in stacks))
+    owners = [(k, graph.inputs.index(stack)) for k, (stack, _) in enumerate(stacks, 1)]
+    return graph, Signature(parameters=((0, 0, 2),), aliases=tuple(owners))
+
+
+def test_a_store_of_what_was_gathered_waits_for_the_product_that_reads_it() -> None:
+    """Code waits for a weight where it computes with it, not before, to copy it."""
+    regions = lower_function(*_keeping()).regions
+    steps = [r.name for r in regions if r.kind == "compute" or r.kind == "collective_wait"]
+    layer = ["wait.all_gather", "dot_general", "write"]
+    assert steps == 2 * layer
