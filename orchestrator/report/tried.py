@@ -39,13 +39,23 @@ def effect_text(row: Mapping[str, Any], unit: str) -> str:
 def chosen_text(row: Mapping[str, Any]) -> str:
     """What `auto` came to in a try: `remat none, micro_batch 4: `; empty where it has none."""
     found = row.get("chosen")
-    return f"{', '.join(f'{name} {value}' for name, value in found.items())}: " if found else ""
+    return f"{_named(found)}: " if found else ""
+
+
+def chosen_of(report: Mapping[str, Any]) -> str:
+    """What `auto` came to in a report: `remat none, micro_batch 4`; empty where it has none."""
+    section = report.get("auto")
+    return _named(auto_values(section)) if section else ""
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def auto_text(section: Mapping[str, Any], limit_bytes: int) -> str:
     """What was chosen for the keys that a job leaves to the memory, and what was not, with why."""
     values, samples = auto_values(section), section["samples_per_rank"]
-    text = ", ".join(f"{name} {value}" for name, value in values.items())
+    text = _named(values)
     if "micro_batch" in values and samples > 1:
         text += f" of {samples:,} samples per rank"
     own = chosen_row(section)
