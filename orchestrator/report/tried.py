@@ -68,7 +68,7 @@ def auto_text(section: Mapping[str, Any], limit_bytes: int) -> str:
         for row in section["tried"]
         if not is_good(row) and not is_chosen(row, section)
     ]
-    return f"{text}; not {'; '.join(told)}" if told else text
+    return f"{text}; not (remat x micro_batch) {'; '.join(told)}" if told else text
 
 
 def auto_values(section: Mapping[str, Any]) -> dict[str, Any]:
