@@ -190,7 +190,7 @@ def memory(report: Report, width: int) -> list[Text]:
 def auto(report: Report, width: int) -> list[Text]:
     """What was chosen for keys that are left to the memory."""
     section = report.get("auto")
-    if section is None:
+    if not (section and section["keys"]):
         return []
     return plain("auto", auto_text(section, report["memory"]["limit_bytes"]), width)
 

@@ -64,16 +64,18 @@ def auto_text(section: Mapping[str, Any], limit_bytes: int) -> str:
         if own["refused"]:
             text += f", though neuronx-cc would refuse it, {', '.join(own['refused'])}"
     told = [
-        f"{candidate(row)}: {candidate_text(row, limit_bytes)}"
+        f"{_named(auto_values(section, row))}: {candidate_text(row, limit_bytes)}"
         for row in section["tried"]
         if not is_good(row) and not is_chosen(row, section)
     ]
-    return f"{text}; not (remat x micro_batch) {'; '.join(told)}" if told else text
+    return f"{text}; not {'; '.join(told)}" if told else text
 
 
-def auto_values(section: Mapping[str, Any]) -> dict[str, Any]:
-    """What was chosen, by the names of the keys that were left open, the recomputation first."""
-    return {k: section[k] for k in ("remat", "micro_batch") if f"strategy.{k}" in section["keys"]}
+def auto_values(section: Mapping[str, Any], row: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What was chosen, or what a candidate has, by the names of the keys that the memory decides
+    about, the recomputation first."""
+    names = [name for name in ("remat", "micro_batch") if f"strategy.{name}" in section["keys"]]
+    return {name: (row or section)[name] for name in names}
 
 
 def is_chosen(row: Mapping[str, Any], section: Mapping[str, Any]) -> bool:
