@@ -27,7 +27,7 @@ from orchestrator.report.text import (
     size_text,
     usd_text,
 )
-from orchestrator.report.tried import auto_text
+from orchestrator.report.tried import auto_text, decided
 from orchestrator.report.verdict import VENDOR_LIMITS, published_text, verdicts
 from sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
@@ -189,8 +189,8 @@ def memory(report: Report, width: int) -> list[Text]:
 
 def auto(report: Report, width: int) -> list[Text]:
     """What was chosen for keys that are left to the memory."""
-    section = report.get("auto")
-    if not (section and section["keys"]):
+    section = decided(report)
+    if section is None:
         return []
     return plain("auto", auto_text(section, report["memory"]["limit_bytes"]), width)
 

@@ -42,9 +42,15 @@ def chosen_text(row: Mapping[str, Any]) -> str:
     return f"{_named(found)}: " if found else ""
 
 
+def decided(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The section `auto` of a report in which the memory decided about a key."""
+    section: Mapping[str, Any] | None = report.get("auto")
+    return section if section and section["keys"] else None
+
+
 def chosen_of(report: Mapping[str, Any]) -> str:
     """What `auto` came to in a report: `remat none, micro_batch 4`; empty where it has none."""
-    section = report.get("auto")
+    section = decided(report)
     return _named(auto_values(section)) if section else ""
 
 
