@@ -35,5 +35,6 @@ def counted_text(stored: int, total: int, what: str, oldest_s: float, command: s
     if not (stored and oldest_s):
         return ""
     which = f"{stored} of {total} {what}" if total > 1 else f"the {what.removesuffix('s')}"
-    are, oldest_one = ("are", "the oldest ") if total > 1 else ("is", "")
+    are = "are" if stored > 1 else "is"
+    oldest_one = "the oldest " if stored > 1 else ""
     return f"{which} {are} stored, {oldest_one}{age_text(oldest_s)}; ask anew: {command}"

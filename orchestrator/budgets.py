@@ -39,7 +39,7 @@ def check_state(ready: Planned) -> None:
     """
     memory, limit = ready.plan.footprint, ready.layout.target.limit_bytes
     if sum(memory.argument_bytes.values()) > limit:
-        check_limit(memory, limit, advice_text(memory, ready.plan.step))
+        check_limit(memory, limit, advice_text(memory, ready.plan.step, limit))
 
 
 def budget_findings(built: Built) -> tuple[Diagnostic, ...]:
@@ -59,7 +59,7 @@ def _broken(built: Built) -> Iterator[tuple[DiagnosticError, str]]:
 def _checks(built: Built) -> Iterator[Check]:
     limit, options = built.layout.target.limit_bytes, built.job.compiler
     memory = worst_stage(compiled_footprints(built))
-    hint = advice_text(memory, built.plan.step)
+    hint = advice_text(memory, built.plan.step, limit)
     yield partial(check_limit, memory, limit, hint), "error", None
     for program in built.programs.values():
         for function in program.functions:

@@ -126,9 +126,7 @@ def job_configs(
 ) -> dict[File, config.JobConfig]:
     """The same for every job file; jobs that will run `on_cluster` keep their paths. What the
     environment has to say is said once, for the jobs without changes."""
-    flags = {key: getattr(args, key) for key in _KEYS}
-    flags.update(_model_flag(args.model))
-    flags.update(_mesh_flag(args.mesh))
+    flags = _given(args)
     environment = cc_flags.job_tables(os.environ)
     for notice in environment.notices if changes is None else ():
         say(notice.render(), err=True)
@@ -138,6 +136,14 @@ def job_configs(
     if on_cluster:
         return jobs
     return {file: config.with_absolute_paths(job) for file, job in jobs.items()}
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say, by key; None where a flag is left out. `--model` takes the place of what
+    a file trains, but of no other flag's: two that name a model are refused like two keys."""
+    given = {key: getattr(args, key) for key in _KEYS}
+    model = {key: value for key, value in _model_flag(args.model).items() if not given.get(key)}
+    return given | model | _mesh_flag(args.mesh)
 
 
 def changed_keys(name: str, value: str) -> dict[str, Any]:
@@ -223,8 +229,7 @@ def _mesh_flag(mesh: str | None) -> dict[str, str]:
 def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
     """Words that say the same as the flags of `args` to a command that is given elsewhere: the
     file of a model is named from `folder`, where the job file lies."""
-    given = {key: getattr(args, key) for key in _KEYS}
-    given |= _model_flag(args.model) | _mesh_flag(args.mesh)
+    given = _given(args)
     for key in ("model.config", "model.hlo"):
         if given.get(key):
             given[key] = os.path.relpath(given[key], folder)

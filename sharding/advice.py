@@ -35,10 +35,13 @@ def advice(memory: Footprint, plan: StepPlan) -> list[Advice]:
     return sorted(found, key=lambda a: -a.saves_bytes)
 
 
-def advice_text(memory: Footprint, plan: StepPlan) -> str:
-    """The changes in one line, for an error."""
-    found = [f"{a.change} (saves {a.saves_bytes / 2**30:.3f} GiB)" for a in advice(memory, plan)]
-    return "; ".join([*found, "`plan --explain memory` plans each change"])
+def advice_text(memory: Footprint, plan: StepPlan, limit_bytes: int) -> str:
+    """The changes in one line, for an error about that limit."""
+    changes = advice(memory, plan)
+    told = [f"{a.change} (saves {a.saves_bytes / 2**30:.3f} GiB)" for a in changes]
+    if changes and changes[0].saves_bytes < memory.peak_bytes - limit_bytes:
+        told.append("not enough alone")
+    return "; ".join([*told, "`plan --explain memory` plans each change"])
 
 
 def _changes(memory: Footprint, plan: StepPlan) -> Iterator[Advice]:

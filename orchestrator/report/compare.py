@@ -23,6 +23,7 @@ from orchestrator.report.report import SCHEMA
 from orchestrator.report.resolved import resolved_job
 from orchestrator.report.shape import check_report
 from orchestrator.report.text import counted, share_text, size_text
+from orchestrator.report.tried import chosen_of
 from orchestrator.whatif.change import compared
 
 Report = Mapping[str, Any]
@@ -92,11 +93,13 @@ def _jobs(a: Report, b: Report) -> tuple[Report, Report]:
 
 
 def title(report: Report) -> str:
-    """A report in one line."""
+    """A report in one line, with what was chosen for keys that its job leaves to the memory."""
     mesh = ",".join(f"{axis}={size}" for axis, size in report["mesh"].items())
     cluster = report["job"]["cluster"]
     machines = f"{cluster['instances']} x {cluster['target']}"
-    return f"{report['graph']['name']} {report['job']['strategy']['name']} {mesh} on {machines}"
+    text = f"{report['graph']['name']} {report['job']['strategy']['name']} {mesh} on {machines}"
+    chosen = chosen_of(report)
+    return f"{text}, auto: {chosen}" if chosen else text
 
 
 def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:

@@ -200,7 +200,7 @@ def _goodput(report: Report) -> Iterator[Row]:
     asked = given["checkpoint_interval_s"]
     best = f"the best in whole steps is near {seconds_text(found['best_interval_s'])} (Daly 2006)"
     interval = f"goodput.checkpoint_interval_s is {seconds_text(asked)}" if asked else best
-    steps = f"{found['interval_steps']} steps"
+    steps = f"{found['interval_steps']:,} steps"
     yield "saved every", steps, f"{seconds_text(found['interval_s'])}: {interval}"
     yield (
         "goodput",

@@ -14,6 +14,7 @@ from typing import Any
 from compiler.target import Target
 from orchestrator.config import JobConfig, recipe_job
 from sharding.settings import DISTRIBUTED_OPTIMIZER, StrategySettings
+from sharding.strategies.registry import MANUAL
 from sim_cluster.calibration import constants
 from sim_cluster.profiles import STALL_RECOVERY, STREAMING
 from sim_cluster.sensitivity import TOUCH, assumptions
@@ -44,7 +45,12 @@ class Asked:
     @property
     def has_measured_axes(self) -> bool:
         """Whether published runs have such axes."""
-        return set(self.axes) <= set(MEASURED_AXES)
+        return not self.is_own_sharding and set(self.axes) <= set(MEASURED_AXES)
+
+    @property
+    def is_own_sharding(self) -> bool:
+        """Whether the step says itself what its axes are and what lies over them."""
+        return self.strategy.name == MANUAL and bool(self.axes)
 
     @property
     def is_of_a_kind(self) -> bool:
@@ -122,7 +128,7 @@ class Statement:
 
 STATEMENTS = (
     Statement(
-        "no published run is on this machine",
+        "no published run is known to be on this machine",
         "Training on any machine but trn1.32xlarge: published runs are of trn1.32xlarge, or do not"
         " say whether they are of trn1n.32xlarge; rates of trn1n's links are a reading of its data"
         " sheet, and no collective of it has been published.",
@@ -139,7 +145,14 @@ STATEMENTS = (
     Statement(
         "none has context or expert parallelism",
         "Context and expert parallelism: no published run has either.",
-        lambda about: not about.has_measured_axes,
+        lambda about: not about.is_own_sharding and not about.has_measured_axes,
+        extrapolates=True,
+    ),
+    Statement(
+        "none has shardings of its own",
+        "Steps with meshes and shardings of their own (strategy manual): published runs lie as"
+        " their libraries lay them out.",
+        lambda about: about.is_own_sharding,
         extrapolates=True,
     ),
     Statement(

@@ -94,13 +94,13 @@ def _tool(report: Report, width: int) -> list[Text]:
     seconds = report["provenance"]["stages_s"]
     longest = sorted(seconds.items(), key=lambda item: -item[1])[:4]
     parts = ", ".join(f"{name} {value:.1f}" for name, value in longest)
-    return plain("answered", f"in {sum(seconds.values()):.1f} s: {parts}", width, most=1)
+    return plain("answered", f"in {sum(seconds.values()):.1f} s: {parts}", width)
 
 
 _PARTS = (
     _Part(sections.headline),
     _Part(sections.job),
-    _Part(sections.roles, 1),
+    _Part(sections.roles, 1, most=2),
     _Part(sections.logical_cores, 2),
     _Part(sections.placement, 5),
     _Part(sections.streams, 4),
@@ -118,8 +118,8 @@ _PARTS = (
     _Part(sections.confidence, most=3),
     _Part(next_lines, most=4),
     _Part(sections.findings, 2, most=5),
-    _Part(sections.stored, 6),
-    _Part(sections.stored_units, 8),
-    _Part(_tool, 8),
+    _Part(sections.stored, 6, most=3),
+    _Part(sections.stored_units, 8, most=3),
+    _Part(_tool, 8, most=1),
     _Part(sections.verdict),
 )

@@ -27,7 +27,7 @@ from orchestrator.report.text import (
     size_text,
     usd_text,
 )
-from orchestrator.report.tried import auto_text
+from orchestrator.report.tried import auto_text, decided
 from orchestrator.report.verdict import VENDOR_LIMITS, published_text, verdicts
 from sim_cluster.contention import COLLECTIVE_PACKET_BYTES, COMPUTE_PACKET_BYTES
 
@@ -38,14 +38,10 @@ TITLE = 11  # columns of the titles on the left
 _SHOWN = 5e-4  # of a bar: less has no cell, and is 0.0 %
 
 
-def titled(title: str, text: Text | str, width: int, most: int = 0) -> list[Text]:
-    """A title and its text, wrapped; of more than `most` lines the rest is cut."""
+def titled(title: str, text: Text | str, width: int) -> list[Text]:
+    """A title and its text, wrapped."""
     body = Text.from_markup(text) if isinstance(text, str) else text
     wrapped = list(body.wrap(terminal.console(width=width), max(20, width - TITLE)))
-    if most and len(wrapped) > most:
-        wrapped = wrapped[:most]
-        wrapped[-1].truncate(width - TITLE - 3)
-        wrapped[-1].append("...")
     for line in wrapped:
         line.rstrip()
     names = [title, *([""] * (len(wrapped) - 1))]
@@ -55,9 +51,9 @@ def titled(title: str, text: Text | str, width: int, most: int = 0) -> list[Text
     ]
 
 
-def plain(title: str, text: str, width: int, most: int = 0) -> list[Text]:
+def plain(title: str, text: str, width: int) -> list[Text]:
     """As `titled`, of text that is not ours: brackets are brackets."""
-    return titled(title, Text(text), width, most)
+    return titled(title, Text(text), width)
 
 
 def parts_of(parts: Sequence[Text], width: int) -> list[Text]:
@@ -108,7 +104,7 @@ def roles(report: Report, width: int) -> list[Text]:
     if not (model["entry"] or model["hlo"]):
         return []
     rows = [f"{_ROLE_TEXT[row['role']]} {_few(row['paths'])}" for row in report["graph"]["roles"]]
-    return plain("roles", "; ".join(rows), width, most=2)
+    return plain("roles", "; ".join(rows), width)
 
 
 _ROLE_TEXT = {"parameter": "parameters", "optimizer": "optimizer", "rng": "random numbers"}
@@ -193,7 +189,7 @@ def memory(report: Report, width: int) -> list[Text]:
 
 def auto(report: Report, width: int) -> list[Text]:
     """What was chosen for keys that are left to the memory."""
-    section = report.get("auto")
+    section = decided(report)
     if section is None:
         return []
     return plain("auto", auto_text(section, report["memory"]["limit_bytes"]), width)
@@ -288,7 +284,7 @@ def goodput(report: Report, width: int) -> list[Text]:
     section = report["goodput"]
     text = (
         f"{section['goodput']:.2%}: {seconds_text(section['checkpoint_s'])} to save every"
-        f" {section['interval_steps']} steps, a failure every {section['mtbf_s'] / 3600:,.1f} h"
+        f" {section['interval_steps']:,} steps, a failure every {section['mtbf_s'] / 3600:,.1f} h"
     )
     return plain("goodput", text, width)
 
@@ -331,7 +327,7 @@ def stored(report: Report, width: int) -> list[Text]:
     """That the answer is a stored one, how old it is and the command that asks anew."""
     since = _stored_s(report)
     text = counted_text(1, 1, "answer", since, _again(report))
-    return plain("stored", text, width, most=3) if text else []
+    return plain("stored", text, width) if text else []
 
 
 def _stored_s(report: Report) -> float:
@@ -347,7 +343,7 @@ def stored_units(report: Report, width: int) -> list[Text]:
         return []
     times = [row["stored_s"] for row in report["units"] if row.get("stored_s")]
     text = counted_text(len(times), len(report["units"]), "units", oldest(times), _again(report))
-    return plain("stored", text, width, most=3) if text else []
+    return plain("stored", text, width) if text else []
 
 
 def _again(report: Report) -> str:

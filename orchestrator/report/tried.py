@@ -39,13 +39,29 @@ def effect_text(row: Mapping[str, Any], unit: str) -> str:
 def chosen_text(row: Mapping[str, Any]) -> str:
     """What `auto` came to in a try: `remat none, micro_batch 4: `; empty where it has none."""
     found = row.get("chosen")
-    return f"{', '.join(f'{name} {value}' for name, value in found.items())}: " if found else ""
+    return f"{_named(found)}: " if found else ""
+
+
+def decided(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The section `auto` of a report in which the memory decided about a key."""
+    section: Mapping[str, Any] | None = report.get("auto")
+    return section if section and section["keys"] else None
+
+
+def chosen_of(report: Mapping[str, Any]) -> str:
+    """What `auto` came to in a report: `remat none, micro_batch 4`; empty where it has none."""
+    section = decided(report)
+    return _named(auto_values(section)) if section else ""
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def auto_text(section: Mapping[str, Any], limit_bytes: int) -> str:
     """What was chosen for the keys that a job leaves to the memory, and what was not, with why."""
     values, samples = auto_values(section), section["samples_per_rank"]
-    text = ", ".join(f"{name} {value}" for name, value in values.items())
+    text = _named(values)
     if "micro_batch" in values and samples > 1:
         text += f" of {samples:,} samples per rank"
     own = chosen_row(section)
@@ -54,16 +70,18 @@ def auto_text(section: Mapping[str, Any], limit_bytes: int) -> str:
         if own["refused"]:
             text += f", though neuronx-cc would refuse it, {', '.join(own['refused'])}"
     told = [
-        f"{candidate(row)}: {candidate_text(row, limit_bytes)}"
+        f"{_named(auto_values(section, row))}: {candidate_text(row, limit_bytes)}"
         for row in section["tried"]
         if not is_good(row) and not is_chosen(row, section)
     ]
     return f"{text}; not {'; '.join(told)}" if told else text
 
 
-def auto_values(section: Mapping[str, Any]) -> dict[str, Any]:
-    """What was chosen, by the names of the keys that were left open, the recomputation first."""
-    return {k: section[k] for k in ("remat", "micro_batch") if f"strategy.{k}" in section["keys"]}
+def auto_values(section: Mapping[str, Any], row: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What was chosen, or what a candidate has, by the names of the keys that the memory decides
+    about, the recomputation first."""
+    names = [name for name in ("remat", "micro_batch") if f"strategy.{name}" in section["keys"]]
+    return {name: (row or section)[name] for name in names}
 
 
 def is_chosen(row: Mapping[str, Any], section: Mapping[str, Any]) -> bool:

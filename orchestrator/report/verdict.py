@@ -72,8 +72,8 @@ def _above(report: Report) -> Iterator[Verdict]:
         return
     text = (
         f"above anything published: MFU {share_text(timing['mfu'], digits=1)} is"
-        f" {best['times']:.2f} times the best of this machine and kind of model,"
-        f" {published_text(best)}"
+        f" {best['times']:.2f} times the best of this kind of model on"
+        f" {' or '.join(best['machines'])}, {published_text(best)}"
     )
     if timing["band_s"][1] >= timing["step_time_s"] * best["times"]:
         text += "; the slow end of the band reaches down to it"

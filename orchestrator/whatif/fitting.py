@@ -111,13 +111,18 @@ class _Search:
         """What was chosen, and every candidate that was looked at, in that order."""
         row = next(row for row, found in self._reports if found is report)
         return {
-            "keys": list(self._job.strategy.open_keys),
+            "keys": [key for key in self._job.strategy.open_keys if self._decides(key)],
             "remat": row["remat"],
             "micro_batch": row["micro_batch"],
             "samples_per_rank": self._samples,
             "why_one_size": self._one_size,
             "tried": self._rows,
         }
+
+    def _decides(self, key: str) -> bool:
+        """Whether the memory decides about an open key: a step that is not ours keeps what it
+        keeps."""
+        return key != "strategy.remat" or is_ours(self._job)
 
     def _remats(self) -> Sequence[str]:
         if self._job.strategy.remat != "auto":

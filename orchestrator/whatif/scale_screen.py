@@ -58,6 +58,8 @@ def show(console: Console, found: Sequence[Curve]) -> None:
         "eff: tokens/s per instance against the smallest cluster that fits; exp: exposed"
         " communication; $/M: USD per million tokens; in brackets: does not fit"
     )
+    if steps := steps_text(found):
+        console.print(Text(steps))
     for mode, lines in fitted(found).items():
         console.print(Text(f"{mode}, remat x micro_batch", style="bold"))
         for line in lines:
@@ -68,6 +70,19 @@ def show(console: Console, found: Sequence[Curve]) -> None:
             console.print(Text(f"  {line}"))
     rows = all_rows(found)
     reasons(console, rows)
+
+
+def steps_text(found: Sequence[Curve]) -> str:
+    """How many tokens the steps of each mode have, which is what modes differ in; empty where
+    nothing has an answer."""
+    told = []
+    for mode in dict.fromkeys(curve.mode for curve in found):
+        rows = all_rows([curve for curve in found if curve.mode == mode])
+        counts = [row.metrics["tokens_per_step"] for row in rows if row.metrics]
+        if counts:
+            ends = dict.fromkeys((min(counts), max(counts)))
+            told.append(f"{mode} {' to '.join(f'{count:,}' for count in ends)}")
+    return f"tokens per step: {'; '.join(told)}" if told else ""
 
 
 def fitted(found: Sequence[Curve]) -> dict[str, list[str]]:

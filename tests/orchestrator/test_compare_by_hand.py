@@ -15,7 +15,7 @@ from rich.console import Console
 from compiler.diagnostics import UsageError
 from compiler.target import hypothetical_text, load_target, logical
 from orchestrator.report import compare as module
-from orchestrator.report.compare import compare, print_comparison, read_report, side, tables
+from orchestrator.report.compare import compare, print_comparison, read_report, side, tables, title
 from orchestrator.report.report import SCHEMA
 from orchestrator.whatif import table
 from orchestrator.whatif.rows import FITS, METRICS, REFUSED, TOO_LARGE, Row
@@ -124,6 +124,15 @@ def test_equal_reports_have_figures_and_no_differences() -> None:
     assert parts == {"summary": four, "time of the step": four, "memory at the peak": four}
     name = "llama fsdp dp=8,tp=1 on 2 x trn1n.32xlarge"
     assert (found["names"], found["counted"]) == ([name, name], "tokens")
+
+
+def test_what_was_chosen_for_a_job_stands_in_its_name() -> None:
+    """The files may say nothing of it, and it is among the settings that differ."""
+    keys = ["strategy.remat", "strategy.micro_batch"]
+    auto = {"keys": keys, "remat": "none", "micro_batch": 2, "samples_per_rank": 4, "tried": []}
+    (first, second) = compare(A | {"auto": auto}, A | {"auto": auto | {"keys": keys[:1]}})["names"]
+    assert first == f"{title(A)}, auto: remat none, micro_batch 2"
+    assert second == f"{title(A)}, auto: remat none"
 
 
 def test_what_the_terminal_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from orchestrator import api, plan_cache
 from orchestrator.cache.explain import explain
 from orchestrator.cli import main
 from orchestrator.config import JobConfig, load
+from orchestrator.report import sections
 from orchestrator.report.compare import compare, side
 from orchestrator.report.page.page import report_page
 from orchestrator.report.shape import check_report
@@ -139,7 +140,8 @@ def test_what_the_vendors_compiler_refuses_is_not_taken() -> None:
     report = Machine(2, refused_from=2).chosen()
     assert taken(report) == ("none", 1)
     text = auto_text(report["auto"], LIMIT)
-    assert "none x 2: 90 B of 100 B, and neuronx-cc would refuse it, NCC_EXTP004" in text
+    told = "not remat none, micro_batch 2: 90 B of 100 B, and neuronx-cc would refuse it"
+    assert f"{told}, NCC_EXTP004" in text
 
 
 def test_where_nothing_fits_the_nearest_is_told() -> None:
@@ -148,7 +150,8 @@ def test_where_nothing_fits_the_nearest_is_told() -> None:
     text = auto_text(report["auto"], LIMIT)
     assert text.startswith("remat full, micro_batch 1 of 2 samples per rank, the nearest: nothing")
     assert report["resolved"]["strategy.remat"]["why"].startswith("the nearest")
-    assert text.count("full x 1") == 0 and "none x 2: 470 B of 100 B" in text
+    assert text.count("remat full, micro_batch 1") == 1
+    assert "remat none, micro_batch 2: 470 B of 100 B" in text
 
 
 def test_where_everything_is_refused_the_smallest_that_fits_is_taken() -> None:
@@ -164,7 +167,7 @@ def test_one_that_is_given_stays() -> None:
     report = Machine(8).chosen("strategy.remat=auto", "strategy.micro_batch=4")
     assert taken(report) == ("full", 4)
     assert list(report["resolved"]) == ["strategy.remat"]
-    assert auto_text(report["auto"], LIMIT).startswith("remat full; not none x 4: at least 130 B")
+    assert auto_text(report["auto"], LIMIT).startswith("remat full; not remat none: at least 130 B")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +192,7 @@ def test_a_candidate_that_is_refused_is_passed_over() -> None:
     job = load(None, ["model.preset=llama2-7b", *OPEN])
     report = chosen(job, Road(machine.ready, refusing))
     assert taken(report) == ("selective", 1)
-    assert "none x 1: SW_CAPACITY, too much" in auto_text(report["auto"], LIMIT)
+    assert "remat none, micro_batch 1: SW_CAPACITY, too much" in auto_text(report["auto"], LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +226,9 @@ def test_a_step_of_ones_own_keeps_its_recomputation() -> None:
     assert report["resolved"]["strategy.remat"]["value"] == "as the step says"
     assert {remat for remat, _ in machine.planned} == {StrategySettings().remat}
     assert "strategy.remat" not in fixed(job, "full", 1).given
+    assert auto_text(report["auto"], LIMIT).startswith("micro_batch 2 of 2 samples per rank")
+    given = load(None, ["model.entry=m:f", "strategy.remat=auto"])
+    assert sections.auto(chosen(given, Road(machine.ready, machine.plan)), 80) == []
 
 
 def test_words_and_numbers() -> None:

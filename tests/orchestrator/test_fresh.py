@@ -196,7 +196,7 @@ def test_a_comparison_says_which_plans_are_stored(
 ) -> None:
     job = str(planned)
     words = ["compare", job, job]
-    assert "1 of 2 plans are stored" in shown(words, capsys)  # B's, which is A with what fits it
+    assert "1 of 2 plans is stored" in shown(words, capsys)  # B's, which is A with what fits it
     assert "2 of 2 plans are stored, the oldest" in shown(words, capsys)
     asked: list[bool] = []
     plan = plan_cache.plan
@@ -293,9 +293,7 @@ def test_rows_of_a_sweep_are_asked_anew(tmp_path: Path) -> None:
     assert set(journal.read()) == {"old", "new"} and set(journal.read(now)) == {"new"}
     rows = [*journal.read().values(), Row("now", {}, FITS)]
     told = Swept(rows=rows, known=2, began_s=now).stored_text("shardwright sweep --fresh")
-    assert told == (
-        "1 of 3 points are stored, the oldest 2 h old; ask anew: shardwright sweep --fresh"
-    )
+    assert told == ("1 of 3 points is stored, 2 h old; ask anew: shardwright sweep --fresh")
 
 
 def test_predictions_that_are_stored_say_so(

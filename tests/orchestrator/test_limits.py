@@ -47,6 +47,14 @@ def test_answers_of_a_kind_nobody_published_are_extrapolated(
     assert why in found.why
 
 
+def test_axes_of_a_step_s_own_are_not_taken_for_those_of_a_library() -> None:
+    """A step may call any axis of its own `cp`, or `tp`."""
+    for axes in ({"data": 8, "model": 4}, {"cp": 8}, {"tp": 8}):
+        found = confidence(about("trn1.32xlarge", "manual", **axes))
+        assert found.why == "none has shardings of its own"
+    assert confidence(about("trn1.32xlarge", "manual")).text == "documented"
+
+
 def test_other_answers_name_the_rows_of_the_constants_that_enter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from orchestrator.build import layout_of
 from orchestrator.cache import open_cache
 from orchestrator.config import load
 from orchestrator.job import unit_service
-from orchestrator.job_flags import changed_keys
+from orchestrator.job_flags import add_job_flags, changed_keys, job_config
 from orchestrator.model import resolve_task
 from orchestrator.validation.predict import Predictor, job_of
 from orchestrator.validation.recipes import recipe, recipe_names, recipe_source
@@ -86,3 +87,17 @@ def test_what_a_recipe_cannot_obey_is_refused() -> None:
 def test_a_recipe_has_a_flag_and_gives_way_to_a_model() -> None:
     assert changed_keys("recipe", QUICK) == {"model.recipe": QUICK}
     assert changed_keys("model", "llama2-7b")["model.recipe"] == ""
+
+
+def test_a_recipe_and_a_model_on_one_command_are_refused(tmp_path: Path) -> None:
+    """Neither is dropped in silence; a flag still takes the place of what a file trains."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("job", nargs="?", type=Path)
+    add_job_flags(parser)
+    both = job_config(parser.parse_args(["--model", "llama2-7b", "--recipe", QUICK]))
+    with pytest.raises(UsageError, match=r"got \['preset', 'recipe'\]"):
+        resolve_task(both)
+    path = tmp_path / "job.toml"
+    path.write_text(f'[model]\nrecipe = "{QUICK}"\n')
+    other = job_config(parser.parse_args([str(path), "--model", "llama2-7b"]))
+    assert (other.model.preset, other.model.recipe) == ("llama2-7b", "")

@@ -28,7 +28,7 @@ from orchestrator.whatif.scale import (
     points,
     verdicts,
 )
-from orchestrator.whatif.scale_screen import show, show_plot
+from orchestrator.whatif.scale_screen import show, show_plot, steps_text
 from sharding.settings import AUTO
 from tests.support.small_job import write_job
 
@@ -83,7 +83,8 @@ def test_a_mesh_that_cannot_grow_is_refused() -> None:
 
 def row(target: str, count: int, speed: float, cost: float | None, status: str = FITS) -> Row:
     values = {"mode": "weak", "target": target, "instances": str(count)}
-    figures = {"tokens_per_s": speed, "usd_per_1e6_tokens": cost}
+    figures = {"tokens_per_s": speed, "usd_per_1e6_tokens": cost, "exposed": 0.31}
+    figures["tokens_per_step"] = 4096 * count
     return Row(f"{target}{count}", values, status, metrics={} if status == REFUSED else figures)
 
 
@@ -130,13 +131,22 @@ def test_no_figure_of_a_wide_study_is_cut_short(capsys: pytest.CaptureFixture[st
     rows = [
         row(f"trn{i}.48xlarge", n, 1.23e7 * n, 0.000123 * i) for i in (1, 2, 3) for n in (1, 64)
     ]
-    for each in rows:
-        each.metrics["exposed"] = 0.31
     show(Console(width=80), curves(rows))
     shown = capsys.readouterr().out
     assert "…" not in shown and all(len(line) <= 80 for line in shown.splitlines())
     assert all(shown.count(cost) == 2 for cost in ("0.000123", "0.000246", "0.000369"))
     assert shown.count("tokens/s  eff") == 3  # two tables: two machines, and one
+
+
+def test_the_tokens_of_a_step_are_told_by_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    """Weak and strong scaling differ in nothing else; a point that is refused has none."""
+    weak, refused = [row("a", n, 1.0, 1.0) for n in (1, 4)], row("b", 8, 0.0, None, REFUSED)
+    strong = [row("a", 2, 1.0, 1.0)]
+    strong[0].values["mode"] = "strong"
+    show(Console(width=80), curves([*weak, *strong]))
+    assert "\ntokens per step: weak 4,096 to 16,384; strong 8,192\n" in capsys.readouterr().out
+    assert steps_text(curves([*weak, refused])) == "tokens per step: weak 4,096 to 16,384"
+    assert steps_text(curves([refused])) == ""
 
 
 def test_curves_side_by_side_can_be_told_apart() -> None:

@@ -368,9 +368,6 @@ def test_titles_and_wrapped_text() -> None:
     narrow = sections.plain("t", text, 5)
     assert narrow[0].plain == "t          [one] two three four"
     assert found[0].spans[0].style == "bold" and found[0].no_wrap
-    (cut,) = sections.plain("title", text, 31, most=1)
-    assert cut.plain == "title      [one] two three f..."
-    assert len(sections.plain("title", text, 31, most=2)) == 2
     assert sections.titled("t", "[bold]x[/]", 40)[0].plain == "t          x"
 
 

@@ -96,9 +96,9 @@ def test_a_figure_above_anything_published(times: float, said: bool) -> None:
     if said:
         (text,) = texts(one)
         assert text == (
-            "above anything published: MFU 40.0 % is 1.60 times the best of this machine and kind"
-            " of model, 25.0 % (Llama2-13B on 1,024 cores, SDK 2.18.0, T9); the slow end of the"
-            " band reaches down to it"
+            "above anything published: MFU 40.0 % is 1.60 times the best of this kind of model"
+            " on trn1.32xlarge or trn1n.32xlarge, 25.0 % (Llama2-13B on 1,024 cores,"
+            " SDK 2.18.0, T9); the slow end of the band reaches down to it"
         )
 
 
@@ -116,12 +116,13 @@ def everything() -> dict[str, Any]:
     )
     more = {"code": "SW_LONG", "severity": "warning", "message": "words " * 99, "hint": ""}
     findings = {"findings": [EXTP, *[more] * 5], "units": []}
+    one["job"]["model"] = {"entry": "", "hlo": ""}
     return one | findings | {"provenance": {"stages_s": {"capture": 1.0}}}
 
 
 @pytest.mark.parametrize("room", [0, 24, 30, 60])
 def test_what_decides_is_last_whatever_the_room(room: int) -> None:
-    one = everything() | {"job": everything()["job"] | {"model": {"entry": "", "hlo": ""}}}
+    one = everything()
     decided = [line.plain for line in sections.verdict(one, 80)]
     assert len(decided) > 5 and decided[0].startswith("verdict    does not fit")
     shown = [line.plain for line in screen_lines(one, 80, room)]
@@ -136,3 +137,13 @@ def test_a_taller_screen_shows_more_and_a_pipe_everything() -> None:
     assert all(size <= room for size, room in zip(sizes[1:3], (40, 60), strict=True))
     whole = "\n".join(line.plain for line in screen_lines(one, 80))
     assert whole.count("SW_LONG") == 5 and "..." not in whole
+
+
+def test_the_command_that_asks_anew_is_whole_but_on_a_terminal() -> None:
+    """A pipe gets every word of it; a screen that is short of room its first lines."""
+    again = "shardwright plan --fresh " + " ".join(f"--set strategy.key{n}={n}" for n in range(20))
+    made = {"stages_s": {"capture": 1.0}, "stored_s": 1.7e9, "again": again}
+    one = everything() | {"provenance": made}
+    for room, whole in ((0, True), (60, False)):
+        shown = " ".join(" ".join(line.plain for line in screen_lines(one, 80, room)).split())
+        assert (again in shown) is whole

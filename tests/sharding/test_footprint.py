@@ -159,7 +159,7 @@ def test_what_does_not_fit_says_why_and_what_to_do() -> None:
     memory = footprint(plan)
     check_limit(memory, memory.peak_bytes, "")
     with pytest.raises(CapacityError) as caught:
-        check_limit(memory, memory.peak_bytes - 1, advice_text(memory, plan))
+        check_limit(memory, memory.peak_bytes - 1, advice_text(memory, plan, memory.peak_bytes - 1))
     error = caught.value
     assert error.exit_code == 71
     weight = "w tensor<8x64xf32> (parameters)"
@@ -191,6 +191,19 @@ def test_advice_counts_the_bytes_of_each_change() -> None:
     assert found["shard over twice the cores, mesh.dp_shard = 8"] == 6 * 16 * 4 // 2
     assert found["spread the optimizer state, strategy.zero = 1"] == 8 * 16 * 4 * 3 // 4
     assert found["gather weights again, strategy.reshard_after_forward = true"] == 5 * 16 * 4
+
+
+def test_advice_says_where_no_change_is_enough_alone() -> None:
+    b = Builder()
+    graph = b.finish(b.reduce(b.input((SIZE,)), "add", (0,)))
+    plan = plan_of(graph, [("x", "batch"), ("s", "metric")])
+    kept = sharded("kept", "gathered", ((), ()), 1000)
+    plan = dataclasses.replace(plan, buffers={**plan.buffers, "kept": kept})
+    memory = footprint(plan)
+    (change,) = advice(memory, plan)
+    enough = advice_text(memory, plan, memory.peak_bytes - change.saves_bytes)
+    less = advice_text(memory, plan, memory.peak_bytes - change.saves_bytes - 1)
+    assert less == enough.replace("; `plan", "; not enough alone; `plan") != enough
 
 
 @pytest.mark.parametrize("leaves", [4, 40])

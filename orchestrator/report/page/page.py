@@ -22,7 +22,14 @@ from orchestrator.report import cost, text
 from orchestrator.report.goal import goal_rows, goal_texts
 from orchestrator.report.page import charts, words
 from orchestrator.report.resolved import resolved_job
-from orchestrator.report.tried import auto_text, candidate, candidate_text, effect_text, is_chosen
+from orchestrator.report.tried import (
+    auto_text,
+    candidate,
+    candidate_text,
+    decided,
+    effect_text,
+    is_chosen,
+)
 from orchestrator.report.verdict import published_text, verdicts
 
 FUNCTIONS = 40  # with their regions on a page
@@ -85,7 +92,7 @@ def _settings(report: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
 
 def _auto(report: Mapping[str, Any]) -> dict[str, Any]:
     """What was chosen for keys that are left to the memory, and what was looked at for it."""
-    section, limit = report.get("auto"), report["memory"]["limit_bytes"]
+    section, limit = decided(report), report["memory"]["limit_bytes"]
     if section is None:
         return {}
     rows = [
