@@ -127,10 +127,26 @@ class Trials:
             yield from self._best(half)
 
     def _is_tried(self, part: Part) -> bool:
-        policy = self.policy
-        if part.phase not in policy.coded | policy.timed:
-            return False
-        return part.phase != "strip" or self._kept_bytes(part) >= SEARCH_BYTES
+        if part.phase == "strip":
+            mine = self._is_timed(part) or "strip" in self.policy.coded
+            return mine and self._kept_bytes(part) >= SEARCH_BYTES
+        return part.phase in self.policy.coded | self.policy.timed
+
+    def _is_timed(self, part: Part) -> bool:
+        """Whether a region has to be as fast as its parts. From -O2 on strips that fold both ways
+        have to: where their rows do not fit on chip, columns lie on the partitions, a few to each.
+        """
+        if part.phase in self.policy.timed:
+            return True
+        return part.phase == "strip" and "epilogue" in self.policy.timed and self._folds_both(part)
+
+    def _folds_both(self, part: Part) -> bool:
+        """Whether some reductions of a region keep what others add up."""
+        tasks = (self.groups.body.tasks[n] for n in part.members)
+        folds = [(t.data[0].type.shape, t.op.attrs.dims) for t in tasks if t.op.name == "reduce"]
+        return any(
+            one == other and not set(a) & set(b) for one, a in folds for other, b in folds
+        )
 
     def _kept_bytes(self, part: Part) -> int:
         """Bytes of values that are made and used inside only."""
@@ -145,7 +161,7 @@ class Trials:
             return Refusal("code", error.diagnostic.message)
         except (NeedsCopyError, NeedsScratchError, ClashError):
             return Refusal("order", "memory could not be read or written in one pass")
-        if part.phase not in self.policy.timed:
+        if not self._is_timed(part):
             return None
         apart = sum(self._time_or_inf(p) for p in _without(part, part.phase))
         if together <= apart * (1 + self.policy.margin):
