@@ -78,8 +78,8 @@ class Policy:
 
 def policy_of(options: CompileOptions) -> Policy:
     """-O1 times row regions, by their first tiling as every level does, keeps those that are a
-    little slower (`QUICK_MARGIN`), and leaves epilogues alone; -O2 times epilogues; -O3 times large
-    strip regions too. What a model type changes is in `compiler/model_types.py`.
+    little slower (`QUICK_MARGIN`), and leaves epilogues alone; -O2 times epilogues, and of large
+    strip regions those that fold both ways; -O3 times all of those. What a model type changes is in `compiler/model_types.py`.
 
     Without the clock a row region would stand wherever it has code. One of both products of an MLP
     has, where a row fits on chip: a hundred times as slow as two regions.
@@ -144,9 +144,7 @@ class Trials:
         """Whether some reductions of a region keep what others add up."""
         tasks = (self.groups.body.tasks[n] for n in part.members)
         folds = [(t.data[0].type.shape, t.op.attrs.dims) for t in tasks if t.op.name == "reduce"]
-        return any(
-            one == other and not set(a) & set(b) for one, a in folds for other, b in folds
-        )
+        return any(one == other and not set(a) & set(b) for one, a in folds for other, b in folds)
 
     def _kept_bytes(self, part: Part) -> int:
         """Bytes of values that are made and used inside only."""

@@ -72,7 +72,7 @@ def _needed(groups: Groups, part: Part, number: int) -> frozenset[int]:
 def _with_copies(
     graph: Graph, groups: Groups, parts: Collection[Part]
 ) -> tuple[Graph, list[tuple[Value, Value]]] | None:
-    recipes, copies = Recipes(graph), _Copies()
+    recipes, copies = Recipes(graph, short_row=0), _Copies()  # figures of rows are on chip or kept
     for part in parts:
         _serve(graph, groups, part, recipes, copies)
     if not copies.reads:

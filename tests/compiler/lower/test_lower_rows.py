@@ -251,6 +251,29 @@ def test_regions_without_code_are_split_and_never_an_error(level: int) -> None:
     assert {r.rule for r in settled.trials.refused.values()} == {"code"}
 
 
+def folded(other: int) -> Graph:
+    """A MiB and more that stays on chip between a sum over columns and one over `other`."""
+    b = Builder()
+    x = b.input((512, 1024))
+    y = b.op("tanh", b.op("exponential", x))
+    return b.finish(b.reduce(y, "add", (1,)), b.reduce(b.multiply(y, y), "add", (other,)))
+
+
+@pytest.mark.parametrize(("level", "other", "apart"), [(2, 0, True), (2, 1, False), (1, 0, False)])
+def test_strips_that_fold_both_ways_are_held_against_their_parts(
+    level: int, other: int, apart: bool
+) -> None:
+    """Where rows do not fit on chip, columns lie on the partitions, and move a few at a time."""
+
+    def clock(region: RegionProgram, tensors: object) -> int:
+        return 10 ** (2 * count(region, "reduce"))
+
+    options = CompileOptions(optlevel=level)
+    settled = settle(folded(other), options=options, judge=Judge(clock, clock))
+    most = max(count(region, "reduce") for region in compute(settled.lowered))
+    assert (most == 1) is apart
+
+
 def test_levels_try_different_merges() -> None:
     timed = [policy_of(CompileOptions(optlevel=level)).timed for level in (1, 2, 3)]
     assert timed == [{"row"}, {"row", "epilogue"}, {"row", "epilogue", "strip"}]
