@@ -79,7 +79,8 @@ class Policy:
 def policy_of(options: CompileOptions) -> Policy:
     """-O1 times row regions, by their first tiling as every level does, keeps those that are a
     little slower (`QUICK_MARGIN`), and leaves epilogues alone; -O2 times epilogues, and of large
-    strip regions those that fold both ways; -O3 times all of those. What a model type changes is in `compiler/model_types.py`.
+    strip regions those that fold both ways; -O3 times all of those. What a model type
+    changes is in `compiler/model_types.py`.
 
     Without the clock a row region would stand wherever it has code. One of both products of an MLP
     has, where a row fits on chip: a hundred times as slow as two regions.
