@@ -66,13 +66,15 @@ search (our choice).
 class Policy:
     """What the optimization level and the model type mean for merges.
 
-    `timed`: phases whose merges are compared by simulated time (others only need code, `coded`).
+    `timed`: phases whose merges are compared by simulated time (others only need code, `coded`);
+    `crossing`: strips that fold both ways are too.
     `margin`: how much slower than its parts a region may be, for what it saves in HBM.
     """
 
     budget: Budget
     coded: frozenset[str] = frozenset()
     timed: frozenset[str] = frozenset()
+    crossing: bool = False
     margin: float = 0.0
 
 
@@ -91,6 +93,7 @@ def policy_of(options: CompileOptions) -> Policy:
         budget=Budget(LARGE_STRIP_BYTES if model.wide_norms else STRIP_BYTES, ROW_BYTES),
         coded=frozenset(("row", "epilogue", *(("strip",) if model.wide_norms else ()))),
         timed=frozenset(phases),
+        crossing=level > 1,
         margin=max(model.keep_scores, QUICK_MARGIN if level == 1 else 0.0),
     )
 
@@ -134,12 +137,12 @@ class Trials:
         return part.phase in self.policy.coded | self.policy.timed
 
     def _is_timed(self, part: Part) -> bool:
-        """Whether a region has to be as fast as its parts. From -O2 on strips that fold both ways
-        have to: where their rows do not fit on chip, columns lie on the partitions, a few to each.
+        """Whether a region has to be as fast as its parts; strips that fold both ways may not be:
+        where their rows do not fit on chip, columns lie on the partitions, a few to each.
         """
         if part.phase in self.policy.timed:
             return True
-        return part.phase == "strip" and "epilogue" in self.policy.timed and self._folds_both(part)
+        return part.phase == "strip" and self.policy.crossing and self._folds_both(part)
 
     def _folds_both(self, part: Part) -> bool:
         """Whether some reductions of a region keep what others add up."""
