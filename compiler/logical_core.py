@@ -62,6 +62,11 @@ class LogicalCore:
         self._trial = Trial(target, options)
         self._ways: dict[Hashable, int] = {}  # which of `_offered` a region takes
 
+    @property
+    def limit_bytes(self) -> int:
+        """HBM that a step may use."""
+        return self.target.limit_bytes
+
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
         return _time(self._trial, self.way(program, tensors), tensors)

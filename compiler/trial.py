@@ -81,6 +81,11 @@ class Trial:
         self._begun: dict[Hashable, Codes] = {}
         self._lately = _lately(repr(target), options)
 
+    @property
+    def limit_bytes(self) -> int:
+        """HBM that a step may use."""
+        return self.target.limit_bytes
+
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a region. Raises CompileError or CapacityError when there is no code for it."""
         key = _structure(program, tensors)

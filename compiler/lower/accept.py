@@ -28,7 +28,13 @@ Clock = Callable[[RegionProgram, Sequence[Tensor]], int]
 
 
 class Judge(Protocol):
-    """A `Clock` that may be content with a first tiling."""
+    """A `Clock` that may be content with a first tiling. `limit_bytes`: HBM of a core; what passes
+    more from region to region is no code to compare with.
+    """
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes."""
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         """What a region takes, as far as that is told soon."""
@@ -157,6 +163,7 @@ class Trials:
         return sum(t.result.type.num_bytes for t in inside)
 
     def _refusal(self, part: Part) -> Refusal | None:
+        assert self._judge is not None
         try:
             together = self._time(part)
         except DiagnosticError as error:
@@ -165,7 +172,11 @@ class Trials:
             return Refusal("order", "memory could not be read or written in one pass")
         if not self._is_timed(part):
             return None
-        apart = sum(self._time_or_inf(p) for p in _without(part, part.phase))
+        parts = list(_without(part, part.phase))
+        passed = self._kept_bytes(part) - sum(map(self._kept_bytes, parts))
+        if passed > self._judge.limit_bytes:
+            return None
+        apart = sum(map(self._time_or_inf, parts))
         if together <= apart * (1 + self.policy.margin):
             return None
         return Refusal("slower", f"by {together / apart - 1:.0%}")

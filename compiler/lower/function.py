@@ -155,7 +155,7 @@ def _chosen(roads: Sequence[Sequence[_Found]], judge: Judge) -> _Found:
     first, last = (_quicker([road[at] for road in roads], judge) for at in (0, -1))
     if _quicker([last, first], judge) is last:
         return last
-    return _quicker([last, first], judge.searched)
+    return _quicker([last, first], judge, judge.searched)
 
 
 def _with_copies(attempt: _Try, made: tuple[Graph, Sequence[tuple[Value, Value]]]) -> _Try:
@@ -185,12 +185,18 @@ def _halved(found: _Found, judge: Judge) -> _Found:
             return found
 
 
-def _quicker(forms: Iterable[_Found], clock: Clock) -> _Found:
-    """The fastest of a function's forms, all regions together; the first on a tie."""
-    return min(forms, key=lambda form: _duration_ps(form[1].lowered, clock))
+def _quicker(forms: Iterable[_Found], judge: Judge, clock: Clock | None = None) -> _Found:
+    """The fastest of a function's forms, all regions together, by the judge or another `clock`; the
+    first on a tie. One whose regions pass each other more than HBM holds is none.
+    """
+    limit = judge.limit_bytes
+    return min(forms, key=lambda form: _duration_ps(form[1].lowered, clock or judge, limit))
 
 
-def _duration_ps(lowered: Lowered, clock: Clock) -> float:
+def _duration_ps(lowered: Lowered, clock: Clock, limit_bytes: int) -> float:
+    passed = (t for t in lowered.tensors if t.kind == "scratch")
+    if sum(math.prod(t.shape) * t.dtype.bytes for t in passed) > limit_bytes:
+        return math.inf
     try:
         return sum(clock(region, lowered.tensors) for region in lowered.regions)
     except DiagnosticError:

@@ -196,6 +196,7 @@ class Judge:
 
     first: Clock
     last: Clock
+    limit_bytes: int = 1 << 40
 
     def __call__(self, program: RegionProgram, tensors: Sequence[Tensor]) -> int:
         return self.first(program, tensors)
@@ -223,6 +224,23 @@ def test_what_is_made_again_is_held_against_the_clock(searched: Clock, stored: b
         backward(), budget=Budget(1 << 16, 2480), judge=Judge(slow_exponentials, searched)
     )
     assert bool(score_tensors(settled.lowered)) is stored
+
+
+def test_what_hbm_does_not_hold_is_no_code_to_compare_with() -> None:
+    """The fastest form stores a tensor of scores; where it does not fit, it is made again."""
+    size = HEADS * T * S * 4
+    for room, stored in ((size, 1), (size - 1, 0)):
+        judge = Judge(slow_exponentials, slow_exponentials, room)
+        settled = settle(backward(), budget=Budget(1 << 16, 2480), judge=judge)
+        assert score_tensors(settled.lowered) == stored
+
+
+def test_slower_regions_stand_where_their_parts_pass_more_than_hbm_holds() -> None:
+    def clock(region: RegionProgram, tensors: object) -> int:
+        return 100 if count(region, "contract") > 1 else 10
+
+    (region,) = compute(settle(forward(), judge=Judge(clock, clock, 1)).lowered)
+    assert count(region, "contract") == 2
 
 
 def test_slower_regions_fall_apart_at_their_last_merge() -> None:
@@ -337,7 +355,7 @@ def test_explanation_names_the_first_failed_rule() -> None:
         return 1 << 4 * sum(n.op == "contract" for n in region.nodes)
 
     graph = forward()
-    stories = explain_fusion(graph, Signature(), judge=judge)
+    stories = explain_fusion(graph, Signature(), judge=Judge(judge, judge))
     assert {m.refusal.rule for s in stories for m in s.refused} == {"slower"}
     few = settle(graph, budget=Budget(1 << 16, 400))
     assert len(few.groups.parts) > 1
