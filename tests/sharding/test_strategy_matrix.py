@@ -67,10 +67,10 @@ FEW = few()
 
 
 @functools.cache
-def captured(model: str) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+def captured(model: str, in_ring: bool = False) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
     """The step as jobs partition it: after the step passes."""
     graph, inputs, outputs = model_graph(model)
-    return run(graph, step_passes(DEFAULTS)), inputs, outputs
+    return run(graph, step_passes(DEFAULTS, in_ring=in_ring)), inputs, outputs
 
 
 @functools.cache
@@ -81,7 +81,7 @@ def unsharded(model: str) -> list[np.ndarray]:
 
 @functools.cache
 def partitioned(model: str, how: Distribution) -> PartitionedGraph:
-    graph, inputs, outputs = captured(model)
+    graph, inputs, outputs = captured(model, how.settings.context == "ring")
     user = how.user(graph, inputs)
     recipe = recipe_of(graph, inputs, outputs, how.mesh, how.settings, user)
     part = shardy.partition_here(

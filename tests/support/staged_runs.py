@@ -37,10 +37,12 @@ Make = Callable[[], TrainTask]
 
 
 @functools.cache
-def captured(make: Make, samples: int) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+def captured(
+    make: Make, samples: int, in_ring: bool = False
+) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
     """The step as jobs partition it: after the step passes."""
     graph, inputs, outputs = captured_graph(make(), samples)
-    return run(graph, step_passes(DEFAULTS, samples)), inputs, outputs
+    return run(graph, step_passes(DEFAULTS, samples, in_ring)), inputs, outputs
 
 
 @functools.cache
@@ -64,7 +66,7 @@ def _plan(
     samples: int,
     twins: Twins | None = None,
 ) -> Plan:
-    graph, inputs, outputs = captured(make, samples)
+    graph, inputs, outputs = captured(make, samples, how.settings.context == "ring")
     return build_plan(
         graph,
         inputs,
