@@ -90,16 +90,16 @@ def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, 
 
 
 def step_passes(
-    options: CompileOptions = DEFAULTS, samples: int = 0, in_ring: bool = False
+    options: CompileOptions = DEFAULTS, samples: int = 0, keep_rows: bool = False
 ) -> tuple[Pass, ...]:
     """The passes of a whole step. With attention `flash`, quadratic values are made again for far
     readers, so that no score tensor waits for the backward pass; in every form, layers keep the
     lightest values that the rest follows from element by element. A step captured with one sample
-    keeps its sums over it. Where keys go around `in_ring`, what rows add up is kept: to make it
-    again would take another turn.
+    keeps its sums over it. With `keep_rows` what rows add up is kept: to make it again would
+    take another turn of a ring, and more gathers between tensor-parallel ranks.
     """
     remade = REMAKE_PASSES if options.attention == "flash" else ()
-    if remade and in_ring:
+    if remade and keep_rows:
         keeping_rows = Pass("rematerialise", partial(rematerialise, short_row=0))
         remade = (keeping_rows, *remade[1:])
     passes = STEP_PASSES + remade + KEEP_PASSES

@@ -16,6 +16,7 @@ from compiler.program import BufferInfo
 from orchestrator import bundling, plan_cache
 from orchestrator.config import JobConfig
 from orchestrator.service.units import source_digest
+from orchestrator.stages import Stages
 
 
 def info(name: str, elements: int, *stages: int, slots: tuple[int, ...] = ()) -> BufferInfo:
@@ -104,9 +105,10 @@ def test_a_fresh_plan_writes_the_trace_that_is_wanted(
     )
     job, path, executor = JobConfig(), tmp_path / "out" / "trace.json", object()
     shared: Any = plan_cache.Shared(lambda: executor, reads)
-    report, read = plan_cache._fresh(job, path if wanted else None, None, shared)
+    asked_of = plan_cache._Asked(path if wanted else None, None, shared, None)
+    stages = Stages(traces=reads)
+    report = plan_cache._fresh(job, asked_of, stages)
     assert path.exists() is wanted and (not wanted or path.read_bytes() == b"trace")
-    assert read == {"file": "digest"}
-    stages, nothing = report["given"]
-    assert nothing == {} and stages.traces is reads and "time" in stages.seconds
+    given, nothing = report["given"]
+    assert nothing == {} and given is stages and "time" in stages.seconds
     assert asked == [(job, None, shared.executor), (built, {"p": 1}, "service", wanted)]

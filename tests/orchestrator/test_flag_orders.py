@@ -33,6 +33,7 @@ UNORDERED = {
     "compiler.model_type": {"unet-inference"},  # of no model here
     "strategy.reduce_dtype": {"float32"},  # more exact, not faster
     "strategy.reduce_gradients": {"auto"},
+    "strategy.remat": {"auto"},
     "strategy.zero": {"auto"},
 }
 """Values that no order is about."""

@@ -67,10 +67,12 @@ FEW = few()
 
 
 @functools.cache
-def captured(model: str, in_ring: bool = False) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+def captured(
+    model: str, keep_rows: bool = False
+) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
     """The step as jobs partition it: after the step passes."""
     graph, inputs, outputs = model_graph(model)
-    return run(graph, step_passes(DEFAULTS, in_ring=in_ring)), inputs, outputs
+    return run(graph, step_passes(DEFAULTS, keep_rows=keep_rows)), inputs, outputs
 
 
 @functools.cache

@@ -38,11 +38,11 @@ Make = Callable[[], TrainTask]
 
 @functools.cache
 def captured(
-    make: Make, samples: int, in_ring: bool = False
+    make: Make, samples: int, keep_rows: bool = False
 ) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
     """The step as jobs partition it: after the step passes."""
     graph, inputs, outputs = captured_graph(make(), samples)
-    return run(graph, step_passes(DEFAULTS, samples, in_ring)), inputs, outputs
+    return run(graph, step_passes(DEFAULTS, samples, keep_rows)), inputs, outputs
 
 
 @functools.cache
@@ -52,11 +52,17 @@ def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int =
     if not is_alone(how.mesh, how.settings, micro, num_microbatches):
         return _plan(make, how, num_microbatches, micro)
     try:
-        twins = check_means(captured(make, TRACED_SAMPLES)[0], captured(make, PROOF_SAMPLES)[0])
+        kept = _keeps_rows(how)
+        both = (captured(make, n, kept)[0] for n in (TRACED_SAMPLES, PROOF_SAMPLES))
+        twins = check_means(*both)
         return _plan(make, how, num_microbatches, TRACED_SAMPLES, twins)
     except ShardingError as refused:
         assert refused.code == MIXED_SAMPLES
         return _plan(make, how, num_microbatches, micro)
+
+
+def _keeps_rows(how: Distribution) -> bool:
+    return how.settings.context == "ring" or how.mesh.size(("tp",)) > 1
 
 
 def _plan(
@@ -66,7 +72,7 @@ def _plan(
     samples: int,
     twins: Twins | None = None,
 ) -> Plan:
-    graph, inputs, outputs = captured(make, samples, how.settings.context == "ring")
+    graph, inputs, outputs = captured(make, samples, _keeps_rows(how))
     return build_plan(
         graph,
         inputs,
