@@ -194,7 +194,7 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
             rolled = reroll(rolled.graph, rolled.inputs, rolled.outputs)
         step("rerolled", rolled.graph)
         note("repeats", lambda: _repeats_text(rolled))
-        keep_rows = job.strategy.context == "ring" or job.mesh.tp > 1
+        keep_rows = job.strategy.context == "ring"
         graph = run(rolled.graph, step_passes(job.compiler, samples, keep_rows))
         rolled = dataclasses.replace(rolled, graph=check_doubles(graph))
     return Traced(rolled, samples, user, captured.name, captured.findings)

@@ -96,7 +96,7 @@ def step_passes(
     readers, so that no score tensor waits for the backward pass; in every form, layers keep the
     lightest values that the rest follows from element by element. A step captured with one sample
     keeps its sums over it. With `keep_rows` what rows add up is kept: to make it again would
-    take another turn of a ring, and more gathers between tensor-parallel ranks.
+    take another turn of a ring.
     """
     remade = REMAKE_PASSES if options.attention == "flash" else ()
     if remade and keep_rows:

@@ -62,7 +62,7 @@ def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int =
 
 
 def _keeps_rows(how: Distribution) -> bool:
-    return how.settings.context == "ring" or how.mesh.size(("tp",)) > 1
+    return how.settings.context == "ring"
 
 
 def _plan(
