@@ -275,7 +275,6 @@ def test_a_twin_needs_the_proof_of_its_step() -> None:
         plan(two, *slots, distribution("fsdp", dp_shard=2).mesh, twins=proof)
 
 
-@pytest.mark.xfail(strict=True, reason="maxima made again are gathered for one sample (0002)")
 def test_a_sequence_is_not_gathered_more_often_for_one_sample() -> None:
     """Collectives of a micro-batch do not depend on how many samples it has."""
     how = distribution("llm-training", pp=2, tp=2)
