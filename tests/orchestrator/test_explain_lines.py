@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config import JobConfig
 from orchestrator.report import sections
 from orchestrator.report.explain_lines import _LINES, explain
 from orchestrator.report.explanations import EXPLANATIONS, help_text
@@ -30,7 +31,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def rows(report: dict[str, Any], line: str) -> dict[str, tuple[str, str]]:
-    found = explain(None, report, line)["rows"]  # type: ignore[arg-type]  # no line asks the job
+    found = explain(JobConfig(), report, line)["rows"]
     return {row["name"]: (row["value"], row["how"]) for row in found}
 
 
@@ -56,7 +57,9 @@ def test_figures_are_those_of_the_line(report: dict[str, Any], line: str, sectio
 
 def test_rates_come_to_what_they_are_made_of(report: dict[str, Any]) -> None:
     timing, found = report["timing"], rows(report, "rates")
-    samples, tokens = re.match(r"([\d,]+) samples x ([\d,]+) tokens", found["tokens/s"][1]).groups()  # type: ignore[union-attr]
+    counted = re.match(r"([\d,]+) samples x ([\d,]+) tokens", found["tokens/s"][1])
+    assert counted is not None
+    samples, tokens = counted.groups()
     made = int(samples.replace(",", "")) * int(tokens.replace(",", "")) / timing["step_time_s"]
     assert found["tokens/s"][0] == f"{made:,.0f}"
     counts, per = timing["flops"], timing["step_time_s"] * timing["peak_flops_per_s"]
@@ -114,14 +117,14 @@ def test_what_limits_is_the_largest_share(report: dict[str, Any]) -> None:
 
 
 def test_every_assumed_figure_and_every_finding(report: dict[str, Any]) -> None:
-    found = explain(None, report, "confidence")["rows"]  # type: ignore[arg-type]
+    found = explain(JobConfig(), report, "confidence")["rows"]
     names = [row["name"] for row in found]
     assert names[:2] == [report["timing"]["confidence"], "band"]
     assumed = [figure["name"] for figure in report["limits"]["assumed"]]
     assert names[2:] == [*assumed, *["cannot tell"] * len(report["limits"]["cannot_tell"])]
     one = {"code": "SW_A", "severity": "note", "message": "m [x]", "hint": "h", "loc": None}
     two = one | {"code": "SW_B", "loc": {"file": "a.py", "line": 3, "scope": ""}, "hint": ""}
-    told = explain(None, report | {"findings": [one, two]}, "warnings")["rows"]  # type: ignore[arg-type]
+    told = explain(JobConfig(), report | {"findings": [one, two]}, "warnings")["rows"]
     assert [(row["value"], row["how"]) for row in told] == [
         ("SW_A", "m [x]. h"),
         ("SW_B", "m [x] (a.py:3)"),
@@ -158,5 +161,5 @@ def test_goodput_that_the_job_says_itself(report: dict[str, Any]) -> None:
 
 def test_sections_are_plain_data(report: dict[str, Any]) -> None:
     for line in _LINES:
-        section = explain(None, report, line)  # type: ignore[arg-type]
+        section = explain(JobConfig(), report, line)
         assert json.loads(json.dumps(section)) == section and section["rows"]
