@@ -93,7 +93,15 @@ class Traces:
         # The task is kept beside its step, so that its id stays its own.
         kept = self._once(
             self._traced,
-            lambda: (id(task), samples, is_own, job.compiler, job.base, self._settings()),
+            lambda: (
+                id(task),
+                samples,
+                is_own,
+                _keeps_rows(job),
+                job.compiler,
+                job.base,
+                self._settings(),
+            ),
             lambda: (task, self._recorded(job, lambda: _traced(job, task, samples, stages))),
         )
         return kept[1]
@@ -194,10 +202,13 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
             rolled = reroll(rolled.graph, rolled.inputs, rolled.outputs)
         step("rerolled", rolled.graph)
         note("repeats", lambda: _repeats_text(rolled))
-        keep_rows = job.strategy.context == "ring"
-        graph = run(rolled.graph, step_passes(job.compiler, samples, keep_rows))
+        graph = run(rolled.graph, step_passes(job.compiler, samples, _keeps_rows(job)))
         rolled = dataclasses.replace(rolled, graph=check_doubles(graph))
     return Traced(rolled, samples, user, captured.name, captured.findings)
+
+
+def _keeps_rows(job: JobConfig) -> bool:
+    return job.strategy.context == "ring"
 
 
 def _repeats_text(rolled: Rerolled) -> str:

@@ -95,7 +95,7 @@ def step_passes(
     """The passes of a whole step. With attention `flash`, quadratic values are made again for far
     readers, so that no score tensor waits for the backward pass; in every form, layers keep the
     lightest values that the rest follows from element by element. A step captured with one sample
-    keeps its sums over it. With `keep_rows` what rows add up is kept: to make it again would
+    keeps its sums over it. With `keep_rows` maxima of rows are kept: to make them again would
     take another turn of a ring.
     """
     remade = REMAKE_PASSES if options.attention == "flash" else ()

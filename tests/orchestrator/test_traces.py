@@ -38,6 +38,13 @@ def test_equal_questions_are_captured_once(tmp_path: Path, counted: list[int]) -
     assert counted == [4]
 
 
+def test_a_ring_has_a_step_of_its_own(tmp_path: Path) -> None:
+    """It keeps maxima of rows that others make again."""
+    path, traces = write_job(tmp_path), Traces()
+    gathered = trace(traces, load(path, ["mesh.cp=4"]))
+    assert trace(traces, load(path, ["mesh.cp=4", "strategy.context=ring"])) is not gathered
+
+
 @pytest.mark.matrix
 def test_whatever_changes_the_step_is_captured_again(tmp_path: Path, counted: list[int]) -> None:
     path, traces = write_job(tmp_path), Traces()

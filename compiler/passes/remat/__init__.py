@@ -19,7 +19,7 @@ from compiler.passes.rewrite import with_regions
 
 def rematerialise(graph: Graph, short_row: int = SHORT_ROW) -> Graph:
     """`graph` with quadratic values made again for far readers, loop bodies included, and with them
-    the maxima and sums of rows of up to `short_row` elements.
+    the extremes of rows of up to `short_row` elements.
 
     What is not read any more (stacks, originals) is left to `dce`.
     """

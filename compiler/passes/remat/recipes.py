@@ -31,10 +31,13 @@ width 1024 costs 512 and 1024 and is kept.
 """
 
 SHORT_ROW = 2048
-"""Elements of a row whose maximum and sum are made again rather than kept: they are stored and read
-in 4-byte descriptors, one a row, which takes longer than another pass over so many scores (our
-choice, by time of GPT-3 and Llama-3 8B steps at 512 to 8192 positions).
+"""Elements of a row whose maximum is made again rather than kept: it is stored and read in a 4-byte
+descriptor a row, which takes longer than another pass over so many scores (our choice, by time of
+GPT-3 and Llama-3 8B steps at 512 to 8192 positions). Sums are kept: in another order they may round
+otherwise.
 """
+
+_EXTREMES = ("max", "min")  # the same in any order
 
 _CHEAP_OPS = 12  # of a chain that leads from a small value to one that is in memory anyway
 
@@ -89,7 +92,7 @@ def may_repeat(op: Op) -> bool:
 
 
 class Recipes:
-    """Recipes for the values of one graph level; they go through maxima and sums of rows of up to
+    """Recipes for the values of one graph level; they go through extremes of rows of up to
     `short_row` elements.
     """
 
@@ -147,17 +150,17 @@ class Recipes:
         return value
 
     def _ends(self, value: Value, x: Value) -> bool:
-        """Whether a recipe for `value` ends at `x`: what is small, and no figure of short rows."""
+        """Whether a recipe for `value` ends at `x`: what is small, and no extreme of short rows."""
         return self._is_small(value, x) and not self._is_of_short_rows(value, x)
 
     def _is_of_short_rows(self, value: Value, x: Value) -> bool:
-        """Whether `x` is a sum or an extreme over short rows as large as `value`, or follows from
-        such figures alone.
+        """Whether `x` is an extreme over short rows as large as `value`, or follows from such
+        extremes alone.
         """
         op = self.producers.get(x)
         if op is None or not self._is_small(value, x):
             return False
-        if op.name == "reduce":
+        if op.name == "reduce" and op.attrs.kind in _EXTREMES:
             row = op.operands[0].type.num_elements // x.type.num_elements
             return row <= self.short_row and not self._is_small(value, op.operands[0])
         given = [v for v in operands_of(op, x) if v not in self.free]
