@@ -129,7 +129,7 @@ def test_samples_do_not_count_for_what_a_row_takes() -> None:
     assert sum(is_score(t.shape) for t in tensors) == 2  # the bias and its gradient
 
 
-@pytest.mark.parametrize(("name", "way"), gaps(diagonals(both_ways(ALL), 3)))
+@pytest.mark.parametrize(("name", "way"), gaps(diagonals(both_ways(ALL), 4)))
 def test_scores_of_every_spelling_stay_on_chip(name: str, way: str) -> None:
     check(name, way, "L1", "L0")
 

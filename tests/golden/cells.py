@@ -66,7 +66,7 @@ CELLS = (
         "strategy.late_reduce_scatter_shift=1 strategy.layers_per_group=1 strategy.bucket_mb=8",
         "strategy.compute_packet_bytes=16384 strategy.collective_packet_bytes=65536,32768",
     ),
-    quick(
+    long(
         "pipeline-1f1b-trn2-O1",
         SMALL,
         "strategy.name=llm-training mesh.pp=2 mesh.dp_shard=8 mesh.tp=4 model.optimizer=sgd",

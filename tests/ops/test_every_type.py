@@ -19,7 +19,7 @@ CELLS = [(op, dtype) for op in sorted(OPS) if rows_of(op) for dtype in TYPES]
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("op", "dtype"), diagonals(CELLS, 4, [cell for cell in CELLS if cell[0] in QUICK])
+    ("op", "dtype"), diagonals(CELLS, 5, [cell for cell in CELLS if cell[0] in QUICK])
 )
 def test_an_operator_in_every_type(op: str, dtype: DType) -> None:
     for case in rows_of(op):

@@ -132,6 +132,7 @@ def test_shared_wants_a_shared_cache(cache: Cache, capsys: pytest.CaptureFixture
     assert "s3://" in capsys.readouterr().err
 
 
+@pytest.mark.matrix
 def test_explain_names_the_part_of_the_key_that_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

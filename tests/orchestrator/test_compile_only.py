@@ -32,6 +32,7 @@ def compiled(folder: Path, jobs: dict[str, str], *words: str) -> int:
     return main(["run", *jobs, "--compile-only", *words])
 
 
+@pytest.mark.matrix
 def test_jobs_share_a_service_and_fail_alone(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_folder_that_may_not_be_written_is_refused_before_the_work(
     refusal(capsys, str(job.parent / "out"), "Permission denied", "you may write to")
 
 
+@pytest.mark.matrix
 def test_a_job_whose_place_refuses_leaves_the_others_alone(
     tmp_path: Path,
     refusing: dict[str, int],

@@ -409,6 +409,7 @@ def printed(patch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.matrix
 def test_tiny_runs_end_to_end(report: dict[str, Any]) -> None:
     rows = {row["id"]: row for row in report["rows"]}
     assert list(rows) == ["B1", "G1", "L1", "B2", "X2", "X1"]
@@ -429,6 +430,7 @@ def test_tiny_runs_end_to_end(report: dict[str, Any]) -> None:
     assert rows["X1"]["error"] is None and "bert, vit" in rows["X1"]["reason"]
 
 
+@pytest.mark.matrix
 def test_medians_are_over_what_was_predicted(report: dict[str, Any]) -> None:
     errors = sorted(abs(r["error"]) for r in report["rows"] if r["error"] is not None)
     assert report["median_error"] == pytest.approx((errors[1] + errors[2]) / 2)
@@ -439,6 +441,7 @@ def test_medians_are_over_what_was_predicted(report: dict[str, Any]) -> None:
     assert primary["leave_one_group_out_max_error"] > 0
 
 
+@pytest.mark.matrix
 def test_screen_shows_rows_and_refusals(
     report: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

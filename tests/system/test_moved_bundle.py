@@ -95,6 +95,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.matrix
 def test_a_moved_bundle_gives_the_same_values_and_times(
     elsewhere: Elsewhere, bundle_copy: Path, inputs: Path, small_bundle: Bundle, tmp_path: Path
 ) -> None:

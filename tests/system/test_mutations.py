@@ -116,7 +116,7 @@ def test_a_few_mutations_show(lab: Lab, mutations: dict[str, list[Mutation]]) ->
     judge(lab, mutations, FEW)
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_200_mutations_show(lab: Lab, mutations: dict[str, list[Mutation]]) -> None:
     judge(lab, mutations, MANY)
 

@@ -105,9 +105,9 @@ def test_drawn_modules(rng: random.Random, steps: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("block", long_in_matrix(range(4), (0,), (1, 2, 3)))
+@pytest.mark.parametrize("block", long_in_matrix(range(8), (0,), range(1, 8)))
 def test_hundreds_of_seeded_modules(block: int) -> None:
-    for seed in range(1000 + 250 * block, 1100 + 250 * block):
+    for seed in range(1000 + 125 * block, 1050 + 125 * block):
         try:
             check(module_of(seed), seed)
         except BaseException as error:

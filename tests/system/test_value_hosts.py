@@ -30,7 +30,9 @@ MESHES = {
 }
 
 
-@pytest.fixture(scope="module", params=long_in_matrix(MESHES, ("pipeline",), ("hsdp and tensor",)))
+@pytest.fixture(
+    scope="module", params=long_in_matrix(MESHES, ("pipeline",), ("hsdp and tensor", "fsdp"))
+)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The small llama in bf16 on a mesh: sums that depend on their order."""
     path, mesh = tmp_path_factory.mktemp("hosts"), MESHES[request.param]

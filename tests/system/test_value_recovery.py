@@ -100,6 +100,7 @@ class Stopping:
             self.shorten(600.0)  # a new host takes a while to start
 
 
+@pytest.mark.matrix
 def test_a_host_that_hangs_is_lost(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
 ) -> None:
