@@ -26,7 +26,7 @@ from orchestrator.age import FLAG, again
 from orchestrator.arguments import Parser
 from orchestrator.cache import commands as cache
 from orchestrator.compile.compile_flags import split_verb
-from orchestrator.config import words_of
+from orchestrator.config import output_folder, words_of
 from orchestrator.host import collect_rarely
 from orchestrator.job_flags import add_job_flags, job_config
 from orchestrator.report import commands as reports
@@ -345,9 +345,14 @@ def _plan(args: argparse.Namespace) -> int:
 
     explanations.check(args.explain)
     asked = job_config(args)
+    folder = outputs.prepare(output_folder(asked)) if getattr(args, "output.dir") else None
     with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
         report = plan_cache.advised(asked, args.trace, progress, args.dump_dir)
     report["provenance"]["again"] = args.again
+    if folder:
+        from orchestrator.report.page.page import write_report
+
+        write_report(report, folder)
     if args.html:
         from orchestrator.report.page.page import report_page, write_page
 

@@ -35,7 +35,7 @@ from orchestrator.numerics import (
 )
 from orchestrator.packets import packets_of
 from orchestrator.plan_cache import settled
-from orchestrator.report.page.page import report_page, write_page
+from orchestrator.report.page.page import PAGE, REPORT, write_report
 from orchestrator.report.report import base_report
 from orchestrator.service.events import EventLog
 from orchestrator.service.executor import Executor, InlineExecutor, Limits
@@ -43,7 +43,6 @@ from orchestrator.service.progress import Progress
 from orchestrator.service.ray_session import RaySession
 from orchestrator.service.service import UnitService
 from orchestrator.stages import Stages
-from orchestrator.strict_json import dumps
 from orchestrator.timing import Timings, timed
 from orchestrator.unsharded import Unsharded, unsharded
 from orchestrator.usage import check_executor, check_usage
@@ -222,10 +221,9 @@ def time_programs(
 def _write(report: dict[str, Any], out: Path, trace: bytes) -> None:
     report["provenance"]["files"] = {
         "bundle": str(out / "bundle"),
-        "report": str(out / "report.json"),
-        "page": str(out / "report.html"),
+        "report": str(out / REPORT),
+        "page": str(out / PAGE),
         "trace": str(out / "trace.json"),
     }
     outputs.write(out / "trace.json", trace)
-    outputs.write(out / "report.json", dumps(report, indent=1))
-    write_page(out / "report.html", report_page(report))
+    write_report(report, out)

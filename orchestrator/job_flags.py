@@ -55,7 +55,7 @@ _FLAGS = {
     ),
     "price-kind": ("price.kind", "which published price: on-demand (default) or capacity-block"),
     "tries": ("run.tries", "changes that plan tries and reports; auto: two, if time allows"),
-    "out": ("output.dir", "output directory"),
+    "out": ("output.dir", "output directory; of plan report.json and report.html"),
 }
 _ALIASES = {"lnc": ("logical-nc-config",)}
 _SWITCHES: dict[str, tuple[str, bool, str]] = {

@@ -226,10 +226,12 @@ def _order_at(found: Sequence[Curve], count: int, metric: Metric) -> Order:
 
 def verdicts(found: Sequence[Curve]) -> dict[str, list[str]]:
     """By mode and question, a line per range of instances: which machines are fastest, and cheapest
-    per token."""
+    per token. Of one machine there is nothing to say."""
     told = {}
     for mode in dict.fromkeys(curve.mode for curve in found):
         own = [curve for curve in found if curve.mode == mode]
+        if len(own) == 1:
+            continue
         for question, name in QUESTIONS.items():
             if ranges := orders(own, METRICS[name]):
                 told[f"{mode}, {question} first"] = [_range_text(r) for r in ranges]

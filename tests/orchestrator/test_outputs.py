@@ -19,6 +19,7 @@ import pytest
 from compiler.diagnostics import UsageError
 from orchestrator import outputs
 from orchestrator.cli import main
+from orchestrator.report.page.page import report_page
 from orchestrator.whatif.journal import Journal
 from orchestrator.whatif.rows import Row
 from tests.support.small_job import JOB, SIZES, write_job
@@ -171,9 +172,21 @@ def test_pages_and_traces_of_plans(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("a file")
-    for flag in ("--trace", "--html"):
+    whys = {"--trace": "File exists", "--html": "File exists", "--out": "Not a directory"}
+    for flag, why in whys.items():
         assert main(["plan", str(job), *MACHINE, flag, str(blocked / "x")]) == 2
-        refusal(capsys, f"{flag} requires a place", str(blocked / "x"), "File exists")
+        refusal(capsys, f"{flag} requires a place", str(blocked / "x"), why)
+
+
+def test_a_plan_leaves_its_report_and_page_where_it_is_told(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "plan"
+    assert main(["plan", str(job), *MACHINE, "--json", "--out", str(place)]) == 0
+    assert sorted(path.name for path in place.iterdir()) == ["report.html", "report.json"]
+    report = json.loads(capsys.readouterr().out)
+    assert json.loads((place / "report.json").read_text()) == report
+    assert (place / "report.html").read_text() == report_page(report)
 
 
 def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:

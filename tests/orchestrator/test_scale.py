@@ -116,6 +116,7 @@ def test_break_even_is_among_machines_that_fit_and_are_not_alike() -> None:
         "weak, fastest first": ["1: a", "2: a, b", "4: b = a", "8: b, a"],
         "weak, cheapest first": ["1: a", "2: a, b", "4: a = b", "8: a"],
     }
+    assert verdicts([curve for curve in found if curve.target == "a"]) == {}
 
 
 def test_machines_of_one_family_keep_their_names(capsys: pytest.CaptureFixture[str]) -> None:

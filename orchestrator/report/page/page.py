@@ -31,7 +31,9 @@ from orchestrator.report.tried import (
     is_chosen,
 )
 from orchestrator.report.verdict import published_text, verdicts
+from orchestrator.strict_json import dumps
 
+REPORT, PAGE = "report.json", "report.html"  # in the folder of a job
 FUNCTIONS = 40  # with their regions on a page
 REGIONS = 12
 COLLECTIVES = 200
@@ -147,6 +149,12 @@ def _highest(timeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def compare_page(found: Mapping[str, Any], tables: Sequence[Any]) -> str:
     """The page of a comparison, and its tables of text (`compare.py`)."""
     return _template("compare.html").render(found=found, tables=tables)
+
+
+def write_report(report: Mapping[str, Any], folder: Path) -> None:
+    """Write a report and its page into a folder. Raises UsageError (SW_OUTPUT)."""
+    outputs.write(folder / REPORT, dumps(report, indent=1))
+    write_page(folder / PAGE, report_page(report))
 
 
 def write_page(path: Path, page: str, flag: str = outputs.OUT) -> None:
