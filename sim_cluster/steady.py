@@ -144,7 +144,7 @@ class Steady:
         self.skipped += times
         for number, actor in enumerate(own):
             places = times * (here.positions[number] - before.positions[number])
-            actor.skip(times * self.repeats.programs, places, later)
+            actor.skip(places, later)
             more = _added(before.numbers[number], here.numbers[number])
             assert min(more.values()) >= 0, "a repetition takes something away"
             _extend(actor.result, {key: times * n for key, n in more.items()})

@@ -386,6 +386,36 @@ def test_rows_of_collectives_and_streams() -> None:
     ]
 
 
+def test_collectives_of_a_stream_add_up() -> None:
+    """Two kinds of three on stream 1, one of them twice; streams are in order of their numbers."""
+    mesh = make_mesh({"dp_shard": 8, "tp": 8})
+    moved = replace(GATHER, stream=1)
+    uses = (use(BUCKET, 2, 500, 60), use(moved, 3, 300, 40), use(GATHER, 1, 7, 0))
+    step = timing(1000, collectives=(*uses, use(replace(moved, source_shape=(1, 2, 1)), 4, 9, 8)))
+    built = invented()
+    built.plan.mesh = mesh
+    found = report.stream_section(built, step)
+    assert found["compute_packet_bytes"] == 4096
+    assert found["streams"] == [
+        {
+            "stream": 0,
+            "packet_bytes": 65_536,
+            "collectives": ["all_gather dp_shard"],
+            "count": 1,
+            "time_ps": 7,
+            "exposed_ps": 0,
+        },
+        {
+            "stream": 1,
+            "packet_bytes": 65_536,
+            "collectives": ["all_reduce tp", "all_gather dp_shard"],
+            "count": 9,
+            "time_ps": 809,
+            "exposed_ps": 108,
+        },
+    ]
+
+
 def test_the_fewest_paths_that_tell_roles_apart() -> None:
     given = {
         "state/params/a/w": "parameter",

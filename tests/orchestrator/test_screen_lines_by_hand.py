@@ -159,7 +159,7 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
     ),
     (
         sections.logical_cores,
-        {"logical_cores": {"hypothetical": True, "alone_ps": 1}, "timing": {"step_time_ps": 0}},
+        {"logical_cores": {"hypothetical": True, "alone_ps": 2_000_000_000}},
         "cores      hypothetical, LNC 2: 64 cores of 24.00 GiB per instance; 10 of 40 regions on"
         " one physical core alone, 100% of the step",
     ),

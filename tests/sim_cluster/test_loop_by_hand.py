@@ -14,12 +14,12 @@ import pytest
 from compiler.dtypes import DType
 from compiler.evaluate import RegionTime, Segment
 from compiler.isa.program import CollectiveCall
-from sim_cluster.actors import Actor
+from sim_cluster.actors import Actor, Job
 from sim_cluster.classes import refine
 from sim_cluster.contention import Demand
 from sim_cluster.faults import Health
 from sim_cluster.loop_state import loop_state
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from sim_cluster.macro import MacroOp, Mark, Start, Stretch, Wait
 from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 16_384, 1))
@@ -149,6 +149,31 @@ def test_only_another_share_is_something_new() -> None:
     assert (actor.since_ps, actor.left, actor.stretch_end_ps) == (300, 0.7, 1700)
     assert not actor.share(0.5, 1.0, 500)
     assert (actor.since_ps, actor.left, actor.stretch_end_ps) == (300, 0.7, 1700)
+
+
+def test_what_is_skipped_is_later_and_nothing_else() -> None:
+    """3 macro-operations and 500 ps further: from the run of program a, begun at 20 behind the
+    mark at 0, to that of b behind the mark at 3; what is begun stays as far as it is."""
+    a, b = Mark("a 0"), Mark("b 1")
+    actor = Actor(0, [a, still(10), Mark(""), b, still(10), Mark("")])
+    actor.position, actor.left, actor.factor, actor.runs = 1, 0.5, 2.0, 7
+    actor.since_ps, actor.began_ps, actor.entered = 40, 30, ("a 0", 20)
+    actor.skip(3, 500)
+    assert (actor.position, actor.entered_at, actor.entered) == (4, 3, ("b 1", 520))
+    assert (actor.since_ps, actor.began_ps) == (540, 530)
+    assert (actor.left, actor.factor, actor.runs) == (0.5, 2.0, 7)
+    assert actor.stretch_end_ps == 540 + 10  # half of 10 ps on a core that takes twice as long
+    cost = CollectiveDuration(100, Demand(0.0), "ring", "", 64, 2)
+    job = Job(GATHER, cost, frozenset((0,)), 0)
+    job.start_ps = job.since_ps = 10
+    job.speed(1.0, 10)
+    job.speed(0.5, 30)  # 80 of 100 ps are left, at half the rate
+    assert (job.left, job.end_ps, job.version) == (0.8, 190, 2)
+    job.skip(1000)
+    assert (job.start_ps, job.since_ps, job.end_ps) == (1010, 1030, 1190)
+    assert (job.left, job.rate, job.version) == (0.8, 0.5, 2)
+    job.speed(1.0, 1070)  # 40 ps at half the rate: 60 are left
+    assert (job.left, job.end_ps) == (pytest.approx(0.6), 1130)
 
 
 def state_of(**changed: object) -> object:
