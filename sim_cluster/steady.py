@@ -122,7 +122,7 @@ class Steady:
         own = [self.actors[index] for index in sorted(part)]
         pending = [
             (when, index, job)
-            for when, _, index, version, job in sorted(events, key=lambda e: e[:2])
+            for when, _, index, version, job in sorted(events)
             if _belongs(index, job, part)
             and version == (job.version if job else self.actors[index].version)
         ]
