@@ -55,6 +55,7 @@ def both_ways(
         assert found.charged_ps == expected.charged_ps
         assert found.busy_ps == expected.busy_ps
         assert found.lone_ps == expected.lone_ps
+        assert found.placed_ps == expected.placed_ps
         assert found.uses == expected.uses
     return full, loop
 
