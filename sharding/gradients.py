@@ -197,7 +197,7 @@ def _weights(view: StepView, zone: set[Value], accumulated: bool) -> dict[Value,
     def weight(value: Value) -> int:
         if not value.type.dtype.is_float:
             return UNCUTTABLE
-        # Accumulators are all of one type.
+        # Accumulators count as of one type, whichever it is.
         size = value.type.num_elements if accumulated else value.type.num_bytes
         return size * apart + scalings[value]
 

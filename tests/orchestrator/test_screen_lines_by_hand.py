@@ -420,7 +420,7 @@ def test_answers_and_units_that_are_stored(monkeypatch: pytest.MonkeyPatch) -> N
     one["provenance"] = {"stored_s": 3.0}
     assert lines(sections.stored_units, one) == [] == told
     assert lines(sections.stored, one) == ["stored     told"]
-    assert told.pop()[2:] == ("answer", 3.0, sections.AGAIN)
+    assert told.pop() == (1, 1, "answer", 3.0, sections.AGAIN)
     monkeypatch.setattr(sections, "counted_text", lambda *given: "")
     assert (
         lines(sections.stored, one) == [] == lines(sections.stored_units, report() | {"units": []})
