@@ -341,6 +341,15 @@ def test_what_selects_an_element_is_no_source_of_it() -> None:
     assert _elementwise_sources(view, kept, {first, norm}) == [first]
 
 
+def test_a_source_that_is_met_on_two_ways_is_one() -> None:
+    b = Builder()
+    source = b.input((3,))
+    both = b.add(b.op("negate", source), b.op("tanh", source))
+    graph = b.finish(both)
+    view = StepView(graph, graph.producers(), {}, set())
+    assert _elementwise_sources(view, both, {source}) == [source]
+
+
 def test_what_follows_from_a_cut() -> None:
     """All ways from the batch lead through it; one that holds single samples on its way does not,
     and what no batch reaches follows from anything."""
