@@ -30,7 +30,6 @@ class Chain:
         self._finished: list[list[int]] = []  # per region, when others see each queue behind it
         self._moved_ps = 0  # when the DMA engines can have done everything so far
         self.end_ps = 0
-        self._has_code = False  # the last region
 
     def hold(self, until_ps: int) -> None:
         """The next region begins no earlier, on any queue."""
@@ -40,12 +39,10 @@ class Chain:
         """The next region does nothing for some time, behind a barrier."""
         self._timeline.hold(self.end_ps)
         self._timeline.hold(max(self._timeline.clock) + duration_ps)
-        self._has_code = False
         self._ended()
 
     def skip(self) -> None:
         """The next region is not there."""
-        self._has_code = False
         self._ended()
 
     def run(
@@ -62,14 +59,13 @@ class Chain:
             began = min(timeline.began[QUEUE[e]] for e in DMA if QUEUE[e] in timeline.began)
             self._moved_ps = max(self._moved_ps, began) + dma_ps
             timeline.delay(max(0, self._moved_ps - timeline.end_ps))
-        self._has_code = True
         self._ended()
         return self.end_ps - before, timeline.recorded_ps
 
     @property
     def spans(self) -> dict[Engine, tuple[int, int]]:
-        """When each engine began its part of the last region, and had finished it."""
-        done, began = self._timeline.done, self._timeline.began if self._has_code else {}
+        """When each engine began its part of the last region with code, and had finished it."""
+        began, done = self._timeline.began, self._timeline.done
         return {ENGINES[queue]: (start, done[queue]) for queue, start in began.items()}
 
     def _ended(self) -> None:

@@ -306,13 +306,15 @@ def engine_spans(function: Function, target: Target) -> Iterator[list[dict[str, 
         shared = (Shares(hbm=_bank_share(regions)),)
         codes = [_Coded.of(r, function.tensors, target, shared, False) for r in regions]
         pending.add(regions, codes, 0)
-        yield [
-            {
-                engine.value: EngineSpan(*span, code.costs.busy[0][engine] if code.costs else 0)
-                for engine, span in chain.spans.items()
-            }
-            for code, chain in zip(codes, pending.chains, strict=True)
-        ]
+        yield [_spans(*each) for each in zip(codes, pending.chains, strict=True)]
+
+
+def _spans(code: _Coded, chain: Chain) -> dict[str, EngineSpan]:
+    """What engines did in the last region of a chain, which is that of `code`."""
+    if code.costs is None:
+        return {}
+    (busy,) = code.costs.busy
+    return {e.value: EngineSpan(*span, busy[e]) for e, span in chain.spans.items()}
 
 
 def _bank_share(regions: Sequence[Region]) -> int:

@@ -20,6 +20,7 @@ from compiler.custom_target import check_together, read_custom
 from compiler.diagnostics import UsageError, did_you_mean
 
 _DIRECTORY = Path(__file__).parent / "targets"
+PS_PER_US = 10**6
 PS_PER_S = 10**12
 FIRST_TARGET = "trn1n.32xlarge"
 HYPOTHETICAL_LNC = (1, 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.target import PS_PER_S
+from compiler.target import PS_PER_US
 from orchestrator.service.executor import WorkUnit
 from orchestrator.service.service import UnitService
 from orchestrator.service.unit_errors import UnitFailedError
@@ -73,7 +73,7 @@ def with_host(timing: StepTiming, host_us: int) -> StepTiming:
     """A step, and before it the time in which cores wait for the host."""
     if not host_us:
         return timing
-    host_ps = host_us * PS_PER_S // 10**6
+    host_ps = host_us * PS_PER_US
     return replace(
         timing,
         step_time_ps=timing.step_time_ps + host_ps,

@@ -8,7 +8,7 @@ sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.diagnostics import UNKNOWN_LOC, Loc
@@ -16,11 +16,8 @@ from compiler.ir.types import Graph, Op, Value
 from compiler.min_cut import UNCUTTABLE, FlowNetwork
 from sharding.linearity import Kind, Label
 
-ACCUMULATOR_BYTES = 4  # micro-batches are added up in fp32
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 SCALINGS = frozenset(("divide", "multiply", "negate"))
-_FINE = 1024  # weights are bytes * _FINE + number of scalings, so that bytes always decide first
-_REDUCED = 1 << 48  # above any weight of a value that is not reduced
 
 
 class CutRefusedError(Exception):
@@ -92,7 +89,7 @@ def with_reduced(graph: Graph, labels: dict[Value, Label]) -> dict[Value, Label]
     """Labels of what reductions read, where only their results have one: sums are linear."""
     for op in reversed(graph.ops):
         if op.name in REDUCTIONS and op.result in labels:
-            labels.setdefault(op.operands[0], labels[op.result])
+            labels.setdefault(op.operand, labels[op.result])
     return labels
 
 
@@ -110,7 +107,8 @@ def find_cut(
     weights = _weights(view, zone, accumulated)
     if reduce_last:
         reduced = _behind_reductions(view, zone)
-        weights = {v: n + _REDUCED * (v in reduced) for v, n in weights.items()}
+        dearest = sum(n for n in weights.values() if n < UNCUTTABLE)
+        weights = {v: n + dearest * (v in reduced) for v, n in weights.items()}
     network = FlowNetwork(weights, edges, sources, sinks)
     try:
         return network.minimum_cut()
@@ -120,21 +118,31 @@ def find_cut(
 
 def _zone_sinks(view: StepView, outputs: Sequence[Value]) -> list[Value]:
     """The sums the optimizer reads, found by walking back from its outputs."""
-    sinks: dict[Value, None] = {}
+    sinks = []
+    for value in upstream(view, outputs, view.is_sum):
+        if view.is_sum(value):
+            sinks.append(value)
+        elif view.is_per_sample(value):
+            raise _per_sample(view, value)
+    return sinks
+
+
+def upstream(
+    view: StepView, values: Iterable[Value], ends: Callable[[Value], bool]
+) -> Iterator[Value]:
+    """What `values` depend on the batch through, each value once: on every way back as far as where
+    it ends. Who comes to single samples goes no further: nothing feeds the batch.
+    """
     seen: set[Value] = set()
-    todo = [v for v in outputs if v in view.on_batch]
+    todo = [v for v in values if v in view.on_batch]
     while todo:
         value = todo.pop()
         if value in seen:
             continue
         seen.add(value)
-        if view.is_sum(value):
-            sinks[value] = None
-        elif view.is_per_sample(value):
-            raise _per_sample(view, value)
-        else:
+        yield value
+        if not ends(value):
             todo.extend(view.batch_operands(view.producers[value]))
-    return list(sinks)
 
 
 def _per_sample(view: StepView, value: Value) -> CutRefusedError:
@@ -152,18 +160,15 @@ def _zone(
     """Sums upstream of `sinks`: those fed by single samples, edges among them, all of them."""
     sources: list[Value] = []
     edges: list[tuple[Value, Value]] = []
-    zone, todo = set(sinks), list(sinks)
-    while todo:
-        value = todo.pop()
+    walked = upstream(view, sinks, lambda value: not view.is_sum(value))
+    zone = [value for value in walked if view.is_sum(value)]
+    for value in zone:
         feeding = view.batch_operands(view.producers[value])
         sums = [v for v in feeding if view.is_sum(v)]
         if len(sums) < len(feeding):
             sources.append(value)
         edges.extend((v, value) for v in sums)
-        fresh = [v for v in sums if v not in zone]
-        zone.update(fresh)
-        todo.extend(fresh)
-    return sources, edges, zone
+    return sources, edges, set(zone)
 
 
 def _behind_reductions(view: StepView, zone: set[Value]) -> set[Value]:
@@ -181,17 +186,19 @@ def _weights(view: StepView, zone: set[Value], accumulated: bool) -> dict[Value,
     Among equal bytes a value before optimizer arithmetic (learning rate, weight of an average) is
     preferred, and of those the last: after casts and collectives.
     """
-    weights: dict[Value, int] = {}
     scalings: dict[Value, int] = {}
     for op in view.graph.ops:
         for value in op.results:
-            if value not in zone:
-                continue
-            before = max(scalings.get(v, 0) for v in op.operands)
-            scalings[value] = min(before + (op.name in SCALINGS), _FINE - 1)
-            width = ACCUMULATOR_BYTES if accumulated else value.type.dtype.bytes
-            size = value.type.num_elements * width
-            weights[value] = size * _FINE + scalings[value]
-            if not value.type.dtype.is_float:
-                weights[value] = UNCUTTABLE
-    return weights
+            if value in zone:
+                before = max(scalings.get(v, 0) for v in op.operands)
+                scalings[value] = before + (op.name in SCALINGS)
+    apart = 1 + sum(scalings.values())  # so that sizes always decide first
+
+    def weight(value: Value) -> int:
+        if not value.type.dtype.is_float:
+            return UNCUTTABLE
+        # Accumulators count as of one type, whichever it is.
+        size = value.type.num_elements if accumulated else value.type.num_bytes
+        return size * apart + scalings[value]
+
+    return {value: weight(value) for value in scalings}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
@@ -123,5 +124,5 @@ def choose_residuals(
 
 def _beside_forward(graph: Graph, forward: set[Op]) -> set[Op]:
     """Every op up to the last of `forward`: repeated ops, and derivatives written beside them."""
-    last = max((i for i, op in enumerate(graph.ops) if op in forward), default=-1)
-    return set(graph.ops[: last + 1])
+    behind = takewhile(lambda op: op not in forward, reversed(graph.ops))
+    return set(graph.ops) - set(behind)

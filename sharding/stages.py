@@ -24,7 +24,14 @@ from compiler.neff.schedule import Schedule
 from compiler.passes.placement import place_late
 from compiler.program import BufferInfo, StepPlan, StepProgram
 from sharding.coordinates import coordinate_name, hoist_coordinates
-from sharding.gradients import CutRefusedError, StepView, depends_on, find_cut, with_reduced
+from sharding.gradients import (
+    CutRefusedError,
+    StepView,
+    depends_on,
+    find_cut,
+    upstream,
+    with_reduced,
+)
 from sharding.linearity import Kind, label_values
 from sharding.localize import Localized
 from sharding.one_sample import TRACED_SAMPLES, check_partial
@@ -421,17 +428,8 @@ def _ancestors(graph: Graph, targets: Iterable[Value], stop: set[Value] | None =
 
 def _follows_from(view: StepView, value: Value, cut: set[Value]) -> bool:
     """True when `value` depends on the batch only through `cut`."""
-    seen: set[Value] = set()
-    todo = [value]
-    while todo:
-        at = todo.pop()
-        if at in seen or at in cut or at not in view.on_batch:
-            continue
-        seen.add(at)
-        if view.is_per_sample(at):
-            return False
-        todo.extend(view.batch_operands(view.producers[at]))
-    return True
+    walked = upstream(view, [value], cut.__contains__)
+    return not any(view.is_per_sample(at) for at in walked if at not in cut)
 
 
 def _gradient_names(
@@ -443,20 +441,23 @@ def _gradient_names(
     owners: dict[Value, list[str]] = {}
     for slot, value in state:
         if slot.role == "parameter":
-            found = _elementwise_sources(step.view, value, set(cut))
-            if len(found) == 1:
-                owners.setdefault(found[0], []).append(slot.name)
-    names = (owners.get(value, []) for value in cut)
-    return {
-        value: f"gradient/{own[0] if len(own) == 1 else i}"
-        for i, (value, own) in enumerate(zip(cut, names, strict=True))
-    }
+            match _elementwise_sources(step.view, value, set(cut)):
+                case [source]:
+                    owners.setdefault(source, []).append(slot.name)
+    names = {}
+    for number, value in enumerate(cut):
+        match owners.get(value):
+            case [name]:
+                names[value] = f"gradient/{name}"
+            case _:
+                names[value] = f"gradient/{number}"
+    return names
 
 
 def _elementwise_sources(view: StepView, value: Value, cut: set[Value]) -> list[Value]:
     """The values of `cut` that `value` is computed from, element by element."""
     shape = value.type.shape
-    seen, todo, found = {value}, [value], []
+    seen, todo, found = set[Value](), [value], []
     while todo:
         at = todo.pop()
         if at in cut:
@@ -475,14 +476,14 @@ def _accumulate(part: _Part, name: str, value: Value, wide: TensorType) -> None:
     """`accumulator += value` in the accumulator's type, right where `value` is made."""
     before = Value(wide)
     part.extra_inputs[before] = name
-    added: list[Op] = []
-    addend = value
+    following, addend = part.after.setdefault(value, []), value
     if value.type.dtype is not wide.dtype:
-        added.append(make_op("convert", (value,), ConvertAttrs(wide.dtype)))
-        addend = added[-1].result
-    added.append(make_op("add", (before, addend)))
-    part.after.setdefault(value, []).extend(added)
-    part.outputs.append((name, added[-1].result))
+        widened = make_op("convert", (value,), ConvertAttrs(wide.dtype))
+        following.append(widened)
+        addend = widened.result
+    total = make_op("add", (before, addend))
+    following.append(total)
+    part.outputs.append((name, total.result))
 
 
 def _take_mean(part: _Part, name: str, mean: Value, wide: TensorType, count: float) -> None:

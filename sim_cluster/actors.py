@@ -207,7 +207,7 @@ class Actor:
         self.version = 0
         self.entered: tuple[str, int] = ("", 0)  # the program it is in, and since when
         self.entered_at = 0  # the position of the mark of that program
-        self.runs = 0  # program runs it has begun
+        self.runs = 0  # program runs it has begun one by one
         self.result = ClassResult()
 
     @property
@@ -218,9 +218,8 @@ class Actor:
             return op if isinstance(op, Stretch) else None
         return None
 
-    def skip(self, runs: int, places: int, later_ps: int) -> None:
-        """Be as many program runs and macro-operations further, that much later."""
-        self.runs += runs
+    def skip(self, places: int, later_ps: int) -> None:
+        """Be as many macro-operations further, that much later."""
         self.position += places
         self.entered_at += places
         self.since_ps += later_ps

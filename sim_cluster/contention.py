@@ -75,11 +75,16 @@ def shares(demands: Sequence[float], weights: Sequence[float]) -> list[float]:
     return given
 
 
+def even_shares(demands: Sequence[float]) -> list[float]:
+    """The same where all count alike."""
+    return shares(demands, [1.0] * len(demands))
+
+
 def bank_shares(wanted: Sequence[float], parts: int) -> list[float]:
     """What each core gets of an HBM bank of so many even parts; `wanted` likewise. Cores are served
     evenly (inferred: no page says).
     """
-    return [parts * got for got in shares([w / parts for w in wanted], [1.0] * len(wanted))]
+    return [parts * got for got in even_shares([w / parts for w in wanted])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +148,7 @@ def _wire_rates(demands: Sequence[Demand]) -> list[float]:
             met.setdefault(wire, []).append((job, wanted))
     for wants in met.values():
         if sum(wanted for _, wanted in wants) > 1.0:
-            given = shares([wanted for _, wanted in wants], [1.0] * len(wants))
+            given = even_shares([wanted for _, wanted in wants])
             for (job, wanted), got in zip(wants, given, strict=True):
                 rates[job] = min(rates[job], got / wanted)
     return rates

@@ -169,7 +169,7 @@ class _Code:
             sum(point[n].duration_ps for n in moving) for point in (own, *others)
         )
         if not even:
-            return cls(1.0, 1.0, 1.0, NO_DEMAND)
+            return _MOVES_NOTHING
         dma_ps = sum(own[n].busy_ps.get(queue.value, 0) for n in moving for queue in _DMA)
         hbm_bytes = sum(own[n].hbm_bytes for n in moving)
         hbm_ps = hbm_bytes / target.hbm_bytes_per_s_per_core * PS_PER_S
@@ -182,7 +182,7 @@ class _Code:
 
     def stretch(self, segment: Segment, label: str, bank_cores: int) -> Stretch:
         """A segment of the function; one that moves nothing loses and wants nothing."""
-        code = self if segment.hbm_bytes else _Code(1.0, 1.0, 1.0, NO_DEMAND)
+        code = self if segment.hbm_bytes else _MOVES_NOTHING
         even = segment.duration_ps
         return Stretch(
             even,
@@ -195,6 +195,9 @@ class _Code:
             bank_cores=bank_cores,
             demand=code.demand,
         )
+
+
+_MOVES_NOTHING = _Code(1.0, 1.0, 1.0, NO_DEMAND)
 
 
 def program_macros(

@@ -122,7 +122,7 @@ class Steady:
         own = [self.actors[index] for index in sorted(part)]
         pending = [
             (when, index, job)
-            for when, _, index, version, job in sorted(events, key=lambda e: e[:2])
+            for when, _, index, version, job in sorted(events)
             if _belongs(index, job, part)
             and version == (job.version if job else self.actors[index].version)
         ]
@@ -144,7 +144,7 @@ class Steady:
         self.skipped += times
         for number, actor in enumerate(own):
             places = times * (here.positions[number] - before.positions[number])
-            actor.skip(times * self.repeats.programs, places, later)
+            actor.skip(places, later)
             more = _added(before.numbers[number], here.numbers[number])
             assert min(more.values()) >= 0, "a repetition takes something away"
             _extend(actor.result, {key: times * n for key, n in more.items()})

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compiler.target import PS_PER_US
 from sim_cluster.actors import ClassResult, CollectiveUse, Ran, Span
 from sim_cluster.faults import ranges
 from sim_cluster.step_time import Replayed
 
-PS_PER_US = 10**6
 _ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")
 
 

@@ -89,6 +89,12 @@ class Op:
         self.loc = loc
 
     @property
+    def operand(self) -> Value:
+        """The only operand."""
+        (value,) = self.operands
+        return value
+
+    @property
     def result(self) -> Value:
         """The only result."""
         (value,) = self.results

@@ -89,6 +89,12 @@ _RECIPROCAL = "OLD: reciprocal max(64, 8N); divide, remainder and power have no 
 _GENERATOR = "as other operators: NKI reference, nki.isa.rng, prints no cycles"
 _NO_RULE = "default 150 + N for 4-byte elementwise work (K1: no general rule is given)"
 
+
+def _on_gpsimd(opcode: str, status: str, source: str) -> CostRule:
+    """150 + N cycles, which is also what is assumed where nothing is printed."""
+    return CostRule(opcode, _G, _always, 0, 1, 150, status, source)
+
+
 RULES: tuple[CostRule, ...] = (
     CostRule("tensor_tensor", _V, _division, 64, 8, 0, _INF, _RECIPROCAL),
     CostRule("tensor_tensor", _V, _fast_tensor_tensor, 64, 1, 0, _DOC, "OLD"),
@@ -100,7 +106,7 @@ RULES: tuple[CostRule, ...] = (
     ),
     CostRule("tensor_reduce", _V, _fast_reduce, 64, 0.5, 0, _DOC, "OLD"),
     CostRule("tensor_reduce", _V, _always, 64, 1, 0, _DOC, "OLD"),
-    CostRule("tensor_copy", _G, _always, 0, 1, 150, _UNK, _NO_RULE),
+    _on_gpsimd("tensor_copy", _UNK, _NO_RULE),
     CostRule("tensor_copy", None, _always, 64, 1, 0, _DOC, "OLD"),
     CostRule("bitcast_copy", _V, _always, 64, 1, 0, _INF, "as tensor_copy"),
     CostRule("select", _V, _one_psum_one_sbuf, 64, 1, 0, _DOC, "OLD: tensor_copy_predicated"),
@@ -113,10 +119,10 @@ RULES: tuple[CostRule, ...] = (
     CostRule(
         "activation_reduce", _S, _always, 64, 1, 64, _DOC, "OLD: 64 cycles to read the accumulator"
     ),
-    CostRule("iota", _G, _always, 0, 1, 150, _DOC, "OLD"),
-    CostRule("affine_select", _G, _always, 0, 1, 150, _DOC, "OLD"),
+    _on_gpsimd("iota", _DOC, "OLD"),
+    _on_gpsimd("affine_select", _DOC, "OLD"),
 )
-_GPSIMD_DEFAULT = CostRule("*", _G, _always, 0, 1, 150, _UNK, _NO_RULE)
+_GPSIMD_DEFAULT = _on_gpsimd("*", _UNK, _NO_RULE)
 
 
 def rule_for(opcode: str, engine: Engine, operands: Operands) -> CostRule:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from compiler.target import PS_PER_US
+
 WIDTH = 64
 """Columns of a chart (our choice): a line with it fits a wide terminal."""
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_PS_PER_US = 10**6
 
 
 def bytes_text(num_bytes: int) -> str:
@@ -20,7 +21,7 @@ def bytes_text(num_bytes: int) -> str:
 
 def us_text(ps: int) -> str:
     """Simulated time in microseconds."""
-    return f"{ps / _PS_PER_US:.3f} us"
+    return f"{ps / PS_PER_US:.3f} us"
 
 
 def span_chart(first: int, last: int, count: int, width: int = WIDTH) -> str:

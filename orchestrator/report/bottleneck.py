@@ -51,7 +51,7 @@ def queues_busy(report: Mapping[str, Any]) -> float:
 def _ranked(report: Mapping[str, Any]) -> dict[str, float]:
     """The shares of the step by category, largest first."""
     timing = report["timing"]
-    total = timing["step_time_ps"] or 1
+    total = timing["step_time_ps"]
     parts = sorted(timing["breakdown_ps"].items(), key=lambda item: -item[1])
     return {category: ps / total for category, ps in parts}
 

@@ -78,7 +78,7 @@ def _waits(report: Report) -> Iterator[dict[str, Any]]:
 def show(section: Mapping[str, Any]) -> None:
     """Both tables."""
     console = terminal.console()
-    total = section["step_time_ps"] or 1
+    total = section["step_time_ps"]
     console.print(_functions(section["functions"], total))
     console.print(_lines(section["lines"], total, section["physical_cores"]))
 

@@ -122,7 +122,7 @@ def logical_cores(report: Report, width: int) -> list[Text]:
     if cores["lnc"] == 1:
         return []
     regions = cores["regions_cut"] + cores["regions_alone"]
-    share = cores["alone_ps"] / (report["timing"]["step_time_ps"] or 1)
+    share = cores["alone_ps"] / report["timing"]["step_time_ps"]
     note = "[bold red]hypothetical[/], " if cores["hypothetical"] else ""
     text = (
         f"{note}LNC {cores['lnc']}: {cores['per_instance']} cores of"
@@ -161,7 +161,7 @@ def streams(report: Report, width: int) -> list[Text]:
     chosen |= any(row["packet_bytes"] != COLLECTIVE_PACKET_BYTES for row in rows)
     if len(rows) < 2 and not chosen:
         return []
-    total = report["timing"]["step_time_ps"] or 1
+    total = report["timing"]["step_time_ps"]
     lines = plain("streams", f"DMA packets of compute {compute / KIB:g} KiB", width)
     return lines + parts_of([Text(_stream_text(row, total)) for row in rows], width)
 
@@ -306,7 +306,7 @@ def stages(report: Report, width: int) -> list[Text]:
     pipeline = report["pipeline"]
     if len(per_stage) == 1:
         return []
-    total = report["timing"]["step_time_ps"] or 1
+    total = report["timing"]["step_time_ps"]
     texts = [
         f"{'+'.join(map(str, has['layers']))} layers, bubble"
         f" {time['breakdown_ps']['bubble'] / total:.1%}, {size_text(own['peak_bytes'])}"

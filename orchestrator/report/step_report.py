@@ -110,11 +110,12 @@ def _bounded(rows: list[dict[str, Any]], most: int, what: str) -> list[dict[str,
 
 def _sum(values: Sequence[Any], text: str) -> Any:
     """Numbers, and tables of numbers, added up; `text` for anything else."""
-    if isinstance(values[0], int):
-        return sum(values)
-    if isinstance(values[0], dict):
-        keys = dict.fromkeys(key for value in values for key in value)
-        return {key: sum(value.get(key, 0) for value in values) for key in keys}
+    match values:
+        case [int(), *_]:
+            return sum(values)
+        case [dict(), *_]:
+            keys = dict.fromkeys(key for value in values for key in value)
+            return {key: sum(value.get(key, 0) for value in values) for key in keys}
     return text
 
 

@@ -138,7 +138,7 @@ def may_pass(error: DiagnosticError) -> bool:
 
 def _metrics(report: Mapping[str, Any]) -> dict[str, Any]:
     timing, memory = report["timing"], report["memory"]
-    cluster, total = report["job"]["cluster"], report["timing"]["step_time_ps"] or 1
+    cluster, total = report["job"]["cluster"], report["timing"]["step_time_ps"]
     shares = {name: ps / total for name, ps in timing["breakdown_ps"].items()}
     low, high = timing["band_s"]
     return {

@@ -7,15 +7,18 @@ communication operations in MPICH" (2005), for rings and for halving and doublin
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from collectives.algorithms.mesh import mesh, single_step
 from collectives.algorithms.pairwise import all_to_all, collective_permute
 from collectives.algorithms.recursive import recursive
 from collectives.algorithms.ring import ring
 from collectives.algorithms.tiers import tiers
-from collectives.execute import _assign_rows
-from collectives.ops import CollectiveKind
+from collectives.execute import _assign_rows, _plan
+from collectives.ops import CollectiveError, CollectiveKind
 from collectives.schedule import Charge, Schedule
 
 GATHER, REDUCE, SCATTER = (
@@ -127,6 +130,41 @@ def test_direct_exchanges() -> None:
     """Piece `3 * source + target` of an all_to_all; whole sources of a permute."""
     assert moves(all_to_all(3)) == ["0>1:1 0>2:2 1>0:3 1>2:5 2>0:6 2>1:7"]
     assert moves(collective_permute(4, [(0, 2), (3, 0), (1, 1)])) == ["0>2:0 3>0:3"]
+
+
+def test_a_schedule_that_does_not_deliver_says_where() -> None:
+    """Of the 12 moves of a ring of four: without the last two, two chunks are missing; without one
+    step four, without two of them eight; without ten moves ten, of which eight are named."""
+    made = ring(GATHER, [range(4)])
+    (phase,) = made.phases
+
+    def lost_behind(moves: int) -> list[str]:
+        starts = np.array([*range(0, moves, 4), moves])
+        source, target, chunk = (c[:moves] for c in (phase.source, phase.target, phase.chunk))
+        short = replace(phase, source=source, target=target, chunk=chunk, starts=starts)
+        with pytest.raises(CollectiveError, match=r"^ring all_gather does not deliver: ") as told:
+            replace(made, phases=(short,)).verify()
+        return str(told.value).partition(": ")[2].split("; ")
+
+    last = sorted(zip(phase.target[10:].tolist(), phase.chunk[10:].tolist(), strict=True))
+    assert lost_behind(10) == [f"rank {r} ends without slot {c} complete" for r, c in last]
+    assert [len(lost_behind(moves)) for moves in (8, 4, 2)] == [4, 8, 8]
+    made.verify()
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 5])
+def test_a_step_in_which_no_chunk_is_added_to_twice_is_one_operation(ranks: int) -> None:
+    """A ring of n ranks adds n chunks in each of n - 1 steps; a mesh adds n - 1 parts to each chunk
+    in one step, one after the other."""
+    everyone = tuple(range(ranks))
+    plan = _plan(ring(SCATTER, [everyone]), everyone)
+    assert [len(out) for out, _, _ in plan.operations] == [ranks] * (ranks - 1)
+    assert (plan.num_sources, len(plan.results)) == (ranks * ranks, ranks)
+    one = _plan(ring(SCATTER, [everyone]), (1,))  # of its chunk alone: one move in each step
+    assert [len(out) for out, _, _ in one.operations] == [1] * (ranks - 1)
+    assert one.num_sources == ranks
+    at_once = _plan(mesh(SCATTER, everyone), everyone)
+    assert [len(out) for out, _, _ in at_once.operations] == [ranks] * (ranks - 1)
 
 
 def test_results_lie_one_after_the_other() -> None:

@@ -21,6 +21,8 @@ from compiler.max_plus import (
     Timed,
     TimedLoop,
     Timeline,
+    _Mark,
+    _period,
     _wrapped_union,
     merged,
     timed_loop,
@@ -44,6 +46,38 @@ def evaluated(body: Body, tokens: list[int]) -> Timeline:
     timeline = Timeline(tokens)
     timeline.run(body)
     return timeline
+
+
+@pytest.mark.parametrize(
+    ("states", "period"),
+    [
+        ("a", 0),
+        ("aa", 1),
+        ("ab", 0),
+        ("aba", 2),
+        ("abb", 1),
+        ("abca", 0),  # three iterations are not looked for
+        ("abcda", 4),
+        ("abcdeabcd", 0),
+        ("abab", 2),
+        ("aabca", 4),
+    ],
+)
+def test_a_loop_is_periodic_over_one_two_or_four_iterations(states: str, period: int) -> None:
+    """Whatever the time, and whatever was recorded on the way."""
+    history = [
+        _Mark(100 * n, (ord(state), 0), ((ord(state),),), (0,), n, 7 * n)
+        for n, state in enumerate(states)
+    ]
+    assert _period(history) == period
+
+
+@pytest.mark.parametrize(("change", "same"), [(0, True), (1, False), (2, False), (3, False)])
+def test_what_decides_how_a_loop_goes_on(change: int, same: bool) -> None:
+    """Clocks, tokens and borders ahead, relative to the time itself."""
+    mark = _Mark(0, (1, 2), ((3,), ()), (4,), 0, 0)
+    other = mark._replace(**{_Mark._fields[change]: (9,) if change else 9})
+    assert (mark.shape() == other.shape()) is same
 
 
 def folded_end(body: Body, tokens: list[int]) -> tuple[int, int]:

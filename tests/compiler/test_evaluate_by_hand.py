@@ -252,6 +252,30 @@ def test_both_cores_take_as_long_as_the_slower_one() -> None:
     assert (found.compute_ps, found.lone_ps) == (3 * ADD2_PS, 0)
 
 
+def test_stalls_of_both_cores_are_filled_as_far_as_the_busier_one_allows() -> None:
+    """Three additions beside one: what is left of the stall of 62,500 at the end is a half, none
+    where all of it is filled; the core of one addition waits for the other, and fills nothing."""
+    regions = [region(*[ADD] * 3)], [region(ADD)]
+    for share, left in ((0.5, REACH2_PS // 2), (1.0, 0)):
+        target = replace(TRN2, core=replace(TRN2.core, stall_recovery=share))
+        (found,) = function_segments(function(*regions), target)
+        assert found.duration_ps == 3 * ADD2_PS + left
+        (turned,) = function_segments(function(*reversed(regions)), target)
+        assert turned.duration_ps == found.duration_ps and turned.lone_ps == 0
+
+
+def test_what_a_core_computes_beside_its_own_earlier_loads_is_no_time_of_the_next_region() -> None:
+    """Core 1 adds while its load of before is under way, and ends no later; core 0 loads once more
+    meanwhile: a region of a load, in which nothing that anybody computes takes any time."""
+    free = replace(region(ADD), borders=())
+    (found,) = function_segments(
+        function([region(LOAD), region(LOAD)], [region(*[LOAD] * 2), free]), TRN2
+    )
+    first, second = found.regions
+    assert first.compute_ps == second.compute_ps == 0 < second.duration_ps
+    assert second.busy_ps["vector"] == ADD2_PS
+
+
 def test_a_core_alone_has_the_whole_bank() -> None:
     """40 MB / 362.5 GB/s = 110,344.828 ns beside another copy; alone 2 * 362.5 GB/s leave the
     engines' 57,109.565 as the longer."""

@@ -21,6 +21,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "sim_cluster/profiles.py",
         "orchestrator/validation/calibrate.py",
         "orchestrator/validation/predict.py",
+        "orchestrator/validation/tasks.py",
         "orchestrator/validation/kernel_times.py",
     ),
     "collectives": (

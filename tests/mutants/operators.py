@@ -60,6 +60,7 @@ RENAMED = {
     "sum": ("minmax", "max"),
 }
 KEYWORD_CALLS = {"dict", "replace"}
+ALIAS = re.compile(r"_?[A-Z][a-z]\w*")  # of a type, which no run reads: constants are upper case
 KEY_WORDS = re.compile(r"key|digest|fingerprint|identity|hash|parts|signature", re.IGNORECASE)
 LOGGED = re.compile(r"(LOG|logs|logging|warnings)\.")
 ERROR_CALL = re.compile(r"(Error|Warning|Exception|Diagnostic)$")
@@ -123,7 +124,7 @@ def is_left_out(node: ast.AST) -> bool:
             return True
         case ast.Assign(targets=[ast.Name(id="__all__")]):
             return True
-        case ast.Assign(value=ast.Subscript(value=ast.Name(id="Callable"))):  # an alias of a type
+        case ast.Assign(targets=[ast.Name(id=name)]) if ALIAS.fullmatch(name):
             return True
     return False
 

@@ -54,6 +54,7 @@ def test_a_line_becomes(line: str, others: set[str]) -> None:
         "class A:\n    def __repr__(self):\n        return f'{self.a + 1}'",
         "def f(a):\n    logs.event('begun', a + 1)",
         "from a import b",
+        "Event = tuple[int, str] | None",
     ],
 )
 def test_what_no_test_can_notice_is_left_alone(source: str) -> None:

@@ -278,6 +278,46 @@ def test_the_document_and_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (len(flat), names_of[-1], path) == (3, "over_gib", tmp_path / "s.parquet")
 
 
+def test_a_column_has_one_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers where texts of points are figures of plans too, else texts; what is missing stays
+    so, and makes no other column of texts, of truths or of numbers."""
+    pandas = pytest.importorskip("pandas")
+    written: list[tuple[Any, ...]] = []
+
+    def to_parquet(frame: Any, path: Path, index: bool) -> None:
+        columns = {name: [None if v != v else v for v in frame[name]] for name in frame}
+        written.append((columns, path, index))
+
+    monkeypatch.setattr(pandas.DataFrame, "to_parquet", to_parquet)
+    rows: list[dict[str, Any]] = [
+        {"figure": "8", "name": "full", "text": "8", "truth": True, "number": 1},
+        {"figure": 2, "name": 2.5, "text": "x", "truth": False, "other": 1},
+        {"name": None, "figure": "4", "text": None},
+    ]
+    table._write_parquet(rows, ["text", "figure", "name", "truth", "number"], tmp_path)
+    ((columns, path, index),) = written
+    assert list(columns) == ["text", "figure", "name", "truth", "number"]
+    assert columns["figure"] == [8, 2, 4] and columns["name"] == ["full", "2.5", None]
+    assert columns["text"] == ["8", "x", None] and columns["number"] == [1, None, None]
+    truths = columns["truth"]
+    assert truths[:2] == [True, False] and all(type(truth) is bool for truth in truths[:2])
+    assert truths[2] is None and (path, index) == (tmp_path, False)
+
+
+def test_settings_of_a_table_that_only_one_job_has() -> None:
+    """As of a job of another release: the other one has none of its keys."""
+    newer = {
+        "strategy": {"name": "fsdp"},
+        "later": {"key": 1, "other": None},
+        "cache": {"dir": "x"},
+    }
+    older = {"strategy": {"name": "fsdp"}, "base": "/b"}
+    (row,) = module._settings(older, newer)
+    assert row == {"key": "later.key", "a": None, "b": 1}
+    (row,) = module._settings(newer, older)
+    assert row == {"key": "later.key", "a": 1, "b": None}
+
+
 @pytest.mark.parametrize("table", [[], "text", None, 3])
 def test_a_table_of_the_job_that_is_none_on_one_side_is_left_out(table: Any) -> None:
     """A report may hold it under right checks: only some tables of the job are looked at."""

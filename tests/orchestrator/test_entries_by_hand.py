@@ -203,17 +203,17 @@ def test_a_bound_of_nothing_is_none_and_an_entry_may_fill_it(tmp_path: Path) -> 
 
 
 def test_what_others_write_is_seen_after_a_sixteenth_of_the_bound(tmp_path: Path) -> None:
-    """1600 bytes: after 100 of our own the directory is listed again, and 1500 of another process
-    leave no room for 100 more beside the 50 and 50 that are here."""
+    """1600 bytes: after 100 of our own, not before, the directory is listed again, and 1501 of
+    another process leave no room beside them."""
     ours = store(tmp_path, 1600)
     fill(ours, 1, 50)
     (tmp_path / "time" / "ff").mkdir(parents=True)
     other = tmp_path / "time" / "ff" / ("f" * 64)
-    other.write_bytes(bytes(1500))
+    other.write_bytes(bytes(1501))
     os.utime(other, (1, 1))
     fill(ours, 2, 50, first=1)
     assert other.exists()
-    fill(ours, 3, 100, first=2)
+    fill(ours, 3, 14, first=2)
     assert not other.exists() and held(ours, 3) == [0, 1, 2]
 
 
@@ -281,6 +281,23 @@ def test_locks(tmp_path: Path) -> None:
     release()
     assert given.clear_locks() == (1, 0) and given.clear_locks() == (0, 0)
     assert given.remove(NAME) and not list(given.files())
+
+
+def test_what_another_process_removes_meanwhile_is_gone(tmp_path: Path) -> None:
+    """The entry, its lock, what was set aside, and what a process that died has left."""
+    given = store(tmp_path, 0)
+    given.write(NAME, b"data")
+    given.set_aside(NAME)
+    (aside,) = given.files()
+    left = tmp_path / "compile" / "01" / f".{NAME.key}.{'0' * 32}"
+    left.write_bytes(b"")
+    os.utime(left, (1, 1))
+    leftover = next(file for file in given.files() if file.name is None)
+    for file in (aside, leftover):
+        file.path.unlink()
+        assert given.discard(file)
+    assert given.remove(NAME) and not list(given.files())
+    assert given.remove(OTHER)  # whose folder was never there
 
 
 def test_a_cache_of_one_directory(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import os
 import py_compile
 import sys
 import threading
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -187,6 +190,30 @@ def test_what_an_event_of_python_says(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(reads._THREAD, "heard", None)
     reads._happened("open", ("later", None, os.O_RDONLY))
     assert str(tmp_path / "later") not in heard.opened
+
+
+class Own(MetaPathFinder):
+    """Finds everything that begins with `made_of_`."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, None) if name.startswith("made_of_") else None
+
+
+def test_who_listens_hears_before_anybody_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another finder makes up, as of packages that are installed to be edited, was looked for
+    all the same: a file of that name would be no other answer."""
+    monkeypatch.setattr(sys, "meta_path", [Own()])
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    hooks: list[object] = []
+    monkeypatch.setattr(sys, "addaudithook", hooks.append)
+    reads._listen.__wrapped__()
+    heard = reads._Heard()
+    monkeypatch.setattr(reads._THREAD, "heard", heard, raising=False)
+    assert importlib.util.find_spec("made_of_nothing") is not None
+    assert heard.modules == {str(tmp_path / "made_of_nothing")}
+    assert hooks == [reads._happened]
 
 
 def test_another_thread_reads_for_itself(tmp_path: Path) -> None:

@@ -379,10 +379,53 @@ def test_rows_of_collectives_and_streams() -> None:
         (1, 0, 300, 40),
         (2, 1, 500, 60),
     ]
+    assert rows[1] == {
+        "kind": "all_reduce",
+        "axis": "tp",
+        "group_size": 8,
+        "count": 2,
+        "parts": 2,
+        "stream": 1,
+        "bytes": 4096,
+        "algorithm": "ring",
+        "time_ps": 500,
+        "exposed_ps": 60,
+        "why": "because",
+    }
     found = report.stream_section(invented(), step)
     assert [(r["stream"], r["count"], r["time_ps"], r["exposed_ps"]) for r in found["streams"]] == [
         (0, 3, 300, 40),
         (1, 2, 500, 60),
+    ]
+
+
+def test_collectives_of_a_stream_add_up() -> None:
+    """Two kinds of three on stream 1, one of them twice; streams are in order of their numbers."""
+    mesh = make_mesh({"dp_shard": 8, "tp": 8})
+    moved = replace(GATHER, stream=1)
+    uses = (use(BUCKET, 2, 500, 60), use(moved, 3, 300, 40), use(GATHER, 1, 7, 0))
+    step = timing(1000, collectives=(*uses, use(replace(moved, source_shape=(1, 2, 1)), 4, 9, 8)))
+    built = invented()
+    built.plan.mesh = mesh
+    found = report.stream_section(built, step)
+    assert found["compute_packet_bytes"] == 4096
+    assert found["streams"] == [
+        {
+            "stream": 0,
+            "packet_bytes": 65_536,
+            "collectives": ["all_gather dp_shard"],
+            "count": 1,
+            "time_ps": 7,
+            "exposed_ps": 0,
+        },
+        {
+            "stream": 1,
+            "packet_bytes": 65_536,
+            "collectives": ["all_reduce tp", "all_gather dp_shard"],
+            "count": 9,
+            "time_ps": 809,
+            "exposed_ps": 108,
+        },
     ]
 
 
@@ -401,3 +444,16 @@ def test_the_fewest_paths_that_tell_roles_apart() -> None:
         {"role": "optimizer", "paths": ["state/opt", "state/step"], "leaves": 2, "elements": 12},
         {"role": "rng", "paths": ["key"], "leaves": 1, "elements": 6},
     ]
+
+
+def test_ours_beside_the_best_that_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.3 of the peak where somebody has 0.2; nothing of a machine without a published run."""
+    asked: list[tuple[Any, ...]] = []
+    told = {"id": "T9", "model": "M", "cores": 64, "release": "2.18.0", "source": "a page"}
+    best = SimpleNamespace(mfu=lambda peak: peak / 5e6, machines=("a", "b"), **told)
+    monkeypatch.setattr(report, "best_run", lambda *given: asked.append(given) or best)
+    found = report.published_section(machine(), "causal", 0.3)
+    assert found == told | {"mfu": 0.2, "times": close(1.5), "machines": ["a", "b"]}
+    assert asked == [(machine(), "causal")]
+    monkeypatch.setattr(report, "best_run", lambda *given: None)
+    assert report.published_section(machine(), "causal", 0.3) is None

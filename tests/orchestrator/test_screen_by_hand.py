@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.report.bars import EMPTY, LIMIT, apportioned, bar, bar_to_limit, percents
-from orchestrator.report.bottleneck import bottleneck, kind_of, kind_shares
+from orchestrator.report.bottleneck import bottleneck, kind_of, kind_shares, recomputed, replicated
 from orchestrator.report.text import count_text, seconds_text, share_text, size_text, usd_text
 
 MIB, GIB = 2**20, 2**30
@@ -294,3 +294,42 @@ def test_memory_that_does_not_fit_comes_first() -> None:
         "text": "memory: 1.00 GiB over the limit; most of what a core holds is for activations,"
         " 3.00 GiB (75 %)",
     }
+
+
+def test_flops_beyond_the_model_and_beyond_the_step() -> None:
+    """Of 400 that run 90 are captured beyond the model's 300 and 10 run beyond the 390; what is
+    less than none is none, and of nothing that runs nothing is either."""
+    one = report(compute=100)
+    assert (recomputed(one), replicated(one)) == (0.225, 0.025)
+    one["timing"]["flops"] |= {"captured": 299, "executed": 290}
+    assert (recomputed(one), replicated(one)) == (0.0, 0.0)
+    one["timing"]["flops"] |= {"captured": 0, "executed": 0}
+    assert (recomputed(one), replicated(one)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_ours"),
+    [
+        ({"preset": "a", "config": ""}, True),
+        ({"preset": "", "config": "a.json"}, True),
+        ({"preset": "", "config": "", "recipe": "a"}, True),
+        ({"preset": "", "config": "", "entry": "a:b"}, False),
+    ],
+)
+def test_what_a_model_of_ours_computes_again(model: dict[str, str], is_ours: bool) -> None:
+    """A setting of the job; what a step of the user's does again is its own."""
+    one = report(compute=100)
+    one["job"]["model"] = model
+    text = bottleneck(one)["text"]
+    assert ("22 % are recomputation" in text) is is_ours
+    assert ("22 % are beyond three forward passes" in text) is not is_ours
+
+
+def test_collectives_that_keep_nobody_waiting_are_not_named() -> None:
+    """An axis without time is none; rows that are hidden, or have no time of their own, as they
+    come."""
+    one = report(compute=20, collective_tp=80, collective_cp=0)
+    one["collectives"] = [row | {"exposed_ps": 0} for row in one["collectives"]]
+    assert bottleneck(one)["text"] == "communication over tp: cores wait 80 % of the step"
+    one["collectives"][0] |= {"exposed_ps": 2, "time_ps": 0}
+    assert bottleneck(one)["text"].endswith("of dp_shard(4 of 8)+ep (ring), 200 % exposed")

@@ -159,7 +159,7 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
     ),
     (
         sections.logical_cores,
-        {"logical_cores": {"hypothetical": True, "alone_ps": 1}, "timing": {"step_time_ps": 0}},
+        {"logical_cores": {"hypothetical": True, "alone_ps": 2_000_000_000}},
         "cores      hypothetical, LNC 2: 64 cores of 24.00 GiB per instance; 10 of 40 regions on"
         " one physical core alone, 100% of the step",
     ),
@@ -386,3 +386,92 @@ def test_parts_share_lines_while_they_fit() -> None:
         " " * 11 + "e" * 12 + " f f f f",
         " " * 11 + "f f f f",
     ]
+
+
+HOUR = 3600.0
+
+
+def test_that_an_answer_is_a_stored_one_stands_in_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else there is room for: it has 35 columns, the model 23 where it may."""
+    monkeypatch.setattr(sections, "age_text", lambda since_s: f"{since_s / HOUR:g} h old")
+    one = report() | {"provenance": {"stored_s": 5 * HOUR}}
+    mark = " stored, 5 h old: --fresh asks anew"
+    (line,) = sections.headline(one, 80)
+    assert line.plain == "llama  fsdp  dp=4,tp=8 " + "─" * (80 - 23 - len(mark)) + mark
+    (cut,) = sections.headline(one, 50)
+    assert cut.plain == "llama  fsdp  …─" + mark
+    # The older of its two parts; what was computed now is not stored, whatever it tried.
+    tried = {"whatif": {"stored_s": 2 * HOUR}}
+    assert " 2 h old" in sections.headline(one | tried, 80)[0].plain
+    assert sections._stored_s(one | {"whatif": {"stored_s": 9 * HOUR}}) == 5 * HOUR
+    assert sections._stored_s(report() | tried) == 0.0 == sections._stored_s(report())
+
+
+def test_answers_and_units_that_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many of how many, the oldest, and the command that asks anew; of a stored answer nothing
+    is said about its units."""
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(sections, "counted_text", lambda *given: told.append(given) or "told")
+    rows = [{"stored_s": 7.0}, {"stored_s": 0.0}, {"stored_s": 5.0}, {}]
+    plan = "shardwright plan --fresh job.toml"
+    one = report() | {"units": rows, "provenance": {"again": plan}}
+    assert lines(sections.stored_units, one) == ["stored     told"]
+    assert told.pop() == (2, 4, "units", 5.0, plan)
+    one["provenance"] = {"stored_s": 3.0}
+    assert lines(sections.stored_units, one) == [] == told
+    assert lines(sections.stored, one) == ["stored     told"]
+    assert told.pop() == (1, 1, "answer", 3.0, sections.AGAIN)
+    monkeypatch.setattr(sections, "counted_text", lambda *given: "")
+    assert (
+        lines(sections.stored, one) == [] == lines(sections.stored_units, report() | {"units": []})
+    )
+
+
+@pytest.mark.parametrize(
+    ("resolved", "config", "told"),
+    [
+        ({"model.seq_len": 4096}, "a.json", " of 4,096 tokens (the config's), 3"),
+        ({"model.seq_len": 4096}, "", " of 4,096 tokens, 3"),
+        ({}, "a.json", " of 4,096 tokens, 3"),
+    ],
+)
+def test_whose_the_length_of_a_sample_is(resolved: Any, config: str, told: str) -> None:
+    one = changed(job={"model": {"config": config}}) | {"resolved": resolved}
+    (line,) = lines(sections.job, one)
+    assert told in line
+    one["batch"] |= {"tokens_per_sample": 1}
+    assert "token" not in lines(sections.job, one)[0]
+
+
+@pytest.mark.parametrize(
+    ("entry", "hlo", "is_own"), [("a:b", "", 1), ("", "a.hlo", 1), ("", "", 0)]
+)
+def test_roles_are_those_of_a_step_of_the_users_own(entry: str, hlo: str, is_own: int) -> None:
+    """Three paths are named, of more the number of the others."""
+    paths = ["a", "b", "c", "d"]
+    rows = [{"role": "optimizer", "paths": paths}, {"role": "rng", "paths": paths[:3]}]
+    one = changed(job={"model": {"entry": entry, "hlo": hlo}}, graph={"roles": rows})
+    told = "roles      optimizer a, b, c and 1 more; random numbers a, b, c"
+    assert lines(sections.roles, one) == [told] * is_own
+
+
+def test_what_was_chosen_and_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of a job that leaves nothing open and names no goal."""
+    assert lines(sections.auto, report()) == lines(sections.goal, report()) == []
+    monkeypatch.setattr(sections, "decided", lambda one: one["auto"])
+    monkeypatch.setattr(sections, "auto_text", lambda auto, limit: f"{auto} of {limit}")
+    assert lines(sections.auto, report() | {"auto": "two"}) == [f"auto       two of {8 * GIB}"]
+    asked: list[tuple[Any, ...]] = []
+    for needs, shown in (("more", ["it needs   more"]), ("", [])):
+        told = "9 days", needs
+        monkeypatch.setattr(sections, "goal_texts", lambda *a, told=told: asked.append(a) or told)
+        assert lines(sections.goal, report() | {"goal": {"days": 9}}) == [
+            "goal       9 days",
+            *shown,
+        ]
+    assert asked == [({"days": 9}, "token", "on demand")] * 2
+
+
+def test_a_step_without_collectives_has_no_streams() -> None:
+    none = report()["streams"] | {"streams": []}
+    assert lines(sections.streams, changed(streams=none)) == []

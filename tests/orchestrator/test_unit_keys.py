@@ -316,6 +316,10 @@ def test_what_is_long_is_a_part_by_its_digest() -> None:
     assert parts["profile"] == "nominal" and parts["instances"] == "1"
     assert parts["mesh"] == "{'tp': 2}" and parts["traced"] == "False"
     assert len(parts["program step"]) == len(parts["target"]) == 64
+    for length, is_told in ((80, True), (81, False)):  # {'aa..a': 2}, 7 more than the name
+        mesh = {"a" * (length - 7): 2}
+        told = question_parts(encode_question(replace(STEP, mesh=mesh), "nominal"))["mesh"]
+        assert len(str(mesh)) == length and (told == str(mesh)) is is_told
     wide = replace(STEP, mesh={"axis" * 15: 2, "another": 3})
     told = question_parts(encode_question(wide, "nominal"))["mesh"]
     assert len(told) == 64 and told != str(wide.mesh)

@@ -13,6 +13,8 @@ import pytest
 
 from compiler.diagnostics import UsageError
 from compiler.dtypes import DType
+from compiler.frontend.models import families
+from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from orchestrator import cli
 from orchestrator.build import layout_of
 from orchestrator.timing import with_host
@@ -20,6 +22,7 @@ from orchestrator.validation import calibrate, validate
 from orchestrator.validation.predict import Timed, job_of, shares_of
 from orchestrator.validation.published import (
     PublishedRun,
+    Storage,
     UnreadableRun,
     Workload,
     read_runs,
@@ -482,3 +485,49 @@ def test_band_covers_what_lies_between_the_profiles(tmp_path: Path) -> None:
     assert made(conservative=0.6, nominal=0.55, peak=0.4).band_covers
     assert not made(conservative=0.6, nominal=0.55, peak=0.51).band_covers
     assert made(conservative=0.6, nominal=0.55, peak=0.4).error == pytest.approx(0.1)
+
+
+def test_the_model_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """66 over 4 heads are 16 each; of 97 words each of 4 ranks has 25; ranks have no fewer
+    key-value heads than one, where they are replicated."""
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(families, "family_task", lambda *given: asked.append(given) or "task")
+    storage = Storage(
+        params="f32", activations="bf16", statistics="f32", gradients="bf16", stream="bf16"
+    )
+    sizes = {"layers": 3, "hidden": 66, "heads": 4, "kv_heads": 2, "ffn": 130, "vocab": 97}
+    other = {"optimizer": "sgd", "remat": "full", "dropout": 0.25, "one_hot_loss": True}
+    run = dataclasses.replace(
+        parsed(tmp_path, BERT).workload,
+        family="llama",
+        seq_len=48,
+        tp=4,
+        storage=storage,
+        **sizes,
+        **other,
+    )
+    assert task_of(run, "named") == "task"
+    shown = Sizes(
+        layers=3,
+        hidden=66,
+        heads=4,
+        head_dim=16,
+        ffn=130,
+        vocab=100,
+        positions=48,
+        complete=True,
+        fused=False,
+    )
+    options = TaskOptions(
+        seq_len=48,
+        precision=Precision(params="f32", activations="bf16", statistics="f32", stream="bf16"),
+        name="named",
+        **other,  # type: ignore[arg-type]
+    )
+    assert asked == [("llama", shown, options, 2)]
+    task_of(dataclasses.replace(run, replicated_kv=True, fused_projections=True, vocab=100))
+    family, fused, plain, heads = asked[1]
+    assert (family, fused, heads) == ("llama", dataclasses.replace(shown, fused=True), 4)
+    assert plain == dataclasses.replace(options, name="published")
+    task_of(dataclasses.replace(run, replicated_kv=True, tp=1))
+    assert asked[2][1].vocab == 97 and asked[2][3] == 2

@@ -217,7 +217,11 @@ def test_model_flops_of_a_published_run(tmp_path: Path) -> None:
 
 def test_the_host_is_beside_the_step() -> None:
     """3 ms of a step and 1,000 us of the host are 4 ms."""
-    step = timing(3_000_000_000, engines_ps={"tensor": 600_000_000})
+    step = timing(
+        3_000_000_000,
+        breakdown_ps={"compute": 3_000_000_000, "idle": 0},
+        engines_ps={"tensor": 600_000_000, "vector": 0},
+    )
     found = shares_of(with_host(step, 1000))
     assert found.seconds == pytest.approx(0.004, rel=1e-12)
     assert found.shares == pytest.approx({"compute": 0.75, "host": 0.25})

@@ -325,6 +325,8 @@ def test_metrics_are_the_mean_over_micro_batches_or_told_so() -> None:
 
     reference = Reference(losses=(3.0,), after_one=LEAF, bound=1e-5, metrics=named(whole))
     values = Values((3.0,), LEAF, GOOD, metrics=named(given))
+    alone = {"metrics/alone": np.asarray(7.0)}  # of which the unsharded step says nothing
+    assert metric_findings(replace(values, metrics=alone), reference, 2) == []
     found = metric_findings(values, reference, 2)
     assert [f.message.partition(" of the first step is ")[::2] for f in found] == [
         (

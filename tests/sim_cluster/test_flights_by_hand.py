@@ -238,6 +238,20 @@ def test_a_region_that_needs_a_package_is_no_damaged_file(monkeypatch: pytest.Mo
         FunctionCode(given, "L1")
 
 
+def test_memory_is_taken_for_the_constants_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of 12 and 6 bytes; inputs and scratch are others' memory."""
+    asked: list[tuple[int, str]] = []
+    monkeypatch.setattr("sim_cluster.functions.require_memory", lambda *a: asked.append(a))
+    given = function()
+    given.tensors += [
+        Tensor("a", (3,), F32, "constant", data=np.arange(3, dtype=np.float32).tobytes()),
+        Tensor("b", (3,), BF16, "constant", data=bytes(6)),
+    ]
+    code = FunctionCode(given, "L1")
+    assert asked == [(18, "constants of function f")]
+    assert list(code.constants) == [5, 6] and code.constants[5].tolist() == [0, 1, 2]
+
+
 def test_tensors_are_bound_to_as_many_bytes_as_they_have() -> None:
     code = FunctionCode(function(), "L1")
     whole = [np.zeros(32, np.uint8) for _ in range(4)]

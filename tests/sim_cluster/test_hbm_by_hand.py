@@ -10,11 +10,14 @@ import pytest
 
 from compiler.diagnostics import SimulationError
 from compiler.dtypes import DType
+from compiler.evaluate import Segment
 from compiler.isa.program import ProgramBuffer
+from sim_cluster.actors import Ran
 from sim_cluster.functions import _overwritten
+from sim_cluster.macro import Stretch
 from sim_cluster.memory import POISON, CoreMemory
 from sim_cluster.physical_cores import CoreWatch
-from sim_cluster.step_parts import ProgramRun, _bounded, _longest
+from sim_cluster.step_parts import ProgramRun, _bounded, _last_call, _longest
 from sim_cluster.trace import Slice
 
 F32, BF16 = DType.F32, DType.BF16
@@ -215,6 +218,23 @@ def test_the_shortest_slices_beyond_1200_are_left_out() -> None:
         ("even", 600, "52"),
     ]
     assert _longest([("all", slices[:1200])]) == ([("all", slices[:1200])], 0)
+
+
+def stretch(label: str) -> Stretch:
+    return Stretch(5, 5, 5, Segment("compute", 5), label)
+
+
+def test_the_last_whole_call_of_a_function_is_the_last_run_of_all_its_code() -> None:
+    """Three stretches, of which the third call has come to two only; others run in between."""
+    code = [stretch(label) for label in "abc"]
+    order = [*code, stretch("x"), *code, code[0], stretch("y"), code[1]]
+    ran = [Ran(op, 10 * n, 10 * n + 5) for n, op in enumerate(order)]
+    assert _last_call(ran, code) == ran[4:7]
+    assert _last_call(ran[:6], code) == ran[:3]
+    assert _last_call(ran[1:6], code) == _last_call([], code) == []
+    assert _last_call(ran, code[:1]) == [ran[7]]
+    assert _last_call(ran, code[:2]) == [ran[7], ran[9]]
+    assert _last_call(ran, []) == []
 
 
 def test_poison_is_no_number() -> None:

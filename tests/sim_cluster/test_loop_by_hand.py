@@ -14,12 +14,12 @@ import pytest
 from compiler.dtypes import DType
 from compiler.evaluate import RegionTime, Segment
 from compiler.isa.program import CollectiveCall
-from sim_cluster.actors import Actor
+from sim_cluster.actors import NO_WANTS, Actor, CollectiveUse, Job, Wants
 from sim_cluster.classes import refine
 from sim_cluster.contention import Demand
 from sim_cluster.faults import Health
 from sim_cluster.loop_state import loop_state
-from sim_cluster.macro import MacroOp, Start, Stretch, Wait
+from sim_cluster.macro import MacroOp, Mark, Start, Stretch, Wait
 from sim_cluster.run_timing import ClassResult, ClusterLoop, CollectiveDuration
 
 GATHER = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 16_384, 1))
@@ -138,6 +138,32 @@ def test_what_a_core_does_adds_up() -> None:
     assert [(r.start_ps, r.end_ps) for r in found.ran] == [(0, 100), (100, 200)]
 
 
+def test_what_a_core_spends_is_charged_and_drawn() -> None:
+    """What goes on under its name is one interval; another name, or a gap, begins a new one; what
+    takes no time is charged and not drawn. Categories without time are none."""
+    result = ClassResult()
+    f, g = ("p", 0), ("p", 1)
+    result.spend("f", 0, 10, {"compute": 6, "memory": 4, "idle": 0}, f)
+    result.spend("f", 10, 15, {"compute": 5}, f)
+    result.spend("g", 15, 22, {"memory": 7}, g)
+    result.spend("g", 22, 22, {"memory": 0}, g)
+    result.spend("f", 22, 22, {"launch": 0}, f)
+    result.spend("g", 25, 26, {"memory": 1}, f)
+    result.spend("g", 26, 26, {"bubble": 3}, f)
+    drawn = [(s.lane, s.name, s.start_ps, s.end_ps, s.charged_ps) for s in result.spans]
+    assert drawn == [
+        ("core", "f", 0, 15, {"compute": 11, "memory": 4}),
+        ("core", "g", 15, 22, {"memory": 7}),
+        ("core", "g", 25, 26, {"memory": 1, "bubble": 3}),
+    ]
+    assert result.charged_ps == {"compute": 11, "memory": 12, "bubble": 3}
+    assert result.placed_ps == {
+        f: {"compute": 11, "memory": 5, "bubble": 3},
+        g: {"memory": 7},
+    }
+    assert result.last is result.spans[-1] and result.end_ps == 0
+
+
 def test_only_another_share_is_something_new() -> None:
     """Of 1000 ps with all DMA engines, 2000 with half, 300 are done when half is left: 0.7 of the
     work, 1400 ps. Who says the same shares again changes nothing."""
@@ -149,6 +175,90 @@ def test_only_another_share_is_something_new() -> None:
     assert (actor.since_ps, actor.left, actor.stretch_end_ps) == (300, 0.7, 1700)
     assert not actor.share(0.5, 1.0, 500)
     assert (actor.since_ps, actor.left, actor.stretch_end_ps) == (300, 0.7, 1700)
+
+
+def test_before_anything_has_begun() -> None:
+    """A class at its first macro-operation, alone on its engines and its bank, at no time; a
+    collective of which nothing is done and in which nobody has arrived."""
+    actor = Actor(3, [still(10)])
+    assert (actor.index, actor.position, actor.runs, actor.entered_at) == (3, 0, 0, 0)
+    assert (actor.since_ps, actor.began_ps, actor.entered) == (0, 0, ("", 0))
+    assert (actor.factor, actor.left, actor.version) == (1.0, 0.0, 0)
+    assert (actor.dma_share, actor.hbm_share) == (1.0, 1.0)
+    assert actor.wants == NO_WANTS == Wants(Demand(0.0), 0.0, 0.0)
+    assert actor.result == ClassResult(0, {}, {}, [], {}, {}, 0, [], None)
+    cost = CollectiveDuration(100, Demand(0.0), "ring", "", 64, 2)
+    job = Job(GATHER, cost, frozenset((0, 1)), 7)
+    assert (job.start_ps, job.end_ps, job.since_ps, job.version) == (-1, -1, 0, 0)
+    assert (job.left, job.rate, job.arrived, job.queue) == (1.0, 0.0, set(), 7)
+    use = CollectiveUse(GATHER, cost)
+    assert (use.count, use.total_ps, use.exposed_ps) == (0, 0, 0)
+
+
+def test_a_collective_goes_on_at_another_rate_until_nothing_is_left() -> None:
+    """One of 100 ps that is looked at later than it ends has nothing left; one of no time has none
+    to lose."""
+    for duration, left in ((100, 0.0), (0, 1.0)):
+        cost = CollectiveDuration(duration, Demand(0.0), "ring", "", 64, 2)
+        job = Job(GATHER, cost, frozenset((0,)), 0)
+        job.speed(1.0, 0)
+        assert job.end_ps == duration
+        job.speed(0.5, 150)
+        assert (job.left, job.end_ps, job.since_ps) == (left, 150, 150)
+
+
+def test_what_a_class_does_and_wants() -> None:
+    """Its code's 0.3 of HBM and 0.25 and 0.5 of two collectives; code that moves something counts
+    as all of a bank of four, whoever waits wants what its collectives take."""
+    code = Stretch(8, 8, 8, Segment("compute", 8), "f", demand=Demand(0.2, hbm=0.3))
+    actor = Actor(0, [code, still(10), Mark("")])
+    for hbm in (0.25, 0.5):
+        cost = CollectiveDuration(100, Demand(0.1, hbm=hbm), "ring", "", 64, 2)
+        actor.active.append(Job(GATHER, cost, frozenset((0,)), 0))
+    assert actor.stretch is code
+    assert actor.now_wants(4) == Wants(code.demand, 1.05, 4.75)
+    actor.position = 1
+    assert actor.now_wants(4) == Wants(still(10).demand, 0.75, 0.75)
+    actor.position, actor.waiting = 0, actor.active[0]
+    assert actor.stretch is None and actor.now_wants(4) == Wants(NO_WANTS.code, 0.75, 0.75)
+    actor.waiting, actor.position = None, 2
+    assert actor.stretch is None and not actor.share(0.5, 0.5, 10)
+    actor.position = 3
+    assert actor.stretch is None
+
+
+@pytest.mark.parametrize(("duration", "left"), [(0, 1.0), (1, 0.0), (2, 0.5)])
+def test_code_of_hardly_any_time_gets_another_share(duration: int, left: float) -> None:
+    """One picosecond later."""
+    actor = Actor(0, [still(duration)])
+    actor.begin(1.0, 10)
+    assert actor.share(0.5, 1.0, 11)
+    assert (actor.left, actor.since_ps, actor.began_ps) == (left, 11, 10)
+
+
+def test_what_is_skipped_is_later_and_nothing_else() -> None:
+    """3 macro-operations and 500 ps further: from the run of program a, begun at 20 behind the
+    mark at 0, to that of b behind the mark at 3; what is begun stays as far as it is."""
+    a, b = Mark("a 0"), Mark("b 1")
+    actor = Actor(0, [a, still(10), Mark(""), b, still(10), Mark("")])
+    actor.position, actor.left, actor.factor, actor.runs = 1, 0.5, 2.0, 7
+    actor.since_ps, actor.began_ps, actor.entered = 40, 30, ("a 0", 20)
+    actor.skip(3, 500)
+    assert (actor.position, actor.entered_at, actor.entered) == (4, 3, ("b 1", 520))
+    assert (actor.since_ps, actor.began_ps) == (540, 530)
+    assert (actor.left, actor.factor, actor.runs) == (0.5, 2.0, 7)
+    assert actor.stretch_end_ps == 540 + 10  # half of 10 ps on a core that takes twice as long
+    cost = CollectiveDuration(100, Demand(0.0), "ring", "", 64, 2)
+    job = Job(GATHER, cost, frozenset((0,)), 0)
+    job.start_ps = job.since_ps = 10
+    job.speed(1.0, 10)
+    job.speed(0.5, 30)  # 80 of 100 ps are left, at half the rate
+    assert (job.left, job.end_ps, job.version) == (0.8, 190, 2)
+    job.skip(1000)
+    assert (job.start_ps, job.since_ps, job.end_ps) == (1010, 1030, 1190)
+    assert (job.left, job.rate, job.version) == (0.8, 0.5, 2)
+    job.speed(1.0, 1070)  # 40 ps at half the rate: 60 are left
+    assert (job.left, job.end_ps) == (pytest.approx(0.6), 1130)
 
 
 def state_of(**changed: object) -> object:

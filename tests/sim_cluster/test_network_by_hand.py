@@ -7,15 +7,21 @@ the formula, docs/network.md for what is inferred.
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import pytest
 
+from collectives.ops import CollectiveKind
 from collectives.placement import place_mesh
 from collectives.runtimes import runtime_named
-from collectives.topology import Topology
+from collectives.select import Choice, alternatives
+from collectives.topology import Tier, Topology, ring, torus
 from compiler.dtypes import DType
 from compiler.isa.program import CollectiveCall
 from compiler.target import load_target, logical
+from sim_cluster.degraded import degraded, pattern_of
 from sim_cluster.network import Network, cluster_topology, larger_side_bytes
 
 TRN1N = load_target("trn1n.32xlarge")
@@ -55,6 +61,111 @@ def test_ways_go_along_the_row_first_and_half_way_round_upwards() -> None:
     assert path(topology, 10, 0) == [10, 11, 8, 12, 0]
     assert path(topology, 0, 3) == [0, 3] and path(topology, 3, 0) == [3, 0]
     assert path(topology, 1, 15) == [1, 2, 3, 15] and path(topology, 7, 7) == [7]
+
+
+def test_every_way_of_a_small_ring() -> None:
+    """Three chips at 10 B/s in a ring, each with a link to the next and one back, in order of their
+    source: 0 to 1 is link 0, 0 to 2 link 1, 1 to 2 link 2, 1 to 0 link 3, 2 to 0 link 4, 2 to 1
+    link 5. Of five chips two hops are the longest way."""
+    three = ring(3, ranks_per_chip=1, link_bytes_per_s=10)
+    assert links_of(three) == [(0, 1), (0, 2), (1, 2), (1, 0), (2, 0), (2, 1)]
+    assert three.routes[..., 0].tolist() == [[-1, 0, 1], [3, -1, 2], [4, 5, -1]]
+    assert three.routes.shape == (3, 3, 1)
+    five = ring(5, ranks_per_chip=1, link_bytes_per_s=10)
+    assert five.routes.shape == (5, 5, 2)
+    assert [five.routes[0, chip].tolist() for chip in range(5)] == [
+        [-1, -1],
+        [0, -1],
+        [0, 2],
+        [1, 9],
+        [1, -1],
+    ]
+    # A move of route ends as the route does: in -1, whichever instance it is in.
+    both = ring(5, ranks_per_chip=2, link_bytes_per_s=10, **TWO)
+    moves = both.route(np.array([0, 11, 3]), np.array([1, 14, 13]))
+    assert moves.tolist() == [[-1, -1], [12, 14], [10, 23]]
+
+
+TWO: Tier = {"instances": 2, "efa_bytes_per_s": 100, "efa_devices": 1}
+
+
+def links_of(topology: Topology) -> list[tuple[int, int]]:
+    ends = zip(topology.link_source.tolist(), topology.link_target.tolist(), strict=True)
+    return [(a, b) for a, b in ends]
+
+
+def test_ways_around_dead_links() -> None:
+    """Of a ring of five without the link of chips 0 and 1: 0 to 1 goes the other way, over 4, 3 and
+    2; 0 to 2 and 4 to 1, which crossed it, by three and two other links; what did not cross it
+    stays. A slow link keeps its ways, and its rate is a part of what it was, 1 B/s at the least."""
+    whole = ring(5, ranks_per_chip=1, link_bytes_per_s=10, **TWO)
+    numbers = {ends: n for n, ends in enumerate(links_of(whole)) if -1 not in ends}
+
+    def way(topology: Topology, *chips: int) -> list[int]:
+        hops = [numbers[pair] for pair in pairwise(chips)]
+        return [*hops, *[-1] * (topology.routes.shape[2] - len(hops))]
+
+    found = degraded(whole, pattern_of({(0, 1): 0.0}))
+    assert found.routes.shape == (5, 5, 4)
+    for chips in ((0, 4, 3, 2, 1), (1, 2, 3, 4, 0), (0, 4, 3, 2), (2, 3, 4, 0), (4, 3, 2, 1)):
+        assert found.routes[chips[0], chips[-1]].tolist() == way(found, *chips)
+    for chips in ((0, 4), (0, 4, 3), (1, 2, 3), (3, 4, 0), (2, 3), (4, 3, 2)):
+        assert found.routes[chips[0], chips[-1]].tolist() == way(found, *chips)
+    assert set(found.routes[2, 2].tolist()) == {-1}
+    rates = found.bytes_per_s.tolist()
+    assert [n for n, rate in enumerate(rates) if rate == 1] == [numbers[0, 1], numbers[1, 0]]
+    assert sorted(rates)[2:10] == [10] * 8
+    slow = degraded(whole, pattern_of({(3, 4): 0.26}))
+    assert slow.routes is whole.routes
+    assert slow.bytes_per_s[[numbers[3, 4], numbers[4, 3]]].tolist() == [3, 3]
+    # A square: the way around is no longer than others were, and neither are the rows of routes.
+    square = torus(3, 3, ranks_per_chip=1, link_bytes_per_s=10)
+    around = degraded(square, pattern_of({(0, 1): 0.0}))
+    assert square.routes.shape == around.routes.shape == (9, 9, 2)
+    assert path(around, 0, 1) == [0, 2, 1] and path(around, 0, 2) == [0, 2]
+
+
+def test_another_device_for_one_that_is_dead() -> None:
+    """The next in number, and behind the last the first; both directions of a slow one."""
+    three = ring(3, ranks_per_chip=1, link_bytes_per_s=10, **(TWO | {"efa_devices": 3}))
+    out, arriving = three.efa_out.tolist(), three.efa_in.tolist()
+    for dead, taken in ((0, [1, 1, 2]), (1, [0, 2, 2]), (2, [0, 1, 0])):
+        found = degraded(three, pattern_of({("efa", dead): 0.0}))
+        assert found.efa_out.tolist() == [out[n] for n in taken]
+        assert found.efa_in.tolist() == [arriving[n] for n in taken]
+    slow = degraded(three, pattern_of({("efa", 1): 0.5}))
+    assert slow.efa_out is three.efa_out and slow.efa_in is three.efa_in
+    changed = np.flatnonzero(slow.bytes_per_s != three.bytes_per_s).tolist()
+    assert changed == [out[1], arriving[1]]
+    assert set(slow.bytes_per_s[changed].tolist()) == {16}  # half of 33, of 100 B/s over three
+
+
+def test_instances_that_would_choose_differently_take_what_is_faster_for_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All take one algorithm: of those that each would choose the one that is done first."""
+    network = Network(TRN1N, 1, {"dp": 32}, "nominal")
+    asked = call("all_reduce", 2**20)
+    slow, slower = pattern_of({(0, 1): 0.5}), pattern_of({(0, 1): 0.25})
+    groups = network.groups(("dp",))
+    topologies = [degraded(network.topology, one) for one in (slow, slower)]
+
+    def choosing(*names: str) -> int:
+        def chosen(kind: Any, topology: Topology, *_: Any, **__: Any) -> Choice:
+            own = alternatives(kind, topology, groups, 2**21, network.costs)
+            return own[names[topologies.index(topology)]]
+
+        monkeypatch.setattr("sim_cluster.network.choose", chosen)
+        return network.duration(asked, [slow, slower]).duration_ps
+
+    kinds = list(
+        alternatives(CollectiveKind.ALL_REDUCE, topologies[0], groups, 2**21, network.costs)
+    )
+    assert len(kinds) > 1
+    first, second = kinds[:2]
+    alone = {name: choosing(name, name) for name in (first, second)}
+    assert alone[first] != alone[second]
+    assert choosing(first, second) == choosing(second, first) == min(alone.values())
 
 
 def test_efa_devices() -> None:

@@ -7,21 +7,23 @@ from collections.abc import Callable
 import pytest
 
 from compiler.dtypes import DType
-from compiler.evaluate import Segment
+from compiler.evaluate import RegionTime, Segment
 from compiler.isa.program import CollectiveCall
 from compiler.neff.schedule import Schedule
-from sim_cluster.actors import ClassResult, CollectiveDuration
+from sim_cluster.actors import Actor, ClassResult, CollectiveDuration, Job
 from sim_cluster.classes import RankClasses, refine
 from sim_cluster.contention import Demand
 from sim_cluster.faults import Health
 from sim_cluster.macro import MacroOp, Start, Stretch, Wait, schedule_macros
 from sim_cluster.run_timing import ClusterLoop
-from sim_cluster.steady import Repeats, parts
+from sim_cluster.steady import Event, Repeats, Steady, parts
 from tests.sim_cluster.test_timing_loop import AXES, MESH, duration, layer
 
 
 def code(ps: int) -> Stretch:
-    return Stretch(ps, 2 * ps, ps, Segment("compute", ps, busy_ps={"tensor": ps // 2}), "code")
+    region = RegionTime("r", ps, {}, ps, 0, lone_ps=ps // 3)
+    segment = Segment("compute", ps, busy_ps={"tensor": ps // 2}, regions=(region,))
+    return Stretch(ps, 2 * ps, ps, segment, "code")
 
 
 PROGRAMS: dict[str, list[MacroOp]] = {
@@ -53,6 +55,7 @@ def both_ways(
         assert found.charged_ps == expected.charged_ps
         assert found.busy_ps == expected.busy_ps
         assert found.lone_ps == expected.lone_ps
+        assert found.placed_ps == expected.placed_ps
         assert found.uses == expected.uses
     return full, loop
 
@@ -175,3 +178,57 @@ def test_where_a_repetition_begins_and_how_many_are_left() -> None:
     repeats = Repeats(1, 2, 3, ())
     assert [runs for runs in range(10) if repeats.begins(runs)] == [2, 4, 6]
     assert [repeats.left(runs) for runs in (2, 4, 6, 7, 8)] == [2, 1, 0, 0, 0]
+
+
+def test_what_comes_before_the_longest_repetition() -> None:
+    """Two programs three times and one once are seven runs in front of four times two."""
+    schedule: Schedule = ((("a", "b"), 3), (("c",), 1), (("d", "e"), 4), (("f",), 2))
+    axes = {"d": [("tp",), ("dp",)], "e": [("dp",)]}
+    found = Repeats.of(schedule, lambda name: axes[name])
+    assert found == Repeats(7, 2, 4, (("dp",), ("tp",)))
+    begins = [runs for runs in range(20) if found.begins(runs)]
+    assert begins == [8, 10, 12, 14]
+    assert [found.left(runs) for runs in (8, 10, 12, 14, 15, 16)] == [3, 2, 1, 0, 0, 0]
+    last: Schedule = ((("a",), 1), (("b",), 4))
+    alone = Repeats.of(last, lambda name: ())
+    assert alone == Repeats(1, 1, 4, ())
+    assert [runs for runs in range(8) if alone.begins(runs)] == [2, 3, 4, 5]
+    assert [alone.left(runs) for runs in (2, 4, 5, 6, 9)] == [3, 1, 0, 0, 0]
+
+
+def test_events_that_hold_no_more_are_in_no_state() -> None:
+    """Of two classes with a collective in flight: what was said at an earlier rate, and what
+    belongs to another part. What holds is in it, at its time from now, in order."""
+    classes = refine({"dp": 4}, [("dp",)], [0, 1, 2, 3])
+    actors = [Actor(n, [code(100)]) for n in range(4)]
+    for actor in actors:
+        actor.version = 3
+    steady = Steady(Repeats(0, 1, 5, ()), classes, actors)
+    cost = CollectiveDuration(100, Demand(0.0), "ring", "", 64, 2)
+    call = CollectiveCall("all_gather", ("dp",), DType.F32, (1, 4, 1))
+    job = Job(call, cost, frozenset((0, 1)), 0)
+    job.version = 8
+    part = frozenset((0, 1))
+    holds: list[Event] = [(700, 5, 0, 3, None), (700, 4, 1, 3, None), (600, 6, -1, 8, job)]
+    stale: list[Event] = [(650, 1, 0, 2, None), (640, 2, -1, 7, job), (610, 3, 2, 3, None)]
+    want = steady._moment(part, 1, sorted(holds), 500)
+    assert steady._moment(part, 1, stale + holds, 500) == want
+    assert (want.now, want.positions) == (500, (0, 0))
+    for event in holds:
+        left = [one for one in holds if one is not event]
+        assert steady._moment(part, 1, left, 500).state != want.state
+    later = [(when + 70, *rest) for when, *rest in holds]
+    assert steady._moment(part, 1, later, 500).state != want.state
+
+
+def test_classes_on_one_bank_are_one_part() -> None:
+    """Of four ranks that meet nobody, colours apart: 0 with 1 on a bank, 2 with 3; what meets over
+    an axis is one part through others too."""
+    alone = refine({"dp": 4}, [], range(4))
+    assert parts(alone, []) == [frozenset({n}) for n in range(4)]
+    banked = refine({"dp": 4}, [], range(4), [0, 0, 1, 1])
+    assert parts(banked, []) == [frozenset({0, 1}), frozenset({2, 3})]
+    mesh = {"dp": 2, "tp": 2}
+    met = refine(mesh, [("dp",), ("tp",)], range(4))
+    assert set(parts(met, [("dp",)])) == {frozenset({0, 2}), frozenset({1, 3})}
+    assert parts(met, [("dp",), ("tp",)]) == [frozenset(range(4))]

@@ -139,6 +139,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
     return model
 
 
+@pytest.mark.matrix
+def test_one_micro_batch_is_the_whole_batch(models: Callable[[str], Model]) -> None:
+    """So that nothing is said of the mean over several."""
+    assert models(IN_MATRIX[0]).rounding.parts is None
+
+
 def judged(
     model: Model, values: Mapping[str, np.ndarray], losses: list[float]
 ) -> tuple[Difference, Difference]:

@@ -27,7 +27,9 @@ from tests.support.small_job import Road
 def test_every_fact_is_moved_or_said_not_to_be() -> None:
     assert not set(TIMED) & set(COUNTED)
     for name in target_names():
-        assert set(facts_of(load_target(name))) <= set(TIMED) | set(COUNTED)
+        target = load_target(name)
+        assert set(facts_of(target)) <= set(TIMED) | set(COUNTED)
+        assert not set(assumptions(target)) & set(COUNTED)
 
 
 @pytest.mark.parametrize("name", ["trn1n.32xlarge", "trn2.48xlarge", "inf2.xlarge"])

@@ -169,7 +169,7 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
 
 def pipeline(report: Mapping[str, Any]) -> list[Strip]:
     """Runs of programs on every stage over the step."""
-    step = report["timing"]["step_time_ps"] or 1
+    step = report["timing"]["step_time_ps"]
     return [_stage(stage, step, len(report["step_chart"])) for stage in report["step_chart"]]
 
 

@@ -49,7 +49,7 @@ def _moved(context: Localizer, op: Op, axes: tuple[str, ...]) -> Sequence[Value]
 @localizes("all_gather")
 def _all_gather(context: Localizer, op: Op) -> Sequence[Value]:
     axes = _group(context, op)
-    operand, result = context.dims(op.operands[0]), context.dims(op.result)
+    operand, result = context.dims(op.operand), context.dims(op.result)
     whole = _add_minor(result, op.attrs.dim, axes)
     require_dims(context, op, "the gathered dim and operand", whole, operand)
     return _moved(context, op, axes)
@@ -58,7 +58,7 @@ def _all_gather(context: Localizer, op: Op) -> Sequence[Value]:
 @localizes("reduce_scatter")
 def _reduce_scatter(context: Localizer, op: Op) -> Sequence[Value]:
     axes = _group(context, op)
-    operand, result = context.dims(op.operands[0]), context.dims(op.result)
+    operand, result = context.dims(op.operand), context.dims(op.result)
     scattered = _add_minor(operand, op.attrs.dim, axes)
     require_dims(context, op, "the scattered dim and result", scattered, result)
     return _moved(context, op, axes)
@@ -66,7 +66,7 @@ def _reduce_scatter(context: Localizer, op: Op) -> Sequence[Value]:
 
 @localizes("all_reduce")
 def _all_reduce(context: Localizer, op: Op) -> Sequence[Value]:
-    operand, result = context.dims(op.operands[0]), context.dims(op.result)
+    operand, result = context.dims(op.operand), context.dims(op.result)
     require_dims(context, op, "operand and result", operand, result)
     return _moved(context, op, _group(context, op))
 
@@ -74,7 +74,7 @@ def _all_reduce(context: Localizer, op: Op) -> Sequence[Value]:
 @localizes("all_to_all")
 def _all_to_all(context: Localizer, op: Op) -> Sequence[Value]:
     axes, attrs = _group(context, op), op.attrs
-    operand, result = context.dims(op.operands[0]), context.dims(op.result)
+    operand, result = context.dims(op.operand), context.dims(op.result)
     split = _add_minor(operand, attrs.split_dim, axes)
     concatenated = _add_minor(result, attrs.concat_dim, axes)
     require_dims(context, op, "split and concatenated dims", split, concatenated)
@@ -83,7 +83,7 @@ def _all_to_all(context: Localizer, op: Op) -> Sequence[Value]:
 
 @localizes("collective_permute")
 def _collective_permute(context: Localizer, op: Op) -> Sequence[Value]:
-    operand, result = (context.local_type(v) for v in (op.operands[0], op.result))
+    operand, result = (context.local_type(v) for v in (op.operand, op.result))
     require_dims(context, op, "operand and result cut alike", operand.shape, result.shape)
     return _moved(context, op, _group(context, op))
 
@@ -91,7 +91,7 @@ def _collective_permute(context: Localizer, op: Op) -> Sequence[Value]:
 @localizes("all_slice")
 def _all_slice(context: Localizer, op: Op) -> Sequence[Value]:
     axes, dim = _group(context, op), op.attrs.dim
-    operand, result = context.dims(op.operands[0]), context.dims(op.result)
+    operand, result = context.dims(op.operand), context.dims(op.result)
     require_dims(context, op, "the sliced dim and result", _add_minor(operand, dim, axes), result)
     (whole,) = context.operands(op)
     if not axes:

@@ -27,5 +27,5 @@ def _elementwise(context: Localizer, op: Op) -> Sequence[Value]:
 @localizes("sharding_constraint")
 def _constraint(context: Localizer, op: Op) -> Sequence[Value]:
     dims = context.dims(op.result)
-    require_dims(context, op, "operand and result", dims, context.dims(op.operands[0]))
+    require_dims(context, op, "operand and result", dims, context.dims(op.operand))
     return context.operands(op)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import reduce
 
 from compiler.dtypes import DType
 from compiler.ir.ops import (
@@ -145,9 +146,7 @@ def _masked_gather(
         components.append(rows)
     local = _join(context, components, attrs.index_vector_dim)
     found = context.value("gather", (operand, local), attrs)
-    mask = masks[0]
-    for other in masks[1:]:
-        mask = context.value("and", (mask, other))
+    mask = reduce(lambda one, other: context.value("and", (one, other)), masks)
     return (_keep_where(context, mask, found, attrs),)
 
 

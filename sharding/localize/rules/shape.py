@@ -45,9 +45,9 @@ def _iota(context: Localizer, op: Op) -> Sequence[Value]:
 
 @localizes("broadcast_in_dim")
 def _broadcast(context: Localizer, op: Op) -> Sequence[Value]:
-    operand, result = context.dims(op.operands[0]), context.dims(op.result)
+    operand, result = context.dims(op.operand), context.dims(op.result)
     for i, d in enumerate(op.attrs.dims):
-        if op.operands[0].type.shape[i] == op.attrs.shape[d]:
+        if op.operand.type.shape[i] == op.attrs.shape[d]:
             require_dims(context, op, f"operand dim {i} and result dim {d}", operand[i], result[d])
         else:
             require_whole(context, op, i, operand[i], "it repeats")
@@ -70,11 +70,11 @@ def axis_strides_of(context: Localizer, value: Value) -> dict[str, int]:
 
 @localizes("reshape")
 def _reshape(context: Localizer, op: Op) -> Sequence[Value]:
-    before, after = axis_strides_of(context, op.operands[0]), axis_strides_of(context, op.result)
+    before, after = axis_strides_of(context, op.operand), axis_strides_of(context, op.result)
     if before != after:
         raise context.error(
             "SW_LOCALIZE_RESHAPE",
-            f"reshape of {op.operands[0].type} {context.specs[op.operands[0]]} to {op.result.type} "
+            f"reshape of {op.operand.type} {context.specs[op.operand]} to {op.result.type} "
             f"requires axes at the same distance in elements, got {before} and {after}",
             "shard the major dim of those that are merged or split",
         )
@@ -83,7 +83,7 @@ def _reshape(context: Localizer, op: Op) -> Sequence[Value]:
 
 @localizes("transpose")
 def _transpose(context: Localizer, op: Op) -> Sequence[Value]:
-    dims = context.dims(op.operands[0])
+    dims = context.dims(op.operand)
     moved = tuple(dims[d] for d in op.attrs.permutation)
     require_dims(context, op, "operand and result", moved, context.dims(op.result))
     return context.keep(op)
@@ -91,7 +91,7 @@ def _transpose(context: Localizer, op: Op) -> Sequence[Value]:
 
 @localizes("slice")
 def _slice(context: Localizer, op: Op) -> Sequence[Value]:
-    attrs, operand = op.attrs, op.operands[0]
+    attrs, operand = op.attrs, op.operand
     dims = context.dims(operand)
     require_dims(context, op, "operand and result", dims, context.dims(op.result))
     limit = list(attrs.limit)
@@ -124,8 +124,8 @@ def _pad(context: Localizer, op: Op) -> Sequence[Value]:
 
 @localizes("reverse")
 def _reverse(context: Localizer, op: Op) -> Sequence[Value]:
-    (operand,), dims = op.operands, context.dims(op.result)
-    require_dims(context, op, "operand and result", context.dims(operand), dims)
+    dims = context.dims(op.result)
+    require_dims(context, op, "operand and result", context.dims(op.operand), dims)
     for d in op.attrs.dims:
         require_whole(context, op, d, dims[d], "it is reversed")
     return context.keep(op)

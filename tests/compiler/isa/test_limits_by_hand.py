@@ -223,6 +223,18 @@ def product(m: int, n: int, k: int, **more: Any) -> Instr:
     return Instr("matmul", TENSOR, given["dst"], (given["left"], given["right"]))
 
 
+def test_short_floats_are_multiplied_with_other_short_floats() -> None:
+    """Only fp32 goes with itself alone."""
+    own = tiles()
+    own[3] = replace(own[3], dtype=DType.F16)
+    mixed = product(8, 8, 8, left=at(2, (1, 8)), right=at(3, (1, 8)))
+    assert findings(mixed, own) == []
+    for number in (2, 3):
+        wide = product(8, 8, 8, left=at(number, (1, 8)))
+        (text,) = findings(wide, own)
+        assert "fp32 only with fp32" in text
+
+
 def turned(p: int, f: int, **more: Any) -> Instr:
     given = {"dst": at(1, (1, p), rows=f), "src": at(0, (1, f), rows=p)} | more
     return Instr("transpose", TENSOR, given["dst"], (given["src"],))

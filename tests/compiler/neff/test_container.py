@@ -258,6 +258,25 @@ def test_checksums_of_sections_and_bytes_between_them_are_checked() -> None:
         Container(sample()).read("c")
 
 
+def test_every_byte_that_belongs_to_nothing_is_zero() -> None:
+    """Behind the header, between sections, and up to the table of contents, where the last section
+    is one that the table does not have."""
+    whole = pack("unit", {}, {"a": b"A" * 60, "none": bytes(64)})
+    table = msgpack.unpackb(whole[Header.unpack(whole[:HEADER_BYTES]).toc_offset :])
+    table["sections"].pop()
+    data = sealed(whole, table)
+    container = Container(data)
+    inside = {
+        n for row in container.sections.values() for n in range(row.offset, row.offset + row.stored)
+    }
+    between = sorted(set(range(HEADER_BYTES, container.header.toc_offset)) - inside)
+    assert between and between[-1] == container.header.toc_offset - 1
+    for place in between:
+        damaged = data[:place] + b"\1" + data[place + 1 :]
+        with pytest.raises(LoadError, match=r"SW_NEFF_CHECKSUM.*padding between sections"):
+            Container(damaged)
+
+
 def test_a_frame_of_another_size_than_the_table_says_is_refused() -> None:
     frame = zstandard.ZstdCompressor().compress(bytes(40))
     data = pack("unit", {}, {"a": frame}, compress=False)
