@@ -4,10 +4,9 @@
 nothing of it: `groups.py` makes one iteration of several layers, `buckets.py` one collective of
 several, `assign.py` decides which ops of a
 layer loop run early or late, `pipelined.py` makes a software pipeline of the loop, `threads.py`
-lets what a layer waits for go first, `summed.py` adds up gradients in the loop that makes them,
-`streams.py` says what runs beside what. Values stay the same bit by bit. `deferred.py` comes before
-the cut: it frees reductions of gradients from loops, so that they can wait for the last
-micro-batch.
+lets what a layer waits for go first, `streams.py` says what runs beside what. Values stay the same
+bit by bit. `deferred.py` comes before the cut: it frees reductions of gradients from loops, so that
+they can wait for the last micro-batch.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from sharding.overlap.groups import grouped
 from sharding.overlap.idle import idle_shifts, idle_streams, note, waiting_layers
 from sharding.overlap.pipelined import pipelined
 from sharding.overlap.streams import streams_of
-from sharding.overlap.summed import summed
 from sharding.overlap.threads import threaded
 
 __all__ = ["Shifts", "hoisted", "overlap"]
@@ -68,7 +66,6 @@ def overlap(
             notes.append(note("dependency_tokens", "true", why))
         elif not shifts.gather:
             notes.append(waiting_layers())
-    step = _with_graphs(step, "summed", summed)
     found = streams_of(step, streams)
     notes += idle_streams(found, streams)
     findings = step.metadata.get("findings", ())

@@ -9,7 +9,7 @@ the traffic is left. The sums are the same to the bit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConvertAttrs, DynamicSliceAttrs
@@ -17,6 +17,7 @@ from compiler.ir.types import Graph, Op, Value
 from compiler.outline.overwritten import covering_writes
 from compiler.passes.dce import dce
 from compiler.passes.remat.stacks import counted
+from compiler.program import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,11 @@ class _Sum:
     carry: int
     convert: Op | None
     add: Op
+
+
+def summed_in_loops(step: StepPlan) -> StepPlan:
+    """`step` with the accumulators of gradients in the loops over layers."""
+    return replace(step, programs=tuple(replace(p, graph=summed(p.graph)) for p in step.programs))
 
 
 def summed(graph: Graph) -> Graph:
