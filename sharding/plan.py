@@ -39,6 +39,7 @@ from sharding.shardy import annotated_text, partition
 from sharding.stages import split_step
 from sharding.strategies import Recipe
 from sharding.strategies.registry import MANUAL, padded_step, recipe_of
+from sharding.summed import summed_in_loops
 from sharding.unfold import UnfoldError, unfold
 
 
@@ -234,6 +235,7 @@ def complete(
         plan = divide(plan, prepared.staged, prepared.num_stages, settings.schedule)
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
         shown.programs("staged", plan)
+    plan = shown.programs("summed_in_loops", summed_in_loops(plan))
     shifts = Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
     bucket_bytes, tokens = settings.bucket_mb << 20, settings.dependency_tokens
     group = settings.layers_per_group

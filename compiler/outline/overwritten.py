@@ -25,8 +25,18 @@ def is_overwritten(
     before = body.inputs[carry]
     if before not in body.outputs and not any(before in op.operands for op in body.ops):
         return trip > 0
+    return bool(covering_writes(body, carry, trip, register, known))
+
+
+def covering_writes(
+    body: Graph, carry: int, trip: int, register: int, known: Mapping[Value, Known]
+) -> list[Op]:
+    """The writes of slices by which an iteration fills its share of `carry`, in order, when those
+    of all iterations are the whole tensor, each element once; none otherwise. Arguments as of
+    `is_overwritten`.
+    """
     writes = _writes(body, carry)
-    return bool(writes) and _covers(writes, trip, register, known)
+    return writes if writes and _covers(writes, trip, register, known) else []
 
 
 def _writes(body: Graph, carry: int) -> list[Op]:

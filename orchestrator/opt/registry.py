@@ -128,6 +128,10 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
             "sharding.overlap.threads:threaded",
             "gathers of weights and reductions give way to what a layer itself waits for",
         ),
+        "summed": Rewrite(
+            "sharding.summed:summed",
+            "gradients of several micro-batches are added up in the loop that makes them",
+        ),
         "sink_invariants": Rewrite(
             "compiler.outline.sink:sink_invariants",
             "light constants that a loop only reads are made inside of it",

@@ -135,7 +135,7 @@ class _Body:
     def settled(self, heads: Sequence[Op]) -> dict[Op, int]:
         """The same for those of `heads` that only results of the loop wait for."""
         while True:
-            behind = self._behind(heads)
+            behind = self._with_reads(self._behind(heads))
             read = self._needed_early(behind)
             kept = [op for op in heads if not self._reaches(op, read)]
             if kept == heads:
@@ -153,6 +153,25 @@ class _Body:
                 continue
             found[op] = max(before) + (op.name in COLLECTIVES) if before else 0
             level.update(dict.fromkeys(op.results, found[op]))
+        return found
+
+    def _with_reads(self, behind: Mapping[Op, int]) -> dict[Op, int]:
+        """`behind` with what only it reads of carries that it makes: slices of accumulators that
+        gradients are added to.
+        """
+        made = self.graph.producers()
+        pairs = zip(self.graph.inputs, self.graph.outputs, strict=True)
+        makers = {before: made.get(after) for before, after in pairs}
+        levels = {before: behind[op] for before, op in makers.items() if op in behind}
+        found = dict(behind)
+        for op in self.graph.ops:
+            own = {levels[v] for v in op.operands if v in levels}
+            others = [v for v in op.operands if v not in levels and v not in self.free]
+            users = {user for v in op.results for user in self.users.get(v, ())}
+            if op not in behind and len(own) == 1 and not others and users:
+                (level,) = own
+                if all(behind.get(user) == level for user in users):
+                    found[op] = level
         return found
 
     def _needed_early(self, behind: Mapping[Op, int]) -> set[Value]:

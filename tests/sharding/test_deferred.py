@@ -70,6 +70,16 @@ def test_accumulators_are_whole_until_then() -> None:
     assert _gradient_bytes(last) == 4 * _gradient_bytes(each)
 
 
+@pytest.mark.parametrize("when", ["each", "last"])
+def test_no_stack_of_gradients_is_added_to_an_accumulator(when: str) -> None:
+    """They are added up layer by layer, in the loop: what follows a loop adds no stack."""
+    plan = plan_of(MODELS["gqa"], _told("fsdp 4", when), MICRO_BATCHES)
+    (graph,) = (p.graph for p in plan.step.programs if p.name == "backward")
+    stacks = {r for op in graph.ops if op.name == "loop" for r in op.results if r.type.rank > 1}
+    assert stacks & set(graph.outputs), "accumulators"
+    assert not [op for op in graph.ops if op.name == "add" and stacks & set(op.operands)]
+
+
 def test_one_micro_batch_has_nothing_to_wait_for() -> None:
     told = [_told("fsdp 4", when) for when in ("each", "last")]
     each, last = (plan_of(MODELS["gqa"], how, 1) for how in told)
