@@ -159,19 +159,21 @@ class _Body:
         """`behind` with what only it reads of carries that it makes: slices of accumulators that
         gradients are added to.
         """
-        made = self.graph.producers()
-        pairs = zip(self.graph.inputs, self.graph.outputs, strict=True)
-        makers = {before: made.get(after) for before, after in pairs}
-        levels = {before: behind[op] for before, op in makers.items() if op in behind}
+        made, outputs = self.graph.producers(), set(self.graph.outputs)
+        makers = {
+            b: made.get(a) for b, a in zip(self.graph.inputs, self.graph.outputs, strict=True)
+        }
+        levels = {b: behind[op] for b, op in makers.items() if op is not None and op in behind}
         found = dict(behind)
         for op in self.graph.ops:
-            own = {levels[v] for v in op.operands if v in levels}
+            read = {levels[v] for v in op.operands if v in levels}
             others = [v for v in op.operands if v not in levels and v not in self.free]
             users = {user for v in op.results for user in self.users.get(v, ())}
-            if op not in behind and len(own) == 1 and not others and users:
-                (level,) = own
-                if all(behind.get(user) == level for user in users):
-                    found[op] = level
+            if op in behind or others or len(read) != 1 or outputs.intersection(op.results):
+                continue
+            (level,) = read
+            if all(behind.get(user) == level for user in users):
+                found[op] = level
         return found
 
     def _needed_early(self, behind: Mapping[Op, int]) -> set[Value]:
