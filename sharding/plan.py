@@ -235,7 +235,7 @@ def complete(
         plan = divide(plan, prepared.staged, prepared.num_stages, settings.schedule)
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
         shown.programs("staged", plan)
-    plan = shown.programs("summed_in_loops", summed_in_loops(plan))
+    plan = summed_in_loops(plan)
     shifts = Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
     bucket_bytes, tokens = settings.bucket_mb << 20, settings.dependency_tokens
     group = settings.layers_per_group

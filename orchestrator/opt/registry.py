@@ -131,6 +131,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "summed": Rewrite(
             "sharding.summed:summed",
             "gradients of several micro-batches are added up in the loop that makes them",
+            (("least_bytes", 2**16),),
         ),
         "sink_invariants": Rewrite(
             "compiler.outline.sink:sink_invariants",

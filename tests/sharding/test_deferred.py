@@ -13,6 +13,7 @@ from compiler.frontend.models.blocks import Precision, Sizes, TaskOptions
 from compiler.ir.analysis import MAX_EVALUATED
 from sharding.plan import Plan
 from sharding.settings import StrategySettings
+from sharding.summed import summed_in_loops
 from tests.support.cells import long_in_matrix
 from tests.support.road import worst
 from tests.support.staged_runs import plan_of, step_errors
@@ -74,7 +75,8 @@ def test_accumulators_are_whole_until_then() -> None:
 def test_no_stack_of_gradients_is_added_to_an_accumulator(when: str) -> None:
     """They are added up layer by layer, in the loop: what follows a loop adds no stack."""
     plan = plan_of(MODELS["gqa"], _told("fsdp 4", when), MICRO_BATCHES)
-    (graph,) = (p.graph for p in plan.step.programs if p.name == "backward")
+    step = summed_in_loops(plan.step, 0)
+    (graph,) = (p.graph for p in step.programs if p.name == "backward")
     stacks = {r for op in graph.ops if op.name == "loop" for r in op.results if r.type.rank > 1}
     assert stacks & set(graph.outputs), "accumulators"
     assert not [op for op in graph.ops if op.name == "add" and stacks & set(op.operands)]

@@ -20,6 +20,7 @@ from sharding.overlap import Shifts, overlap
 from sharding.partitioned import Slot
 from sharding.plan import build_plan, traffic
 from sharding.shardy import answer_request
+from sharding.summed import summed_in_loops
 from tests.support.road import captured_graph, worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import cut_step, plan_of, state_after, step_errors
@@ -75,6 +76,20 @@ def test_shifts_change_no_bit_and_no_traffic(mesh: str, shifts: tuple[int, int])
     assert state_after(overlap(_step(mesh), Shifts(*shifts)), _deep()) == _state(mesh)
     moved = sorted(traffic(overlap(_step(mesh), Shifts(*shifts))), key=repr)
     assert moved == sorted(traffic(_step(mesh)), key=repr)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("shifts", [(0, 0), (0, 1), (1, 2), (LAYERS, LAYERS)], ids=str)
+def test_accumulators_in_the_loop_move_with_what_is_added(
+    mesh: str, shifts: tuple[int, int]
+) -> None:
+    """They change no bit, and no reduction stays where it was because of them."""
+    within = summed_in_loops(_step(mesh), 0)
+    assert [len(_loops(s, "backward")) for s in (within, _step(mesh))] == [1, 1]
+    moved = [overlap(step, Shifts(*shifts)) for step in (within, _step(mesh))]
+    trips = [[loop.attrs.trip for loop in _loops(step, "backward")] for step in moved]
+    assert trips[0] == trips[1]
+    assert state_after(moved[0], _deep()) == _state(mesh)
 
 
 def test_gathers_of_the_next_layer_are_carried() -> None:
