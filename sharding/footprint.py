@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.diagnostics import UNKNOWN_LOC, CapacityError
+from compiler.ir.ops.host import DEVICE
 from compiler.program import BufferInfo, StepPlan
 from compiler.residency import Residency, constant_bytes
 from sharding.arena import Arena, Holding, Moment, compiled_arena, estimated_arena
@@ -44,6 +45,7 @@ class Footprint:
     reserves beyond its live bytes at the peak is scratch. `argument_bytes` are the exact named
     buffers by category; `arena_bytes` is what each program reserves; `timeline` has every position
     of every program, named buffers included; `held` are the tensors at the peak, largest first.
+    `host_bytes` are the named buffers in host memory, of which HBM holds nothing.
     """
 
     categories: Mapping[str, int]
@@ -53,6 +55,7 @@ class Footprint:
     arena_bytes: Mapping[str, int]
     timeline: tuple[Moment, ...]
     held: tuple[Holding, ...]
+    host_bytes: int = 0
     estimated: bool = True
 
 
@@ -97,7 +100,7 @@ def _assembled(
             places.get(info.name, UNKNOWN_LOC),
         )
         for info in plan.buffers.values()
-        if info.on(stage)
+        if info.on(stage) and info.memory == DEVICE
     ]
     if constants:
         named.append(Holding("constants of the programs", "other", constants))
@@ -115,6 +118,11 @@ def _assembled(
         arena_bytes={a.program: a.num_bytes for a in arenas},
         timeline=tuple(_raised(m, arguments) for a in arenas for m in a.timeline),
         held=tuple(h for h in held if h.num_bytes),
+        host_bytes=sum(
+            buffer_bytes(plan, info, stage)
+            for info in plan.buffers.values()
+            if info.on(stage) and info.memory != DEVICE
+        ),
         estimated=estimated,
     )
 
