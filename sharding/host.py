@@ -162,7 +162,9 @@ class _Level:
         stack, update, *starts = op.operands
         sizes = zip(stack.type.shape, update.type.shape, starts, strict=True)
         walked = [(size, start) for size, part, start in sizes if size != part]
-        if self.loop is not None and len(walked) == 1 and update.type.shape[0] == 1:
+        if not walked:
+            return
+        if self.loop is not None and len(walked) == 1:
             ((size, start),) = walked
             visited = visited_layers(self.loop, start)
             if visited is not None and np.array_equal(np.sort(visited), np.arange(size)):
@@ -179,14 +181,20 @@ class _Level:
         """What a carry starts as; of a stack on the host that is only room."""
         if carry not in self.hosted or operand in self.hosted:
             return self._value(operand)
-        op = self.made.get(operand)
-        if op is None or op.name not in ("broadcast_in_dim", "constant"):
+        if not self._is_constant(operand):
             raise ShardingError(
                 "SW_HOST_VALUE",
                 f"a stack on the host requires to start as zeros, got {operand.type} of the device",
                 hint="let jax.lax.scan stack what goes to the host",
             )
         return self._put(make_op(EMPTY, (), HostEmptyAttrs(operand.type)))
+
+    def _is_constant(self, value: Value) -> bool:
+        """True for what a stack starts as, or the part of it that a stage has."""
+        op = self.made.get(value)
+        while op is not None and op.name in ("broadcast_in_dim", "reshape", "slice"):
+            op = self.made.get(op.operands[0])
+        return op is not None and op.name == "constant"
 
     def _value(self, value: Value) -> Value:
         """What a value is now; one that is whole on the host is stored there."""

@@ -249,6 +249,10 @@ class _Layout:
         steps += self._turns(step, found)
         self._extend(start, outer)
         frame.place.update((results[i], found.after[i]) for i in step.carried)
+        moved = {found.after[i]: results[i] for i in rotation.moved}
+        frame.claims = {
+            v: target for v, target in frame.claims.items() if moved.get(target, v) is v
+        }  # where a carry has moved to, nothing else can be made
         return steps
 
     def _turns(self, step: LoopStep, found: Turns) -> list[Call | Repeat]:
