@@ -40,7 +40,7 @@ def on_host(step: StepPlan) -> StepPlan:
     programs = []
     for program in step.programs:  # forward comes before backward
         given = {v for n, v in zip(program.inputs, program.graph.inputs, strict=True) if n in names}
-        hosted = host_values(program.graph, given)
+        hosted = host_values(program.graph, given | _moved(program.graph))
         _check_leaving(step, program, hosted)
         left = zip(program.outputs, program.graph.outputs, strict=True)
         names |= {name for name, value in left if value in hosted}
@@ -51,6 +51,12 @@ def on_host(step: StepPlan) -> StepPlan:
         for name, info in step.buffers.items()
     }
     return replace(step, programs=tuple(programs), buffers=buffers)
+
+
+def _moved(graph: Graph) -> set[Value]:
+    """What a module moves to the host."""
+    moves = (op for op in graph.walk() if op.name == "move_to")
+    return {op.result for op in moves if op.attrs.memory == HOST}
 
 
 def _check_leaving(step: StepPlan, program: StepProgram, hosted: Collection[Value]) -> None:

@@ -114,9 +114,9 @@ class Network:
         )
 
     def _transfer(self, call: CollectiveCall) -> CollectiveDuration:
-        """A transfer over the link of a chip, which its cores in the mesh share evenly: they run the
-        same code. The chip's DMA rings for the host move it (documented beside those of the cores:
-        2 on trn1, 4 on trn2), so that a core is only left less of its HBM.
+        """A transfer over the link of a chip, which its cores in the mesh share evenly: they run
+        the same code. The chip's DMA rings for the host move it (documented beside those of the
+        cores: 2 on trn1, 4 on trn2), so that a core is only left less of its HBM.
         """
         size, sharers = larger_side_bytes(call, 1), self._cores_of_a_chip()
         rate = self.host_link / sharers

@@ -6,20 +6,18 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from compiler.ir.analysis import keeps_order
-from compiler.ir.ops.host import EMPTY, HOST, LOAD, STORE
+from compiler.ir.ops.host import EMPTY, LOAD, STORE
 from compiler.ir.types import Graph, Op, Value
 
 
 def host_values(graph: Graph, known: Collection[Value] = ()) -> set[Value]:
-    """The values of a graph and its loops that are in host memory, `known` ones among them: what is
-    moved or stored there, what it is written to, and all that only names it otherwise.
+    """The values of a graph and its loops that are in host memory, `known` ones among them: what
+    transfers reach, what it is written to, and all that only names it otherwise.
     """
     seeds, same = list(known), _Same()
     for op in graph.walk():
         same.note(op)
-        if op.name == "move_to" and op.attrs.memory == HOST:
-            seeds.append(op.result)
-        elif op.name in (EMPTY, STORE):
+        if op.name in (EMPTY, STORE):
             seeds.append(op.result)
         elif op.name == LOAD:
             seeds.append(op.operands[0])

@@ -306,7 +306,9 @@ def _print_empty(p: _Printer, op: Op) -> None:
     """Zeros, which nobody reads."""
     zeros = ConstantAttrs(bytes(op.attrs.type.dtype.bytes), op.attrs.type)
     kind = op.attrs.type
-    p.names[op.result] = p.line("stablehlo.constant", [], [], kind, [f"value = {dense_constant(zeros)}"])
+    p.names[op.result] = p.line(
+        "stablehlo.constant", [], [], kind, [f"value = {dense_constant(zeros)}"]
+    )
 
 
 def _print_move(p: _Printer, op: Op) -> None:

@@ -191,7 +191,7 @@ class CollectiveCall:
 
     @property
     def queue(self) -> int | str:
-        """What serves it in order: a stream of the collective engine, or one direction of the host's
+        """What serves it in order: a stream of the collective engine, or a direction of the host's
         link, which has DMA rings of its own."""
         return self.kind if self.is_transfer else self.stream
 

@@ -48,7 +48,9 @@ def _store(body: Body, op: Op) -> None:
 def _check_run(op: Op, stack: TensorType, sizes: tuple[int, ...]) -> None:
     """A transfer moves one run of bytes: what is in front of the last dim that is cut has one
     element."""
-    cut = [d for d, (size, whole) in enumerate(zip(sizes, stack.shape, strict=True)) if size < whole]
+    cut = [
+        d for d, (size, whole) in enumerate(zip(sizes, stack.shape, strict=True)) if size < whole
+    ]
     if cut and any(size != 1 for size in sizes[: cut[-1]]):
         given = f"requires rows of a stack along its first dim, got {list(sizes)} of {stack}"
         raise unsupported(op, given, "stack what goes to the host along dim 0")

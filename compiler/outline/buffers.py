@@ -191,15 +191,16 @@ class _Layout:
         values = tuple(substituted(known.value, self._counters) for _, known in piece.scalars)
         return Call(self._function(unit), tuple(inputs), tuple(outputs), values)
 
-    def _check_memories(
-        self, graph: Graph, inputs: Sequence[int], outputs: Sequence[int]
-    ) -> None:
+    def _check_memories(self, graph: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """What is on the host inside of a function is a named buffer there outside.
 
         Raises CompileError for residuals of a step that is not cut, and for a copy of them.
         """
         hosted = host_values(graph)
-        bound = (*zip(graph.inputs, inputs, strict=False), *zip(graph.outputs, outputs, strict=True))
+        bound = (
+            *zip(graph.inputs, inputs, strict=False),
+            *zip(graph.outputs, outputs, strict=True),
+        )
         for value, number in bound:
             if (value in hosted) != self.buffers[number].on_host:
                 raise CompileError(

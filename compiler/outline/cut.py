@@ -159,7 +159,11 @@ class _Cutter:
         for op in self.graph.ops:
             if op.name == "loop":
                 continue
-            pure = op.name in ("constant", "iota", EMPTY) or OPS[op.name].elementwise or op.name in VIEWS
+            pure = (
+                op.name in ("constant", "iota", EMPTY)
+                or OPS[op.name].elementwise
+                or op.name in VIEWS
+            )
             if op.name == "optimization_barrier":
                 free.update(r for r, v in zip(op.results, op.operands, strict=True) if v in free)
             elif pure and all(v in free or v in self.known for v in op.operands):

@@ -90,7 +90,11 @@ def base_report(
         "collectives": collective_rows(timing, built.plan.mesh),
         "streams": stream_section(built, timing),
         "goodput": goodput,
-        "limits": limits_section(_asked(built), timing.profile),
+        "limits": limits_section(
+            _asked(built),
+            timing.profile,
+            any(use.call.is_transfer for use in timing.collectives),
+        ),
     }
     return bought(report | {"bottleneck": bottleneck(report)}, built.job, built.layout.target)
 
@@ -331,7 +335,7 @@ def collective_rows(timing: StepTiming, mesh: Mesh) -> list[dict[str, Any]]:
             "group_size": use.cost.group_size,
             "count": use.count,
             "parts": max(1, len(use.call.parts)),
-            "stream": -1 if use.call.is_transfer else use.call.stream,
+            "stream": None if use.call.is_transfer else use.call.stream,
             "bytes": use.cost.size_bytes,
             "algorithm": use.cost.algorithm,
             "time_ps": use.total_ps,

@@ -2,9 +2,9 @@
 
 What follows from weights and the counter alone can run before its layer: the gathers of weights.
 What only adds to the results of the loop can run after it: the reductions of gradients, with
-everything behind them. What comes from the host is always fetched a layer early, and what goes there
-leaves a layer late. Every op gets a *delay* in iterations behind the earliest ones; `pipelined.py`
-makes a loop of it.
+everything behind them. What comes from the host is always fetched a layer early, and what goes
+there leaves a layer late. Every op gets a *delay* in iterations behind the earliest ones;
+`pipelined.py` makes a loop of it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class Delays:
     def distinct(self) -> list[int]:
         """All delays in order, that of the layer among them."""
         return sorted({*self.delay.values(), self.middle})
+
+    def moves(self, names: Collection[str]) -> bool:
+        """Whether ops of these names run early or late."""
+        return any(op.name in names and at != self.middle for op, at in self.delay.items())
 
 
 def delays(loop: Op, shifts: Shifts) -> Delays | None:
@@ -125,16 +129,18 @@ class _Body:
 
     def host_stores(self) -> set[Op]:
         """Transfers to stacks that nothing else in the loop reads."""
-        made, outputs = self.graph.producers(), self.graph.outputs
-        return {
-            op
-            for before, after in zip(self.graph.inputs, outputs, strict=True)
-            if (op := made.get(after)) is not None
-            and op.name == STORE
-            and op.operands[0] is before
-            and self.users[before] == [op]
-            and after not in self.users
-        }
+        made = self.graph.producers()
+        found: set[Op] = set()
+        for before, after in zip(self.graph.inputs, self.graph.outputs, strict=True):
+            chain: list[Op] = []
+            value = after
+            while (op := made.get(value)) is not None and op.name == STORE:
+                chain.append(op)
+                value = op.operands[0]
+            between = [op.operands[0] for op in chain]
+            if value is before and all(len(self.users[v]) == 1 for v in between):
+                found |= set() if after in self.users else {*chain}
+        return found
 
     def weight_gathers(self) -> list[Op]:
         """Gathers of what is free, and what lies between two gathers of one weight."""

@@ -23,9 +23,9 @@ MEMORIES = {DEVICE: DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
 
 def placement(site: Site) -> Sequence[Value]:
     """The operand, in another memory from here on."""
-    attributes = site.op.attributes
-    given = attributes[ATTRIBUTES] if ATTRIBUTES in attributes else {}
-    kind = given[PLACEMENT].value if PLACEMENT in given else "none"
+    attributes, kind = site.op.attributes, "none"
+    if ATTRIBUTES in attributes and PLACEMENT in attributes[ATTRIBUTES]:
+        kind = attributes[ATTRIBUTES][PLACEMENT].value
     if kind not in MEMORIES:
         known = ", ".join(MEMORIES)
         refuse("NCC_EVRF064", f"{ANNOTATION} requires a memory of {known}, got {kind}")

@@ -1,0 +1,119 @@
+"""Residuals in host memory: moves become transfers of rows, buffers leave HBM, values stay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache, partial
+
+import numpy as np
+import pytest
+
+from compiler.diagnostics import ShardingError
+from compiler.dtypes import DType
+from compiler.frontend.models import llama
+from compiler.frontend.task import TrainTask
+from compiler.ir.build import Builder
+from compiler.ir.ops import MoveToAttrs
+from compiler.ir.types import Graph
+from compiler.program import BufferInfo, StepPlan, StepProgram
+from sharding.footprint import footprint, host_bytes
+from sharding.host import on_host
+from tests.support.road import worst
+from tests.support.small_job import SIZES
+from tests.support.staged_runs import plan_of, step_errors
+from tests.support.strategy_cells import distribution
+
+LAYERS = 4
+KEPT = 7  # per layer: what enters it, queries, keys, values, attention's and the MLP's two products
+
+
+@cache
+def task(remat: str) -> TrainTask:
+    sizes = SIZES | {"num_hidden_layers": LAYERS}
+    return llama.train_task(sizes, seq_len=8, remat=remat)
+
+
+def step_of(remat: str, **settings: int) -> StepPlan:
+    return plan_of(partial(task, remat), distribution("fsdp", dp_shard=2, **settings), 2).step
+
+
+def transfers(graph: Graph) -> Counter[str]:
+    return Counter(op.name for op in graph.walk() if op.name.startswith("host_"))
+
+
+def test_what_selective_keeps_waits_on_the_host() -> None:
+    offloaded, kept = step_of("offload"), step_of("selective")
+    on = {name: b for name, b in offloaded.buffers.items() if b.memory == "host"}
+    assert len(on) == KEPT and {b.role for b in on.values()} == {"residual"}
+    assert all(b.local_type.shape[0] == LAYERS for b in on.values())
+    stacks = [b for b in kept.buffers.values() if b.local_type.shape[:1] == (LAYERS,)]
+    stacked = sum(b.local_type.num_bytes for b in stacks if b.role == "residual")
+    assert host_bytes(offloaded, 0) == sum(b.local_type.num_bytes for b in on.values()) == stacked
+    named = [footprint(step).argument_bytes["activations"] for step in (offloaded, kept)]
+    assert named[1] - named[0] == stacked
+
+
+def test_layers_store_late_and_load_early() -> None:
+    """The last layer stores behind the loop, the first loads in front of it."""
+    step = step_of("offload")
+    forward, backward = (p.graph for p in step.programs[:2])
+    assert transfers(forward)["host_store"] == 2 * KEPT
+    assert transfers(backward)["host_load"] == 2 * KEPT
+    for graph, name, outside in ((forward, "host_store", -1), (backward, "host_load", 0)):
+        loops = [n for n, op in enumerate(graph.ops) if op.name == "loop"]
+        alone = [n for n, op in enumerate(graph.ops) if op.name == name]
+        assert len(alone) == KEPT
+        assert all(n > loops[-1] if outside else n < loops[0] for n in alone)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"layers_per_group": 2}, {"early_all_gather_shift": 1}], ids=str
+)
+def test_values_are_those_of_the_unsharded_step(settings: dict[str, int]) -> None:
+    how = distribution("fsdp", dp_shard=2, **settings)
+    leaf, error = worst(step_errors(partial(task, "offload"), how, 2))
+    assert error <= 1e-5, leaf
+
+
+def a_step(build: Builder, program: Graph, role: str = "residual") -> StepPlan:
+    """One program that leaves one value."""
+    type = program.outputs[0].type
+    info = BufferInfo(name="r", role=role, local_type=type, global_type=type, axes=((),))
+    given = BufferInfo(name="x", role="batch", local_type=type, global_type=type, axes=((),))
+    one = StepProgram(name="forward", graph=program, inputs=("x",), outputs=("r",))
+    return StepPlan(
+        mesh={}, buffers={"x": given, "r": info}, programs=(one,), schedules=(((("forward",), 1),),)
+    )
+
+
+def test_a_whole_value_is_stored_where_it_leaves() -> None:
+    build = Builder()
+    x = build.input((8,), DType.F32)
+    moved = build.op("move_to", x, attrs=MoveToAttrs("host"))
+    step = on_host(a_step(build, build.finish(moved)))
+    assert step.buffers["r"].memory == "host" and step.buffers["x"].memory == "device"
+    assert transfers(step.programs[0].graph) == {"host_empty": 1, "host_store": 1}
+
+
+def test_code_on_the_host_is_refused() -> None:
+    build = Builder()
+    moved = build.op("move_to", build.input((8,), DType.F32), attrs=MoveToAttrs("host"))
+    with pytest.raises(ShardingError, match="negate requires its operands on the device"):
+        on_host(a_step(build, build.finish(build.op("negate", moved))))
+
+
+def test_what_a_step_returns_is_not_on_the_host() -> None:
+    build = Builder()
+    moved = build.op("move_to", build.input((8,), DType.F32), attrs=MoveToAttrs("host"))
+    with pytest.raises(ShardingError, match="what forward keeps for backward, got r .metric."):
+        on_host(a_step(build, build.finish(moved), role="metric"))
+
+
+def test_there_and_back_is_nothing() -> None:
+    build = Builder()
+    x = build.input((8,), DType.F32)
+    there = build.op("move_to", x, attrs=MoveToAttrs("host"))
+    back = build.op("move_to", there, attrs=MoveToAttrs("device"))
+    step = on_host(a_step(build, build.finish(build.op("negate", back))))
+    assert [op.name for op in step.programs[0].graph.ops] == ["negate"]
+    assert np.all([b.memory == "device" for b in step.buffers.values()])
