@@ -18,7 +18,7 @@ from compiler.dtypes import DType
 from compiler.ir.analysis import keeps_order
 from compiler.ir.memories import host_values
 from compiler.ir.opdef import make_op
-from compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs, HostEmptyAttrs, ReshapeAttrs
+from compiler.ir.ops import ConstantAttrs, HostEmptyAttrs, HostLoadAttrs, ReshapeAttrs
 from compiler.ir.ops.host import EMPTY, HOST, LOAD, STORE
 from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.passes.dce import dce
@@ -157,7 +157,7 @@ class _Level:
             operands: Sequence[Value] = (op.operands[0], *map(self._value, op.operands[1:]))
         else:
             operands = (value, *self._zeros(value.type.rank))
-        attrs = DynamicSliceAttrs(value.type.shape)
+        attrs = HostLoadAttrs(value.type.shape)
         loaded = self._put(make_op(LOAD, operands, attrs, loc=move.loc))
         if loaded.type == kind:
             return loaded

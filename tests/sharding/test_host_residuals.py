@@ -105,7 +105,7 @@ def test_code_on_the_host_is_refused() -> None:
 def test_what_a_step_returns_is_not_on_the_host() -> None:
     build = Builder()
     moved = build.op("move_to", build.input((8,), DType.F32), attrs=MoveToAttrs("host"))
-    with pytest.raises(ShardingError, match="what forward keeps for backward, got r .metric."):
+    with pytest.raises(ShardingError, match=r"what forward keeps for backward, got r .metric."):
         on_host(a_step(build, build.finish(moved), role="metric"))
 
 

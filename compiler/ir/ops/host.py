@@ -32,6 +32,13 @@ class MoveToAttrs:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLoadAttrs:
+    """The size of the window that is fetched, per dim."""
+
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HostEmptyAttrs:
     """The type of the room."""
 
@@ -57,7 +64,8 @@ def _infer_store(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType
 
 
 def _infer_load(types: Types, attrs: Any, regions: Regions) -> tuple[TensorType, ...]:
-    return OPS["dynamic_slice"].infer(types, attrs, regions)
+    check_attrs(LOAD, attrs, HostLoadAttrs)
+    return OPS["dynamic_slice"].infer(types, DynamicSliceAttrs(attrs.sizes), regions)
 
 
 def _empty_reference(op: Op, args: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -102,7 +110,7 @@ define(
 define(
     OpDef(
         name=LOAD,
-        attrs=DynamicSliceAttrs,
+        attrs=HostLoadAttrs,
         infer=_infer_load,
         flops=no_flops,
         reference=OPS["dynamic_slice"].reference,

@@ -83,5 +83,5 @@ func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {
   return %r : tensor<4xf32>
 }
 """
-    with pytest.raises(ImportRuleError, match="a memory of device, pinned_host, .* got disk"):
+    with pytest.raises(ImportRuleError, match=r"a memory of device, pinned_host, .* got disk"):
         import_module(text)
