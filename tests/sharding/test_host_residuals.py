@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache, partial
 
 import numpy as np
 import pytest
 
 from compiler.diagnostics import ShardingError
+from compiler.driver import compile_graph
 from compiler.dtypes import DType
 from compiler.frontend.models import llama
 from compiler.frontend.task import TrainTask
 from compiler.ir.build import Builder
-from compiler.ir.ops import MoveToAttrs
-from compiler.ir.types import Graph
+from compiler.ir.ops import HostEmptyAttrs, MoveToAttrs
+from compiler.ir.reference import evaluate
+from compiler.ir.types import Graph, Value, tensor_type
 from compiler.program import BufferInfo, StepPlan, StepProgram
 from sharding.footprint import footprint, host_bytes
 from sharding.host import on_host
+from sharding.overlap import Shifts, shifted
+from sim_cluster.run_single import run_single
 from tests.support.road import worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import plan_of, step_errors
@@ -117,3 +122,27 @@ def test_there_and_back_is_nothing() -> None:
     step = on_host(a_step(build, build.finish(build.op("negate", back))))
     assert [op.name for op in step.programs[0].graph.ops] == ["negate"]
     assert np.all([b.memory == "device" for b in step.buffers.values()])
+
+
+def test_what_waits_for_its_transfer_is_not_overwritten() -> None:
+    """A carry that is stored a turn later moves to the memory in which the last one is to be made:
+    nothing else is made there before it has left."""
+    build = Builder()
+    first = build.op("negate", build.input((8,)))
+    room = build.op("host_empty", attrs=HostEmptyAttrs(tensor_type((4, 8), DType.F32)))
+
+    def layer(body: Builder, counter: Value, carries: Sequence[Value]) -> list[Value]:
+        x, stack = carries
+        zero = body.constant(0, DType.I32)
+        kept = body.op("host_store", stack, body.reshape(x, (1, 8)), counter, zero)
+        return [body.add(x, x), kept]
+
+    last, stack = build.loop(4, [first, room], layer)
+    graph = build.finish(last, stack)
+    moved = shifted(graph, Shifts())
+    assert [op.name for op in moved.ops].count("loop") == 2
+    step = StepProgram(name="forward", graph=moved, inputs=("x",), outputs=("last", "kept"))
+    given = np.arange(8, dtype=np.float32)
+    found = run_single(compile_graph(step, "trn1n.32xlarge"), {"x": given})
+    for name, wanted in zip(("last", "kept"), evaluate(graph, [given]), strict=True):
+        np.testing.assert_array_equal(found[name], wanted)
