@@ -157,6 +157,15 @@ class _Level:
             operands: Sequence[Value] = (op.operands[0], *map(self._value, op.operands[1:]))
         else:
             operands = (value, *self._zeros(value.type.rank))
+        behind = self.made.get(operands[0])
+        if behind is not None and behind.name not in ("loop", "dynamic_update_slice"):
+            raise ShardingError(
+                "SW_HOST_VALUE",
+                f"a load from the host requires a row of a stack as it was written, got one behind"
+                f" {behind.name}",
+                move.loc,
+                "slice the stack itself, by one row",
+            )
         attrs = HostLoadAttrs(value.type.shape)
         loaded = self._put(make_op(LOAD, operands, attrs, loc=move.loc))
         if loaded.type == kind:

@@ -114,6 +114,16 @@ def test_what_a_step_returns_is_not_on_the_host() -> None:
         on_host(a_step(build, build.finish(moved), role="metric"))
 
 
+def test_a_row_of_another_form_of_a_stack_is_refused() -> None:
+    build = Builder()
+    zero = build.constant(0, DType.I32)
+    stack = build.op("move_to", build.input((8,), DType.F32), attrs=MoveToAttrs("host"))
+    row = build.dynamic_slice(build.reshape(stack, (2, 4)), [zero, zero], (1, 4))
+    back = build.op("move_to", row, attrs=MoveToAttrs("device"))
+    with pytest.raises(ShardingError, match="as it was written, got one behind reshape"):
+        on_host(a_step(build, build.finish(back)))
+
+
 def test_there_and_back_is_nothing() -> None:
     build = Builder()
     x = build.input((8,), DType.F32)
