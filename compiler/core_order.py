@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from compiler.codegen.in_place import root_of
 from compiler.codegen.space import SINKS
 from compiler.isa.program import Region
-from compiler.isa.region import Node, RegionProgram, Tensor, View
+from compiler.isa.region import Node, RegionProgram, Tensor, View, tensor_of
 
 _SCRATCH = -1  # the memory of all scratch tensors; others are named by their root
 
@@ -78,8 +78,7 @@ def _touched(program: RegionProgram, tensors: Sequence[Tensor]) -> Iterator[Touc
         yield tensor, _whole(tensors, tensor), False
     for name in ("source", "target"):
         if name in program.attrs:
-            operand = program.attrs[name]
-            tensor = operand.tensor if isinstance(operand, View) else operand
+            tensor = tensor_of(program.attrs[name])
             yield tensor, _whole(tensors, tensor), name == "target"
 
 

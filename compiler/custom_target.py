@@ -79,6 +79,8 @@ RULES = {
     "topology": _one_of(*TOPOLOGIES),
     "shape": _list(_count(1, 4096)),
     RATE: _either(_AT_LEAST_0, _list(_AT_LEAST_0)),
+    "host_memory_gib": _AT_LEAST_0,
+    "host_link_gb_per_s": _AT_LEAST_0,
     "efa_gbps": _AT_LEAST_0,
     "efa_devices": _count(0, 4096),
     "price_usd_per_hour_on_demand": _either(_AT_LEAST_0, _one_of(None)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from compiler.ir.ops.host import DEVICE
 from compiler.ir.types import Graph, TensorType
 from compiler.neff.schedule import LeafPart, Schedule, Transfer
 
@@ -28,7 +29,7 @@ class BufferInfo:
     writes first. `part` is set when a leaf of the user lies in several buffers, for layers on
     several stages. `stages` are the pipeline stages that have the buffer, empty for all of them;
     `slots` how many micro-batches each of them holds at a time (empty: one); run `k` of a program
-    uses slot `k % slots`.
+    uses slot `k % slots`. `memory` is `device` (HBM) or `host`, which only transfers reach.
     """
 
     name: str
@@ -40,6 +41,7 @@ class BufferInfo:
     part: LeafPart | None = None
     stages: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
+    memory: str = DEVICE
 
     @property
     def is_kept(self) -> bool:

@@ -15,7 +15,7 @@ from functools import cached_property
 from compiler import hbm
 from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.isa.program import Call, Function, Program, Region, Repeat
-from compiler.isa.region import Tensor
+from compiler.isa.region import Tensor, tensor_of
 from compiler.lower.write_out import tensor_spans
 
 
@@ -201,7 +201,7 @@ def gathered_tensors(function: Function) -> frozenset[int]:
         program = region.program
         if program.kind == "collective_start":
             call = function.collectives[program.attrs["collective"]]
-            last[program.attrs["target"]] = call.kind == "all_gather"
+            last[tensor_of(program.attrs["target"])] = call.kind == "all_gather"
         for node in program.nodes:
             if node.op.startswith("store"):
                 last[node.attrs["view"].tensor] = False
@@ -231,5 +231,5 @@ def _writes(function: Function, region: Region, number: int) -> bool:
     """True when a region stores to a tensor, or starts the collective that fills it."""
     program = region.program
     if program.kind == "collective_start":
-        return bool(program.attrs["target"] == number)
+        return tensor_of(program.attrs["target"]) == number
     return any(n.op.startswith("store") and n.attrs["view"].tensor == number for n in program.nodes)

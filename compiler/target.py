@@ -120,6 +120,8 @@ class Target:
     efa_bytes_per_s: float  # whole instance
     efa_devices: int
     collectives: CollectiveFacts
+    host_memory_bytes: int  # of an instance; 0: not known
+    host_link_bytes_per_s: float  # of a chip, each way; 0: not known
     prices: Mapping[str, Fact]  # USD per hour by kind (PRICE_KINDS), those that are published
     digest: str  # of the data files
     lnc: int = 1  # physical cores per logical core
@@ -329,6 +331,8 @@ def _target(name: str, core: Mapping[str, Any], facts: Mapping[str, Fact], diges
         efa_bytes_per_s=f["efa_gbps"] * 1e9 / 8,
         efa_devices=f["efa_devices"],
         collectives=_collectives(f),
+        host_memory_bytes=int(f.get("host_memory_gib", 0) * 2**30),
+        host_link_bytes_per_s=f.get("host_link_gb_per_s", 0) * 1e9,
         prices=_prices_of(facts),
         digest=digest,
     )

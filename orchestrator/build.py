@@ -31,6 +31,7 @@ from compiler.target import Target, load_target, logical
 from orchestrator.collective_settings import job_settings
 from orchestrator.config import JobConfig, words_of
 from orchestrator.faults import faults_of
+from orchestrator.offload import check_offload
 from orchestrator.packets import packets_of
 from orchestrator.parts import Parts, parts_of
 from orchestrator.service.executor import WorkUnit
@@ -411,6 +412,7 @@ def plan_task(
             answer = partitioned(decided.prepared, unit)
         with stages.timed("localize"):
             plan = complete(decided.prepared, answer, num_microbatches=layout.num_microbatches)
+        check_offload(plan.step, layout.target)
         return Planned(
             job=job,
             layout=layout,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import metadata
 
+from compiler.ir.ops.host import DEVICE, HOST
 from compiler.isa.program import Program
 from compiler.neff.manifest import Manifest, NamedBuffer
 from compiler.program import BufferInfo
@@ -69,12 +70,13 @@ def compiler_version() -> str:
 
 
 def _placed(infos: Mapping[str, BufferInfo], num_stages: int) -> tuple[dict[str, NamedBuffer], int]:
-    """Buffers one after the other in plan order, aligned; stages place theirs side by side, a
-    buffer of several stages lies at one offset on all of them.
+    """Buffers one after the other in plan order, aligned, and where those in HBM end; stages place
+    theirs side by side, a buffer of several stages lies at one offset on all of them.
     """
     placed = {}
-    ends = dict.fromkeys(range(num_stages), 0)
+    memories = {memory: dict.fromkeys(range(num_stages), 0) for memory in (DEVICE, HOST)}
     for info in infos.values():
+        ends = memories[info.memory]
         stages = [stage for stage in ends if info.on(stage)]
         offset = max(ends[stage] for stage in stages)
         placed[info.name] = NamedBuffer(
@@ -89,7 +91,8 @@ def _placed(infos: Mapping[str, BufferInfo], num_stages: int) -> tuple[dict[str,
             part=info.part,
             stages=info.stages,
             slots=info.slots,
+            memory=info.memory,
         )
         size = -(-info.local_type.num_bytes // _ALIGNMENT) * _ALIGNMENT
         ends.update({stage: offset + size * info.slots_on(stage) for stage in stages})
-    return placed, max(ends.values())
+    return placed, max(memories[DEVICE].values())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.ir.analysis import invariant_carries, liveness
+from compiler.ir.memories import host_values
 from compiler.ir.opdef import OPS
 from compiler.ir.types import Graph, Op, Value
 from compiler.program import StepProgram
@@ -96,7 +97,7 @@ def _categories(moment: CallMoment, default: str) -> dict[str, int]:
 def estimated_arena(program: StepProgram) -> Arena:
     """An upper estimate: inputs and outputs live in named buffers, the rest here."""
     graph = program.graph
-    free = set(graph.inputs) | set(graph.outputs)
+    free = {*graph.inputs, *graph.outputs, *host_values(graph)}
     level = _Level(graph, program.name, _default_category(program.name), free)
     sweep = _sweep(level)
     moments = enumerate(sweep.moments)
@@ -242,7 +243,7 @@ def _inside(op: Op, level: _Level) -> _Sweep:
     if op.name != "loop":
         return _Sweep()
     (body,) = op.regions
-    free = {*body.inputs, *_updated_in_place(body)}
+    free = {*body.inputs, *_updated_in_place(body), *host_values(body)}
     return _sweep(_Level(body, level.program, level.default, free))
 
 

@@ -270,6 +270,7 @@ FACTORS: dict[str, Callable[[Op], list[Factor]]] = {
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
     "loop": _loop,
+    "move_to": _positional,
     "optimization_barrier": _positional,
     "pad": _pad,
     "reduce": _reduce,

@@ -30,7 +30,7 @@ Dims = tuple[tuple[str, ...], ...]
 NODE = "node"  # file name of the locations that number the ops
 KEEPING = (
     *("all_gather", "all_slice", "collective_permute", "convert", "dynamic_slice"),
-    *("optimization_barrier", "reshape", "sharding_constraint", "transpose"),
+    *("move_to", "optimization_barrier", "reshape", "sharding_constraint", "transpose"),
 )
 """Ops whose result still is the leaf they read, in another layout, type or form."""
 

@@ -1,8 +1,8 @@
 """Bytes per core by category and over time: exact named buffers, and the arena all programs share.
 
-Named buffers stay for the whole step. The arena is an estimate before compiling and exact after it
-(`arena.py`); the peak is where the largest arena is. `check_limit` turns a plan that does not fit
-into an error that says what to do, with the bytes each change saves (`advice.py`).
+Named buffers in HBM stay for the whole step. The arena is an estimate before compiling and exact
+after it (`arena.py`); the peak is where the largest arena is. `check_limit` turns a plan that does
+not fit into an error that says what to do, with the bytes each change saves (`advice.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.diagnostics import UNKNOWN_LOC, CapacityError
+from compiler.ir.ops.host import DEVICE, HOST
 from compiler.program import BufferInfo, StepPlan
 from compiler.residency import Residency, constant_bytes
 from sharding.arena import Arena, Holding, Moment, compiled_arena, estimated_arena
@@ -97,7 +98,7 @@ def _assembled(
             places.get(info.name, UNKNOWN_LOC),
         )
         for info in plan.buffers.values()
-        if info.on(stage)
+        if info.on(stage) and info.memory == DEVICE
     ]
     if constants:
         named.append(Holding("constants of the programs", "other", constants))
@@ -139,6 +140,12 @@ def buffer_bytes(plan: StepPlan, info: BufferInfo, stage: int = 0) -> int:
     """
     copies = plan.num_microbatches if info.role == "batch" else info.slots_on(stage)
     return info.local_type.num_bytes * copies
+
+
+def host_bytes(plan: StepPlan, stage: int) -> int:
+    """Bytes that a core of `stage` keeps in the memory of its host; no part of a footprint."""
+    hosted = (b for b in plan.buffers.values() if b.on(stage) and b.memory == HOST)
+    return sum(buffer_bytes(plan, info, stage) for info in hosted)
 
 
 def category_of(info: BufferInfo) -> str:

@@ -22,6 +22,7 @@ from sharding import shown
 from sharding.findings import TRAFFIC, with_findings
 from sharding.fold import Folded, fold
 from sharding.footprint import Footprint, footprint
+from sharding.host import on_host
 from sharding.localize import localize
 from sharding.mesh import SHARD_AXIS, Mesh
 from sharding.one_sample import TWIN_AXIS, Twins, with_twin, without_twin
@@ -236,6 +237,8 @@ def complete(
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
         shown.programs("staged", plan)
     plan = summed_in_loops(plan)
+    plan = on_host(plan)
+    shown.programs("host", plan)
     shifts = Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
     bucket_bytes, tokens = settings.bucket_mb << 20, settings.dependency_tokens
     group = settings.layers_per_group

@@ -13,6 +13,8 @@ from compiler.options import choice
 from compiler.quantities import TOKENS, amount
 
 AUTO = -1
+OFFLOAD = "offload"
+"""The `remat` that keeps residuals in the memory of the host."""
 DISTRIBUTED_OPTIMIZER = 1
 """The ZeRO stage that spreads the optimizer state; 2 adds gradients, 3 weights."""
 
@@ -47,10 +49,10 @@ class StrategySettings:
     global_batch_tokens: int = amount(TOKENS, MOST * 10**6)
     """The same in tokens, `4Mi`; 0: in samples, or not said."""
 
-    remat: str = choice("full", "auto", "none", "selective", "full")
+    remat: str = choice("full", "auto", "none", "selective", "full", OFFLOAD)
     """Recomputation of layer activations in the backward pass (presets and configs), from the least
-    to the most; "selective" keeps the products with weights. auto: the least with which the step
-    fits.
+    to the most; "selective" keeps the products with weights, "offload" the same in the memory of
+    the host. auto: the least with which the step fits, without offload.
     """
 
     zero: int = field(default=AUTO, metadata={"words": {"auto": AUTO}})
@@ -184,6 +186,6 @@ DEFAULTS = StrategySettings()
 REMATS = tuple(
     word
     for word in StrategySettings.__dataclass_fields__["remat"].metadata["choices"]
-    if word != "auto"
+    if word not in ("auto", OFFLOAD)
 )
-"""Ways to recompute, from the least to the most."""
+"""Ways to recompute that need nothing of the host, from the least to the most."""

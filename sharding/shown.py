@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from compiler.ir.ops.host import DEVICE
 from compiler.ir.types import Graph, Value
 from compiler.program import StepPlan
 from compiler.steps import note, step, within
@@ -97,7 +98,8 @@ def plan_text(plan: StepPlan) -> str:
     lines += ["", "named buffers of every core: role, local type, layout, name"]
     for info in plan.buffers.values():
         spec = ", ".join("+".join(axes) or "-" for axes in info.axes)
-        lines.append(f"  {info.role:<10} {info.local_type!s:<28} [{spec}] {info.name}")
+        where = "" if info.memory == DEVICE else f" in {info.memory} memory"
+        lines.append(f"  {info.role:<10} {info.local_type!s:<28} [{spec}] {info.name}{where}")
     if plan.transfers:
         lines += ["", "messages between stages:", *(f"  {t}" for t in plan.transfers)]
     return "\n".join(lines) + "\n"

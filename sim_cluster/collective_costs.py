@@ -26,6 +26,10 @@ PEAK_HOP_PS = 1 * US
 # Documented for trn2 (inter-node collectives page).
 PEAK_EFA_HOP_PS = 15 * US
 
+# Inferred: no page says what of the link transfers reach, nor what chips share behind it: half of
+# it, all, and twice as much for a link of 16 lanes (PCIe 4.0: 31.5 GB/s) instead of 8 (15.8 GB/s).
+HOST_LINK = {"conservative": 0.5, "nominal": 1.0, "peak": 2.0}
+
 
 def collective_costs(target: Target, profile: str, **settings: Any) -> CollectiveCosts:
     """The costs of a rank of `target`; `settings` replace fields of the result.

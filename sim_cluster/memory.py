@@ -72,8 +72,9 @@ class CoreMemory:
         size = buffer.dtype.bytes
         for dim in buffer.shape:
             size *= dim
-        memory = self._named(buffer.name) if buffer.kind == "named" else self.arena
-        start = 0 if buffer.kind == "named" else buffer.offset_bytes
+        is_named = buffer.kind != "arena"
+        memory = self._named(buffer.name) if is_named else self.arena
+        start = 0 if is_named else buffer.offset_bytes
         if not 0 <= start <= start + size <= memory.size:
             raise SimulationError(
                 "SW_SIM_BINDING",

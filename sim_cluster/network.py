@@ -1,5 +1,5 @@
 """The network of a run: topology of the target's instances, and what a collective of a program
-costs on it.
+costs on it; a transfer to or from the host costs what its chip's link leaves each of its cores.
 
 Which cores the ranks of the mesh are is the placement's to say (`collectives/placement.py`).
 """
@@ -11,6 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from collectives.cost import CollectiveTime, closed_time, in_step, wires_ps
 from collectives.layout import place
 from collectives.ops import TORUS, CollectiveKind, ReplicaGroups
@@ -21,7 +23,7 @@ from collectives.topology import Tier, Topology, line, ring, switched, torus, un
 from compiler.isa.program import CollectiveCall
 from compiler.target import PS_PER_S, Target
 from sim_cluster.actors import CollectiveDuration
-from sim_cluster.collective_costs import collective_costs
+from sim_cluster.collective_costs import HOST_LINK, collective_costs
 from sim_cluster.contention import Demand
 from sim_cluster.degraded import Pattern, degraded
 from sim_cluster.profiles import under_profile
@@ -67,6 +69,7 @@ class Network:
         self.topology = cluster_topology(target, instances)
         self.placement = place_mesh(placement, mesh, self.topology)
         self.costs = collective_costs(target, profile, **settings)
+        self.host_link = self.target.host_link_bytes_per_s * HOST_LINK[profile]
         self._groups: dict[tuple[str, ...], ReplicaGroups] = {}
 
     def groups(self, axes: tuple[str, ...]) -> ReplicaGroups:
@@ -81,6 +84,8 @@ class Network:
         """Time of one collective when all its groups run at once, on instances with the faults of
         `patterns`: one algorithm for all of them, its phases in step.
         """
+        if call.is_transfer:
+            return self._transfer(call)
         groups = self.groups(call.axes)
         size, element = larger_side_bytes(call, groups.size), call.dtype.bytes
         kind = CollectiveKind(call.kind)
@@ -108,9 +113,30 @@ class Network:
             time.total_ps, demand, time.algorithm, time.why, size, groups.size
         )
 
+    def _transfer(self, call: CollectiveCall) -> CollectiveDuration:
+        """A transfer over the link of a chip, which its cores in the mesh share evenly: they run
+        the same code. The chip's DMA rings for the host move it (documented beside those of the
+        cores: 2 on trn1, 4 on trn2), so that a core is only left less of its HBM.
+        """
+        size, sharers = larger_side_bytes(call, 1), self._cores_of_a_chip()
+        rate = self.host_link / sharers
+        total_ps = self.target.core.dma_fixed_ps + round(size / rate * PS_PER_S)
+        hbm = self.target.lnc * self.target.hbm_bytes_per_s_per_core
+        taken = size * PS_PER_S / total_ps / hbm
+        why = f"{sharers} cores of a chip share {self.host_link / 1e9:g} GB/s each way"
+        return CollectiveDuration(total_ps, Demand(0.0, hbm=taken), "host link", why, size, 1)
+
+    def _cores_of_a_chip(self) -> int:
+        """The most cores of the mesh on a chip."""
+        chips = self.placement.slots // self.target.cores_per_chip
+        return int(np.bincount(chips.reshape(-1)).max())
+
     def alternatives(self, call: CollectiveCall) -> dict[str, int]:
         """The time of one collective alone, on healthy instances: under the algorithm that is
         chosen for it, by its name, and under every other there is."""
+        if call.is_transfer:
+            cost = self._transfer(call)
+            return {cost.algorithm: cost.duration_ps}
         groups, element = self.groups(call.axes), call.dtype.bytes
         size, kind = larger_side_bytes(call, groups.size), CollectiveKind(call.kind)
         chosen = choose(kind, self.topology, groups, size, element, self.costs, pairs=call.pairs)

@@ -56,7 +56,7 @@ def run_single(
     Raises SimulationError for a missing input, a wrong shape, or collectives without ranks.
     """
     ranks = ranks or Ranks()
-    named = {b.name: b for b in program.buffers if b.kind == "named"}
+    named = {b.name: b for b in program.buffers if b.kind != "arena"}
     given = {
         n: _given(named[n], inputs, ranks) for n in program.inputs if n not in ranks.coordinates
     }

@@ -42,13 +42,17 @@ __all__ = ["ClassResult", "ClusterLoop", "CollectiveDuration", "CollectiveUse", 
 
 
 def axis_category(call: CollectiveCall, whole_axes: Mapping[str, str]) -> str:
-    """The breakdown category of a collective: its axes by the names the user knows them by."""
+    """The breakdown category of a collective: its axes by the names the user knows them by, `host`
+    for a transfer over its link.
+    """
+    if call.is_transfer:
+        return "collective_host"
     return "_".join(("collective", *dict.fromkeys(whole_axes.get(a, a) for a in call.axes)))
 
 
 def call_label(call: CollectiveCall) -> str:
     """What a trace calls a collective or a message."""
-    return call.name or f"{call.kind} {'_'.join(call.axes)}"
+    return call.name or f"{call.kind} {'_'.join(call.axes)}".rstrip()
 
 
 class ClusterLoop:
@@ -176,7 +180,7 @@ class ClusterLoop:
 
     def _start(self, actor: Actor, op: Start, now: int) -> None:
         members = self.classes.groups[op.call.axes][actor.index]
-        job = self._job(actor, op.call, members, op.call.stream)
+        job = self._job(actor, op.call, members, op.call.queue)
         job.arrived.add(actor.index)
         actor.slots[op.slot] = job
         actor.queues.setdefault(job.queue, []).append(job)
@@ -334,7 +338,9 @@ def _record(actor: Actor, job: Job) -> None:
     use = actor.result.uses.setdefault(job.call, CollectiveUse(job.call, job.cost))
     use.count += 1
     use.total_ps += job.end_ps - job.start_ps
-    lane = f"stream{job.call.stream}" if job.queue == job.call.stream else "messages"
+    lane = "messages"
+    if job.queue == job.call.queue:
+        lane = job.call.kind if job.call.is_transfer else f"stream{job.call.stream}"
     span = Span(lane, call_label(job.call), job.start_ps, job.end_ps, call=job.call)
     actor.result.spans.append(span)
     actor.result.end_ps = max(actor.result.end_ps, job.end_ps)

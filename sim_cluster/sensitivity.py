@@ -21,6 +21,7 @@ from sim_cluster.step_time import Step, time_step
 SHARE = 0.2
 """How far a figure is moved: down and up by this part of itself."""
 
+HOST_RATE = "host_link_gb_per_s"
 TIMED = (
     "tensor_clock_ghz",
     "vector_clock_ghz",
@@ -35,6 +36,7 @@ TIMED = (
     "dma_descriptor_min_bytes",
     "dma_descriptor_extra_bytes",
     "hbm_gb_per_s_per_chip",
+    HOST_RATE,
     "neuronlink_gb_per_s_per_link_per_direction",
     "neuronlink_wire_us",
     "collective_launch_us",
@@ -57,6 +59,7 @@ COUNTED = (
     "dma_ring_reserve_mb_per_core",
     "efa_devices",
     "hbm_gib_per_chip",
+    "host_memory_gib",
     "kangaring",
     "model_code_overhead_mb_per_physical_core",
     "physical_cores_per_chip",
@@ -96,12 +99,15 @@ class Moved:
         return max(abs(self.lower), abs(self.higher))
 
 
-def assumptions(target: Target, profile: str = "nominal") -> dict[str, Fact]:
+def assumptions(
+    target: Target, profile: str = "nominal", transfers: bool = False
+) -> dict[str, Fact]:
     """All figures that times on `target` rest on, by name; those it does not have (an EFA rate of
-    0) are left out.
+    0) are left out, and that of the host's link where a step has no `transfers`.
     """
     facts = facts_of(target)
-    found = {name: facts[name] for name in TIMED if _is_there(facts[name].value)}
+    read = (name for name in TIMED if name in facts and (transfers or name != HOST_RATE))
+    found = {name: facts[name] for name in read if _is_there(facts[name].value)}
     source = "published two-node tables of trn1 and trn2 (sim_cluster/collective_costs.py)"
     if facts["efa_gbps"].value:
         found[EFA] = Fact(EFA_EFFICIENCY[profile], "inferred", source)
@@ -109,6 +115,12 @@ def assumptions(target: Target, profile: str = "nominal") -> dict[str, Fact]:
         status = "fitted" if one.fitted_on else "unknown"
         found[name] = Fact(one.under(profile), status, one.fitted_on or one.mechanism)
     return found
+
+
+def _transfers(step: Step) -> bool:
+    """Whether a step moves anything over the host's link."""
+    functions = (f for program in step.programs.values() for f in program.functions)
+    return any(call.is_transfer for f in functions for call in f.collectives)
 
 
 def _is_there(value: Any) -> bool:
@@ -122,7 +134,7 @@ def sensitivity(step: Step, profile: str = "nominal") -> list[Moved]:
     """
     base = time_step(step, profile).step_time_ps
     found = []
-    for name, fact in assumptions(step.target, profile).items():
+    for name, fact in assumptions(step.target, profile, _transfers(step)).items():
         lower, higher = (
             time_step(other, profile, credit=credit).step_time_ps / base - 1
             for other, credit in _moved(step, profile, name, fact.value)

@@ -110,7 +110,30 @@ def artifact_of(traced: Any) -> bytes:
 
 
 def _lowered(traced: Any) -> Any:
-    return traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+    """The module of a traced function. For the CPU jax drops in which memory a value is; here it
+    stays, as for other platforms.
+    """
+    from jax._src.dispatch import device_put_p
+    from jax.interpreters import mlir
+
+    kept = mlir.LoweringParameters(override_lowering_rules=((device_put_p, _placed),))
+    lowered = traced.lower(lowering_platforms=("cpu",), _private_parameters=kept)
+    return lowered.compiler_ir("stablehlo")
+
+
+def _placed(context: Any, *values: Any, devices: Sequence[Any], **_: Any) -> list[Any]:
+    """The lowering of `jax.device_put`: an annotation where it names a memory."""
+    from jax._src import core
+    from jax._src.interpreters.mlir import wrap_with_memory_kind
+
+    def placed(value: Any, device: Any, result: Any) -> Any:
+        kind = getattr(device, "memory_kind", None)
+        kind = core.mem_space_to_kind(device) if isinstance(device, core.MemorySpace) else kind
+        if kind is None:
+            return value
+        return wrap_with_memory_kind(context.module_context, value, kind, result)
+
+    return list(map(placed, values, devices, context.avals_out))
 
 
 def _portable(module: Any) -> bytes:

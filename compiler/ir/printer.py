@@ -18,6 +18,7 @@ from collectives.ops import ReplicaGroups, axis_strides
 from compiler.diagnostics import CompileError
 from compiler.dtypes import DType
 from compiler.ir.ops import COLLECTIVES, AxisIndexAttrs, ConstantAttrs
+from compiler.ir.ops.host import DEVICE, HOST
 from compiler.ir.ops.reduce import identity
 from compiler.ir.printer_ops import (
     ATTRIBUTES,
@@ -30,6 +31,7 @@ from compiler.ir.printer_ops import (
     dense_array,
     dense_constant,
     integer,
+    moved_to,
     window,
 )
 from compiler.ir.spelling import spelled
@@ -300,6 +302,37 @@ class _Printer:
         return body
 
 
+def _print_empty(p: _Printer, op: Op) -> None:
+    """Zeros, which nobody reads."""
+    zeros = ConstantAttrs(bytes(op.attrs.type.dtype.bytes), op.attrs.type)
+    kind = op.attrs.type
+    p.names[op.result] = p.line(
+        "stablehlo.constant", [], [], kind, [f"value = {dense_constant(zeros)}"]
+    )
+
+
+def _print_move(p: _Printer, op: Op) -> None:
+    p.statement(op, "stablehlo.custom_call", moved_to(op.attrs.memory))
+
+
+def _print_store(p: _Printer, op: Op) -> None:
+    """What goes to the host, then where it is put."""
+    update = op.operands[1]
+    types = [update.type]
+    p.names[update] = p.line(
+        "stablehlo.custom_call", [p.names[update]], types, update.type, moved_to(HOST)
+    )
+    p.statement(op, "stablehlo.dynamic_update_slice")
+
+
+def _print_load(p: _Printer, op: Op) -> None:
+    """What is on the host, then that it comes from there."""
+    part = op.result.type
+    names, types = [p.names[v] for v in op.operands], [v.type for v in op.operands]
+    name = p.line("stablehlo.dynamic_slice", names, types, part, ATTRIBUTES[op.name](op))
+    p.names[op.result] = p.line("stablehlo.custom_call", [name], [part], part, moved_to(DEVICE))
+
+
 def _print_constraint(p: _Printer, op: Op) -> None:
     if not p.mesh:
         raise CompileError(
@@ -515,7 +548,11 @@ _SPECIAL: dict[str, Callable[[_Printer, Op], None]] = {
     "all_slice": _print_all_slice,
     "axis_index": _print_axis_index,
     "convert": _print_convert,
+    "host_empty": _print_empty,
+    "host_load": _print_load,
+    "host_store": _print_store,
     "loop": _print_loop,
+    "move_to": _print_move,
     "reduce": _print_reduce,
     "reduce_window": _print_reduce_window,
     "scatter": _print_scatter,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from compiler.dtypes import DType
+from compiler.ir.ops.host import HOST
 from compiler.ir.ops.shape import ConstantAttrs
 from compiler.ir.types import Op
 
@@ -209,6 +210,15 @@ WHOLE_DIMS: dict[str, Callable[[Op], tuple[int, ...]]] = {
 """Dims on which an op cannot be computed from a part: a partitioner has to gather them first."""
 
 
+def moved_to(memory: str) -> list[str]:
+    """The entries of JAX's annotation that a value is in `memory`."""
+    kind = "pinned_host" if memory == HOST else memory
+    return [
+        'call_target_name = "annotate_device_placement"',
+        f'mhlo.frontend_attributes = {{_xla_buffer_placement = "{kind}"}}',
+    ]
+
+
 ATTRIBUTES: dict[str, Callable[[Op], list[str]]] = {
     "broadcast_in_dim": _one("broadcast_dimensions", lambda a: dense_array(a.dims)),
     "compare": _one("comparison_direction", _direction),
@@ -218,6 +228,7 @@ ATTRIBUTES: dict[str, Callable[[Op], list[str]]] = {
     "dot_general": _dot,
     "dynamic_slice": _one("slice_sizes", lambda a: dense_array(a.sizes)),
     "gather": _gather,
+    "host_load": _one("slice_sizes", lambda a: dense_array(a.sizes)),
     "iota": _one("iota_dimension", lambda a: integer(a.dim)),
     "pad": _pad,
     "reverse": _one("dimensions", lambda a: dense_array(a.dims)),

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from compiler.dtypes import DType
 from compiler.isa.region import Affine, RegionProgram, Tensor
 
+TRANSFERS = ("host_store", "host_load")
+"""Kinds of `CollectiveCall` that go over the host's link."""
 NO_PLACE = -1
 """The offset of an arena buffer that no call reads or writes: it has no bytes."""
 
@@ -168,9 +170,11 @@ class CollectiveCall:
     dim: the source viewed as [outer, dim, inner] is concatenated (or split) along the middle one
     in group order. A bucket has `parts`: tensors one behind the other in the source, and their
     results in the target, each with a shape of its own.
+    `host_store` and `host_load` move a rank's own tensor over the link to the host and have no
+    axes: target or source is a row of a host buffer.
     """
 
-    kind: str  # CollectiveKind.value
+    kind: str  # CollectiveKind.value, host_store, host_load
     axes: tuple[str, ...]
     dtype: DType
     source_shape: tuple[int, int, int]  # outer, dim, inner of one rank's source
@@ -179,6 +183,17 @@ class CollectiveCall:
     name: str = ""
     pairs: tuple[tuple[int, int], ...] = ()  # group positions (source, target) of a permute
     parts: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether it goes over the host's link instead of the network."""
+        return self.kind in TRANSFERS
+
+    @property
+    def queue(self) -> int | str:
+        """What serves it in order: a stream of the collective engine, or a direction of the host's
+        link, which has DMA rings of its own."""
+        return self.kind if self.is_transfer else self.stream
 
     @property
     def met(self) -> CollectiveCall:
@@ -228,14 +243,14 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class ProgramBuffer:
-    """HBM memory of a program: a named buffer of the step (`name` of the step plan) or arena space
-    at `offset_bytes`.
+    """Memory of a program: a named buffer of the step (`name` of the step plan) in HBM or in host
+    memory, which only transfers reach, or arena space at `offset_bytes`.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: DType
-    kind: str  # named, arena
+    kind: str  # named, host, arena
     offset_bytes: int = NO_PLACE  # arena only; named buffers are placed by the manifest
 
 

@@ -25,7 +25,7 @@ from compiler.schema import (
 )
 
 _STEP = Rule("a step", lambda v: isinstance(v, tuple))
-_BUFFER = row(TEXT, COUNTS, DTYPE, one_of("named", "arena"), WHOLE)
+_BUFFER = row(TEXT, COUNTS, DTYPE, one_of("named", "host", "arena"), WHOLE)
 HEAD = Table(
     {
         "name": TEXT,
@@ -67,7 +67,7 @@ def check_program(program: Program) -> None:
     """All rules. Raises ValueError for the first that is broken."""
     for number, buffer in enumerate(program.buffers):
         _check_buffer(number, buffer, program)
-    named = {b.name for b in program.buffers if b.kind == "named"}
+    named = {b.name for b in program.buffers if b.kind != "arena"}
     for name in (*program.inputs, *program.outputs):
         if name not in named:
             raise ValueError(f"no buffer is named {name!r}")

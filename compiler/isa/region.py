@@ -78,6 +78,11 @@ class View:
     strides: tuple[int, ...]
 
 
+def tensor_of(operand: int | View) -> int:
+    """The tensor of an operand of a collective: all of it, or a dense run from a view's offset."""
+    return operand.tensor if isinstance(operand, View) else operand
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A coordinate of a view that may leave memory: `offset + sum(index * stride)` over the atoms.

@@ -22,6 +22,7 @@ from compiler.isa.attributes import (
 from compiler.isa.instructions import INSTRUCTIONS
 from compiler.isa.limits import walk
 from compiler.isa.program import (
+    TRANSFERS,
     AccessPattern,
     CollectiveCall,
     Function,
@@ -58,7 +59,8 @@ HEAD = Table(
 """What the section `function` holds."""
 _COLLECTIVE: Mapping[str, Rule] = {
     "kind": one_of(
-        "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute"
+        *("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute"),
+        *TRANSFERS,
     ),
     "axes": several(TEXT),
     "dtype": DTYPE,

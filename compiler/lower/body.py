@@ -13,6 +13,7 @@ from functools import cached_property
 
 from compiler.diagnostics import UNKNOWN_LOC, Loc
 from compiler.ir.opdef import OPS
+from compiler.ir.ops.host import STORE
 from compiler.ir.types import Graph, Op, Value
 from compiler.isa.region import Affine
 from compiler.joins import joins_stages
@@ -36,7 +37,7 @@ IDENTITY = frozenset(("optimization_barrier", "sharding_constraint"))
 INVERTIBLE = frozenset(("reshape", "transpose")) | IDENTITY
 LABEL_VIEWS = INVERTIBLE | {"broadcast_in_dim"}
 VIEWS = LABEL_VIEWS | {"slice", "dynamic_slice", "reverse", "unfold"}
-UPDATES = frozenset(("dynamic_update_slice", "scatter"))
+UPDATES = frozenset(("dynamic_update_slice", "scatter", STORE))
 
 
 def is_constant_like(op: Op) -> bool:

@@ -7,6 +7,7 @@ the code is the same on every core. Groups of one rank move nothing and become v
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from compiler.ir.types import Op, Value
@@ -31,11 +32,16 @@ def _make(body: Body, op: Op) -> None:
         body.look_through(op.result, source, identity)
         return
     _check_reduction(op)
+    body.add_task(op, COLLECTIVE, (dense_source(body, op, source),))
+
+
+def dense_source(body: Body, op: Op, source: Value) -> Value:
+    """`source`, or a copy of it, dense in memory; `op` sends it."""
     base, chain = body.base(source)
     plain = all(body.views[v].name in IDENTITY | {"reshape"} for v in chain)
     if not plain or body.is_free(source) or base in body.constants:
-        source = body.copy(source, op)
-    body.add_task(op, COLLECTIVE, (source,))
+        return body.copy(source, op)
+    return source
 
 
 def _check_reduction(op: Op) -> None:
@@ -52,9 +58,11 @@ def _check_reduction(op: Op) -> None:
         raise unsupported(op, given, "cast to f32 before reducing")
 
 
-def call_of(op: Op, number: int) -> CollectiveCall:
-    """The entry of `op` in the function's table of collectives."""
-    shape = op.operands[0].type.shape
+def call_of(task: Task, number: int) -> CollectiveCall:
+    """The entry of a task in the function's table of collectives; a transfer to or from the host is
+    one of a rank alone.
+    """
+    op, shape = task.op, task.data[0].type.shape
     dim = _moving_dim(op)
     if dim < 0:
         placed = (1, math.prod(shape), 1)
@@ -64,7 +72,7 @@ def call_of(op: Op, number: int) -> CollectiveCall:
     name = f"{op.name}.{number}"
     return CollectiveCall(
         op.name,
-        op.attrs.axes,
+        getattr(op.attrs, "axes", ()),
         op.result.type.dtype,
         placed,
         reduction,
@@ -95,6 +103,8 @@ def _emit(emitter: Emitter, task: Task) -> int:
     raise AssertionError("collectives and register loads are not compute regions")
 
 
+alone = Lowering(label=_label, emit=_emit)
+"""The rules of what is no compute region."""
 for _name in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute"):
-    register(_name, Lowering(make=_make, label=_label, emit=_emit))
-register(REGISTER, Lowering(label=_label, emit=_emit))
+    register(_name, replace(alone, make=_make))
+register(REGISTER, alone)

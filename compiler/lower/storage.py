@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.dtypes import DType
+from compiler.ir.ops.host import STORE
 from compiler.ir.types import Op, Value
 from compiler.isa.region import Tensor
 from compiler.lower import views
@@ -183,7 +184,7 @@ class Storage:
     def window(self, task: Task) -> Place:
         """Where a task stores its result: its home, or the range a write fills."""
         place = self.home(task.result)
-        if task.op.name != WRITE:
+        if task.op.name not in (WRITE, STORE):
             return place
         attrs, sizes = task.op.attrs, task.data[0].type.shape
         layout = views.window(place.layout, attrs.starts, sizes, attrs.steps)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from compiler import hbm
 from compiler.ir.types import Op
 from compiler.isa.program import CollectiveCall
-from compiler.isa.region import RegionProgram, Tensor, View
+from compiler.isa.region import Affine, RegionProgram, Tensor, View, tensor_of
 from compiler.lower.body import Body
 from compiler.lower.collective import call_of, source_value
 from compiler.lower.emit import Emitter
@@ -16,7 +16,7 @@ from compiler.lower.excess import keep_wide
 from compiler.lower.group import Groups
 from compiler.lower.schedule import Slot, schedule
 from compiler.lower.space import label
-from compiler.lower.storage import Storage
+from compiler.lower.storage import Place, Storage
 from compiler.lower.task import COLLECTIVE, ORDINAL_FILE, REGISTER, Task
 
 
@@ -46,7 +46,7 @@ def write_out(body: Body, storage: Storage, groups: Groups, num_parameters: int)
         head = body.tasks[slot.region]
         if head.kind == COLLECTIVE and not slot.wait:
             number_of[slot.region] = len(calls)
-            calls.append(call_of(head.op, len(calls)))
+            calls.append(call_of(head, len(calls)))
         regions.append(_region(body, storage, groups, slot, number_of))
     tensors, scratch_bytes = _place_scratch(storage.tensors, regions)
     return Lowered(
@@ -101,12 +101,18 @@ def _ordinal(op: Op) -> int:
 def _start_region(storage: Storage, task: Task, number: int) -> RegionProgram:
     attrs = {
         "collective": number,
-        "source": storage.place(source_value(task)).tensor,
-        "target": storage.home(task.result).tensor,
+        "source": _run(storage.place(source_value(task))),
+        "target": _run(storage.window(task)),
     }
     return RegionProgram(
         "collective_start", f"start.{task.op.name}", attrs=attrs, loc=_ordinal(task.op)
     )
+
+
+def _run(place: Place) -> int | View:
+    """A dense run in memory: a whole tensor, or what is behind an offset in it."""
+    offset = place.layout.offset
+    return place.tensor if offset == Affine() else View(place.tensor, offset, ())
 
 
 def _register_region(storage: Storage, task: Task) -> RegionProgram:
@@ -150,13 +156,14 @@ def tensor_spans(regions: Sequence[RegionProgram]) -> dict[int, tuple[int, int]]
     awaited.
     """
     spans: dict[int, tuple[int, int]] = {}
-    flying: dict[int, tuple[int, int]] = {}
+    flying: dict[int, tuple[int, ...]] = {}
     for at, region in enumerate(regions):
         touched = [n.attrs["view"].tensor for n in region.nodes if "view" in n.attrs]
         if region.kind == "register_load":
             touched.append(region.attrs["view"].tensor)
         elif region.kind == "collective_start":
-            flying[region.attrs["collective"]] = (region.attrs["source"], region.attrs["target"])
+            ends = (region.attrs["source"], region.attrs["target"])
+            flying[region.attrs["collective"]] = tuple(map(tensor_of, ends))
             touched += flying[region.attrs["collective"]]
         elif region.kind == "collective_wait":
             touched += flying.pop(region.attrs["collective"])

@@ -51,7 +51,8 @@ def function_lines(
         yield f"{_STEP}tensor {number} {_tensor(tensor)}"
     for number, call in enumerate(function.collectives):
         shape = " ".join("x".join(map(str, s)) for s in call.parts or (call.source_shape,))
-        yield f"{_STEP}collective {number} {call.kind} over {','.join(call.axes)} {shape}"
+        over = ",".join(call.axes) or "the host link"
+        yield f"{_STEP}collective {number} {call.kind} over {over} {shape}"
     for core, regions in enumerate(function.subgraphs):
         if len(function.subgraphs) > 1:
             yield f"{_STEP}subgraph sg{core:02d} on physical core {core}"
@@ -60,7 +61,8 @@ def function_lines(
 
 
 def _buffer(buffer: ProgramBuffer) -> str:
-    place = buffer.name if buffer.kind == "named" else f"arena+{buffer.offset_bytes}"
+    place = f"arena+{buffer.offset_bytes}" if buffer.kind == "arena" else buffer.name
+    place += " on the host" if buffer.kind == "host" else ""
     return f"{place} {_type(buffer.shape, buffer.dtype.value)}"
 
 

@@ -25,8 +25,9 @@ _MAX_AXIS = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBuffer:
-    """A named HBM buffer of every core (see `compiler.program.BufferInfo`), placed at
-    `offset_bytes`."""
+    """A named buffer of every core (see `compiler.program.BufferInfo`), placed at `offset_bytes` of
+    its HBM, or of its part of the host's memory.
+    """
 
     name: str
     role: str
@@ -39,6 +40,7 @@ class NamedBuffer:
     part: LeafPart | None = None
     stages: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
+    memory: str = "device"
 
     def on(self, stage: int) -> bool:
         """True when the cores of `stage` have the buffer."""
@@ -198,7 +200,8 @@ def _buffer_row(b: NamedBuffer) -> list[Any]:
     shapes = [list(b.local_shape), list(b.global_shape)]
     part = list(astuple(b.part)) if b.part else None
     place = [b.offset_bytes, part, list(b.stages), list(b.slots)]
-    return [b.name, b.role, b.dtype.value, *shapes, axes, b.initial, *place]
+    memory = [b.memory] if b.memory != "device" else []
+    return [b.name, b.role, b.dtype.value, *shapes, axes, b.initial, *place, *memory]
 
 
 def _read_transfer(row: list[Any]) -> Transfer:
@@ -212,7 +215,8 @@ def _read_part(row: list[Any]) -> LeafPart:
 
 
 def _read_buffer(row: list[Any]) -> NamedBuffer:
-    name, role, dtype, local, global_, axes, initial, offset, part, stages, slots = row
+    name, role, dtype, local, global_, axes, initial, offset, *rest = row
+    part, stages, slots, *memory = rest
     return NamedBuffer(
         name=_text(name),
         role=_text(role),
@@ -225,7 +229,15 @@ def _read_buffer(row: list[Any]) -> NamedBuffer:
         part=_read_part(part) if part else None,
         stages=_counts(stages),
         slots=_counts(slots),
+        **_read_memory(memory),
     )
+
+
+def _read_memory(given: list[Any]) -> dict[str, str]:
+    """Where a row says it, which one of HBM does not. Raises TypeError."""
+    if given not in ([], ["host"]):
+        raise TypeError(f"memory is {given!r}")
+    return {"memory": "host"} if given else {}
 
 
 def _text(value: Any) -> str:

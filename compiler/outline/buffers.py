@@ -11,7 +11,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler import hbm
+from compiler.diagnostics import CompileError
 from compiler.ir.analysis import structure
+from compiler.ir.memories import host_values
+from compiler.ir.ops.host import HOST, STORE
 from compiler.ir.types import Graph, TensorType, Value
 from compiler.isa.program import NO_PLACE, Call, ProgramBuffer, Repeat
 from compiler.isa.region import Affine
@@ -43,6 +46,7 @@ class _Buffer:
 
     name: str
     type: TensorType
+    on_host: bool = False
     first: int = -1
     last: int = -1
 
@@ -66,12 +70,13 @@ def outline_program(program: StepProgram, units: dict[str, Unit]) -> OutlinedPro
     with within(f"programs/{program.name}"):
         level = cut_program(program.graph, program.name)
     named: dict[str, int] = {}
+    hosted = host_values(program.graph)
     for name, value in (
         *zip(program.inputs, program.graph.inputs, strict=True),
         *zip(program.outputs, program.graph.outputs, strict=True),
     ):
         if name not in named:
-            named[name] = layout.new_buffer(name, value.type)
+            named[name] = layout.new_buffer(name, value.type, value in hosted)
     place = {v: named[n] for n, v in zip(program.inputs, program.graph.inputs, strict=True)}
     steps = layout.level(level, place, [named[n] for n in program.outputs])
     arena = [b for b in layout.buffers if not b.name and b.first >= 0]
@@ -94,7 +99,9 @@ def outline_program(program: StepProgram, units: dict[str, Unit]) -> OutlinedPro
 
 
 def _finished(buffer: _Buffer, offset: int) -> ProgramBuffer:
-    kind = "named" if buffer.name else "arena"
+    kind = "arena"
+    if buffer.name:
+        kind = HOST if buffer.on_host else "named"
     return ProgramBuffer(buffer.name, buffer.type.shape, buffer.type.dtype, kind, offset)
 
 
@@ -109,9 +116,9 @@ class _Layout:
         self._position = 0
         self._counters: dict[int, Affine] = {}
 
-    def new_buffer(self, name: str, type: TensorType) -> int:
+    def new_buffer(self, name: str, type: TensorType, on_host: bool = False) -> int:
         """Number of a new buffer; arena space when it has no name."""
-        self.buffers.append(_Buffer(name, type))
+        self.buffers.append(_Buffer(name, type, on_host))
         return len(self.buffers) - 1
 
     def level(
@@ -175,6 +182,7 @@ class _Layout:
     def _call(self, piece: Piece, inputs: Sequence[int], outputs: Sequence[int]) -> Call:
         """A call of the unit of `piece`; outputs in the buffer of an input are aliases."""
         assert piece.graph is not None
+        self._check_memories(piece.graph, inputs, outputs)
         aliases = tuple((k, inputs.index(b)) for k, b in enumerate(outputs) if b in inputs)
         scalars = enumerate((known for _, known in piece.scalars), len(piece.inputs))
         parameters = tuple((i, known.low, known.high) for i, known in scalars)
@@ -182,6 +190,26 @@ class _Layout:
         self._touch((*inputs, *outputs))
         values = tuple(substituted(known.value, self._counters) for _, known in piece.scalars)
         return Call(self._function(unit), tuple(inputs), tuple(outputs), values)
+
+    def _check_memories(self, graph: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """What is on the host inside of a function is a named buffer there outside.
+
+        Raises CompileError for residuals of a step that is not cut, and for a copy of them.
+        """
+        hosted = host_values(graph)
+        bound = (
+            *zip(graph.inputs, inputs, strict=False),
+            *zip(graph.outputs, outputs, strict=True),
+        )
+        for value, number in bound:
+            if (value in hosted) != self.buffers[number].on_host:
+                raise CompileError(
+                    "SW_HOST_VALUE",
+                    "host memory requires what only forward writes and only backward reads, got"
+                    f" {value.type} that is used otherwise",
+                    hint="move residuals alone, with an offload policy of jax.checkpoint, in a step"
+                    " that can be cut into forward and backward",
+                )
 
     def _function(self, unit: Unit) -> int:
         """The number of a function of this program; of equal ones only the first is packed."""
@@ -222,6 +250,10 @@ class _Layout:
         steps += self._turns(step, found)
         self._extend(start, outer)
         frame.place.update((results[i], found.after[i]) for i in step.carried)
+        moved = {found.after[i]: results[i] for i in rotation.moved}
+        frame.claims = {
+            v: target for v, target in frame.claims.items() if moved.get(target, v) is v
+        }  # where a carry has moved to, nothing else can be made
         return steps
 
     def _turns(self, step: LoopStep, found: Turns) -> list[Call | Repeat]:
@@ -334,7 +366,7 @@ def _first_value(step: Step, value: Value) -> Value | None:
         return step.operands.get(step.op.results.index(value))
     assert step.graph is not None
     made, at = step.graph.producers(), step.graph.outputs[step.outputs.index(value)]
-    while (op := made.get(at)) is not None and op.name == "dynamic_update_slice":
+    while (op := made.get(at)) is not None and op.name in ("dynamic_update_slice", STORE):
         at = op.operands[0]
     return dict(zip(step.graph.inputs, step.inputs, strict=False)).get(at)
 

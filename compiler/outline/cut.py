@@ -16,6 +16,7 @@ import numpy as np
 from compiler.ir.analysis import structure
 from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import ConstantAttrs, ReshapeAttrs
+from compiler.ir.ops.host import EMPTY
 from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.isa.region import Affine
 from compiler.joins import joins_stages
@@ -158,7 +159,11 @@ class _Cutter:
         for op in self.graph.ops:
             if op.name == "loop":
                 continue
-            pure = op.name in ("constant", "iota") or OPS[op.name].elementwise or op.name in VIEWS
+            pure = (
+                op.name in ("constant", "iota", EMPTY)
+                or OPS[op.name].elementwise
+                or op.name in VIEWS
+            )
             if op.name == "optimization_barrier":
                 free.update(r for r, v in zip(op.results, op.operands, strict=True) if v in free)
             elif pure and all(v in free or v in self.known for v in op.operands):
@@ -321,11 +326,16 @@ class _Cutter:
         level = _Cutter(body, registers, self.counters, name, induction, whole).level()
         makers = {
             i: None
-            if is_overwritten(body, i, trip, counter, level.known)
+            if self._is_room(op.operands[i]) or is_overwritten(body, i, trip, counter, level.known)
             else self._maker(op.operands[i])
             for i in made
         }
         return LoopStep(op, level, counter, invariant, carried, operands, makers)
+
+    def _is_room(self, value: Value) -> bool:
+        """True for host memory that nobody reads before it is written."""
+        op = self.producers.get(value)
+        return op is not None and op.name == EMPTY
 
     def _maker(self, value: Value) -> Piece:
         """A piece that makes a free value."""

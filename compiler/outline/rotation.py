@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from compiler.ir.ops.host import STORE
 from compiler.ir.types import Op, Value
 from compiler.isa.region import Affine
 from compiler.outline.cut import BITCASTS, LoopStep
@@ -89,8 +90,9 @@ def _in_flight(step: LoopStep) -> tuple[set[Value], set[Value]]:
     received: set[Value] = set()
     for op in body.ops:
         if op.name in MOVERS:
-            received.update(op.results)
-            sent.update(_behind(made, v) for v in op.operands)
+            in_place = op.name == STORE  # a row of a stack, which stays where it is
+            received.update(() if in_place else op.results)
+            sent.update(_behind(made, v) for v in op.operands[in_place:])
     return sent, received
 
 

@@ -1,4 +1,5 @@
-"""Drop barriers and user constraints from local graphs, where both have done their work.
+"""Drop barriers and user constraints from local graphs, where both have done their work, and moves
+to memories where they are no transfers: a program of one file keeps all it has in HBM.
 
 After this pass a recomputation is only kept apart by not being merged: no CSE may run behind it.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from compiler.ir.types import Graph
 from compiler.passes.rewrite import Level, with_regions
 
-IDENTITIES = frozenset(("optimization_barrier", "sharding_constraint"))
+IDENTITIES = frozenset(("move_to", "optimization_barrier", "sharding_constraint"))
 
 
 def drop_barriers(graph: Graph) -> Graph:

@@ -26,6 +26,7 @@ _MOVED: Mapping[str, slice] = {
     "dynamic_slice": slice(0, 1),
     "dynamic_update_slice": slice(0, 2),
     "gather": slice(0, 1),
+    "move_to": slice(0, 1),
     "optimization_barrier": slice(0, None),
     "pad": slice(0, 2),
     "reshape": slice(0, 1),

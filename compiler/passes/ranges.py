@@ -164,7 +164,7 @@ def _shift_right(op: Op, operands: Operands) -> Range:
 _SIDE_BY_SIDE = ("optimization_barrier", "sort")  # result i has the elements of operand i
 _MOVES = (
     *("all_gather", "all_slice", "broadcast_in_dim", "collective_permute", "dynamic_slice"),
-    *("reshape", "reverse", "sharding_constraint", "slice", "transpose"),
+    *("move_to", "reshape", "reverse", "sharding_constraint", "slice", "transpose"),
 )
 
 _RULES: dict[str, Rule] = {

@@ -62,7 +62,8 @@ def _collectives(function: Function) -> Iterator[str]:
 
 def _call(call: CollectiveCall) -> str:
     shapes = " ".join("x".join(map(str, shape)) for shape in call.parts or (call.source_shape,))
-    return f"{call.kind} over {'+'.join(call.axes)} of {call.dtype.value}[{shapes}]"
+    over = "+".join(call.axes) or "the host link"
+    return f"{call.kind} over {over} of {call.dtype.value}[{shapes}]"
 
 
 def _stretches(regions: Sequence[Region]) -> Iterator[list[int]]:

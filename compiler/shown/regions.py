@@ -19,7 +19,7 @@ def regions_text(lowered: Lowered) -> str:
     head = "// `loc N` is the N-th op, from 0, of the function's graph before its passes\n"
     tensors = "".join(_tensor(number, tensor) for number, tensor in enumerate(lowered.tensors))
     calls = "".join(
-        f"// collective {number}: {call.kind} over {'+'.join(call.axes)}\n"
+        f"// collective {number}: {call.kind} over {'+'.join(call.axes) or 'the host link'}\n"
         for number, call in enumerate(lowered.collectives)
     )
     return head + tensors + calls + to_text(*lowered.regions)

@@ -107,7 +107,8 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
         took, exposed = row["time_ps"], row["exposed_ps"]
         name = f"  {row['kind']} over {row['axis']} of {bytes_text(row['bytes'])}"
         hidden = f"{max(0, took - exposed) / took:.0%}" if took else ""
-        rows.append((name, row["count"], row["stream"], us_text(took), us_text(exposed), hidden))
+        stream = "" if row["stream"] is None else row["stream"]  # of the host's link
+        rows.append((name, row["count"], stream, us_text(took), us_text(exposed), hidden))
     yield from table(rows, right=(1, 2, 3, 4, 5))
     for one in report["timelines"]:
         yield from _timeline(one)

@@ -49,7 +49,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _program(program: Program) -> dict[str, Any]:
-    named = {b.name: b for b in program.buffers if b.kind == "named"}
+    named = {b.name: b for b in program.buffers if b.kind != "arena"}
 
     def rows(names: tuple[str, ...]) -> list[dict[str, Any]]:
         return [
@@ -205,7 +205,7 @@ def _inputs(program: Program, file: Path) -> dict[str, np.ndarray]:
     found = found or {n: called[n] for n in program.inputs if n in called}
     outs = ((n, stored.get(f"out{k}")) for k, n in enumerate(program.inputs))
     found = found or {name: array for name, array in outs if array is not None}
-    dtypes = {b.name: b.dtype for b in program.buffers if b.kind == "named"}
+    dtypes = {b.name: b.dtype for b in program.buffers if b.kind != "arena"}
     return {name: _typed(file, name, array, dtypes[name]) for name, array in found.items()}
 
 

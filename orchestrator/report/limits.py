@@ -199,9 +199,11 @@ def cannot_tell(about: Asked) -> Iterator[Statement]:
     return (one for one in STATEMENTS if one.holds(about))
 
 
-def limits_section(about: Asked, profile: str) -> dict[str, Any]:
-    """The block of the report: what it cannot tell, and the figures that no page documents."""
-    figures = assumptions(about.target, profile).items()
+def limits_section(about: Asked, profile: str, transfers: bool = False) -> dict[str, Any]:
+    """The block of the report: what it cannot tell, and the figures that no page documents;
+    `transfers`: whether the step uses the host's link.
+    """
+    figures = assumptions(about.target, profile, transfers).items()
     return {
         "cannot_tell": [{"short": one.short, "text": one.text} for one in cannot_tell(about)],
         "assumed": [

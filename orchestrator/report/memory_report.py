@@ -18,6 +18,7 @@ from orchestrator import terminal
 from orchestrator.build import Built, planned
 from orchestrator.bundling import compiled_footprints
 from orchestrator.config import JobConfig
+from orchestrator.offload import host_section
 from orchestrator.report.sections import Report
 from orchestrator.report.text import size_text
 from orchestrator.service.service import UnitService
@@ -62,6 +63,7 @@ def memory_section(built: Built) -> dict[str, Any]:
             {"name": h.name, "category": h.category, "bytes": h.num_bytes, "loc": str(h.loc)}
             for h in found.held[:LISTED]
         ],
+        **host_section(built.plan.step, target),
     }
 
 

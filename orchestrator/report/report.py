@@ -90,7 +90,11 @@ def base_report(
         "collectives": collective_rows(timing, built.plan.mesh),
         "streams": stream_section(built, timing),
         "goodput": goodput,
-        "limits": limits_section(_asked(built), timing.profile),
+        "limits": limits_section(
+            _asked(built),
+            timing.profile,
+            any(use.call.is_transfer for use in timing.collectives),
+        ),
     }
     return bought(report | {"bottleneck": bottleneck(report)}, built.job, built.layout.target)
 
@@ -327,11 +331,11 @@ def collective_rows(timing: StepTiming, mesh: Mesh) -> list[dict[str, Any]]:
     return [
         {
             "kind": use.call.kind,
-            "axis": mesh.shown(use.call.axes),
+            "axis": "host" if use.call.is_transfer else mesh.shown(use.call.axes),
             "group_size": use.cost.group_size,
             "count": use.count,
             "parts": max(1, len(use.call.parts)),
-            "stream": use.call.stream,
+            "stream": None if use.call.is_transfer else use.call.stream,
             "bytes": use.cost.size_bytes,
             "algorithm": use.cost.algorithm,
             "time_ps": use.total_ps,
@@ -346,8 +350,9 @@ def stream_section(built: Built, timing: StepTiming) -> dict[str, Any]:
     """What runs on each stream of a core, and in which DMA packets it and compute move."""
     packets, mesh = packets_of(built.job.strategy), built.plan.mesh
     rows = []
-    for stream in sorted({use.call.stream for use in timing.collectives}):
-        uses = [use for use in timing.collectives if use.call.stream == stream]
+    engines = [use for use in timing.collectives if not use.call.is_transfer]
+    for stream in sorted({use.call.stream for use in engines}):
+        uses = [use for use in engines if use.call.stream == stream]
         kinds = {f"{use.call.kind} {mesh.shown(use.call.axes)}": None for use in uses}
         rows.append(
             {

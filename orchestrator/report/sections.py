@@ -184,7 +184,16 @@ def memory(report: Report, width: int) -> list[Text]:
     parts = {n: size for n, size in section["categories"].items() if size >= _SHOWN * peak}
     sizes = {name: size_text(size) for name, size in parts.items()}
     drawn = Text(" " * TITLE).append(bar_to_limit(parts, limit, width - TITLE))
-    return [*titled("memory", text, width), drawn, *parts_of(legend(sizes), width)]
+    host = [Text(_host_text(section["host"]))] if "host" in section else []
+    lines = [*titled("memory", text, width), drawn, *parts_of(legend(sizes), width)]
+    return lines + (parts_of(host, width) if host else [])
+
+
+def _host_text(section: Mapping[str, Any]) -> str:
+    """What an instance keeps in the memory of its host."""
+    kept, limit = section["bytes"], section["limit_bytes"]
+    share = share_text(kept / limit)
+    return f"and {size_text(kept)} of {size_text(limit)} host memory per instance, {share}"
 
 
 def auto(report: Report, width: int) -> list[Text]:

@@ -92,6 +92,7 @@ _JOB = _open(
     ),
 )
 _MEMORY = _open(
+    {"host": _open(per_core_bytes=SIZE, bytes=SIZE, limit_bytes=SIZE)},
     limit_bytes=SIZE,
     reserve_bytes=NUMBER,
     peak_bytes=NUMBER,
@@ -193,7 +194,7 @@ _COLLECTIVE = _open(
     group_size=NUMBER,
     count=NUMBER,
     parts=NUMBER,
-    stream=NUMBER,
+    stream=_NO_LESS,
     bytes=NUMBER,
     algorithm=TEXT,
     time_ps=NUMBER,

@@ -48,7 +48,7 @@ def _concatenate(op: Op, operands: Sequence[Label]) -> Label:
 
 
 @transfers(
-    *("negate", "reverse", "sharding_constraint"),
+    *("move_to", "negate", "reverse", "sharding_constraint"),
     *("all_gather", "all_slice", "all_to_all", "collective_permute"),
 )
 def _linear(op: Op, operands: Sequence[Label], scope: Scope) -> Label:

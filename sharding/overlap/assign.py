@@ -2,7 +2,8 @@
 
 What follows from weights and the counter alone can run before its layer: the gathers of weights.
 What only adds to the results of the loop can run after it: the reductions of gradients, with
-everything behind them. Every op gets a *delay* in iterations behind the earliest ones;
+everything behind them. What comes from the host is always fetched a layer early, and what goes
+there leaves a layer late. Every op gets a *delay* in iterations behind the earliest ones;
 `pipelined.py` makes a loop of it.
 """
 
@@ -11,12 +12,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from compiler.ir.ops.host import LOAD, STORE, TRANSFERS
 from compiler.ir.types import Graph, Op, Value
 
 GATHER = "all_gather"
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 COLLECTIVES = (GATHER, *REDUCTIONS, "all_to_all")
+_TRAFFIC = (*COLLECTIVES, *TRANSFERS)
 COPIES, SHARDS = "dp_replicate", "dp_shard"
+_HOST_SHIFT = 1
+"""Layers by which transfers are early and late: what one layer hides is all that helps, since they
+follow each other on one link; each costs the memory of a layer's residuals (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +56,35 @@ class Delays:
         """All delays in order, that of the layer among them."""
         return sorted({*self.delay.values(), self.middle})
 
+    def moves(self, names: Collection[str]) -> bool:
+        """Whether ops of these names run early or late."""
+        return any(op.name in names and at != self.middle for op, at in self.delay.items())
+
 
 def delays(loop: Op, shifts: Shifts) -> Delays | None:
     """Delays of the ops of `loop`, None when nothing in it can move."""
     body = _Body(loop)
-    early = body.weight_gathers() if shifts.gather else {}
+    gathers = body.weight_gathers() if shifts.gather else []
+    most = loop.attrs.trip
+    early = dict.fromkeys(gathers, min(shifts.gather, most))
+    early |= dict.fromkeys(body.host_loads(), min(_HOST_SHIFT, most))
     late = body.gradient_reductions(early)
     over_copies = [op for op, n in late.items() if n and _is_over_copies(op)]
     if not shifts.reduce:
         late = body.settled(over_copies)
-    if not early and not late:
+    stored = body.host_stores()
+    if not early and not late and not stored:
         return None
-    middle = min(shifts.gather, loop.attrs.trip) if early else 0
-    behind = middle + min(max(shifts.reduce, 1), loop.attrs.trip)
+    middle = max(early.values(), default=0)
+    behind = middle + min(max(shifts.reduce, 1), most)
     delay = {}
     for op in body.graph.ops:
         if op in late:
             delay[op] = behind + late[op]
+        elif op in stored:
+            delay[op] = middle + min(_HOST_SHIFT, most)
         elif not all(v in body.free for v in op.results):
-            delay[op] = 0 if op in early else middle
+            delay[op] = middle - early.get(op, 0)
     return Delays(loop, delay, body.free, middle, [op for op in over_copies if op in late])
 
 
@@ -100,16 +116,36 @@ class _Body:
             if op.name == "optimization_barrier":
                 pairs = zip(op.operands, op.results, strict=True)
                 found.update(result for operand, result in pairs if operand in found)
-            elif op.regions or (op.name in COLLECTIVES and op.name not in traffic):
+            elif op.regions or (op.name in _TRAFFIC and op.name not in traffic):
                 continue
             elif all(v in found for v in op.operands):
                 found.update(op.results)
         return found
 
-    def weight_gathers(self) -> dict[Op, int]:
+    def host_loads(self) -> list[Op]:
+        """Transfers from stacks that the loop does not change."""
+        loads = (op for op in self.graph.ops if op.name == LOAD)
+        return [op for op in loads if all(v in self.free for v in op.operands)]
+
+    def host_stores(self) -> set[Op]:
+        """Transfers to stacks that nothing else in the loop reads."""
+        made = self.graph.producers()
+        found: set[Op] = set()
+        for before, after in zip(self.graph.inputs, self.graph.outputs, strict=True):
+            chain: list[Op] = []
+            value = after
+            while (op := made.get(value)) is not None and op.name == STORE:
+                chain.append(op)
+                value = op.operands[0]
+            between = [op.operands[0] for op in chain]
+            if value is before and all(len(self.users[v]) == 1 for v in between):
+                found |= set() if after in self.users else {*chain}
+        return found
+
+    def weight_gathers(self) -> list[Op]:
         """Gathers of what is free, and what lies between two gathers of one weight."""
         weights = self._following({self.counter, *self.invariant}, (GATHER,))
-        found: dict[Op, int] = {}
+        found: list[Op] = []
         wanted: set[Value] = set()
         for op in reversed(self.graph.ops):
             if not all(v in weights for v in op.results):
@@ -118,7 +154,7 @@ class _Body:
             if op.name == GATHER or needed:
                 wanted.update(op.operands)
                 if not all(v in self.free for v in op.results):
-                    found[op] = 0
+                    found.append(op)
         return found
 
     def gradient_reductions(self, early: Collection[Op]) -> dict[Op, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from compiler.diagnostics import Diagnostic
 from compiler.program import StepPlan
-from sharding.overlap.assign import Shifts, delays
+from sharding.overlap.assign import GATHER, REDUCTIONS, Shifts, delays
 from sharding.overlap.streams import Route
 
 EARLY, LATE = "early_all_gather_shift", "late_reduce_scatter_shift"
@@ -20,9 +20,9 @@ def idle_shifts(step: StepPlan, shifts: Shifts) -> Iterator[Diagnostic]:
     """Notes on shifts that find nothing to move in the loops of `step`."""
     loops = (op for p in step.programs for op in p.graph.ops if op.name == "loop" and op.attrs.trip)
     moved = [found for loop in loops if (found := delays(loop, shifts)) is not None]
-    if shifts.gather and not any(one.middle for one in moved):
+    if shifts.gather and not any(one.moves((GATHER,)) for one in moved):
         yield note(EARLY, shifts.gather, "no loop over layers gathers weights")
-    if shifts.reduce and not any(one.distinct[-1] > one.middle for one in moved):
+    if shifts.reduce and not any(one.moves(REDUCTIONS) for one in moved):
         yield note(LATE, shifts.reduce, "no loop over layers reduces gradients")
 
 

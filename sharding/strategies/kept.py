@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.ir.analysis import invariant_carries
+from compiler.ir.analysis import invariant_carries, keeps_order
 from compiler.ir.opdef import make_op
 from compiler.ir.ops import ConstantAttrs, DynamicSliceAttrs, ReshapeAttrs
 from compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
@@ -102,7 +102,7 @@ def _taken(made: Mapping[Value, Op], value: Value) -> tuple[Op | None, tuple[obj
             continue
         if op.name not in NARROWING:
             return None, ()
-        if not _keeps_order(op):
+        if not keeps_order(op):
             path.append((op.name, op.attrs))
         value = op.operands[0]
     return op, tuple(path)
@@ -128,7 +128,7 @@ def _origin(
             path.append((op.name, op.attrs))
         elif not (
             op.name in NARROWING
-            and _keeps_order(op)
+            and keeps_order(op)
             and op.operands[0].type.shape[layers] == stack.type.shape[layers]
         ):
             break
@@ -151,14 +151,6 @@ def _written(loop: Op, carry: int, dim: int) -> tuple[Value, int, tuple[object, 
     if len(dims) != 1 or known.get(op.operands[1 + dims[0]]) != counter:
         return None
     return loop.operands[kept[op.operands[0]]], dims[0], path
-
-
-def _keeps_order(op: Op) -> bool:
-    """True for a reshape in any spelling: the same elements one after the other."""
-    if op.name == "broadcast_in_dim":
-        same = op.operands[0].type.num_elements == op.result.type.num_elements
-        return same and list(op.attrs.dims) == sorted(op.attrs.dims)
-    return op.name == "reshape"
 
 
 def _laid_out(value: Value, spec: ShardingSpec) -> tuple[object, ...]:

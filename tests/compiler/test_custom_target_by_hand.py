@@ -31,6 +31,7 @@ ABOVE_0 = {
 FROM_0 = {
     *("efa_gbps", "dma_fixed_ns", "cross_engine_semaphore_ns", "program_start_us"),
     *("collective_launch_us", "neuronlink_wire_us", "efa_hop_us"),
+    *("host_link_gb_per_s", "host_memory_gib"),
 }
 OTHERS: dict[str, tuple[list[Any], list[Any]]] = {  # fact -> what it may be, and what not
     "allowed_lnc": ([[1], [2], [1, 2]], [[], [0], [3], [1, 3], 1]),

@@ -108,8 +108,19 @@ def _limits(target: Target) -> Rows:
         "on chip": on_chip,
         "cores": {"all": target.cores, "chips": target.chips, "of a bank": core.hbm_bank_cores},
         "logical cores": {"allowed": list(target.allowed_lnc), "physical": target.lnc},
+        "host": {"memory_bytes": target.host_memory_bytes, "transfer_ps": _transfer_ps(target)},
         "price": {kind: fact.value for kind, fact in target.prices.items()},
     }
+
+
+def _transfer_ps(target: Target) -> list[int]:
+    """A transfer to the host of two cores beside each other, under every profile; none where no
+    link is known.
+    """
+    if not target.host_link_bytes_per_s:
+        return []
+    call = CollectiveCall("host_store", (), F32, (1, 2**20, 1))
+    return [Network(target, 1, {"dp": 2}, name).duration(call).duration_ps for name in NAMES]
 
 
 def _code(target: Target) -> Iterator[tuple[str, Any]]:

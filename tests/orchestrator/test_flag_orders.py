@@ -33,7 +33,7 @@ UNORDERED = {
     "compiler.model_type": {"unet-inference"},  # of no model here
     "strategy.reduce_dtype": {"float32"},  # more exact, not faster
     "strategy.reduce_gradients": {"auto"},
-    "strategy.remat": {"auto"},
+    "strategy.remat": {"auto", "offload"},  # the link decides how fast that is
     "strategy.zero": {"auto"},
 }
 """Values that no order is about."""

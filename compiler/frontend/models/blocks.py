@@ -19,7 +19,7 @@ import optax
 
 from compiler.diagnostics import UsageError
 from compiler.frontend.models import text
-from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site
+from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site, check_remat
 from compiler.frontend.models.llama import make_optimizer
 from compiler.frontend.task import BatchFactory, TrainTask
 
@@ -253,10 +253,7 @@ class TaskOptions:
             raise UsageError(
                 "SW_DROPOUT", f"dropout requires at least 0 and less than 1, got {self.dropout}"
             )
-        if self.remat not in ("none", "selective", "full"):
-            raise UsageError(
-                "SW_REMAT", f"remat requires none, selective or full, got {self.remat}"
-            )
+        check_remat(self.remat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from compiler.diagnostics import UsageError
 
 Params = dict[str, Any]
 
@@ -60,6 +63,36 @@ class Dropout:
 
 NO_DROPOUT = Dropout()
 
+_ENTERING = "entering"
+_PRODUCTS = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+_STATES = jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=[_ENTERING],
+    offload_src="device",
+    offload_dst="pinned_host",
+)
+
+
+def _offloaded(primitive: Any, *avals: Any, **parameters: Any) -> Any:
+    """Products with weights, and what enters a layer."""
+    named = primitive.name == "name" and parameters["name"] == _ENTERING
+    return (_STATES if named else _PRODUCTS)(primitive, *avals, **parameters)
+
+
+_POLICIES: dict[str, Callable[..., Any] | None] = {
+    "selective": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": None,
+    "offload": _offloaded,
+}
+_REMATS = ("none", *_POLICIES)
+
+
+def check_remat(remat: str) -> None:
+    """Raises UsageError for a policy that is not offered."""
+    if remat not in _REMATS:
+        offered = f"{', '.join(_REMATS[:-1])} or {_REMATS[-1]}"
+        raise UsageError("SW_REMAT", f"remat requires {offered}, got {remat}")
+
 
 def run_layers(
     body: Callable[[jax.Array, Params, Dropout], jax.Array],
@@ -71,18 +104,22 @@ def run_layers(
     """Scan `body` over the stacked layers under the checkpoint policy of `remat`. With dropout
     layers are counted, from 1 on.
 
-    "selective" keeps products with weights and redoes attention scores, "full" redoes the layer.
+    "selective" keeps products with weights and redoes attention scores, "full" redoes the layer;
+    "offload" keeps what "selective" keeps, in the memory of the host.
     """
 
     def step(carry: Any, layer: Params) -> tuple[Any, None]:
         if not drop.rate:
-            return body(carry, layer, drop), None
+            return body(entering(carry), layer, drop), None
         x, number = carry
-        return (body(x, layer, replace(drop, layer=number)), number + jnp.uint32(1)), None
+        dropping = replace(drop, layer=number)
+        return (body(entering(x), layer, dropping), number + jnp.uint32(1)), None
+
+    def entering(x: jax.Array) -> jax.Array:
+        return checkpoint_name(x, _ENTERING) if remat == "offload" else x
 
     if remat != "none":
-        kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        step = jax.checkpoint(step, policy=kept if remat == "selective" else None)
+        step = jax.checkpoint(step, policy=_POLICIES[remat])
     out, _ = jax.lax.scan(step, (x, jnp.uint32(1)) if drop.rate else x, layers)
     result: jax.Array = out[0] if drop.rate else out
     return result

@@ -23,7 +23,14 @@ import optax
 from compiler.diagnostics import UsageError
 from compiler.frontend.models import config_file, text
 from compiler.frontend.models.config_file import RopeScaling
-from compiler.frontend.models.layers import NO_DROPOUT, Dropout, Params, Site, run_layers
+from compiler.frontend.models.layers import (
+    NO_DROPOUT,
+    Dropout,
+    Params,
+    Site,
+    check_remat,
+    run_layers,
+)
 from compiler.frontend.task import TrainTask
 
 _COMPUTE_TYPES = {"f32": jnp.float32, "fp32": jnp.float32, "float32": jnp.float32}
@@ -335,8 +342,7 @@ def _check_options(config: LlamaConfig, seq_len: int, dtype: str, remat: str) ->
     """Raises UsageError for an option out of range."""
     if dtype not in _COMPUTE_TYPES:
         raise UsageError("SW_DTYPE", f"dtype requires {', '.join(_COMPUTE_TYPES)}, got {dtype}")
-    if remat not in ("none", "selective", "full"):
-        raise UsageError("SW_REMAT", f"remat requires none, selective or full, got {remat}")
+    check_remat(remat)
     if not 1 <= seq_len <= config.max_position_embeddings:
         raise UsageError(
             "SW_SEQ_LEN",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from compiler.dtypes import DType
 from compiler.frontend.callbacks import CALLBACKS
-from compiler.frontend.rules import gspmd, resize
+from compiler.frontend.rules import gspmd, host, resize
 from compiler.frontend.rules import vendor_calls as calls
 from compiler.frontend.rules.bits import binary, convert
 from compiler.frontend.rules.registry import imports, refuse
@@ -112,6 +112,7 @@ COMPOSITES: dict[str, Composite] = {
     "ResizeBilinear": resize.bilinear,
     "ResizeNearest": resize.nearest,
     "ResizeNearestGrad": resize.nearest_grad,
+    host.ANNOTATION: host.placement,
     "SPMDFullToShardShape": gspmd.annotation,
     "SPMDShardToFullShape": gspmd.annotation,
     "Sharding": gspmd.annotation,

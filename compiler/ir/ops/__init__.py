@@ -19,6 +19,7 @@ from compiler.ir.ops.convolution import ConvolutionAttrs
 from compiler.ir.ops.dot import DotGeneralAttrs
 from compiler.ir.ops.elementwise import BitcastConvertAttrs, CompareAttrs, ConvertAttrs
 from compiler.ir.ops.gather import GatherAttrs, ScatterAttrs
+from compiler.ir.ops.host import HostEmptyAttrs, HostLoadAttrs, MoveToAttrs
 from compiler.ir.ops.reduce import ReduceAttrs
 from compiler.ir.ops.shape import (
     BroadcastInDimAttrs,
@@ -53,8 +54,11 @@ __all__ = [
     "DotGeneralAttrs",
     "DynamicSliceAttrs",
     "GatherAttrs",
+    "HostEmptyAttrs",
+    "HostLoadAttrs",
     "IotaAttrs",
     "LoopAttrs",
+    "MoveToAttrs",
     "PadAttrs",
     "ReduceAttrs",
     "ReduceScatterAttrs",

@@ -24,6 +24,13 @@ def _elementwise(context: Localizer, op: Op) -> Sequence[Value]:
     return context.keep(op)
 
 
+@localizes("move_to")
+def _move(context: Localizer, op: Op) -> Sequence[Value]:
+    dims = context.dims(op.result)
+    require_dims(context, op, "operand and result", dims, context.dims(op.operands[0]))
+    return context.keep(op)
+
+
 @localizes("sharding_constraint")
 def _constraint(context: Localizer, op: Op) -> Sequence[Value]:
     dims = context.dims(op.result)

@@ -284,7 +284,9 @@ def test_bad_options_name_the_field() -> None:
         Sizes(layers=1, hidden=8, heads=0, head_dim=4, ffn=8, vocab=8, positions=8)
     with pytest.raises(UsageError, match="1 to 16 positions, got 17"):
         encoder.train_task(SIZES, TaskOptions(seq_len=17))
-    with pytest.raises(UsageError, match="remat requires none, selective or full, got some"):
+    with pytest.raises(
+        UsageError, match="remat requires none, selective, full or offload, got some"
+    ):
         TaskOptions(seq_len=8, remat="some")
     with pytest.raises(UsageError, match="dtype requires f32, bf16, got fp8"):
         Precision(params="fp8")

@@ -1,0 +1,32 @@
+"""Placements in memories: JAX's `annotate_device_placement`, the form that its offload policies and
+`jax.device_put` to another memory have in a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from compiler.frontend.rules.registry import refuse
+from compiler.ir.ops import MoveToAttrs
+from compiler.ir.ops.host import DEVICE, HOST
+from compiler.ir.types import Value
+
+if TYPE_CHECKING:
+    from compiler.frontend.importer import Site
+
+ANNOTATION = "annotate_device_placement"
+ATTRIBUTES, PLACEMENT = "mhlo.frontend_attributes", "_xla_buffer_placement"
+MEMORIES = {DEVICE: DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
+"""JAX's kinds of memory -> ours. Host memory that a DMA reaches is pinned in either case."""
+
+
+def placement(site: Site) -> Sequence[Value]:
+    """The operand, in another memory from here on."""
+    attributes, kind = site.op.attributes, "none"
+    if ATTRIBUTES in attributes and PLACEMENT in attributes[ATTRIBUTES]:
+        kind = attributes[ATTRIBUTES][PLACEMENT].value
+    if kind not in MEMORIES:
+        known = ", ".join(MEMORIES)
+        refuse("NCC_EVRF064", f"{ANNOTATION} requires a memory of {known}, got {kind}")
+    return site.emit("move_to", site.operands, MoveToAttrs(MEMORIES[kind])).results

@@ -1,0 +1,60 @@
+"""Transfers between HBM and host memory: dense runs, started and awaited as collectives are.
+
+A stack on the host is only ever an operand of these: a row of it is the source of a load or the
+target of a store, at an offset that is affine in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from compiler.ir.opdef import make_op
+from compiler.ir.ops import DynamicSliceAttrs
+from compiler.ir.ops.host import EMPTY, LOAD, STORE
+from compiler.ir.types import Op, TensorType
+from compiler.lower.collective import alone, dense_source
+from compiler.lower.registry import register
+from compiler.lower.task import ALLOC, COLLECTIVE, WriteAttrs, unsupported
+
+if TYPE_CHECKING:
+    from compiler.lower.body import Body
+
+
+def _empty(body: Body, op: Op) -> None:
+    body.made[op.result] = Op(ALLOC, (), op.results)
+
+
+def _load(body: Body, op: Op) -> None:
+    stack, *starts = op.operands
+    _check_run(op, stack.type, op.attrs.sizes)
+    row = make_op("dynamic_slice", (stack, *starts), DynamicSliceAttrs(op.attrs.sizes), loc=op.loc)
+    body.add(row)
+    body.add_task(op, COLLECTIVE, (row.result,))
+
+
+def _store(body: Body, op: Op) -> None:
+    stack, update, *starts = op.operands
+    _check_run(op, stack.type, update.type.shape)
+    room = body.owned(op, stack)
+    source = dense_source(body, op, update)
+    at = body.starts(op, room, update.type.shape, starts)
+    attrs = WriteAttrs(at, (1,) * stack.type.rank)
+    store = Op(STORE, (room, source), op.results, attrs, (), op.loc)
+    task = body.add_task(store, COLLECTIVE, (source,), room)
+    task.registers |= {r for start in at for r, _ in start.terms}
+
+
+def _check_run(op: Op, stack: TensorType, sizes: tuple[int, ...]) -> None:
+    """A transfer moves one run of bytes: what is in front of the last dim that is cut has one
+    element."""
+    cut = [
+        d for d, (size, whole) in enumerate(zip(sizes, stack.shape, strict=True)) if size < whole
+    ]
+    if cut and any(size != 1 for size in sizes[: cut[-1]]):
+        given = f"requires rows of a stack along its first dim, got {list(sizes)} of {stack}"
+        raise unsupported(op, given, "stack what goes to the host along dim 0")
+
+
+for _name, _make in ((EMPTY, _empty), (LOAD, _load), (STORE, _store)):
+    register(_name, replace(alone, make=_make))
