@@ -23,6 +23,7 @@ from compiler.lower.excess import stored_wide_elsewhere
 from compiler.lower.expand import expand
 from compiler.lower.group import Groups
 from compiler.lower.narrow import narrow
+from compiler.lower.positions import Positions
 from compiler.lower.remake import cost, halved, remade
 from compiler.lower.row_rule import RowRule
 from compiler.lower.rule import Budget, Rule
@@ -42,14 +43,15 @@ MIN_GAIN = 0.99  # of the cost: less is not worth a larger function (our choice)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """How a function is called: inputs that are registers, with their range, and outputs that take
-    over an input's memory.
+    """How a function is called: inputs that are registers, with their range, outputs that take over
+    an input's memory, and the range of integers in memory that masks depend on.
     """
 
     parameters: tuple[
         tuple[int, int, int], ...
     ] = ()  # (input number, low, high), register = position here
     aliases: tuple[tuple[int, int], ...] = ()  # (output number, input number)
+    ranges: tuple[tuple[int, int, int], ...] = ()  # (input number, low, high)
 
 
 @dataclass(slots=True)
@@ -236,7 +238,9 @@ def _attempt(given: _Try) -> Settled:
     aliases = {k: graph.inputs[i] for k, i in given.signature.aliases}
     donated = _donated(graph, {k: v for k, v in aliases.items() if k not in given.apart})
     forced, dense = frozenset(given.forced), frozenset(given.dense)
-    body = Body(graph, counters, donated, forced, dense, given.options.keeps_fp32)
+    ranges = {graph.inputs[i]: (low, high) for i, low, high in given.signature.ranges}
+    positions = Positions(graph, ranges)
+    body = Body(graph, counters, donated, forced, dense, given.options.keeps_fp32, positions)
     inputs = [v for v in graph.inputs if v not in counters]
     storage = Storage(body, inputs, aliases, given.apart)
     alone = {t.number for t in body.tasks if t.result in given.alone}
