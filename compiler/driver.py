@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from compiler import hbm
+from compiler.budget import check_activations
 from compiler.codegen.generate import Recipe
 from compiler.core_order import order_cores
 from compiler.diagnostics import DiagnosticError, Loc
@@ -30,6 +31,7 @@ from compiler.outline.unit import Unit, pack_function, read_payload, unpack_func
 from compiler.passes.pipeline import run, unit_passes
 from compiler.program import StepProgram
 from compiler.region_order import order_regions
+from compiler.schema import MOST
 from compiler.shown.engines import overlap_text
 from compiler.shown.memory import function_memory
 from compiler.shown.regions import fusion_text, regions_text
@@ -119,6 +121,8 @@ def generate_function(lowered: Lowered, core: LogicalCore) -> Function:
         placed, used = hbm.placed_from(lowered.scratch_bytes, code.scratch)
         tensors, end = [*tensors, *placed], max(end, used)
         registers = max(registers, code.next_register)
+    if end > MOST:  # more than a file states: nobody behind it could tell what does not fit
+        check_activations(0, end, core.target.limit_bytes)
     subgraphs = [list(regions) for regions in zip(*made, strict=True)] or [[]] * core.options.lnc
     order_cores(subgraphs, tensors)
     order_regions(subgraphs, tensors, limits_for(core.target.name))

@@ -64,7 +64,7 @@ descriptors (our choice).
 
 QUICK_MARGIN = 0.4
 """How much slower than its parts a row region may be at -O1, which keeps scores on chip without a
-search (our choice).
+search, and a function than one that passes much more through HBM (our choice).
 """
 
 

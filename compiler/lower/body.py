@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from compiler.diagnostics import UNKNOWN_LOC, Loc
+from compiler.intervals import Interval
 from compiler.ir.opdef import OPS
 from compiler.ir.ops.host import STORE
 from compiler.ir.types import Graph, Op, Value
 from compiler.isa.region import Affine
 from compiler.joins import joins_stages
 from compiler.lower import registry
-from compiler.lower.scalars import Known, known_scalars
+from compiler.lower.scalars import Known, known_scalars, parameter
 from compiler.lower.task import (
     ALLOC,
     ALONE,
@@ -32,6 +34,9 @@ from compiler.lower.task import (
     WriteAttrs,
     unsupported,
 )
+
+if TYPE_CHECKING:
+    from compiler.lower.positions import Positions
 
 IDENTITY = frozenset(("optimization_barrier", "sharding_constraint"))
 INVERTIBLE = frozenset(("reshape", "transpose")) | IDENTITY
@@ -57,7 +62,8 @@ class Body:
     `parameters` are the counter inputs, `donated` the inputs that an output may overwrite by
     updates in place, `forced` the values that get memory of their own because strides cannot
     express one of their uses, `dense` those that get it because their readers walk it better. With
-    `excess`, short floats may keep fp32 where nobody sees them (`excess.py`).
+    `excess`, short floats may keep fp32 where nobody sees them (`excess.py`). `positions` are masks
+    that numbers in memory decide: those go into registers, and masks are free.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Body:
         forced: Collection[Value] = (),
         dense: Collection[Value] = (),
         excess: bool = False,
+        positions: Positions | None = None,
     ) -> None:
         self.graph = graph
         self.excess = excess
@@ -81,13 +88,18 @@ class Body:
         self.made: dict[Value, Op] = {}
         self.register_task: dict[int, Task] = {}
         self._free: set[Value] = set(parameters)
+        self._masks = set() if positions is None else positions.wanted
+        self._numbers = (
+            {} if positions is None else {v: positions.ranges[v] for v in positions.numbers}
+        )
+        self._moved_by: dict[Value, frozenset[int]] = {}
         self._source: dict[Value, Value] = {}
         self._root: dict[Value, Value] = {}
         self._forced = {*forced, *dense}
         self._dense = dense
         self._forced_copy: dict[Value, Value] = {}
         self._stored_copy: dict[Value, Value] = {}
-        self._registers: dict[tuple[Value, int], int] = {}
+        self._registers: dict[tuple[Value, Interval], int] = {}
         self._in_place = _in_place_updates(graph, donated)
         for op in graph.ops:
             self.add(op)
@@ -109,8 +121,7 @@ class Body:
             operands = tuple(self.now(v) for v in op.operands)
             op = Op(op.name, operands, op.results, op.attrs, op.regions, op.loc)
         if len(op.results) == 1 and self._makes_free(op):
-            self._free.add(op.result)
-            self.made[op.result] = op
+            self._add_free(op)
         elif op.name == "constant":
             self.constants[op.result] = op
         elif op.name in VIEWS:
@@ -127,9 +138,36 @@ class Body:
             return True
         if not is_constant_like(op):
             return False
-        if op.name == "dynamic_slice" and any(v not in self.known for v in op.operands[1:]):
+        numbers = self._numbers if op.result in self._masks else ()
+        starts = op.operands[1:] if op.name == "dynamic_slice" else ()
+        if any(v not in self.known and v not in numbers for v in starts):
             return False
-        return all(self.is_free(v) for v in op.operands)
+        return all(self.is_free(v) or v in numbers for v in op.operands)
+
+    def _add_free(self, op: Op) -> None:
+        """Note how the result is made, and load the numbers that it depends on."""
+        self._free.add(op.result)
+        self.made[op.result] = op
+        moved = self.registers_of(*op.operands)
+        if op.name == "dynamic_slice":
+            source, *starts = op.operands
+            at = self.starts(op, source, op.attrs.sizes, starts)
+            moved |= {register for start in at for register, _ in start.terms}
+        elif op.result in self._masks:
+            moved |= {self._load_number(op, v) for v in op.operands if not self.is_free(v)}
+        if moved:
+            self._moved_by[op.result] = moved
+
+    def _load_number(self, op: Op, value: Value) -> int:
+        """The register of a number, which is known from here on."""
+        low, high = self._numbers[value]
+        register = self._load_register(op, value, (low, high))
+        self.known[value] = parameter(register, low, high)
+        return register
+
+    def registers_of(self, *values: Value) -> frozenset[int]:
+        """The registers with loaded numbers that free values depend on."""
+        return frozenset[int]().union(*(self._moved_by.get(v, ()) for v in values))
 
     def _add_view(self, op: Op) -> None:
         """Note where each result looks; a slice at a start that is data gets memory to look at."""
@@ -150,8 +188,7 @@ class Body:
     def look_through(self, result: Value, source: Value, op: Op) -> None:
         """Make `result` the view `op` of `source`."""
         if self.is_free(source):
-            self._free.add(result)
-            self.made[result] = Op(op.name, (source,), (result,), op.attrs, (), op.loc)
+            self._add_free(Op(op.name, (source,), (result,), op.attrs, (), op.loc))
             return
         self.views[result] = op
         self._source[result] = source
@@ -263,15 +300,16 @@ class Body:
             return Affine(limit)
         if known is not None and known.low >= 0 and known.high <= limit:
             return known.value
-        return Affine(0, ((self._load_register(op, start, limit), 1),))
+        return Affine(0, ((self._load_register(op, start, (0, limit)), 1),))
 
-    def _load_register(self, op: Op, start: Value, limit: int) -> int:
-        key = (start, limit)
+    def _load_register(self, op: Op, start: Value, range: Interval) -> int:
+        """The register of an integer that is data, clamped to a range."""
+        key = (start, range)
         if key not in self._registers:
             stored = self.stored(start, op)
             self._registers[key] = register = self.num_registers
             self.num_registers += 1
-            attrs = RegisterAttrs(register, 0, limit)
+            attrs = RegisterAttrs(register, *range)
             load = Op(REGISTER, (start,), (Value(start.type),), attrs, (), op.loc)
             self.register_task[register] = self.add_task(load, ALONE, (stored,))
         return self._registers[key]

@@ -15,7 +15,7 @@ from typing import Any
 from compiler.attention import find_attention
 from compiler.diagnostics import DiagnosticError
 from compiler.ir.types import Graph, Value
-from compiler.lower.accept import Clock, Judge, Trials, policy_of
+from compiler.lower.accept import QUICK_MARGIN, Clock, Judge, Trials, policy_of
 from compiler.lower.body import IDENTITY, UPDATES, Body
 from compiler.lower.canonical import canonical
 from compiler.lower.epilogue_rule import EpilogueRule
@@ -23,6 +23,7 @@ from compiler.lower.excess import stored_wide_elsewhere
 from compiler.lower.expand import expand
 from compiler.lower.group import Groups
 from compiler.lower.narrow import narrow
+from compiler.lower.positions import Positions
 from compiler.lower.remake import cost, halved, remade
 from compiler.lower.row_rule import RowRule
 from compiler.lower.rule import Budget, Rule
@@ -37,19 +38,21 @@ from compiler.steps import step
 
 MAX_TRIES = 1000
 MAX_REMAKES = 3  # rounds of values made again between regions (our choice)
+SPARE = 64  # part of HBM that a form may take more than another to be faster (our choice)
 MIN_GAIN = 0.99  # of the cost: less is not worth a larger function (our choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """How a function is called: inputs that are registers, with their range, and outputs that take
-    over an input's memory.
+    """How a function is called: inputs that are registers, with their range, outputs that take over
+    an input's memory, and the range of integers in memory that masks depend on.
     """
 
     parameters: tuple[
         tuple[int, int, int], ...
     ] = ()  # (input number, low, high), register = position here
     aliases: tuple[tuple[int, int], ...] = ()  # (output number, input number)
+    ranges: tuple[tuple[int, int, int], ...] = ()  # (input number, low, high)
 
 
 @dataclass(slots=True)
@@ -187,16 +190,29 @@ def _halved(found: _Found, judge: Judge) -> _Found:
 
 def _quicker(forms: Iterable[_Found], judge: Judge, clock: Clock | None = None) -> _Found:
     """The fastest of a function's forms, all regions together, by the judge or another `clock`; the
-    first on a tie. One whose regions pass each other more than HBM holds is none.
+    first on a tie. One whose regions pass each other more than HBM holds is none, and one that
+    passes much more than another has to be faster by as much as memory is worth.
     """
     limit = judge.limit_bytes
-    return min(forms, key=lambda form: _duration_ps(form[1].lowered, clock or judge, limit))
+    passed = [(form, _passed_bytes(form[1].lowered)) for form in forms]
+    least = min(size for _, size in passed)
+
+    def price(form: _Found, size: int) -> float:
+        if size > limit:
+            return math.inf
+        worth = 1 + QUICK_MARGIN if size - least > limit // SPARE else 1
+        return worth * _duration_ps(form[1].lowered, clock or judge)
+
+    return min(passed, key=lambda one: price(*one))[0]
 
 
-def _duration_ps(lowered: Lowered, clock: Clock, limit_bytes: int) -> float:
+def _passed_bytes(lowered: Lowered) -> int:
+    """What regions pass each other through HBM."""
     passed = (t for t in lowered.tensors if t.kind == "scratch")
-    if sum(math.prod(t.shape) * t.dtype.bytes for t in passed) > limit_bytes:
-        return math.inf
+    return sum(math.prod(t.shape) * t.dtype.bytes for t in passed)
+
+
+def _duration_ps(lowered: Lowered, clock: Clock) -> float:
     try:
         return sum(clock(region, lowered.tensors) for region in lowered.regions)
     except DiagnosticError:
@@ -236,7 +252,9 @@ def _attempt(given: _Try) -> Settled:
     aliases = {k: graph.inputs[i] for k, i in given.signature.aliases}
     donated = _donated(graph, {k: v for k, v in aliases.items() if k not in given.apart})
     forced, dense = frozenset(given.forced), frozenset(given.dense)
-    body = Body(graph, counters, donated, forced, dense, given.options.keeps_fp32)
+    ranges = {graph.inputs[i]: (low, high) for i, low, high in given.signature.ranges}
+    positions = Positions(graph, ranges)
+    body = Body(graph, counters, donated, forced, dense, given.options.keeps_fp32, positions)
     inputs = [v for v in graph.inputs if v not in counters]
     storage = Storage(body, inputs, aliases, given.apart)
     alone = {t.number for t in body.tasks if t.result in given.alone}

@@ -94,6 +94,7 @@ class Order:
         body, found, registers = self.body, set(), set(task.registers)
         for value in task.data:
             base, chain = body.base(value)
+            registers |= body.registers_of(value)
             self._readers.setdefault(base, set()).add(task.number)
             if base in body.producer:
                 found.add(body.producer[base].number)

@@ -7,11 +7,14 @@ turns into a `Program`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from compiler.intervals import Interval
 from compiler.outline.buffers import OutlinedProgram, outline_program
 from compiler.outline.unit import Unit
-from compiler.program import StepPlan, StepProgram
+from compiler.program import BufferInfo, StepPlan, StepProgram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +29,25 @@ class Outlined:
 
 def outline(plan: StepPlan) -> Outlined:
     """Outline every program of `plan`. Raises CompileError for loops the cut cannot express."""
-    return outline_programs(plan.programs)
+    ranks = {name: _ranks(plan, info) for name, info in plan.buffers.items()}
+    return outline_programs(
+        plan.programs, {n: (0, count - 1) for n, count in ranks.items() if count}
+    )
 
 
-def outline_programs(programs: tuple[StepProgram, ...]) -> Outlined:
-    """Outline programs that share their compile units."""
+def _ranks(plan: StepPlan, info: BufferInfo) -> int:
+    """How many positions a coordinate tells apart; 0 of another buffer."""
+    if info.role != "coordinate":
+        return 0
+    return math.prod(plan.mesh[axis] for axes in info.axes for axis in axes)
+
+
+def outline_programs(
+    programs: tuple[StepProgram, ...], ranges: Mapping[str, Interval] | None = None
+) -> Outlined:
+    """Outline programs that share their compile units; `ranges` are what integer buffers stay
+    in.
+    """
     units: dict[str, Unit] = {}
-    outlined = tuple(outline_program(program, units) for program in programs)
+    outlined = tuple(outline_program(program, units, ranges or {}) for program in programs)
     return Outlined(functions=tuple(units.values()), programs=outlined)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from compiler import hbm
 from compiler.diagnostics import CompileError
+from compiler.intervals import Interval
 from compiler.ir.analysis import structure
 from compiler.ir.memories import host_values
 from compiler.ir.ops.host import HOST, STORE
@@ -64,11 +65,17 @@ class _Frame:
     held: dict[int, list[Value]] = field(default_factory=dict)  # inputs of the level by buffer
 
 
-def outline_program(program: StepProgram, units: dict[str, Unit]) -> OutlinedProgram:
-    """Cut `program` and lay it out; new units are added to `units` by key."""
+def outline_program(
+    program: StepProgram, units: dict[str, Unit], ranges: Mapping[str, Interval]
+) -> OutlinedProgram:
+    """Cut `program` and lay it out; new units are added to `units` by key. `ranges` are what
+    integer buffers stay in.
+    """
     layout = _Layout(units)
+    inputs = zip(program.inputs, program.graph.inputs, strict=True)
+    numbers = {v: ranges[name] for name, v in inputs if name in ranges}
     with within(f"programs/{program.name}"):
-        level = cut_program(program.graph, program.name)
+        level = cut_program(program.graph, program.name, numbers)
     named: dict[str, int] = {}
     hosted = host_values(program.graph)
     for name, value in (
@@ -186,7 +193,10 @@ class _Layout:
         aliases = tuple((k, inputs.index(b)) for k, b in enumerate(outputs) if b in inputs)
         scalars = enumerate((known for _, known in piece.scalars), len(piece.inputs))
         parameters = tuple((i, known.low, known.high) for i, known in scalars)
-        unit = Unit(piece.name, piece.graph, Signature(parameters=parameters, aliases=aliases))
+        numbers = [(i, v) for i, v in enumerate(piece.inputs) if v in piece.ranges]
+        ranges = tuple((i, *piece.ranges[v]) for i, v in numbers)
+        signature = Signature(parameters=parameters, aliases=aliases, ranges=ranges)
+        unit = Unit(piece.name, piece.graph, signature)
         self._touch((*inputs, *outputs))
         values = tuple(substituted(known.value, self._counters) for _, known in piece.scalars)
         return Call(self._function(unit), tuple(inputs), tuple(outputs), values)

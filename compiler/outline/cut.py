@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from compiler.intervals import Interval
 from compiler.ir.analysis import structure
 from compiler.ir.opdef import OPS, make_op
 from compiler.ir.ops import ConstantAttrs, ReshapeAttrs
@@ -21,10 +22,12 @@ from compiler.ir.types import Graph, Op, Value, tensor_type
 from compiler.isa.region import Affine
 from compiler.joins import joins_stages
 from compiler.lower.body import IDENTITY, VIEWS
+from compiler.lower.positions import Positions
 from compiler.lower.scalars import Known, known_scalars, parameter
 from compiler.outline import pieces
 from compiler.outline.overwritten import is_overwritten
 from compiler.outline.sink import sink_invariants
+from compiler.passes.ranges import integer_ranges
 from compiler.steps import step
 from compiler.walks import answered
 
@@ -34,7 +37,7 @@ BITCASTS = IDENTITY | {"reshape"}
 @dataclass(slots=True, eq=False)
 class Piece:
     """A call to be: ops, and the values that cross its border (bases, not views). `scalars` are its
-    register inputs.
+    register inputs, `ranges` what those of its inputs stay in that masks depend on.
     """
 
     ops: list[Op]
@@ -43,6 +46,7 @@ class Piece:
     scalars: list[tuple[Value, Known]] = field(default_factory=list)
     graph: Graph | None = None
     name: str = ""
+    ranges: dict[Value, Interval] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,10 +79,13 @@ class Level:
     known: dict[Value, Known]
 
 
-def cut_program(graph: Graph, name: str) -> Level:
-    """Cut a program; functions are named after it, those of its loops `name.loop`."""
-    sunk = step("sink_invariants", sink_invariants(graph))
-    return _Cutter(sunk, {}, _Counters(), name).level()
+def cut_program(graph: Graph, name: str, numbers: Mapping[Value, Interval]) -> Level:
+    """Cut a program; functions are named after it, those of its loops `name.loop`. `numbers` are
+    what inputs stay in.
+    """
+    sunk = sink_invariants(graph, integer_ranges(graph, numbers))
+    step("sink_invariants", sunk)
+    return _Cutter(sunk, {}, integer_ranges(sunk, numbers), _Counters(), name).level()
 
 
 @dataclass(slots=True)
@@ -95,14 +102,16 @@ class _Counters:
 class _Cutter:
     """Cuts one level.
 
-    `registers` are inputs that are affine in program registers; output `ignored` (a loop's own
-    counter) is not computed; what repeats in a `whole` level is not cut.
+    `registers` are inputs that are affine in program registers, `ranges` what integers of the
+    program stay in; output `ignored` (a loop's own counter) is not computed; what repeats in a
+    `whole` level is not cut.
     """
 
     def __init__(
         self,
         graph: Graph,
         registers: Mapping[Value, Known],
+        ranges: Mapping[Value, Interval],
         counters: _Counters,
         name: str,
         ignored: int = -1,
@@ -114,6 +123,8 @@ class _Cutter:
         self.name = name
         self.counters = counters
         self.known = known_scalars(graph, registers)
+        self.ranges = ranges
+        self.positions = Positions(graph, ranges)
         self.producers = graph.producers()
         self._through: dict[Value, Value] = {}
         self._note_loop_results()
@@ -182,14 +193,15 @@ class _Cutter:
                 return value
 
     def _cheap_ops(self) -> set[Op]:
-        """Ops that are cloned into their users: views, and what makes free values."""
+        """Ops that are cloned into their users: views, and what makes free values and masks."""
         cheap: set[Op] = set()
+        made = self.free | self.positions.wanted
         for op in self.graph.ops:
             if op.name == "loop" or any(r in self.demanded for r in op.results):
                 continue
             starts = op.operands[1:] if op.name == "dynamic_slice" else ()
             view = op.name in VIEWS and all(v in self.free or v in self.known for v in starts)
-            if view or all(r in self.free for r in op.results):
+            if view or all(r in made for r in op.results):
                 cheap.add(op)
         return cheap
 
@@ -301,6 +313,8 @@ class _Cutter:
         for op in piece.ops:
             builder.add(op)
         piece.outputs = [r for op in piece.ops for r in op.results if r in wanted]
+        numbers = self.positions.numbers.intersection(piece.inputs)
+        piece.ranges = {v: self.ranges[v] for v in piece.inputs if v in numbers}
         piece.graph = builder.finish(piece.outputs)
 
     def _loop(self, op: Op) -> LoopStep:
@@ -323,7 +337,8 @@ class _Cutter:
             i: self.bitcast_base(op.operands[i]) for i in (*invariant, *carried) if i not in made
         }
         name, whole = f"{self.name}.loop", op.attrs.whole
-        level = _Cutter(body, registers, self.counters, name, induction, whole).level()
+        inner = _Cutter(body, registers, self.ranges, self.counters, name, induction, whole)
+        level = inner.level()
         makers = {
             i: None
             if self._is_room(op.operands[i]) or is_overwritten(body, i, trip, counter, level.known)

@@ -1,44 +1,38 @@
-"""Loop invariants that are made of constants alone move into the loop body, so that no mask is ever
-stored.
+"""Loop invariants that are made of counts, constants and a core's position move into the loop body,
+so that no mask is ever stored.
 
 What is cheap to make again (counts, comparisons, selections, broadcasts) is cloned into the body; a
 transcendental function stays outside, at the size it has before it is broadcast, and enters the
-body as an invariant carry.
+body as an invariant carry. So does a number that masks depend on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from compiler.intervals import Interval
+from compiler.ir.opdef import make_op
 from compiler.ir.types import Graph, Op, Value
 from compiler.lower.body import is_constant_like
+from compiler.lower.positions import HEAVY, Positions
+from compiler.passes.remat.recipes import operands_of
 from compiler.walks import answered
 
-HEAVY = frozenset(
-    (
-        "cosine",
-        "exponential",
-        "exponential_minus_one",
-        "log",
-        "log_plus_one",
-        "logistic",
-        "power",
-        "rsqrt",
-        "sine",
-        "sqrt",
-        "tanh",
-    )
-)
+Ranges = Mapping[Value, Interval]
 
 
-def sink_invariants(graph: Graph) -> Graph:
-    """`graph` with light constant invariants cloned into its loops, nested loops first."""
+def sink_invariants(graph: Graph, ranges: Ranges | None = None) -> Graph:
+    """`graph` with light invariants of constants, and of integers with `ranges`, cloned into its
+    loops, nested loops first.
+    """
+    known = ranges or {}
+    positions = Positions(graph, known)
     made: dict[Value, Op] = {}
     free: set[Value] = set()
     ops: list[Op] = []
     for op in graph.ops:
         if op.name == "loop":
-            op = _sink(op, made, free)
+            op = _sink(op, _Cloner(made, positions.numbers), free | positions.wanted, known)
         elif is_constant_like(op) and all(v in free for v in op.operands):
             free.update(op.results)
         ops.append(op)
@@ -46,17 +40,12 @@ def sink_invariants(graph: Graph) -> Graph:
     return Graph(graph.inputs, tuple(ops), graph.outputs, graph.name)
 
 
-def _sink(loop: Op, made: Mapping[Value, Op], free: set[Value]) -> Op:
+def _sink(loop: Op, cloner: _Cloner, light: Collection[Value], ranges: Ranges) -> Op:
     body = loop.regions[0]
-    cloner = _Cloner(made)
     now: dict[Value, Value] = {}
     for operand, before, after in zip(loop.operands, body.inputs, body.outputs, strict=True):
-        if before is after and operand in free and operand.type.rank:
+        if before is after and operand in light and operand.type.rank:
             now[before] = cloner.value(operand)
-    if not now:
-        return Op(
-            loop.name, loop.operands, loop.results, loop.attrs, (sink_invariants(body),), loop.loc
-        )
     outside, inside = list(cloner.carried), list(cloner.carried.values())
     renamed = [
         Op(o.name, tuple(now.get(v, v) for v in o.operands), o.results, o.attrs, o.regions, o.loc)
@@ -67,15 +56,19 @@ def _sink(loop: Op, made: Mapping[Value, Op], free: set[Value]) -> Op:
     )
     region = Graph((*body.inputs, *inside), (*cloner.ops, *renamed), (*outputs, *inside), body.name)
     results = (*loop.results, *(Value(v.type) for v in outside))
-    region = sink_invariants(region)
+    carried = {v: ranges[o] for o, v in cloner.carried.items() if o in ranges}
+    region = sink_invariants(region, {**ranges, **carried})
     return Op(loop.name, (*loop.operands, *outside), results, loop.attrs, (region,), loop.loc)
 
 
 class _Cloner:
-    """Clones the light part of free values; `carried` maps heavy values to new body inputs."""
+    """Clones the light part of values; `carried` maps heavy values and `numbers` to new body
+    inputs.
+    """
 
-    def __init__(self, made: Mapping[Value, Op]) -> None:
+    def __init__(self, made: Mapping[Value, Op], numbers: Collection[Value]) -> None:
         self.made = made
+        self.numbers = numbers
         self.ops: list[Op] = []
         self.carried: dict[Value, Value] = {}
         self._now: dict[Value, Value] = {}
@@ -84,16 +77,21 @@ class _Cloner:
         """What `value` is inside the body."""
         return answered(value, self._now, self._read, self._clone)
 
+    def _stays(self, value: Value) -> bool:
+        return value in self.numbers or self.made[value].name in HEAVY
+
     def _read(self, value: Value) -> tuple[Value, ...]:
-        op = self.made[value]
-        return () if op.name in HEAVY else op.operands
+        return () if self._stays(value) else tuple(operands_of(self.made[value], value))
 
     def _clone(self, value: Value) -> Value:
-        op = self.made[value]
-        if op.name in HEAVY:
+        if self._stays(value):
             self.carried[value] = Value(value.type)
             return self.carried[value]
-        operands = tuple(self._now[v] for v in op.operands)
+        op = self.made[value]
+        operands = tuple(self._now[v] for v in operands_of(op, value))
+        if op.name == "optimization_barrier":
+            self.ops.append(make_op(op.name, operands, loc=op.loc))
+            return self.ops[-1].result
         results = tuple(Value(r.type) for r in op.results)
         self.ops.append(Op(op.name, operands, results, op.attrs, (), op.loc))
         self._now.update(zip(op.results, results, strict=True))

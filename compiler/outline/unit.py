@@ -47,6 +47,7 @@ class Unit:
             "graph": dump(self.graph, with_locs=False),
             "parameters": self.signature.parameters,
             "aliases": self.signature.aliases,
+            "ranges": self.signature.ranges,
         }
         data: bytes = msgpack.packb(body)
         return data
@@ -60,7 +61,7 @@ class Unit:
 def read_payload(payload: bytes) -> tuple[Graph, Signature]:
     """The content of `Unit.payload`. Raises LoadError for damaged graph bytes."""
     body = msgpack.unpackb(payload, use_list=False)
-    signature = Signature(parameters=body["parameters"], aliases=body["aliases"])
+    signature = Signature(**{name: body[name] for name in ("parameters", "aliases", "ranges")})
     return load(body["graph"]), signature
 
 

@@ -25,6 +25,7 @@ from sharding.spec import ShardingSpec, replicated, sharded
 
 BLOCKS = ("blocks",)
 """The virtual axis whose ranks are the blocks."""
+VIEWS = ("broadcast_in_dim", "reshape", "transpose")
 
 
 def aligned(builder: Builder, row: Row, value: Value, like: TensorType) -> Value:
@@ -172,7 +173,12 @@ class Body:
         return value
 
     def _outside(self, value: Value) -> Value:
-        """An input that stays the same from block to block."""
+        """What stays the same from block to block: an input, or a view of one. A loop would have a
+        view of its operand stored, and read a transposed one in short runs.
+        """
+        op = self.index.level.made.get(value)
+        if op is not None and op.name in VIEWS:
+            return self._append(op, [self._outside(v) for v in op.operands])
         if value not in self._sources:
             self.invariants.append(value)
             self._sources[value] = self._input(value.type, replicated(value.type.rank))

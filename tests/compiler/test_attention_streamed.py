@@ -4,6 +4,8 @@ levels, masks of every kind, and no score in HBM.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,3 +105,38 @@ def test_short_floats(backward: bool, streamed) -> None:
     bound = max(1e-2, worst_distance(made.expected(), wanted))
     for level in ("L0", "L1"):
         assert worst_distance(made.run(level), wanted) <= bound
+
+
+CORES = S // T
+
+
+def placed(at, q, k, v):
+    """The rows that one of `CORES` cores has, which see the keys up to their own."""
+    rows = jnp.clip(at, 0, CORES - 1) * T + jnp.arange(T)
+    scores = jnp.einsum("htd,hsd->hts", q, k).astype(jnp.float32) / np.sqrt(D)
+    scores = jnp.where(rows[:, None] >= jnp.arange(S)[None, :], scores, -1e30)
+    return jnp.einsum("hts,hsd->htd", jax.nn.softmax(scores, axis=-1).astype(q.dtype), v)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_mask_by_the_place_of_a_core_is_streamed_too(backward, dtype, streamed) -> None:
+    """One program for all cores; the mask is made of a number, and no plane of it is stored."""
+    plans = streamed(60_000 if backward else 30_000)
+    given = arrays(dtype)
+
+    def gradients_of_place(at, q, k, v, g):
+        return jax.vjp(lambda *x: placed(at, *x), q, k, v)[1](g)
+
+    fn = gradients_of_place if backward else placed
+    given = given if backward else given[:3]
+    made = compiled(fn, [jnp.int32(0), *given])
+    assert any(plan.streamed for plan in plans)
+    wide = [x.astype(jnp.float32) for x in given]
+    for at in (0, 5, CORES - 1):
+        here = replace(made, args=(jnp.int32(at), *given))
+        wanted = [np.asarray(x) for x in jax.tree.leaves(fn(jnp.int32(at), *wide))]
+        near = max(1e-2, worst_distance(here.expected(), wanted))
+        bound = 1e-5 if dtype is jnp.float32 else near
+        for level in ("L0", "L1"):
+            assert worst_distance(here.run(level), wanted) <= bound

@@ -3,6 +3,7 @@ on."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ import pytest
 
 from compiler import budget
 from compiler.diagnostics import CapacityError
+from compiler.driver import generate_function
 from compiler.dtypes import DType
 from compiler.ir.build import Builder
+from compiler.logical_core import LogicalCore
+from compiler.lower.write_out import Lowered
+from compiler.options import CompileOptions
+from compiler.target import load_target
 from tests.support.model_files import compile_line, meta_of, write_model
 
 
@@ -120,6 +126,25 @@ def test_stages_add_up_categories() -> None:
     budget.check_activations(60, 40, 100)
     with pytest.raises(CapacityError, match="NCC_EXSP001"):
         budget.check_activations(61, 40, 100)
+
+
+def test_a_zone_that_no_file_states_does_not_fit() -> None:
+    """Attention over a million positions with scores in memory: too large, and not damaged."""
+    lowered = Lowered(
+        tensors=[],
+        inputs=(),
+        outputs=(),
+        parameters=(),
+        num_registers=0,
+        regions=[],
+        collectives=[],
+        scratch_bytes=2**49,
+    )
+    core = LogicalCore(load_target("trn1n.32xlarge"), CompileOptions())
+    wanted = r"NCC_EXSP001.*scratchpad 524288\.00 GiB"
+    with pytest.raises(CapacityError, match=wanted):
+        generate_function(lowered, core)
+    assert generate_function(replace(lowered, scratch_bytes=2**48), core).scratch_bytes == 2**48
 
 
 def test_the_sum_of_all_categories_is_eoom001(

@@ -185,6 +185,16 @@ def test_forward_and_backward_go_around_once_each(name: str) -> None:
     assert [kinds(body)["collective_permute"] for body in loops] == [2, 4]
 
 
+@pytest.mark.parametrize("name", ["causal", "turned"])
+def test_a_loop_reads_what_is_in_memory_and_looks_at_it_inside(name: str) -> None:
+    """A transposed or repeated copy would be stored, and read in short runs."""
+    ring, _ = ringed(per_core(SPELLINGS[name]))
+    made = ring.producers()
+    read = {v for op in ring.ops if op.name == "loop" for v in op.operands}
+    views = {"broadcast_in_dim", "reshape", "transpose"}
+    assert not [v for v in read if v in made and made[v].name in views]
+
+
 @pytest.mark.parametrize(("context", "held"), [("ring", False), ("gather", True)])
 def test_a_plan_says_how_attention_sees_the_sequence(context: str, held: bool) -> None:
     config = llama.LlamaConfig(

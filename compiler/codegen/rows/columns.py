@@ -61,11 +61,18 @@ class Columns:
 
     def _is_masked(self, atom: int) -> bool:
         """Whether a select compares positions of rows with positions along `atom`."""
-        values, row = self.space.values, self.plan.roles.row
         return any(
-            atom in values[n].atoms and row in values[values[n].inputs[0]].atoms
+            atom in self.space.values[n].atoms and self._is_known(self.space.values[n].inputs[0])
             for n in self.selects
         )
+
+    def _is_known(self, pred: int) -> bool:
+        """Whether a predicate tells rows apart, and no register moves it: what a core's place
+        decides is not known here.
+        """
+        behind = [self.space.values[n] for n in self.space.slice([pred])]
+        moved = any(v.op == "register" or (v.walk and v.walk.offset.terms) for v in behind)
+        return self.plan.roles.row in self.space.values[pred].atoms and not moved
 
     def runs(self, atom: int, rows: Range) -> tuple[Run, ...]:
         """Runs of blocks of `atom` that the rows `rows` (first, end) compute, in order."""

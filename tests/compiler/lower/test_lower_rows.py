@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -361,3 +362,34 @@ def test_explanation_names_the_first_failed_rule() -> None:
     assert len(few.groups.parts) > 1
     stories = explain_fusion(graph, Signature(), CompileOptions(attention="fused"))
     assert {m.refusal.rule for s in stories for m in s.refused} == {"kind"}
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("passed", "ratio", "stays"),
+    [
+        (3, 1.1, False),
+        (5, 1.1, True),
+        (5, 1.5, False),
+        (5, math.inf, False),
+        (300, 1.5, True),
+    ],
+)
+def test_memory_between_regions_has_a_price(passed: int, ratio: float, stays: bool) -> None:
+    """A form that passes more than a 64th of HBM from region to region has to be 1.4 times as fast
+    as one that does not; what HBM does not hold is no form.
+    """
+
+    def form(mib: int, time: float) -> tuple[None, SimpleNamespace]:
+        scores = Tensor("scores", (mib, MIB // 4), DType.F32, "scratch")
+        lowered = SimpleNamespace(tensors=[scores], regions=[time])
+        return None, SimpleNamespace(lowered=lowered)
+
+    def clock(region: float, _: object) -> float:
+        return region
+
+    lean, fast = form(0, 1000.0 * ratio), form(passed, 1000.0)
+    chosen = function._quicker([fast, lean], Judge(clock, clock, 256 * MIB))
+    assert (chosen is lean) is stays
