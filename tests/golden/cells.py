@@ -107,6 +107,13 @@ CELLS = (
     quick("manual", _entry("own_sharding"), "strategy.name=manual"),
     # Fully sharded and replicated state, and what moves its collectives.
     long("fsdp-O2-no-remat", SMALL, "mesh.dp_shard=32 strategy.remat=none"),
+    long("fsdp-on-host", SMALL, "mesh.dp_shard=32 strategy.remat=offload"),
+    # Gradients of more than 64 KiB a layer, added up in the loop.
+    long(
+        "accumulated-last",
+        "model.preset=gpt3-125m model.seq_len=128 mesh.dp_shard=32 strategy.global_batch=64",
+        "strategy.reduce_gradients=last strategy.late_reduce_scatter_shift=1",
+    ),
     long("fsdp-O3", SMALL, "mesh.dp_shard=32 compiler.optlevel=3"),
     long(
         "fsdp-policy",
