@@ -236,14 +236,8 @@ def complete(
         plan = divide(plan, prepared.staged, prepared.num_stages, settings.schedule)
         mesh = mesh.with_major(STAGE_AXIS, prepared.num_stages)
         shown.programs("staged", plan)
-    plan = summed_in_loops(plan)
-    plan = on_host(plan)
-    shown.programs("host", plan)
-    shifts = Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift)
-    bucket_bytes, tokens = settings.bucket_mb << 20, settings.dependency_tokens
-    group = settings.layers_per_group
-    plan = overlap(plan, shifts, settings.cc_streams, bucket_bytes, tokens, group)
-    plan = shown.planned(replace(plan, stacks=prepared.stacks))
+    plan = shown.programs("host", on_host(summed_in_loops(plan)))
+    plan = shown.planned(replace(_overlapped(plan, settings), stacks=prepared.stacks))
     cut_findings = plan.metadata["findings"]
     assert isinstance(cut_findings, tuple)
     rows = traffic(plan)
@@ -258,6 +252,17 @@ def complete(
         reasons={**_reasons(prepared.recipe, source), **context.reasons},
         findings=(*source.findings, *context.findings, *cut_findings),
         parts=prepared.staged.shares if prepared.staged else (),
+    )
+
+
+def _overlapped(plan: StepPlan, settings: StrategySettings) -> StepPlan:
+    return overlap(
+        plan,
+        Shifts(settings.early_all_gather_shift, settings.late_reduce_scatter_shift),
+        settings.cc_streams,
+        settings.bucket_mb << 20,
+        settings.dependency_tokens,
+        settings.layers_per_group,
     )
 
 
